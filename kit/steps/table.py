@@ -1,0 +1,113 @@
+"""Plans and ledgers as text tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.steps.ledger import StepLedger
+    from kit.steps.plan import StepPlan
+
+Row = tuple[str, str, str, str]
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows under a header: first column left, others right, two spaces between."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    text = []
+    for number, line in enumerate(lines):
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:])]
+        text.append("  ".join(cells).rstrip())
+        if number == 0:
+            text.append("  ".join("-" * width for width in widths))
+    return "\n".join(text)
+
+
+def number(value: Any) -> str:
+    """Return an integer with thousands separated, and nothing for ``None``."""
+    return "" if value is None else f"{value:,}"
+
+
+def sizes(values: Sequence[int]) -> str:
+    """Return a list of sizes briefly: ``40 x 64, 1 x 40``."""
+    if not values:
+        return "none"
+    counted: dict[int, int] = {}
+    for value in values:
+        counted[value] = counted.get(value, 0) + 1
+    return ", ".join(f"{times:,} x {size:,}" for size, times in counted.items())
+
+
+def plan_table(plan: StepPlan, ledger: StepLedger | None = None) -> str:
+    """Return what was asked, what is planned and (given a ledger) what was counted."""
+    rows = [*_setting_rows(plan), *_count_rows(plan, ledger)]
+    if ledger is None:
+        rows = [(name, asked, planned, "") for name, asked, planned, _ in rows]
+        return text_table(("", "asked", "planned"), [row[:3] for row in rows])
+    return text_table(("", "asked", "planned", "counted"), rows)
+
+
+def _setting_rows(plan: StepPlan) -> list[Row]:
+    if plan.collects_episodes:
+        minima = [("episodes", plan.min_episodes), ("policy steps", plan.min_steps)]
+        told = " and ".join(f"{value:,} {unit}" for unit, value in minima if value)
+        batch = ("one batch", f"whole episodes, at least {told}")
+    else:
+        copies = f"{plan.num_envs:,} copies x {plan.steps_per_env:,} steps"
+        processes = f" x {plan.world_size} processes" if plan.world_size > 1 else ""
+        batch = ("one batch", copies + processes)
+    rows = [batch]
+    if plan.update_epochs is not None:
+        first = plan.first_training_iteration if plan.is_exact else None
+        if first is not None and first <= plan.iterations:
+            rows.append(("minibatches of an iteration", sizes(plan.minibatch_sizes(first))))
+        else:
+            rows.append(("update epochs", number(plan.update_epochs)))
+    elif plan.replay_ratio is not None:
+        rows.append(("gradient steps per policy step", str(plan.replay_ratio)))
+        rows.append(("minibatch", number(plan.minibatch_size) or "the whole buffer"))
+    elif plan.gradient_steps_per_iteration is not None:
+        rows.append(("gradient steps per iteration", number(plan.gradient_steps_per_iteration)))
+        rows.append(("minibatch", number(plan.minibatch_size) or "the whole buffer"))
+    if plan.counting != "exact":
+        rows.append(("gradient steps counted like", plan.counting))
+    return [(name, "", value, "") for name, value in rows]
+
+
+def _count_rows(plan: StepPlan, ledger: StepLedger | None) -> list[Row]:
+    end = plan.after(plan.iterations) if plan.is_exact else None
+    at_least = plan.total_policy_steps
+    env_steps = None
+    if end is not None:
+        most = end.policy_steps * plan.action_repeat
+        low = f"{end.policy_steps:,} to " if plan.action_repeat > 1 else ""
+        env_steps = f"{low}{most:,}"
+    planned: list[tuple[str, str, str | None]] = [
+        ("iterations", "iterations", number(end.iterations if end else plan.iterations)),
+        ("policy steps", "policy_steps", number(end.policy_steps if end else at_least)),
+        ("  of these random", "random_policy_steps", end and number(end.random_policy_steps)),
+        ("env steps", "env_steps", env_steps),
+        ("gradient steps", "gradient_steps", end and number(end.gradient_steps)),
+        (
+            "transitions trained on",
+            "samples",
+            end and number(end.samples) if _sized(plan) else None,
+        ),
+        ("evaluations", "evaluations", end and number(end.evaluations)),
+    ]
+    asked = {"policy_steps": plan.asked.get("total_policy_steps", plan.total_policy_steps)}
+    asked["random_policy_steps"] = plan.asked.get("random_steps", plan.random_steps)
+    rows = []
+    for label, name, value in planned:
+        counted = number(getattr(ledger, name)) if ledger is not None else ""
+        rows.append((label, number(asked.get(name)), value or "as it comes", counted))
+    if ledger is not None:
+        rows.append(("episodes", "", "as it comes", number(ledger.episodes)))
+    return rows
+
+
+def _sized(plan: StepPlan) -> bool:
+    return plan.minibatch_size is not None or plan.update_epochs is not None
