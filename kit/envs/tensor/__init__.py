@@ -1,0 +1,60 @@
+"""Environments written in torch: thousands of copies stepped at once, on any device."""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from typing import Any
+
+from kit.envs.tensor.acrobot import Acrobot
+from kit.envs.tensor.base import EpisodeState, TensorEnv, TensorStep
+from kit.envs.tensor.cartpole import CartPole
+from kit.envs.tensor.mountain_car import MountainCar, MountainCarContinuous
+from kit.envs.tensor.pendulum import Pendulum
+from kit.steps.errors import SettingError
+
+TENSOR_ENVS: dict[str, tuple[type[TensorEnv], dict[str, Any]]] = {
+    "CartPole-v0": (CartPole, {"max_episode_steps": 200}),
+    "CartPole-v1": (CartPole, {}),
+    "Pendulum-v1": (Pendulum, {}),
+    "MountainCar-v0": (MountainCar, {}),
+    "MountainCarContinuous-v0": (MountainCarContinuous, {}),
+    "Acrobot-v1": (Acrobot, {}),
+}
+"""Class and default arguments by Gymnasium's id; add your own."""
+
+
+def make_tensor_env(id: str, num_envs: int, **kwargs: Any) -> TensorEnv:
+    """Make copies of the environment that Gymnasium registers as ``id``.
+
+    Args:
+        id: a key of :data:`TENSOR_ENVS`.
+        num_envs: copies.
+        kwargs: arguments of :class:`TensorEnv`; a time limit of None is the registered one.
+
+    Raises:
+        SettingError: if no torch environment has this id; names those that exist, nearest first.
+    """
+    if id not in TENSOR_ENVS:
+        nearest = sorted(TENSOR_ENVS, key=lambda known: -_likeness(known, str(id)))
+        raise SettingError("id", id, "is no environment written in torch", nearest)
+    environment, defaults = TENSOR_ENVS[id]
+    given = {key: value for key, value in kwargs.items() if value is not None}
+    return environment(num_envs, **{**defaults, **given})
+
+
+def _likeness(one: str, other: str) -> float:
+    return SequenceMatcher(None, one.lower(), other.lower()).ratio()
+
+
+__all__ = [
+    "TENSOR_ENVS",
+    "Acrobot",
+    "CartPole",
+    "EpisodeState",
+    "MountainCar",
+    "MountainCarContinuous",
+    "Pendulum",
+    "TensorEnv",
+    "TensorStep",
+    "make_tensor_env",
+]

@@ -1,0 +1,385 @@
+"""The base of environments written in torch: thousands of copies, stepped together on any device.
+
+A subclass writes three pure functions: how an episode begins, what an action does, and what the
+agent sees. Everything else (time limits, action repeat, autoreset, returns, random numbers, saving,
+TorchRL's interface) is here, and none of it reads a tensor on the host.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+from kit.steps.errors import SettingError, whole_number
+
+
+class EpisodeState(NamedTuple):
+    """Where every copy stands between two policy steps: all that a step reads and writes.
+
+    Attributes:
+        physics: the simulator's state, ``[state_size, num_envs]``. A row is one quantity of all
+            copies, so that arithmetic on it runs over contiguous memory.
+        episode_return: sum of rewards since the episode began, ``[num_envs]``.
+        episode_length: policy steps since the episode began, ``[num_envs]``, int64.
+    """
+
+    physics: Tensor
+    episode_return: Tensor
+    episode_length: Tensor
+
+
+class TensorStep(NamedTuple):
+    """What one policy step of every copy gives.
+
+    Attributes:
+        observation: what to act on next, ``[num_envs, observation_size]``: the first observation of
+            the next episode where this one ended.
+        next_observation: what the action led to, of the same shape: the true last observation
+            where the episode ended.
+        reward: sum over the action repeats, ``[num_envs]``.
+        terminated: whether the episode ended by its own rules, ``[num_envs]``, bool.
+        truncated: whether the time limit was reached, ``[num_envs]``, bool. Both can be true.
+        env_steps: simulator steps really made, ``[num_envs]``, int64: ``action_repeat`` or less.
+        episode_return: sum of rewards since the episode began, this step included,
+            ``[num_envs]``: the return of the episode where it ended.
+        episode_length: policy steps since the episode began, this one included, ``[num_envs]``,
+            int64: the length of the episode where it ended.
+    """
+
+    observation: Tensor
+    next_observation: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    env_steps: Tensor
+    episode_return: Tensor
+    episode_length: Tensor
+
+
+class TensorEnv(EnvBase):  # type: ignore[misc]
+    """Copies of one environment, stepped together by tensor operations.
+
+    It is used in three ways, which share the same state:
+
+    - :meth:`reset_tensors` and :meth:`step_tensors`: plain tensors in and out, finished copies
+      restart by themselves. They change the state in place, so they can be captured in a CUDA graph
+      (after ``graph.register_generator_state(env.generator)``).
+    - :meth:`advance`: the same step as a pure function, for tracing and compiling.
+    - ``reset`` and ``step`` of TorchRL's ``EnvBase``: TensorDicts, and TorchRL resets what is done.
+
+    Actions are not checked (that would read the host): give those of ``action_spec``.
+
+    Args:
+        num_envs: copies.
+        device: where they live; torch's default device if None.
+        dtype: ``torch.float32`` or ``torch.float64``, of states, observations and rewards.
+        max_episode_steps: policy steps after which an episode is truncated; the limit that
+            Gymnasium registers if None.
+        action_repeat: simulator steps that one action is held for; ends early with the episode.
+        seed: of the initial states of all copies; drawn from torch's global generator if None.
+    """
+
+    state_size: ClassVar[int]
+    """quantities in the simulator's state of one copy."""
+    uniform_size: ClassVar[int]
+    """uniform random numbers that an initial state of one copy is made from."""
+    time_limit: ClassVar[int]
+    """policy steps after which an episode is truncated by default."""
+    observation_low: ClassVar[tuple[float, ...]]
+    """smallest value of each entry of an observation; may be infinite."""
+    observation_high: ClassVar[tuple[float, ...]]
+    """largest value of each entry of an observation; may be infinite."""
+    num_actions: ClassVar[int] = 0
+    """how many actions there are to choose from, integers ``[num_envs]``; 0 if continuous."""
+    action_limit: ClassVar[float] = float("inf")
+    """continuous actions are floats ``[num_envs, 1]``, clipped to plus or minus this."""
+
+    physics: Tensor
+    episode_return: Tensor
+    episode_length: Tensor
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype = torch.float32,
+        max_episode_steps: int | None = None,
+        action_repeat: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        if dtype not in (torch.float32, torch.float64):
+            raise SettingError(
+                "dtype", dtype, "is too coarse for physics", [torch.float32, torch.float64]
+            )
+        self.num_envs = whole_number("num_envs", num_envs, at_least=1)
+        limit = self.time_limit if max_episode_steps is None else max_episode_steps
+        self.max_episode_steps = whole_number("max_episode_steps", limit, at_least=1)
+        self.action_repeat = whole_number("action_repeat", action_repeat, at_least=1)
+        self.dtype = dtype
+        device = torch.get_default_device() if device is None else torch.device(device)
+        super().__init__(device=device, batch_size=(self.num_envs,))
+        self._make_specs()
+        self._make_buffers()
+        self.generator = torch.Generator(self.device)
+        self._set_seed(seed)
+        self.reset_tensors()
+
+    # What a subclass writes: pure functions that return new tensors and never branch on data.
+
+    @abstractmethod
+    def initial_state(self, uniform: Tensor) -> Tensor:
+        """Return states to begin episodes in, ``[state_size, num_envs]``.
+
+        Args:
+            uniform: random numbers in [0, 1), ``[uniform_size, num_envs]``.
+        """
+
+    @abstractmethod
+    def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Make one simulator step of every copy.
+
+        Args:
+            physics: ``[state_size, num_envs]``.
+            action: ``[num_envs]`` integers, or ``[num_envs, 1]`` floats.
+
+        Returns:
+            The next physics, the reward ``[num_envs]`` and whether the episode terminated
+            ``[num_envs]``, bool.
+        """
+
+    @abstractmethod
+    def observe(self, physics: Tensor) -> Tensor:
+        """Return what the agent sees, ``[num_envs, observation_size]``; may be a view."""
+
+    # Plain tensors.
+
+    @torch.no_grad()
+    def reset_tensors(self, seed: int | None = None) -> Tensor:
+        """Begin an episode in every copy.
+
+        Args:
+            seed: seeds the generator first, if given.
+
+        Returns:
+            The first observations, ``[num_envs, observation_size]``.
+        """
+        if seed is not None:
+            self._set_seed(seed)
+        physics = self.initial_state(self.draw_uniform())
+        zeros = torch.zeros_like(self.episode_return), torch.zeros_like(self.episode_length)
+        self._store(EpisodeState(physics, *zeros))
+        return self.observe(physics)
+
+    @torch.no_grad()
+    def step_tensors(self, action: Tensor) -> TensorStep:
+        """Make one policy step of every copy, and begin a new episode where one ended.
+
+        Args:
+            action: ``[num_envs]`` integers, or ``[num_envs, 1]`` floats.
+        """
+        episodes, step = self.advance(self.episodes, action, self.draw_uniform())
+        self._store(episodes)
+        return step
+
+    def advance(
+        self, episodes: EpisodeState, action: Tensor, uniform: Tensor
+    ) -> tuple[EpisodeState, TensorStep]:
+        """Return what :meth:`step_tensors` does, as a pure function of its three arguments.
+
+        Args:
+            episodes: where the copies stand.
+            action: ``[num_envs]`` integers, or ``[num_envs, 1]`` floats.
+            uniform: random numbers in [0, 1) for the copies that restart,
+                ``[uniform_size, num_envs]``.
+        """
+        ended, step = self._play(episodes, action)
+        done = step.terminated | step.truncated
+        physics = torch.where(done, self.initial_state(uniform), ended.physics)
+        ongoing = EpisodeState(
+            physics,
+            ended.episode_return.masked_fill(done, 0.0),
+            ended.episode_length.masked_fill(done, 0),
+        )
+        return ongoing, step._replace(observation=self.observe(physics))
+
+    def draw_uniform(self) -> Tensor:
+        """Draw the random numbers of one step from the generator, ``[uniform_size, num_envs]``."""
+        return torch.rand(
+            (self.uniform_size, self.num_envs),
+            generator=self.generator,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @property
+    def episodes(self) -> EpisodeState:
+        """Where every copy stands now: the tensors themselves, which the next step changes."""
+        return EpisodeState(self.physics, self.episode_return, self.episode_length)
+
+    def _play(self, episodes: EpisodeState, action: Tensor) -> tuple[EpisodeState, TensorStep]:
+        """Hold the action for all its repeats; nothing restarts."""
+        physics, reward, terminated = self.transition(episodes.physics, action)
+        env_steps = torch.ones_like(episodes.episode_length)
+        for _ in range(self.action_repeat - 1):
+            later, more, now_terminated = self.transition(physics, action)
+            physics = torch.where(terminated, physics, later)
+            reward = reward + more.masked_fill(terminated, 0.0)
+            env_steps = env_steps + ~terminated
+            terminated = terminated | now_terminated
+        episodes = EpisodeState(
+            physics, episodes.episode_return + reward, episodes.episode_length + 1
+        )
+        observation = self.observe(physics)
+        truncated = episodes.episode_length >= self.max_episode_steps
+        step = TensorStep(
+            observation, observation, reward, terminated, truncated, env_steps, *episodes[1:]
+        )
+        return episodes, step
+
+    def _store(self, episodes: EpisodeState) -> None:
+        """Write the state in place, so that its memory stays the same in a captured graph."""
+        for buffer, value in zip(self.episodes, episodes):
+            buffer.copy_(value)
+
+    # TorchRL's EnvBase.
+
+    @torch.no_grad()
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        before = self.episodes
+        after, step = self._play(before, tensordict["action"])
+        terminated, truncated = step.terminated.unsqueeze(-1), step.truncated.unsqueeze(-1)
+        result = TensorDict(
+            {
+                "observation": step.next_observation,
+                "reward": step.reward.unsqueeze(-1),
+                "done": terminated | truncated,
+                "terminated": terminated,
+                "truncated": truncated,
+            },
+            batch_size=self.batch_size,
+            device=self.device,
+        )
+        moving = tensordict.get("_step", None)
+        if moving is not None:  # TorchRL asks that the other copies stand still.
+            moving = moving.view(self.num_envs)
+            after = _choose(moving, after, before)
+            result = torch.where(moving, result, self._skip_tensordict(tensordict))
+        self._store(after)
+        return result
+
+    @torch.no_grad()
+    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        before = self.episodes
+        fresh = EpisodeState(
+            self.initial_state(self.draw_uniform()),
+            torch.zeros_like(before.episode_return),
+            torch.zeros_like(before.episode_length),
+        )
+        ended = None if tensordict is None else tensordict.get("_reset", None)
+        if ended is not None:
+            fresh = _choose(ended.view(self.num_envs), fresh, before)
+        self._store(fresh)
+        return TensorDict(
+            {"observation": self.observe(fresh.physics)},
+            batch_size=self.batch_size,
+            device=self.device,
+        )
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is None:
+            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+        self.generator.manual_seed(seed)
+
+    def to(self, device: torch.device | str | int) -> TensorEnv:
+        """Move all copies; on a new device the generator starts again from its seed."""
+        super().to(device)
+        if self.generator.device != self.device:
+            seed = self.generator.initial_seed()
+            self.generator = torch.Generator(self.device)
+            self._set_seed(seed)
+        return self
+
+    def _make_specs(self) -> None:
+        size, device = self.batch_size, self.device
+        low = torch.tensor(self.observation_low, dtype=self.dtype).expand(*size, -1)
+        high = torch.tensor(self.observation_high, dtype=self.dtype).expand(*size, -1)
+        if (high - low).isfinite().all():
+            observation = Bounded(low=low, high=high, dtype=self.dtype, device=device)
+        else:
+            observation = Unbounded(shape=low.shape, dtype=self.dtype, device=device)
+        self.observation_spec = Composite(observation=observation, shape=size, device=device)
+        self.reward_spec = Unbounded(shape=(*size, 1), dtype=self.dtype, device=device)
+        ends = [
+            Categorical(n=2, shape=(*size, 1), dtype=torch.bool, device=device) for _ in range(3)
+        ]
+        self.done_spec = Composite(
+            done=ends[0], terminated=ends[1], truncated=ends[2], shape=size, device=device
+        )
+        if self.num_actions:
+            self.action_spec = Categorical(n=self.num_actions, shape=size, device=device)
+        else:
+            self.action_spec = Bounded(
+                low=-self.action_limit,
+                high=self.action_limit,
+                shape=(*size, 1),
+                dtype=self.dtype,
+                device=device,
+            )
+
+    # Saving and loading: nn.Module's state_dict of copies, with the generator as extra state.
+
+    def _make_buffers(self) -> None:
+        shape, device = (self.num_envs,), self.device
+        physics = torch.zeros((self.state_size, *shape), dtype=self.dtype, device=device)
+        self.register_buffer("physics", physics)
+        self.register_buffer("episode_return", torch.zeros(shape, dtype=self.dtype, device=device))
+        self.register_buffer("episode_length", torch.zeros(shape, dtype=torch.int64, device=device))
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in EpisodeState._fields:
+            destination[prefix + name] = destination[prefix + name].clone()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what ``state_dict`` holds beside the tensors of the episodes."""
+        return {"environment": type(self).__name__, "generator": self.generator.get_state()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore the generator."""
+        self.generator.set_state(state["generator"].cpu())
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Continue where the saved environment stood, bit by bit, in the middle of its episodes.
+
+        Raises:
+            SettingError: if the state is of another environment, number of copies or dtype.
+                Nothing has been changed then.
+        """
+        extra, physics = state_dict.get("_extra_state"), state_dict.get("physics")
+        if extra is not None and physics is not None:
+            name = type(self).__name__
+            for field, here, saved in (
+                ("environment", name, extra["environment"]),
+                ("num_envs", self.num_envs, physics.shape[-1]),
+                ("dtype", self.dtype, physics.dtype),
+            ):
+                if here != saved:
+                    raise SettingError(field, here, "is not that of the saved state", [saved])
+        return super().load_state_dict(state_dict, strict=strict, assign=False)
+
+
+def _choose(mask: Tensor, chosen: EpisodeState, other: EpisodeState) -> EpisodeState:
+    """Take copies from ``chosen`` where ``mask`` is true, else from ``other``."""
+    return EpisodeState(*(torch.where(mask, a, b) for a, b in zip(chosen, other)))

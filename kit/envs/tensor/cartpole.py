@@ -1,0 +1,65 @@
+"""CartPole: keep a pole upright by pushing the cart it stands on."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kit.envs.tensor.base import TensorEnv
+
+GRAVITY = 9.8  # m/s^2
+TOTAL_MASS = 1.1  # kg, cart 1.0 and pole 0.1
+POLE_MASS = 0.1  # kg
+HALF_LENGTH = 0.5  # m, from the hinge to the pole's centre of mass
+FORCE = 10.0  # N
+TIME_STEP = 0.02  # s
+POSITION_LIMIT = 2.4  # m
+ANGLE_LIMIT = math.radians(12.0)
+
+
+class CartPole(TensorEnv):
+    """A pole hinged to a cart; the episode terminates when it leans too far or the cart is too far.
+
+    Physics and observation: position [m], velocity [m/s], angle from upright [rad] and angular
+    velocity [rad/s]. Action 0 pushes left, 1 pushes right. The reward is 1 for every step, the
+    last one included.
+
+    Equations of motion without friction: Florian (2007), "Correct equations for the dynamics of
+    the cart-pole system", (23) and (24); explicit Euler steps. Reference: Gymnasium's
+    ``CartPole-v1``.
+    """
+
+    state_size = 4
+    uniform_size = 4
+    time_limit = 500
+    num_actions = 2
+    observation_low = (-2 * POSITION_LIMIT, -math.inf, -2 * ANGLE_LIMIT, -math.inf)
+    observation_high = (2 * POSITION_LIMIT, math.inf, 2 * ANGLE_LIMIT, math.inf)
+
+    def initial_state(self, uniform: Tensor) -> Tensor:
+        """Return everything uniform in [-0.05, 0.05)."""
+        return uniform * 0.1 - 0.05
+
+    def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Push the cart for one time step."""
+        _, velocity, angle, spin = physics.unbind(0)
+        cosine, sine = angle.cos(), angle.sin()
+        force = action.to(physics.dtype) * (2 * FORCE) - FORCE
+        pole_moment = POLE_MASS * HALF_LENGTH / TOTAL_MASS
+        push = force / TOTAL_MASS + pole_moment * spin.square() * sine
+        spin_rate = (GRAVITY * sine - cosine * push) / (
+            HALF_LENGTH * (4 / 3 - POLE_MASS / TOTAL_MASS * cosine.square())
+        )
+        acceleration = push - pole_moment * spin_rate * cosine
+        rates = torch.stack((velocity, acceleration, spin, spin_rate))
+        physics = physics + TIME_STEP * rates
+        return physics, torch.ones_like(angle), self._has_failed(physics)
+
+    def _has_failed(self, physics: Tensor) -> Tensor:
+        return (physics[0].abs() > POSITION_LIMIT) | (physics[2].abs() > ANGLE_LIMIT)
+
+    def observe(self, physics: Tensor) -> Tensor:
+        """Return the physics."""
+        return physics.T

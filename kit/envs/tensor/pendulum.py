@@ -1,0 +1,57 @@
+"""Pendulum: swing up a pendulum with a weak motor and hold it there."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kit.envs.tensor.base import TensorEnv
+
+GRAVITY = 10.0  # m/s^2
+MASS = 1.0  # kg
+LENGTH = 1.0  # m
+TIME_STEP = 0.05  # s
+MAX_TORQUE = 2.0  # N m
+MAX_SPIN = 8.0  # rad/s
+
+
+class Pendulum(TensorEnv):
+    """A rod on a hinge with a motor; the cost grows with the angle, the speed and the torque.
+
+    Physics: angle from upright [rad], which is not wrapped, and angular velocity [rad/s].
+    Observation: cosine and sine of the angle, angular velocity. Action: torque [N m], clipped to
+    plus or minus 2. Episodes are only truncated.
+
+    A uniform rod, semi-implicit Euler steps. Reference: Gymnasium's ``Pendulum-v1``.
+    """
+
+    state_size = 2
+    uniform_size = 2
+    time_limit = 200
+    action_limit = MAX_TORQUE
+    observation_low = (-1.0, -1.0, -MAX_SPIN)
+    observation_high = (1.0, 1.0, MAX_SPIN)
+
+    def initial_state(self, uniform: Tensor) -> Tensor:
+        """Return the angle uniform in [-pi, pi) and the angular velocity in [-1, 1)."""
+        angle, spin = uniform.unbind(0)
+        return torch.stack((angle * (2 * math.pi) - math.pi, spin * 2 - 1))
+
+    def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Apply the torque for one time step."""
+        angle, spin = physics.unbind(0)
+        torque = action.squeeze(-1).to(physics.dtype).clamp(-MAX_TORQUE, MAX_TORQUE)
+        from_upright = torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
+        cost = from_upright.square() + 0.1 * spin.square() + 0.001 * torque.square()
+        gravity_rate = 1.5 * GRAVITY / LENGTH * angle.sin()
+        spin_rate = gravity_rate + 3 / (MASS * LENGTH**2) * torque
+        spin = (spin + TIME_STEP * spin_rate).clamp(-MAX_SPIN, MAX_SPIN)
+        physics = torch.stack((angle + TIME_STEP * spin, spin))
+        return physics, -cost, torch.zeros_like(angle, dtype=torch.bool)
+
+    def observe(self, physics: Tensor) -> Tensor:
+        """Return cosine and sine of the angle, and the angular velocity."""
+        angle, spin = physics.unbind(0)
+        return torch.stack((angle.cos(), angle.sin(), spin)).T
