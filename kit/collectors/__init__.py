@@ -1,0 +1,8 @@
+"""Collectors: an environment and a policy in, batches out."""
+
+from __future__ import annotations
+
+from kit.collectors.base import KitCollector
+from kit.collectors.vector import VectorCollector
+
+__all__ = ["KitCollector", "VectorCollector"]

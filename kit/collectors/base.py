@@ -1,0 +1,219 @@
+"""What all collectors of the kit share: counting, totals, random numbers, reports."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector
+
+from kit.envs.episodes import Episode
+from kit.steps import SettingError
+from kit.steps.errors import whole_number
+
+
+class KitCollector(BaseCollector):
+    """A collector whose every count is exact.
+
+    An iterable of batches ``[num_envs, steps]``, time last, with TorchRL's keys. It ends after
+    ``total_frames`` policy steps.
+
+    Args:
+        num_envs: environment copies.
+        frames_per_batch: policy steps of one batch: ``num_envs * steps_per_env``.
+        steps_per_env: policy steps each copy takes for one batch. One of the two is enough.
+        total_frames: policy steps in all; -1 never ends.
+        init_random_frames: policy steps with random actions at the beginning, a multiple of
+            ``num_envs``.
+        prefill_frames: policy steps of a first batch of its own, before the others; 0 for none.
+        reset_at_each_iter: whether all copies start a new episode with each batch.
+        seed: of the random numbers that policy and random actions use in this collector.
+
+    Attributes:
+        policy_steps: taken so far.
+        random_policy_steps: those of them with random actions.
+        env_steps: made so far, as the environments report them.
+        episodes: that have ended so far.
+        environment_errors: faults of environments that were mended so far.
+
+    Raises:
+        SettingError: if the counts cannot be reached exactly; nearest values are named.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        frames_per_batch: int | None = None,
+        steps_per_env: int | None = None,
+        total_frames: int = -1,
+        init_random_frames: int | None = None,
+        prefill_frames: int = 0,
+        reset_at_each_iter: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.num_envs = num_envs
+        self.steps_per_env = _steps_per_env(num_envs, frames_per_batch, steps_per_env)
+        self.frames_per_batch = self.requested_frames_per_batch = num_envs * self.steps_per_env
+        self.init_random_frames = whole_number("init_random_frames", init_random_frames or 0)
+        self.prefill_frames = whole_number("prefill_frames", prefill_frames)
+        for field in ("init_random_frames", "prefill_frames"):
+            _multiple(field, getattr(self, field), num_envs)
+        self.total_frames = self._checked_total(total_frames)
+        self.reset_at_each_iter = reset_at_each_iter
+        self.policy_steps = self.random_policy_steps = 0
+        self.env_steps = self.episodes = self.environment_errors = 0
+        self._finished: list[Episode] = []
+        self._iter = -1
+        self.closed = False
+        self._generator = _generator_state(seed)
+
+    def _checked_total(self, total: int) -> int:
+        if total is None or total < 0:
+            return -1
+        total = whole_number("total_frames", total)
+        batches, left = divmod(total - self.prefill_frames, self.frames_per_batch)
+        if left or batches < 0:
+            near = self.prefill_frames + max(batches, 0) * self.frames_per_batch
+            raise SettingError(
+                "total_frames",
+                total,
+                f"is not a whole number of batches of {self.frames_per_batch} policy steps",
+                [near, near + self.frames_per_batch],
+            )
+        return total
+
+    # ------------------------------------------------------------------ TorchRL's names
+    @property
+    def _frames(self) -> int:
+        """Policy steps so far, under the name that TorchRL uses."""
+        return self.policy_steps
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the next batch is the prefill."""
+        return self.policy_steps < self.prefill_frames
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yield batches until ``total_frames`` is reached."""
+        while self.total_frames < 0 or self.policy_steps < self.total_frames:
+            yield self.collect()
+
+    def collect(self) -> TensorDictBase:
+        """Collect one batch and return it.
+
+        Raises:
+            EnvironmentFault: if an environment fails and is not to be restarted.
+        """
+        if self.closed:
+            raise RuntimeError("this collector was shut down; make a new one")
+        steps = self.prefill_frames // self.num_envs if self.is_prefill else self.steps_per_env
+        self._iter += 1
+        with torch.no_grad(), self._own_random_numbers():
+            return self._collect(steps)
+
+    @abc.abstractmethod
+    def _collect(self, steps: int) -> TensorDictBase:
+        """Take ``steps`` policy steps in every copy, count them, return the batch."""
+
+    def take_episodes(self) -> list[Episode]:
+        """Return the episodes that ended since the last call, and forget them."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def update_policy_weights_(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: on one device the policy shares the learner's weights."""
+        if args or kwargs:
+            super().update_policy_weights_(*args, **kwargs)
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed random actions, the policy's sampling and the environments.
+
+        Returns:
+            A seed for the next component; the same one if ``static_seed``.
+        """
+        self._generator = _generator_state(seed)
+        self._seed_environments(seed)
+        return seed if static_seed else seed + 1
+
+    @abc.abstractmethod
+    def _seed_environments(self, seed: int) -> None:
+        """Seed the environments; they are reset before the next batch."""
+
+    # ------------------------------------------------------------------ random numbers
+    @contextlib.contextmanager
+    def _own_random_numbers(self) -> Iterator[None]:
+        """Use this collector's random numbers, so that nobody else's use changes them."""
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self._generator)
+        try:
+            yield
+        finally:
+            self._generator = torch.get_rng_state()
+            torch.set_rng_state(outside)
+
+    # ------------------------------------------------------------------ in and out
+    _COUNTERS = (
+        "policy_steps",
+        "random_policy_steps",
+        "env_steps",
+        "episodes",
+        "environment_errors",
+    )
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """Return counters and random numbers; subclasses add the environments."""
+        state: OrderedDict[str, Any] = OrderedDict()
+        for name in self._COUNTERS:
+            state[name] = getattr(self, name)
+        state["generator"] = self._generator.clone()
+        state["finished"] = [list(episode) for episode in self._finished]
+        return state
+
+    def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for name in self._COUNTERS:
+            setattr(self, name, int(state_dict[name]))
+        self._generator = state_dict["generator"].clone()
+        self._finished = [Episode(*episode) for episode in state_dict["finished"]]
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_envs={self.num_envs}, steps_per_env={self.steps_per_env}, "
+            f"total_frames={self.total_frames})"
+        )
+
+
+def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:
+    if frames is None:
+        return whole_number("steps_per_env", 1 if steps is None else steps, at_least=1)
+    frames = whole_number("frames_per_batch", frames, at_least=1)
+    _multiple("frames_per_batch", frames, num_envs)
+    if steps is not None and steps * num_envs != frames:
+        raise SettingError(
+            "steps_per_env",
+            steps,
+            f"contradicts frames_per_batch={frames} with {num_envs} copies",
+            [frames // num_envs],
+        )
+    return frames // num_envs
+
+
+def _multiple(field: str, value: int, of: int) -> None:
+    if value % of:
+        down = value // of * of
+        raise SettingError(
+            field,
+            value,
+            f"is not a multiple of the {of} copies, which all step at once",
+            [n for n in (down, down + of) if n],
+        )
+
+
+def _generator_state(seed: int) -> torch.Tensor:
+    return torch.Generator().manual_seed(seed).get_state()

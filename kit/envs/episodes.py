@@ -1,0 +1,102 @@
+"""Episodes that ended: returns and lengths, from the arrays of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Episode(NamedTuple):
+    """One finished episode."""
+
+    copy: int
+    """number of the copy it ran in, from 0."""
+    episode_return: float
+    """sum of its rewards, before any normalisation."""
+    length: int
+    """its policy steps."""
+    env_steps: int
+    """its env steps."""
+    terminated: bool
+    """whether it ended by itself; otherwise it was truncated."""
+
+
+@dataclass
+class EpisodeAccounts:
+    """Running sums of the open episode of each copy.
+
+    Args:
+        num_envs: number of copies.
+    """
+
+    num_envs: int
+
+    def __post_init__(self) -> None:
+        self.returns = np.zeros(self.num_envs, np.float64)
+        self.lengths = np.zeros(self.num_envs, np.int64)
+        self.env_steps = np.zeros(self.num_envs, np.int64)
+
+    def add(
+        self,
+        reward: NDArray[np.float32],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        env_steps: NDArray[np.int32] | None = None,
+    ) -> list[Episode]:
+        """Take in a batch and return the episodes that ended in it, in the order they ended.
+
+        Args:
+            reward: ``[steps, num_envs]``, before normalisation.
+            terminated: ``[steps, num_envs]``.
+            truncated: ``[steps, num_envs]``.
+            env_steps: ``[steps, num_envs]``; ``None``: one for each policy step.
+        """
+        steps = len(reward)
+        rewards = reward.cumsum(axis=0, dtype=np.float64)
+        if env_steps is None:
+            made = np.broadcast_to(np.arange(1, steps + 1)[:, None], rewards.shape)
+        else:
+            made = env_steps.cumsum(axis=0, dtype=np.int64)
+        ended = terminated | truncated
+        finished: list[Episode] = []
+        # What an open episode brought into the batch, minus what came before its first step in it.
+        for step, copy in np.argwhere(ended) if ended.any() else ():
+            finished.append(
+                Episode(
+                    copy=int(copy),
+                    episode_return=float(self.returns[copy] + rewards[step, copy]),
+                    length=int(self.lengths[copy] + step + 1),
+                    env_steps=int(self.env_steps[copy] + made[step, copy]),
+                    terminated=bool(terminated[step, copy]),
+                )
+            )
+            self.returns[copy] = -rewards[step, copy]
+            self.lengths[copy] = -(step + 1)
+            self.env_steps[copy] = -made[step, copy]
+        self.returns += rewards[-1]
+        self.lengths += steps
+        self.env_steps += made[-1]
+        return finished
+
+    def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
+        """Begin new episodes, in all copies or those of ``mask``."""
+        chosen: Any = ... if mask is None else mask
+        self.returns[chosen] = 0.0
+        self.lengths[chosen] = self.env_steps[chosen] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the running sums: lists of numbers."""
+        return {
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+            "env_steps": self.env_steps.tolist(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.returns[...] = state_dict["returns"]
+        self.lengths[...] = state_dict["lengths"]
+        self.env_steps[...] = state_dict["env_steps"]

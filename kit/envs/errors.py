@@ -1,0 +1,25 @@
+"""What goes wrong inside an environment, said in one line."""
+
+from __future__ import annotations
+
+
+class EnvironmentFault(RuntimeError):
+    """An environment raised, returned something impossible, or its process died.
+
+    Args:
+        name: id of the environment.
+        copy: number of the copy, from 0; ``None`` where only the whole vector is known.
+        what: what happened, as the end of a sentence.
+        policy_step: policy steps that this copy had taken in this process, if known.
+    """
+
+    def __init__(
+        self, name: str, copy: int | None, what: str, policy_step: int | None = None
+    ) -> None:
+        self.name, self.copy, self.what, self.policy_step = name, copy, what, policy_step
+        where = "" if copy is None else f", copy {copy}"
+        when = "" if policy_step is None else f", after {policy_step} policy steps"
+        super().__init__(f"environment {name}{where}{when}: {what}")
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.name, self.copy, self.what, self.policy_step)

@@ -1,0 +1,120 @@
+"""Running normalisation of observations and rewards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.wrappers.utils import RunningMeanStd
+from numpy.typing import NDArray
+
+from kit.envs.copies import StepArrays
+from kit.envs.spaces import Arrays, Leaf
+from kit.steps import SettingError
+
+_EPSILON = 1e-8
+
+
+class Normalizer:
+    """Brings observations to mean 0 and variance 1, and rewards to a return of variance 1.
+
+    Statistics are running ones over everything seen so far (Chan et al. 1979), in float64.
+    Rewards are divided by the deviation of a discounted sum of rewards, not shifted (Engstrom et
+    al. 2020, appendix A.2).
+
+    Args:
+        found: arrays of an observation.
+        num_envs: number of copies.
+        observation: whether observations are normalised; floating arrays only.
+        reward: whether rewards are normalised.
+        gamma: discount of the sum whose deviation divides the rewards, in [0, 1].
+        clip: largest absolute value of a normalised observation or reward.
+
+    Raises:
+        SettingError: if observations are to be normalised and none is floating.
+    """
+
+    def __init__(
+        self,
+        found: list[Leaf],
+        num_envs: int,
+        *,
+        observation: bool,
+        reward: bool,
+        gamma: float = 0.99,
+        clip: float = 10.0,
+    ) -> None:
+        floating = [leaf for leaf in found if leaf.dtype.kind == "f"] if observation else []
+        if observation and not floating:
+            raise SettingError(
+                "normalize_observation", True, "has no floating observation to normalise", [False]
+            )
+        self.observation = {leaf.key: RunningMeanStd(shape=leaf.shape) for leaf in floating}
+        self.reward = RunningMeanStd() if reward else None
+        self.returns = np.zeros(num_envs)
+        self.gamma, self.clip = gamma, clip
+
+    def first(self, observation: Arrays, learn: bool) -> None:
+        """Normalise observations of a reset, in place.
+
+        Args:
+            observation: of all copies.
+            learn: whether the statistics take them in.
+        """
+        for key, statistics in self.observation.items():
+            if learn:
+                statistics.update(observation[key])
+            self._apply(statistics, observation[key])
+
+    def step(self, result: StepArrays, learn: bool) -> None:
+        """Normalise what a step gave, in place; the rewards as they were go to ``raw_reward``."""
+        for key, statistics in self.observation.items():
+            if learn:
+                statistics.update(result.observation[key])
+            self._apply(statistics, result.observation[key])
+            self._apply(statistics, result.next_observation[key])
+        if self.reward is None:
+            return
+        assert result.raw_reward is not None
+        result.raw_reward[...] = result.reward
+        if learn:
+            self.returns = self.returns * self.gamma + result.reward
+            self.reward.update(self.returns)
+            self.returns[result.terminated | result.truncated] = 0.0
+        scaled = result.reward / np.sqrt(self.reward.var + _EPSILON)
+        np.clip(scaled, -self.clip, self.clip, out=scaled)
+        result.reward[...] = scaled
+
+    def _apply(self, statistics: RunningMeanStd, values: NDArray[Any]) -> None:
+        scaled = (values - statistics.mean) / np.sqrt(statistics.var + _EPSILON)
+        np.clip(scaled, -self.clip, self.clip, out=scaled)
+        values[...] = scaled
+
+    def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
+        """Begin new returns, in all copies or those of ``mask``."""
+        self.returns[... if mask is None else mask] = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the statistics: arrays and numbers."""
+        state: dict[str, Any] = {"returns": self.returns.tolist()}
+        for name, statistics in self._named():
+            state[name] = {
+                "mean": np.asarray(statistics.mean).tolist(),
+                "var": np.asarray(statistics.var).tolist(),
+                "count": float(statistics.count),
+            }
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for name, statistics in self._named():
+            saved = state_dict[name]
+            statistics.mean = np.asarray(saved["mean"], np.float64)
+            statistics.var = np.asarray(saved["var"], np.float64)
+            statistics.count = saved["count"]
+        if len(state_dict["returns"]) == len(self.returns):
+            self.returns = np.asarray(state_dict["returns"], np.float64)
+
+    def _named(self) -> list[tuple[str, RunningMeanStd]]:
+        named = [(f"observation {key}", value) for key, value in self.observation.items()]
+        return [*named, *([("reward", self.reward)] if self.reward is not None else [])]

@@ -1,0 +1,102 @@
+"""Making one copy of an environment. Imports no torch, so that a process of copies stays small."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+
+from kit.envs.wrappers import ActionRepeat, Resumable
+from kit.steps.errors import SettingError
+
+MakeEnv = Callable[..., gym.Env[Any, Any]]
+Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
+_EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "ale_py": "atari", "pygame": "video"}
+
+
+def make_copy(
+    id: str | gym.envs.registration.EnvSpec | MakeEnv,
+    action_repeat: int = 1,
+    max_episode_steps: int | None = None,
+    wrappers: Sequence[Wrapper] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> gym.Env[Any, Any]:
+    """Make one copy: the environment, ``wrappers``, action repeat, limit in policy steps.
+
+    Raises:
+        SettingError: if the id is unknown or a package is missing.
+    """
+    if isinstance(id, str):
+        id = find_spec(id)
+    if isinstance(id, gym.envs.registration.EnvSpec):
+        env = _make(id, -1 if max_episode_steps is not None else None, kwargs or {})
+    else:
+        env = id(**(kwargs or {}))
+    for wrapper in wrappers:
+        env = wrapper(env)
+    if action_repeat > 1:
+        env = ActionRepeat(env, action_repeat)
+    if max_episode_steps is not None:
+        env = gym.wrappers.TimeLimit(env, max_episode_steps)
+    return env
+
+
+def make_resumable(*arguments: Any) -> gym.Env[Any, Any]:
+    """Make one copy that gives and takes its state, for a process of its own."""
+    return Resumable(make_copy(*arguments))
+
+
+def find_spec(id: str) -> gym.envs.registration.EnvSpec:
+    """Return Gymnasium's entry for ``id``.
+
+    Raises:
+        SettingError: if there is none; the message names the ids most like it.
+    """
+    if id.startswith("ALE/"):
+        _register_atari()
+    try:
+        return gym.spec(id)
+    except gym.error.UnregisteredEnv:
+        pass
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        reason = str(error).rstrip(".")
+        raise SettingError("env.id", id, f"cannot be made: {reason}", _similar(id)) from None
+    raise SettingError("env.id", id, "is not a registered Gymnasium environment", _similar(id))
+
+
+def _make(
+    spec: gym.envs.registration.EnvSpec, limit: int | None, kwargs: dict[str, Any]
+) -> gym.Env[Any, Any]:
+    try:
+        return gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **kwargs)
+    except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        why = "needs a package that is missing"
+        raise SettingError("env.id", spec.id, why, _install(error)) from None
+    except gym.error.Error as error:
+        reason = str(error).rstrip(".")
+        raise SettingError("env.id", spec.id, f"cannot be made: {reason}") from None
+    except TypeError as error:
+        raise SettingError("env.kwargs", kwargs, f"are refused by {spec.id}: {error}") from None
+
+
+def _register_atari() -> None:
+    try:
+        import ale_py
+    except ImportError:
+        return
+    gym.register_envs(ale_py)
+
+
+def _similar(id: str) -> list[str]:
+    """Registered ids that look like ``id``, the likeliest first."""
+    return difflib.get_close_matches(str(id), list(gym.registry), n=3, cutoff=0.4)
+
+
+def _install(error: Exception) -> str:
+    text = str(error).lower()
+    for package, extra in _EXTRAS.items():
+        if package in text:
+            return f"pip install 'torchrl-kit[{extra}]'"
+    return str(error)

@@ -1,0 +1,223 @@
+"""Many copies of an environment as one TorchRL environment, with a fast way past TensorDict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+from kit.envs.copies import Copies, StepArrays
+from kit.envs.normalize import Normalizer
+from kit.envs.spaces import Arrays, Leaf, empty, to_composite
+from kit.envs.state import CannotCapture
+
+
+def copy_seeds(seed: int, num_envs: int) -> list[int]:
+    """Return one seed for each copy; copies of runs with nearby seeds share none."""
+    return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
+
+
+class VectorEnv(EnvBase):
+    """Copies of one environment, batch size ``[num_envs]``.
+
+    A TorchRL environment like any other (``rollout``, ``TransformedEnv``, TorchRL's collectors),
+    whose finished copies are reset within the step that finished them: TorchRL's partial reset then
+    costs nothing. A collector of this kit steps it with arrays (:meth:`start`,
+    :meth:`step_arrays`).
+
+    Keys are TorchRL's: ``observation`` (or the names of a ``Dict`` space), ``action``, ``reward``,
+    ``done``, ``terminated``, ``truncated``. Discrete actions are integers, not one-hot.
+
+    Args:
+        copies: what steps the environments.
+        seed: of all copies.
+        normalizer: running normalisation; learns in training mode, frozen in evaluation mode.
+        device: where TensorDicts are; the environments run on the host.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        *,
+        seed: int = 0,
+        normalizer: Normalizer | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(device=device, batch_size=[copies.num_envs])
+        self.copies = copies
+        self.num_envs = copies.num_envs
+        self.normalizer = normalizer
+        self.name = copies.name
+        self.observation_leaves: list[Leaf] = copies.observation_leaves
+        self.action_leaves: list[Leaf] = copies.action_leaves
+        self.observation: Arrays = empty(self.observation_leaves, self.num_envs)
+        self._seed: int | None = seed
+        self._started = False
+        self._make_specs()
+
+    def _make_specs(self) -> None:
+        n, device = self.num_envs, self.device
+        self.observation_spec = to_composite(self.observation_leaves, n, device)
+        self.action_spec = to_composite(self.action_leaves, n, device)
+        self.reward_spec = Unbounded((n, 1), dtype=torch.float32, device=device)
+        flag = Categorical(2, shape=(n, 1), dtype=torch.bool, device=device)
+        self.full_done_spec = Composite(
+            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(n,), device=device
+        )
+
+    # ------------------------------------------------------------------ with arrays
+    def start(self) -> Arrays:
+        """Return what to act on: the present observation, after a first reset if none was done."""
+        if not self._started:
+            self.restart()
+        return self.observation
+
+    def restart(self) -> Arrays:
+        """Reset all copies and return their observations; seeds are used up by the first reset."""
+        seeds = None if self._seed is None else copy_seeds(self._seed, self.num_envs)
+        self.copies.reset(self.observation, seeds)
+        self._seed = None
+        self._started = True
+        if self.normalizer is not None:
+            self.normalizer.restart()
+            self.normalizer.first(self.observation, learn=self.training)
+        return self.observation
+
+    def step_arrays(self, actions: Arrays, result: StepArrays) -> None:
+        """Step all copies.
+
+        Args:
+            actions: one row for each copy.
+            result: written to. ``terminated`` and ``truncated`` must be zeros, ``env_steps`` ones.
+
+        Raises:
+            EnvironmentFault: if a copy raises or returns something impossible.
+        """
+        self.copies.step(actions, result)
+        if self.normalizer is not None:
+            self.normalizer.step(result, learn=self.training)
+        self.observation = result.observation
+
+    @property
+    def needs_raw_reward(self) -> bool:
+        """Whether ``StepArrays.raw_reward`` must be given: rewards are normalised."""
+        return self.normalizer is not None and self.normalizer.reward is not None
+
+    def new_step(self) -> StepArrays:
+        """Return arrays for one step."""
+        n = self.num_envs
+        return StepArrays(
+            next_observation=empty(self.observation_leaves, n),
+            observation=empty(self.observation_leaves, n),
+            reward=np.zeros(n, np.float32),
+            terminated=np.zeros(n, np.bool_),
+            truncated=np.zeros(n, np.bool_),
+            env_steps=np.ones(n, np.int32),
+            raw_reward=np.zeros(n, np.float32) if self.needs_raw_reward else None,
+        )
+
+    # ------------------------------------------------------------------ with TensorDicts
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        del kwargs
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is None or not self._started:
+            self.restart()
+        else:
+            chosen = mask.reshape(self.num_envs).cpu().numpy()
+            forced = chosen & ~self._fresh
+            if forced.any():
+                self.copies.reset(self.observation, mask=forced)
+                self._normalize_first(forced)
+        self._fresh = np.ones(self.num_envs, np.bool_)
+        return self._tensordict(self.observation)
+
+    def _normalize_first(self, mask: NDArray[np.bool_]) -> None:
+        if self.normalizer is None:
+            return
+        rows = {key: value[mask] for key, value in self.observation.items()}
+        self.normalizer.restart(mask)
+        self.normalizer.first(rows, learn=self.training)
+        for key, value in rows.items():
+            self.observation[key][mask] = value
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        actions = {
+            leaf.key: tensordict.get(leaf.key).detach().cpu().numpy() for leaf in self.action_leaves
+        }
+        result = self.new_step()
+        self.step_arrays(actions, result)
+        self._fresh = result.terminated | result.truncated
+        step = self._tensordict(result.next_observation)
+        step["reward"] = self._column(result.reward)
+        step["terminated"] = self._column(result.terminated)
+        step["truncated"] = self._column(result.truncated)
+        step["done"] = step["terminated"] | step["truncated"]
+        return step
+
+    def _column(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array.copy()).unsqueeze(-1).to(self.device)
+
+    def _tensordict(self, arrays: Arrays) -> TensorDictBase:
+        tensors = {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}
+        return TensorDict(tensors, [self.num_envs], device=self.device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._seed = seed
+        self._started = False
+
+    # ------------------------------------------------------------------ in and out
+    def full_state(self) -> dict[str, Any]:
+        """Return everything that the next step depends on, as plain values.
+
+        ``copies`` is ``None`` where the environments cannot give their state.
+        """
+        try:
+            states: list[Any] | None = self.copies.full_states() if self._started else []
+        except CannotCapture as reason:
+            self.not_resumable = str(reason)
+            states = None
+        return {
+            "started": self._started,
+            "copies": states,
+            "observation": [[list_key(k), v.tolist()] for k, v in self.observation.items()],
+            "normalizer": None if self.normalizer is None else self.normalizer.state_dict(),
+        }
+
+    not_resumable: str = ""
+    """why the state of the copies cannot be captured; empty where it can."""
+
+    def load_full_state(self, state: dict[str, Any]) -> bool:
+        """Put back what :meth:`full_state` returned.
+
+        Returns:
+            Whether every copy goes on exactly where it was; otherwise all have been reset.
+        """
+        if self.normalizer is not None and state["normalizer"] is not None:
+            self.normalizer.load_state_dict(state["normalizer"])
+        if not state["started"]:
+            return True
+        if state["copies"] is None:
+            self.restart()
+            return False
+        self.copies.reset(self.observation, copy_seeds(0, self.num_envs))
+        self.copies.set_full_states(state["copies"])
+        for key, value in state["observation"]:
+            name = tuple(key) if isinstance(key, list) else key
+            self.observation[name][...] = value
+        self._seed, self._started = None, True
+        return True
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Close the copies."""
+        self.copies.close()
+        super().close(raise_if_closed=raise_if_closed)
+
+
+def list_key(key: Any) -> Any:
+    """Return a key as JSON holds it."""
+    return list(key) if isinstance(key, tuple) else key

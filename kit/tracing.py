@@ -1,0 +1,199 @@
+"""Run a function of tensors once, and from then on as a flat list of tensor operations.
+
+A TensorDict module or loss spends most of a small network's time on Python: keys, modules,
+distributions. :func:`trace` calls the function once, notes every tensor operation it makes (with
+the backward pass, if the function computes gradients) and returns a :class:`FlatProgram` that makes
+the same operations on new inputs: same kernels, same order, same random numbers, bitwise the same
+results. Parameters and buffers are read where they live, so a program sees every in-place change.
+
+What a program cannot follow is refused with :class:`NotTraceable`: Python that reads a tensor on
+the host and may decide something else the next time. The one exception is a check that values are
+finite, which is left out.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kit.flat_graph import flat_function
+
+aten = torch.ops.aten
+
+
+class NotTraceable(RuntimeError):
+    """The function decides something on the host, so it is not a fixed list of operations."""
+
+
+@dataclass
+class Operation:
+    """One tensor operation: its function, its arguments and what it returned while tracing."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    result: Any
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every operation below autograd, and refuses reads of tensors on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self._made_by: dict[int, Operation] = {}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        result = function(*args, **(kwargs or {}))
+        operation = Operation(function, args, kwargs or {}, result)
+        if function is aten._local_scalar_dense.default:
+            if not self._asks_whether_finite(args[0]):
+                raise NotTraceable(_host_read())
+            return result
+        self.operations.append(operation)
+        for tensor in _tensors(result):
+            self._made_by[id(tensor)] = operation
+        return result
+
+    def _asks_whether_finite(self, value: Tensor) -> bool:
+        """Whether ``value`` is ``x.isfinite().all()`` or ``x.isnan().any()``, which only check."""
+        made = self._made_by.get(id(value))
+        if made is None or made.function not in (aten.all.default, aten.any.default):
+            return False
+        inner = self._made_by.get(id(made.arguments[0]))
+        if inner is None:
+            return False
+        if made.function is aten.any.default:
+            return inner.function is aten.ne.Tensor and inner.arguments[0] is inner.arguments[1]
+        if inner.function is not aten.mul.Tensor:
+            return False
+        parts = [self._made_by.get(id(tensor)) for tensor in inner.arguments]
+        names = {str(part.function) for part in parts if part is not None}
+        return names == {"aten.eq.Tensor", "aten.ne.Scalar"}
+
+
+def _host_read() -> str:
+    frames = [f for f in traceback.extract_stack() if "torch/" not in f.filename.replace("\\", "/")]
+    frames = [f for f in frames if "/kit/tracing.py" not in f.filename]
+    where = frames[-1] if frames else None
+    place = f"{where.filename.split('site-packages/')[-1]}:{where.lineno}" if where else "unknown"
+    return f"it reads a tensor on the host at {place}: {where.line if where else ''}"
+
+
+class FlatProgram:
+    """A traced function: call it with tensors like those it was traced with.
+
+    Attributes:
+        constants: tensors that the function reads from outside: parameters and buffers.
+        operations: names of the operations that are executed, in order.
+        interpreter: ``"graph"`` (C++) or ``"python"``.
+        changes_constants: whether a call changes tensors that the function did not make.
+    """
+
+    def __init__(
+        self, operations: list[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> None:
+        operations = _needed(operations, outputs)
+        self.operations = [str(operation.function) for operation in operations]
+        self.constants = _constants(operations, inputs, outputs)
+        self.changes_constants = _changes_given(operations)
+        self._run, self.interpreter = flat_function(
+            operations, [*inputs, *self.constants], outputs
+        )
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the function's tensors for new ``inputs`` of the traced shapes and types.
+
+        To be called without gradients (``torch.no_grad``): those of the function are part of it.
+        """
+        return self._run(*inputs, *self.constants)
+
+
+def trace(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+) -> tuple[FlatProgram, Sequence[Tensor]]:
+    """Call ``function`` once and return it as a flat program, with what the call returned.
+
+    The call is a real one: random numbers are drawn and buffers change, once.
+
+    Args:
+        function: takes the inputs, returns a sequence of tensors; gradients it computes with
+            ``torch.autograd.grad`` are part of the program.
+        inputs: tensors of the shapes and types that the program will be called with.
+
+    Raises:
+        NotTraceable: if the function reads a tensor on the host, other than to check that values
+            are finite.
+    """
+    recorder = _Recorder()
+    # Checks of distribution arguments read the host and only raise; they are no part of a program.
+    checked = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        with recorder:
+            outputs = function(*inputs)
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(checked)
+    return FlatProgram(recorder.operations, inputs, outputs), outputs
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _reads(operation: Operation) -> list[Tensor]:
+    return _tensors(operation.arguments) + _tensors(tuple(operation.keywords.values()))
+
+
+def _needed(operations: list[Operation], outputs: Sequence[Tensor]) -> list[Operation]:
+    """Drop operations whose results nobody uses; those that change a tensor in place stay."""
+    used = {id(tensor) for tensor in outputs}
+    kept = []
+    for operation in reversed(operations):
+        changes = operation.function._schema.is_mutable
+        if changes or any(id(tensor) in used for tensor in _tensors(operation.result)):
+            kept.append(operation)
+            used.update(id(tensor) for tensor in _reads(operation))
+    return kept[::-1]
+
+
+def _changes_given(operations: list[Operation]) -> bool:
+    """Whether an operation changes a tensor in place that none of the operations made."""
+    made: set[int] = set()
+    for operation in operations:
+        if operation.function._schema.is_mutable:
+            for argument, value in zip(operation.function._schema.arguments, operation.arguments):
+                writes = argument.alias_info is not None and argument.alias_info.is_write
+                if writes and any(id(tensor) not in made for tensor in _tensors(value)):
+                    return True
+        made.update(id(tensor) for tensor in _tensors(operation.result))
+    return False
+
+
+def _constants(
+    operations: list[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Tensors that are read but neither given nor made."""
+    known = {id(tensor) for tensor in inputs}
+    constants = []
+    for operation in operations:
+        for tensor in _reads(operation):
+            if id(tensor) not in known:
+                known.add(id(tensor))
+                constants.append(tensor)
+        known.update(id(tensor) for tensor in _tensors(operation.result))
+    constants += [tensor for tensor in outputs if id(tensor) not in known]
+    return constants
