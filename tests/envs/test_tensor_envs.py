@@ -1,0 +1,270 @@
+"""The torch environments as a collector uses them: plain tensors, no host reads, saving."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kit.envs.tensor import TENSOR_ENVS, CartPole, EpisodeState, Pendulum, make_tensor_env
+from kit.steps import SettingError
+
+IDS = list(TENSOR_ENVS)
+every_env = pytest.mark.parametrize("id", IDS)
+
+
+def random_actions(env, generator):
+    if env.num_actions:
+        shape = (env.num_envs,)
+        return torch.randint(env.num_actions, shape, generator=generator, device=generator.device)
+    shape = (env.num_envs, 1)
+    return torch.rand(shape, generator=generator, device=generator.device) * 2 - 1
+
+
+def run(env, num_steps, seed=0):
+    """All steps of a run with random actions."""
+    generator = torch.Generator(env.device).manual_seed(seed)
+    return [env.step_tensors(random_actions(env, generator)) for _ in range(num_steps)]
+
+
+def assert_equal(ones, others):
+    for one, other in zip(ones, others, strict=True):
+        for name, a, b in zip(one._fields, one, other, strict=True):
+            assert torch.equal(a, b), name
+
+
+class NoHostReads(TorchDispatchMode):
+    """Raises where a tensor's value is read by Python."""
+
+    FORBIDDEN = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "nonzero"})
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.removeprefix("aten::")
+        assert name not in self.FORBIDDEN, f"{name} waits for the device"
+        return function(*args, **(kwargs or {}))
+
+
+# Plain tensors.
+
+
+@every_env
+def test_shapes_and_types(id):
+    env = make_tensor_env(id, 5, seed=0)
+    first = env.reset_tensors()
+    (step,) = run(env, 1)
+    assert first.shape == step.observation.shape == step.next_observation.shape
+    assert first.shape == env.observation_spec["observation"].shape
+    floats = (step.observation, step.next_observation, step.reward, step.episode_return)
+    assert {tensor.dtype for tensor in floats} == {torch.float32}
+    assert {tensor.shape for tensor in step[2:]} == {(5,)}
+    assert step.terminated.dtype == step.truncated.dtype == torch.bool
+    assert step.env_steps.dtype == step.episode_length.dtype == torch.int64
+
+
+@every_env
+@pytest.mark.parametrize("action_repeat", [1, 3])
+def test_no_step_reads_the_host(id, action_repeat):
+    env = make_tensor_env(id, 5, action_repeat=action_repeat, max_episode_steps=4)
+    with NoHostReads():
+        env.reset_tensors(seed=1)
+        run(env, 10)
+
+
+def test_the_guard_against_host_reads_works():
+    with NoHostReads(), pytest.raises(AssertionError, match="waits for the device"):
+        torch.ones(()).item()
+
+
+@every_env
+def test_only_ended_copies_restart_and_show_both_observations(id):
+    env = make_tensor_env(id, 50, max_episode_steps=20, seed=0)
+    observation = env.reset_tensors()
+    some_end, total = False, torch.zeros(50)
+    for step in run(env, 60):
+        done = step.terminated | step.truncated
+        assert torch.equal(step.observation[~done], step.next_observation[~done])
+        assert (step.observation[done] != step.next_observation[done]).any(-1).all()
+        assert not torch.equal(step.next_observation, observation)
+        torch.testing.assert_close(total + step.reward, step.episode_return)
+        total = torch.where(done, 0.0, step.episode_return)
+        assert torch.equal(step.truncated, step.episode_length == 20)
+        some_end |= bool(done.any())
+        observation = step.observation
+    assert some_end
+
+
+def test_returned_tensors_are_not_changed_by_later_steps():
+    env = make_tensor_env("CartPole-v1", 5, seed=0)
+    first = env.reset_tensors()
+    (step,) = run(env, 1)
+    kept = [first.clone(), *(tensor.clone() for tensor in step)]
+    run(env, 30)
+    assert all(torch.equal(a, b) for a, b in zip([first, *step], kept))
+
+
+def test_state_stays_in_the_same_memory():
+    env = make_tensor_env("CartPole-v1", 5, max_episode_steps=3)
+    where = [tensor.data_ptr() for tensor in env.episodes]
+    run(env, 10)
+    env.reset_tensors()
+    env.rollout(5)
+    env.load_state_dict(env.state_dict())
+    assert [tensor.data_ptr() for tensor in env.episodes] == where
+
+
+# Pure functions.
+
+
+@every_env
+def test_advance_changes_nothing_and_is_what_a_step_does(id):
+    env = make_tensor_env(id, 20, max_episode_steps=3, action_repeat=2, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        before = EpisodeState(*(tensor.clone() for tensor in env.episodes))
+        drawn = env.generator.get_state()
+        action, uniform = random_actions(env, generator), env.draw_uniform()
+        after, step = env.advance(env.episodes, action, uniform)
+        assert_equal([env.episodes], [before])
+        env.generator.set_state(drawn)
+        assert_equal([env.step_tensors(action)], [step])
+        assert_equal([env.episodes], [after])
+
+
+@every_env
+def test_advance_can_be_traced(id):
+    env = make_tensor_env(id, 20, max_episode_steps=3, action_repeat=2, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    actions = [random_actions(env, generator) for _ in range(6)]
+    advance = make_fx(lambda *given: env.advance(*given))
+    graph = advance(env.episodes, actions[0], env.draw_uniform())
+    assert not any("scalar_dense" in str(node.target) for node in graph.graph.nodes)
+    for action in actions:
+        uniform, before = env.draw_uniform(), env.episodes
+        traced, plain = graph(before, action, uniform), env.advance(before, action, uniform)
+        assert_equal(plain, [EpisodeState(*traced[0]), type(plain[1])(*traced[1])])
+        env.step_tensors(action)
+
+
+@pytest.mark.slow
+@every_env
+def test_advance_can_be_compiled_as_one_graph(id):
+    env = make_tensor_env(id, 20, max_episode_steps=3, action_repeat=2, seed=0)
+    compiled = torch.compile(env.advance, fullgraph=True)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        action, uniform = random_actions(env, generator), env.draw_uniform()
+        for one, other in zip(
+            compiled(env.episodes, action, uniform), env.advance(env.episodes, action, uniform)
+        ):
+            torch.testing.assert_close(tuple(one), tuple(other), rtol=1e-4, atol=1e-4)
+        env.step_tensors(action)
+
+
+def test_physics_can_be_differentiated():
+    env = Pendulum(3, dtype=torch.float64, seed=0)
+    action = torch.tensor([[0.5], [-0.3], [1.0]], dtype=torch.float64, requires_grad=True)
+    physics = env.physics.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda *given: env.transition(*given)[:2], (physics, action))
+
+
+# Seeds and saving.
+
+
+@every_env
+def test_one_seed_gives_one_run_and_different_copies(id):
+    runs = [run(make_tensor_env(id, 30, max_episode_steps=9, seed=5), 25) for _ in range(2)]
+    assert_equal(*runs)
+    env = make_tensor_env(id, 30, max_episode_steps=9, seed=0)
+    env.reset_tensors(seed=5)
+    assert len(env.physics.unique(dim=1).T) == 30
+    other = make_tensor_env(id, 30, seed=6)
+    assert not torch.equal(env.physics, other.physics)
+    first = env.physics.clone()
+    env.reset_tensors()
+    assert not torch.equal(env.physics, first)
+    env.reset_tensors(seed=5)
+    assert torch.equal(env.physics, first)
+
+
+def test_without_a_seed_torchs_decides():
+    torch.manual_seed(1)
+    ones = CartPole(4).physics, CartPole(4).physics
+    torch.manual_seed(1)
+    others = CartPole(4).physics, CartPole(4).physics
+    assert torch.equal(ones[0], others[0])
+    assert torch.equal(ones[1], others[1])
+    assert not torch.equal(*ones)
+
+
+@every_env
+def test_a_saved_run_continues_bit_by_bit(id, tmp_path):
+    env = make_tensor_env(id, 30, max_episode_steps=7, seed=5)
+    run(env, 10)
+    torch.save(env.state_dict(), tmp_path / "env.pt")
+    saved = env.state_dict()
+    expected = run(env, 20, seed=1)
+    other = make_tensor_env(id, 30, max_episode_steps=7, seed=0)
+    other.load_state_dict(torch.load(tmp_path / "env.pt", weights_only=True))
+    assert_equal(run(other, 20, seed=1), expected)
+    env.load_state_dict(saved)
+    assert_equal(run(env, 20, seed=1), expected)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_continues_on_its_own(duplicate):
+    env = make_tensor_env("CartPole-v1", 30, seed=5)
+    run(env, 10)
+    twin = duplicate(env)
+    assert_equal(run(twin, 30), run(env, 30))
+
+
+@pytest.mark.parametrize(
+    ("id", "num_envs", "dtype", "field"),
+    [
+        ("Acrobot-v1", 4, torch.float32, "environment"),
+        ("CartPole-v1", 5, torch.float32, "num_envs"),
+        ("CartPole-v1", 4, torch.float64, "dtype"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(id, num_envs, dtype, field):
+    env = make_tensor_env("CartPole-v1", 4, seed=0)
+    before = env.state_dict()
+    with pytest.raises(SettingError, match=field):
+        env.load_state_dict(make_tensor_env(id, num_envs, dtype=dtype).state_dict())
+    assert torch.equal(env.physics, before["physics"])
+    assert torch.equal(env.generator.get_state(), before["_extra_state"]["generator"])
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"num_envs": 0}, "num_envs"),
+        ({"num_envs": 2.5}, "num_envs"),
+        ({"num_envs": 2, "action_repeat": 0}, "action_repeat"),
+        ({"num_envs": 2, "max_episode_steps": 0}, "max_episode_steps"),
+        ({"num_envs": 2, "dtype": torch.float16}, "dtype"),
+    ],
+)
+def test_bad_settings_are_refused(settings, field):
+    with pytest.raises(SettingError, match=field):
+        make_tensor_env("CartPole-v1", **settings)
+
+
+def test_an_unknown_id_names_the_nearest():
+    with pytest.raises(SettingError, match="what works: CartPole-v1 or CartPole-v0 or") as error:
+        make_tensor_env("cartpole-v1", 2)
+    assert set(error.value.works) == set(IDS)
+
+
+def test_time_limits_are_the_registered_ones_unless_given():
+    assert make_tensor_env("CartPole-v0", 2).max_episode_steps == 200
+    assert make_tensor_env("CartPole-v0", 2, max_episode_steps=None).max_episode_steps == 200
+    assert make_tensor_env("CartPole-v1", 2, max_episode_steps=7).max_episode_steps == 7
+    assert CartPole(2).max_episode_steps == 500
