@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kit.steps.errors import SettingError
+from kit.steps.errors import SettingError, nearest_first
 from kit.steps.ratio import ReplayRatio
 
 if TYPE_CHECKING:
-    from kit.steps.plan import StepPlan
+    from kit.steps.updates import UpdatePlan
 
 
 class CountingRule(Protocol):
-    """Turns collections into gradient steps. One object follows one run."""
+    """Turns collections into gradient steps. One object follows one run.
+
+    A rule may have two things more. ``pretrains = True`` says that it does the pretraining itself.
+    ``total(trainings, policy_steps)`` returns the gradient steps of the first ``trainings``
+    training iterations of ``policy_steps`` each, or ``None`` where only following them tells.
+    """
 
     def advance(self, policy_steps: int) -> int:
         """Take the policy steps one process collected in a training iteration.
@@ -33,11 +39,31 @@ class CountingRule(Protocol):
 class _Epochs:
     """Passes over the collected batch."""
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: UpdatePlan) -> None:
         self.plan = plan
+        self.waiting = plan.local_prefill_steps if plan.prefill_in_first_batch else 0
 
     def advance(self, policy_steps: int) -> int:
-        return self.plan.epoch_gradient_steps(policy_steps)
+        rows, self.waiting = policy_steps + self.waiting, 0
+        newest = self.plan.train_on_newest
+        return self.plan.epoch_gradient_steps(rows if newest is None else min(rows, newest))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"waiting": self.waiting}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.waiting = int(state_dict["waiting"])
+
+
+class _Fixed:
+    """The same number in every iteration."""
+
+    def __init__(self, plan: UpdatePlan) -> None:
+        self.gradient_steps = plan.gradient_steps_per_iteration or 0
+
+    def advance(self, policy_steps: int) -> int:
+        del policy_steps
+        return self.gradient_steps
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -46,39 +72,47 @@ class _Epochs:
         del state_dict
 
 
-class _Fixed(_Epochs):
-    """The same number in every iteration."""
-
-    def advance(self, policy_steps: int) -> int:
-        del policy_steps
-        return self.plan.gradient_steps_per_iteration or 0
-
-
-def exact_rule(plan: StepPlan) -> CountingRule:
+def exact_rule(plan: UpdatePlan) -> CountingRule:
     """Return the kit's own rule for ``plan``: integers and one exact remainder."""
     if plan.replay_ratio is not None:
         return ReplayRatio(plan.replay_ratio)
     return _Epochs(plan) if plan.update_epochs is not None else _Fixed(plan)
 
 
-COUNTING_RULES: dict[str, Callable[[StepPlan], CountingRule]] = {"exact": exact_rule}
-"""Rules by name. A dialect adds its library's rule when it is imported."""
+RuleFactory = Callable[["UpdatePlan", str], CountingRule]
+
+COUNTING_RULES: dict[str, RuleFactory] = {"exact": lambda plan, argument: exact_rule(plan)}
+"""Rules by name, made from a plan and the text after the colon of ``counting="name:argument"``.
+
+A dialect adds its library's rules when it is imported; their names begin with its module's name.
+"""
 
 
-def counting_rule(name: str) -> Callable[[StepPlan], CountingRule]:
-    """Return the rule called ``name``, importing the dialect it belongs to (``sheeprl-0.5.7``).
+@lru_cache(maxsize=256)
+def counting_rule(counting: str) -> Callable[[UpdatePlan], CountingRule]:
+    """Return what makes the rule called ``counting``, importing the dialect it belongs to.
+
+    Args:
+        counting: ``exact``, ``sheeprl-0.5.7``, or with an argument ``dreamer:24``.
 
     Raises:
         SettingError: if there is no such rule.
     """
+    name, _, argument = counting.partition(":")
     if name not in COUNTING_RULES:
-        try:
-            importlib.import_module(f"kit.steps.dialects.{name.split('-')[0]}")
-        except (ImportError, ValueError):
-            pass
+        module = name.split("-")[0]
+        if module.isidentifier():
+            try:
+                importlib.import_module(f"kit.steps.dialects.{module}")
+            except ModuleNotFoundError as error:
+                if error.name != f"kit.steps.dialects.{module}":
+                    raise
     if name not in COUNTING_RULES:
-        raise SettingError("counting", name, "is not a counting rule", sorted(COUNTING_RULES))
-    return COUNTING_RULES[name]
+        raise SettingError(
+            "counting", counting, "is not a counting rule", nearest_first(name, [*COUNTING_RULES])
+        )
+    factory = COUNTING_RULES[name]
+    return lambda plan: factory(plan, argument)
 
 
 class UpdateClock:
@@ -90,11 +124,12 @@ class UpdateClock:
         plan: what the run will do.
     """
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: UpdatePlan) -> None:
         self.plan = plan
-        self.policy_steps = 0 if plan.prefill_is_iteration else plan.prefill_steps
+        self.policy_steps = 0 if plan.prefill_is_iteration else _prefilled(plan)
         self.learning = False
         self._rule = counting_rule(plan.counting)(plan)
+        self._pretrain_steps = 0 if getattr(self._rule, "pretrains", False) else plan.pretrain_steps
 
     def advance(self, policy_steps: int) -> int:
         """Take one iteration's collection and return the gradient steps now due.
@@ -108,7 +143,7 @@ class UpdateClock:
         self.policy_steps += policy_steps * self.plan.world_size
         if self.policy_steps < self.plan.learning_starts:
             return 0
-        pretrain = 0 if self.learning else self.plan.pretrain_steps
+        pretrain = 0 if self.learning else self._pretrain_steps
         self.learning = True
         return pretrain + self._rule.advance(policy_steps)
 
@@ -125,3 +160,8 @@ class UpdateClock:
         self.policy_steps = int(state_dict["policy_steps"])
         self.learning = bool(state_dict["learning"])
         self._rule.load_state_dict(state_dict["rule"])
+
+
+def _prefilled(plan: UpdatePlan) -> int:
+    """Policy steps of a separate prefill: those asked for, where only the run will know more."""
+    return plan.local_prefill_steps * plan.world_size if plan.is_exact else plan.prefill_steps

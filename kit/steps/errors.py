@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+LARGEST = 10**18
+"""Largest count that is accepted; a million steps a second would reach it in 30,000 years."""
+
 
 class SettingError(ValueError):
     """A setting that cannot work.
@@ -13,23 +16,48 @@ class SettingError(ValueError):
         field: name of the setting.
         value: what was given.
         why: why it cannot work, as the end of a sentence that begins with the value.
-        works: values that would work, nearest first.
+        works: values that would work, nearest first; or advice as text.
+        hint: advice beyond the values.
     """
 
-    def __init__(self, field: str, value: Any, why: str, works: Sequence[Any] | str = ()) -> None:
+    def __init__(
+        self,
+        field: str,
+        value: Any,
+        why: str,
+        works: Sequence[Any] | str = (),
+        hint: str = "",
+    ) -> None:
         self.field = field
         self.value = value
         self.why = why
         self.works = works
-        message = f"{field}={value!r} {why}"
+        self.hint = hint
+        message = f"{field}={show(value)} {why}"
         if isinstance(works, str):
             message += f"; {works}" if works else ""
         elif works:
-            message += f"; what works: {' or '.join(str(w) for w in works)}"
-        super().__init__(message + ".")
+            message += f"; what works: {' or '.join(show(w, text=True) for w in works)}"
+        super().__init__(f"{message}; {hint}." if hint else f"{message}.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.field, self.value, self.why, self.works))
+        return (type(self), (self.field, self.value, self.why, self.works, self.hint))
+
+
+def show(value: Any, *, text: bool = False) -> str:
+    """Return ``value`` as a message shows it; never fails and is never long.
+
+    Args:
+        value: anything.
+        text: whether a string is shown without quotation marks.
+    """
+    if text and isinstance(value, str):
+        return value
+    try:
+        shown = repr(value)
+    except Exception:  # an integer of thousands of digits, or an object that cannot print itself
+        return f"a {type(value).__name__}"
+    return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
 
 def whole_number(field: str, value: Any, at_least: int = 0) -> int:
@@ -41,7 +69,8 @@ def whole_number(field: str, value: Any, at_least: int = 0) -> int:
         at_least: smallest value that works.
 
     Raises:
-        SettingError: if ``value`` is no whole number or is too small.
+        SettingError: if ``value`` is no whole number, is too small, or is larger than
+            :data:`LARGEST`.
     """
     if type(value) is int:
         number = value
@@ -56,11 +85,46 @@ def whole_number(field: str, value: Any, at_least: int = 0) -> int:
         number = int(value)
     if number < at_least:
         raise SettingError(field, value, f"is less than {at_least}", [at_least])
+    if number > LARGEST:
+        raise SettingError(field, value, "is larger than any run", [LARGEST])
     return number
 
 
 def _index(field: str, value: Any, at_least: int) -> int:
     """Accept the integer types of other libraries (numpy), and nothing else."""
     if not isinstance(value, bool) and hasattr(value, "__index__"):
-        return int(value.__index__())
+        try:
+            return int(value.__index__())
+        except (TypeError, ValueError):  # an array of several numbers
+            pass
     raise SettingError(field, value, "is not a whole number", f"use an integer from {at_least}")
+
+
+def yes_or_no(field: str, value: Any) -> bool:
+    """Return ``value`` if it is a bool, or refuse it.
+
+    Raises:
+        SettingError: if ``value`` is neither ``True`` nor ``False``.
+    """
+    if isinstance(value, bool):
+        return value
+    raise SettingError(field, value, "is neither true nor false", [True, False])
+
+
+def one_of(field: str, value: Any, choices: Sequence[str]) -> str:
+    """Return ``value`` if it is one of ``choices``, or refuse it.
+
+    Raises:
+        SettingError: if it is not; the nearest spelling comes first.
+    """
+    if isinstance(value, str) and value in choices:
+        return value
+    raise SettingError(field, value, "is not a choice", nearest_first(value, choices))
+
+
+def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:
+    """Return ``choices`` with those spelled most like ``value`` first."""
+    from difflib import get_close_matches  # only for an error: importing it takes milliseconds
+
+    close = get_close_matches(str(value)[:100], choices, n=3, cutoff=0.6)
+    return close + [choice for choice in choices if choice not in close]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
 from typing import Literal, get_args
 
 LastMinibatch = Literal["smaller", "merge", "drop", "carry"]
@@ -32,8 +30,10 @@ def epoch_sizes(rows: int, size: int, last: LastMinibatch) -> list[int]:
     """Return the minibatch sizes of one pass over ``rows``; for ``carry``, of a whole permutation.
 
     Examples:
-        >>> epoch_sizes(64, 20, "smaller"), epoch_sizes(64, 20, "merge"), epoch_sizes(64, 20, "drop")
-        ([20, 20, 20, 4], [20, 20, 24], [20, 20, 20])
+        >>> epoch_sizes(64, 20, "smaller")
+        [20, 20, 20, 4]
+        >>> epoch_sizes(64, 20, "merge"), epoch_sizes(64, 20, "drop")
+        ([20, 20, 24], [20, 20, 20])
     """
     if rows == 0:
         return []
@@ -45,27 +45,31 @@ def epoch_sizes(rows: int, size: int, last: LastMinibatch) -> list[int]:
     return [size] * full + [left]
 
 
-def iteration_sizes(
-    rows: int, size: int, last: LastMinibatch, epochs: int, minibatches_before: int = 0
-) -> list[int]:
-    """Return the minibatch sizes of all epochs of one iteration, in order.
+def carried_sizes(rows: int, size: int, drawn: int, wanted: int) -> list[int]:
+    """Return the sizes of the next minibatches of a sampler that is never reset.
 
     Args:
-        rows: transitions in the collected batch.
+        rows: transitions in the batch, the same in every iteration.
         size: transitions asked for in a minibatch.
-        last: what becomes of the rows left over.
-        epochs: passes over the batch.
-        minibatches_before: minibatches already drawn in the run; only ``carry`` depends on it.
+        drawn: minibatches already drawn in the run.
+        wanted: minibatches to draw.
+
+    Examples:
+        >>> carried_sizes(40, 12, 0, 6), carried_sizes(40, 12, 6, 6)
+        ([12, 12, 12, 4, 12, 12], [12, 4, 12, 12, 12, 4])
     """
-    one_pass = epoch_sizes(rows, size, last)
-    if last != "carry" or not one_pass:
-        return one_pass * epochs
-    wanted = epochs * minibatches_per_epoch(rows, size, last)
-    return list(islice(_endless(one_pass, minibatches_before), wanted))
+    permutation = epoch_sizes(rows, size, "carry")
+    if not permutation:
+        return []
+    start = drawn % len(permutation)
+    endless = permutation * (-(-(start + wanted) // len(permutation)))
+    return endless[start : start + wanted]
 
 
-def _endless(one_pass: list[int], start: int) -> Iterator[int]:
-    position = start % len(one_pass)
-    while True:
-        yield one_pass[position]
-        position = (position + 1) % len(one_pass)
+def carried_total(rows: int, size: int, drawn: int) -> int:
+    """Return the rows in the first ``drawn`` minibatches of a sampler that is never reset."""
+    permutation = epoch_sizes(rows, size, "carry")
+    if not permutation:
+        return 0
+    passes, rest = divmod(drawn, len(permutation))
+    return passes * rows + sum(permutation[:rest])

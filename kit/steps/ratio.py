@@ -37,11 +37,15 @@ def as_fraction(field: str, value: Any) -> Fraction:
 def _as_fraction(value: Any) -> Fraction:
     if isinstance(value, bool):
         raise TypeError
-    if isinstance(value, float):
-        simplest = Fraction(value).limit_denominator(_LARGEST_DENOMINATOR)
-        fraction = simplest if float(simplest) == value else Fraction(repr(value))
+    if isinstance(value, str) and "e" not in value.lower():
+        fraction = Fraction(value.strip())
+    elif isinstance(value, (int, Fraction)):
+        fraction = Fraction(value)
     else:
-        fraction = Fraction(value.strip() if isinstance(value, str) else value)
+        # "1e999999999" too: as an exact integer it would have a billion digits.
+        number = float(value)
+        simplest = Fraction(number).limit_denominator(_LARGEST_DENOMINATOR)
+        fraction = simplest if float(simplest) == number else Fraction(repr(number))
     if fraction < 0:
         raise ValueError
     return fraction

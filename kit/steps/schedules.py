@@ -108,7 +108,7 @@ class Exponential(_Ramp):
 
 @dataclass(frozen=True)
 class Piecewise:
-    """Constant pieces: ``values[i]`` from ``boundaries[i - 1]`` (inclusive) to ``boundaries[i]``."""
+    """Constant pieces: ``values[i]`` from ``boundaries[i - 1]`` on, up to ``boundaries[i]``."""
 
     boundaries: Sequence[int]
     """counts at which the value changes, increasing."""

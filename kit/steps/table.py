@@ -88,15 +88,19 @@ def _count_rows(plan: StepPlan, ledger: StepLedger | None) -> list[Row]:
     planned: list[tuple[str, str, str | None]] = [
         ("iterations", "iterations", number(end.iterations if end else plan.iterations)),
         ("policy steps", "policy_steps", number(end.policy_steps if end else at_least)),
-        ("  of these random", "random_policy_steps", end and number(end.random_policy_steps)),
+        (
+            "  of these random",
+            "random_policy_steps",
+            number(end.random_policy_steps) if end else None,
+        ),
         ("env steps", "env_steps", env_steps),
-        ("gradient steps", "gradient_steps", end and number(end.gradient_steps)),
+        ("gradient steps", "gradient_steps", number(end.gradient_steps) if end else None),
         (
             "transitions trained on",
             "samples",
-            end and number(end.samples) if _sized(plan) else None,
+            number(end.samples) if end and _sized(plan) else None,
         ),
-        ("evaluations", "evaluations", end and number(end.evaluations)),
+        ("evaluations", "evaluations", number(end.evaluations) if end else None),
     ]
     asked = {"policy_steps": plan.asked.get("total_policy_steps", plan.total_policy_steps)}
     asked["random_policy_steps"] = plan.asked.get("random_steps", plan.random_steps)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from kit.steps.errors import SettingError, whole_number
+from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 from kit.steps.minibatches import LAST_MINIBATCH
 from kit.steps.ratio import as_fraction
 
@@ -25,11 +26,23 @@ _ONE_OR_NONE = (
     "min_steps",
     "episode_length",
     "minibatch_size",
+    "minibatches_per_epoch",
     "minibatches_per_gradient_step",
+    "train_on_newest",
     "sequence_length",
     "evaluation_every",
+    "evaluation_every_iterations",
 )
 _ZERO_OR_NONE = ("steps_per_env", "update_epochs", "gradient_steps_per_iteration")
+_YES_OR_NO = (
+    "prefill_random",
+    "prefill_is_iteration",
+    "prefill_in_first_batch",
+    "evaluation_before_update",
+    "final_evaluation",
+)
+LARGEST_RATIO = 10**9
+"""Gradient steps per policy step that are accepted at most."""
 
 
 def complete(plan: StepPlan) -> None:
@@ -41,9 +54,12 @@ def complete(plan: StepPlan) -> None:
     _numbers(plan)
     _collection(plan)
     _updates(plan)
+    _vector_steps(plan, "prefill_steps")
     _budget(plan)
     _before_learning(plan)
+    _batch(plan)
     _minibatch(plan)
+    _evaluation(plan)
 
 
 def _set(plan: StepPlan, field: str, value: Any) -> None:
@@ -57,14 +73,15 @@ def _numbers(plan: StepPlan) -> None:
         _set(plan, field, whole_number(field, getattr(plan, field)))
     for fields, smallest in ((_ONE_OR_NONE, 1), (_ZERO_OR_NONE, 0)):
         for field in fields:
-            if getattr(plan, field) is not None:
-                _set(plan, field, whole_number(field, getattr(plan, field), smallest))
-    if plan.rounding not in ("error", "down", "up"):
-        raise SettingError("rounding", plan.rounding, "is not a rule", ["error", "down", "up"])
-    if plan.last_minibatch not in LAST_MINIBATCH:
-        raise SettingError(
-            "last_minibatch", plan.last_minibatch, "is not a rule", list(LAST_MINIBATCH)
-        )
+            value = getattr(plan, field)
+            if value is not None:
+                _set(plan, field, whole_number(field, value, smallest))
+    for field in _YES_OR_NO:
+        yes_or_no(field, getattr(plan, field))
+    one_of("rounding", plan.rounding, ("error", "down", "up"))
+    one_of("last_minibatch", plan.last_minibatch, LAST_MINIBATCH)
+    if not isinstance(plan.asked, dict):
+        raise SettingError("asked", plan.asked, "is no dict of settings", "leave it out")
 
 
 def _collection(plan: StepPlan) -> None:
@@ -76,7 +93,7 @@ def _collection(plan: StepPlan) -> None:
                 "steps_per_env",
                 plan.steps_per_env,
                 "contradicts min_episodes and min_steps, which collect whole episodes",
-                "leave one of them out",
+                [None],
             )
     elif plan.steps_per_env is None:
         raise SettingError("steps_per_env", None, "leaves open what to collect", [1])
@@ -85,34 +102,51 @@ def _collection(plan: StepPlan) -> None:
             "episode_length",
             plan.episode_length,
             "means nothing where an iteration collects a number of steps",
-            "leave it out, or collect whole episodes with min_episodes or min_steps",
+            [None],
+            "or collect whole episodes with min_episodes or min_steps",
         )
     if plan.prefill_is_iteration and not plan.prefill_steps:
         raise SettingError(
-            "prefill_is_iteration", True, "needs prefill_steps", "give prefill_steps"
+            "prefill_is_iteration", True, "needs prefill_steps", [False], "or give prefill_steps"
         )
 
 
 def _updates(plan: StepPlan) -> None:
     if plan.replay_ratio is not None:
-        _set(plan, "replay_ratio", as_fraction("replay_ratio", plan.replay_ratio))
+        ratio = as_fraction("replay_ratio", plan.replay_ratio)
+        if ratio > LARGEST_RATIO:
+            raise SettingError(
+                "replay_ratio",
+                plan.replay_ratio,
+                "is more gradient steps per policy step than any run makes",
+                [LARGEST_RATIO],
+            )
+        _set(plan, "replay_ratio", ratio)
     rules = ("update_epochs", "replay_ratio", "gradient_steps_per_iteration")
     given = [rule for rule in rules if getattr(plan, rule) is not None]
     if len(given) > 1:
         raise SettingError(
             given[1],
-            getattr(plan, given[1]),
-            f"contradicts {given[0]}={getattr(plan, given[0])}: both say how many gradient steps",
-            f"leave one of them out: {' or '.join(given)}",
+            _plain(getattr(plan, given[1])),
+            f"contradicts {given[0]}={_plain(getattr(plan, given[0]))}: both say how many gradient "
+            "steps",
+            [None],
+            f"or leave out {given[0]}",
         )
+    if not isinstance(plan.counting, str):
+        raise SettingError("counting", plan.counting, "is not a counting rule", ["exact"])
     if plan.counting != "exact":
         from kit.steps.clock import counting_rule
 
-        counting_rule(plan.counting)
+        counting_rule(plan.counting)(plan)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Fraction) else value
 
 
 def _budget(plan: StepPlan) -> None:
-    """Derive iterations from the total or the total from iterations; refuse what does not divide."""
+    """Derive iterations from the total, or the other way; refuse a total that does not divide."""
     if plan.iterations is not None:
         _set(plan, "iterations", whole_number("iterations", plan.iterations))
     if plan.total_policy_steps is not None:
@@ -139,25 +173,21 @@ def _budget(plan: StepPlan) -> None:
 
 def _iterations(plan: StepPlan) -> int:
     each = plan.policy_steps_per_iteration
-    first = plan.policy_steps_after(1 if plan.prefill_is_iteration else 0)
-    if each == 0:
-        raise SettingError("iterations", None, "is open where nothing is collected", "give it")
-    down, left = divmod(plan.total_policy_steps - first, each)
     before = 1 if plan.prefill_is_iteration else 0
+    first = plan.policy_steps_after(before)
+    if each == 0:
+        raise SettingError("iterations", None, "is open where nothing is collected", [1])
+    down, left = divmod(plan.total_policy_steps - first, each)
     if not left and down >= 0:
         return down + before
     if plan.rounding == "error":
-        options = [
-            f"{first + n * each} ({n + before} iteration{'s' * (n + before != 1)})"
-            for n in sorted({max(down, 0), max(down + 1, 0)})
-        ]
         prefill = f" after {first} of prefill" if first else ""
         raise SettingError(
             "total_policy_steps",
             plan.total_policy_steps,
             f"is not a whole number of iterations of {each} policy steps{prefill}",
-            " or ".join(["what works: " + options[0], *options[1:]])
-            + ", or rounding='down' or 'up'",
+            sorted({first + n * each for n in (max(down, 1), max(down + 1, 1))}),
+            "or rounding='down' or 'up'",
         )
     rounded = max(down, 0) if plan.rounding == "down" else max(down + 1, 0)
     _round(plan, "total_policy_steps", first + rounded * each)
@@ -170,38 +200,115 @@ def _round(plan: StepPlan, field: str, value: int) -> None:
 
 
 def _before_learning(plan: StepPlan) -> None:
-    off_policy = plan.replay_ratio is not None or plan.gradient_steps_per_iteration is not None
+    _vector_steps(plan, "learning_starts")
     if plan.random_steps is None:
+        off_policy = plan.replay_ratio is not None or plan.gradient_steps_per_iteration is not None
         _set(plan, "random_steps", plan.learning_starts if off_policy else 0)
     _set(plan, "random_steps", whole_number("random_steps", plan.random_steps))
-    step = plan.num_envs * plan.world_size
-    for field in ("random_steps", "learning_starts", "prefill_steps"):
-        value = getattr(plan, field)
-        unit = plan.world_size if plan.collects_episodes else step
-        if value % unit == 0:
-            continue
-        down, up = value // unit * unit, -(-value // unit) * unit
-        if plan.rounding == "error":
-            raise SettingError(
-                field,
-                value,
-                f"is not a multiple of the {unit} policy steps that all copies take at once",
-                [down, up],
-            )
-        _round(plan, field, down if plan.rounding == "down" else up)
+    _vector_steps(plan, "random_steps")
+
+
+def _vector_steps(plan: StepPlan, field: str) -> None:
+    """Refuse or round a number of policy steps that all copies together cannot take."""
+    unit = plan.world_size * (1 if plan.collects_episodes else plan.num_envs)
+    value = getattr(plan, field)
+    if value % unit == 0:
+        return
+    down, up = value // unit * unit, -(-value // unit) * unit
+    if plan.rounding == "error":
+        raise SettingError(
+            field,
+            value,
+            f"is not a multiple of the {unit} policy steps that all copies take at once",
+            [down, up],
+        )
+    _round(plan, field, down if plan.rounding == "down" else up)
+
+
+def _batch(plan: StepPlan) -> None:
+    """Refuse what is said about an on-policy batch where there is none, or one it cannot be."""
+    if plan.update_epochs is None:
+        for field in ("minibatches_per_epoch", "train_on_newest", "prefill_in_first_batch"):
+            if getattr(plan, field):
+                nothing = False if field == "prefill_in_first_batch" else None
+                raise SettingError(
+                    field,
+                    getattr(plan, field),
+                    "means nothing without update_epochs, passes over a collected batch",
+                    [nothing],
+                )
+        return
+    if plan.prefill_in_first_batch and not plan.prefill_steps:
+        raise SettingError("prefill_in_first_batch", True, "needs prefill_steps", [False])
+    if plan.train_on_newest and plan.train_on_newest % plan.num_envs:
+        up = -(-plan.train_on_newest // plan.num_envs) * plan.num_envs
+        raise SettingError(
+            "train_on_newest",
+            plan.train_on_newest,
+            f"is not the same for each of the num_envs={plan.num_envs} copies",
+            [up],
+        )
+    if plan.last_minibatch == "carry":
+        _carry(plan)
+
+
+def _carry(plan: StepPlan) -> None:
+    """What is carried over needs batches of one size, and one minibatch per gradient step."""
+    why = None
+    if plan.minibatches_per_gradient_step != 1:
+        why = "cannot be carried over between accumulated gradients"
+    elif plan.prefill_is_iteration or plan.prefill_in_first_batch or not plan.is_exact:
+        why = "cannot be carried over between batches of different sizes"
+    if why:
+        raise SettingError("last_minibatch", "carry", why, ["smaller", "merge", "drop"])
 
 
 def _minibatch(plan: StepPlan) -> None:
-    if plan.update_epochs is None:
+    if plan.update_epochs is None or plan.collects_episodes or not plan.frames_per_batch:
         return
-    if plan.minibatch_size is None or not plan.is_exact or plan.collects_episodes:
-        return
-    rows = plan.frames_per_batch
-    if plan.minibatch_size > rows:
+    if plan.sequence_length:
+        _whole_sequences(plan)
+    rows = plan.frames_per_batch // (plan.sequence_length or 1)
+    if plan.minibatch_size is not None and plan.minibatch_size > rows:
+        sequences = f" / sequence_length={plan.sequence_length}" if plan.sequence_length else ""
         raise SettingError(
             "minibatch_size",
             plan.minibatch_size,
-            f"is larger than the {rows} policy steps of one batch "
-            f"(num_envs={plan.num_envs} x steps_per_env={plan.steps_per_env})",
+            f"is larger than the {rows} of one batch "
+            f"(num_envs={plan.num_envs} x steps_per_env={plan.steps_per_env}{sequences})",
             [rows],
+        )
+
+
+def _whole_sequences(plan: StepPlan) -> None:
+    steps, length = plan.steps_per_env, plan.sequence_length
+    assert steps is not None
+    assert length is not None
+    if steps % length:
+        below = range(min(length, steps), max(min(length, steps) - 10_000, 1), -1)
+        factors = [next((n for n in below if steps % n == 0), 1)]
+        raise SettingError(
+            "sequence_length",
+            length,
+            f"does not divide the steps_per_env={steps} of a batch into whole sequences",
+            factors,
+        )
+
+
+def _evaluation(plan: StepPlan) -> None:
+    if plan.evaluation_every is not None and plan.evaluation_every_iterations is not None:
+        raise SettingError(
+            "evaluation_every_iterations",
+            plan.evaluation_every_iterations,
+            f"contradicts evaluation_every={plan.evaluation_every}: both say when to evaluate",
+            [None],
+            "or leave out evaluation_every",
+        )
+    if plan.evaluation_before_update and plan.evaluation_every_iterations is None:
+        raise SettingError(
+            "evaluation_before_update",
+            True,
+            "needs evaluation_every_iterations",
+            [False],
+            "or give evaluation_every_iterations",
         )

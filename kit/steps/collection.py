@@ -1,0 +1,139 @@
+"""What each iteration of a plan collects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.steps.errors import SettingError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CollectionPlan:
+    """The part of a plan that says what is collected, and with which actions."""
+
+    total_policy_steps: int = None  # type: ignore[assignment]  # filled in from iterations
+    """policy steps of the run, over all copies of all processes, prefill included."""
+    iterations: int = None  # type: ignore[assignment]  # filled in from total_policy_steps
+    """iterations of the run; derived when ``total_policy_steps`` is given, and the other way."""
+    num_envs: int = 1
+    """environment copies in one process."""
+    steps_per_env: int | None = 1
+    """policy steps each copy takes in one iteration; 0 collects nothing (offline); ``None`` where
+    whole episodes are collected."""
+    world_size: int = 1
+    """processes that train together, each with its own copies."""
+    action_repeat: int = 1
+    """env steps one action is held for; part of no other count."""
+    max_episode_steps: int | None = None
+    """policy steps after which an episode is truncated; ``None``: the environment's own limit."""
+
+    min_episodes: int | None = None
+    """whole episodes to collect in one iteration and process, at least."""
+    min_steps: int | None = None
+    """policy steps to collect in one iteration and process in whole episodes, at least."""
+    episode_length: int | None = None
+    """policy steps of every episode, where all are equally long; makes such a plan exact."""
+
+    random_steps: int = None  # type: ignore[assignment]  # None: see below
+    """policy steps (total) with random actions; ``None``: ``learning_starts`` where the update is
+    off-policy, else 0."""
+    prefill_steps: int = 0
+    """policy steps (total) collected in one go before everything else, part of the budget."""
+    prefill_random: bool = True
+    """whether the prefill has random actions."""
+    prefill_is_iteration: bool = False
+    """whether the prefill is the first iteration, with its update phase, in place of a collection
+    of the usual size."""
+    exploration_steps: int = 0
+    """policy steps (total) during which an exploring agent acts in place of the trained one."""
+
+    @property
+    def collects_episodes(self) -> bool:
+        """Whether an iteration collects whole episodes, not a number of steps."""
+        return self.min_episodes is not None or self.min_steps is not None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all counts are known; not so for whole episodes of unknown length."""
+        return not self.collects_episodes or self.episode_length is not None
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Policy steps of one iteration in one process: ``num_envs * steps_per_env``."""
+        if self.collects_episodes:
+            return self._episodes_for(self.min_steps or 0, self.min_episodes or 1)
+        assert self.steps_per_env is not None
+        return self.num_envs * self.steps_per_env
+
+    @property
+    def policy_steps_per_iteration(self) -> int:
+        """Policy steps of one iteration in all processes."""
+        return self.frames_per_batch * self.world_size
+
+    @property
+    def local_prefill_steps(self) -> int:
+        """Policy steps of the prefill in one process."""
+        if not self.prefill_steps:
+            return 0
+        per_process = self.prefill_steps // self.world_size
+        return self._episodes_for(per_process, 1) if self.collects_episodes else per_process
+
+    def _episodes_for(self, steps: int, episodes: int) -> int:
+        """Policy steps of the whole episodes that reach both minima."""
+        if self.episode_length is None:
+            raise SettingError(
+                "episode_length",
+                None,
+                "leaves the length of whole episodes unknown, so counts are known as they come",
+                "give episode_length where all episodes are equally long",
+            )
+        length = self.episode_length
+        return max(-(-steps // length), episodes) * length
+
+    def collected(self, iteration: int) -> int:
+        """Policy steps of one process in ``iteration`` (from 1), without a separate prefill."""
+        if iteration == 1 and self.prefill_is_iteration:
+            return self.local_prefill_steps
+        return self.frames_per_batch
+
+    def policy_steps_after(self, iteration: int) -> int:
+        """Policy steps of all processes at the end of ``iteration``."""
+        if self.prefill_is_iteration:
+            if iteration == 0:
+                return 0
+            iteration -= 1
+        each = self.frames_per_batch if iteration else 0
+        return (self.local_prefill_steps + iteration * each) * self.world_size
+
+    def random_steps_until(self, policy_steps: int) -> int:
+        """How many of the first ``policy_steps`` have random actions."""
+        random_steps = self.random_steps
+        if self.prefill_random and self.prefill_steps:
+            random_steps = max(random_steps, self.local_prefill_steps * self.world_size)
+        return min(random_steps, policy_steps)
+
+    def env_steps_after(self, iteration: int, episode_env_steps: int) -> int:
+        """Env steps of all processes at the end of ``iteration`` with equally long episodes.
+
+        The last action of an episode is held only as long as the episode lasts, so that an episode
+        of ``L`` env steps takes ``ceil(L / action_repeat)`` policy steps. Copies start their first
+        episode together and a reset costs no step.
+
+        Args:
+            iteration: iterations that have ended.
+            episode_env_steps: env steps of one episode, if ``max_episode_steps`` does not cut it.
+        """
+        copies = 1 if self.collects_episodes else self.num_envs
+        each = self.policy_steps_after(iteration) // (self.world_size * copies)
+        return self.world_size * copies * env_steps(self, each, episode_env_steps)
+
+
+def env_steps(plan: CollectionPlan, policy_steps: int, episode_env_steps: int) -> int:
+    """Env steps that one copy makes in ``policy_steps``; see ``CollectionPlan.env_steps_after``."""
+    repeat = plan.action_repeat
+    length = -(-episode_env_steps // repeat)
+    if plan.max_episode_steps is not None:
+        length = min(length, plan.max_episode_steps)
+    whole = min(episode_env_steps, length * repeat)
+    episodes, rest = divmod(policy_steps, length)
+    return episodes * whole + min(rest * repeat, whole)

@@ -1,0 +1,159 @@
+"""When two plans make the same run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.steps.plan import StepPlan
+
+
+def run_key(plan: StepPlan) -> tuple[tuple[str, Any], ...]:
+    """Return what decides the counts of a run, in one form for all ways to say it.
+
+    Pairs of the setting that says it and its value; two plans with equal keys make equal counts in
+    every iteration.
+    """
+    key: dict[str, Any] = {
+        "num_envs": plan.num_envs,
+        "world_size": plan.world_size,
+        "action_repeat": plan.action_repeat,
+        "max_episode_steps": plan.max_episode_steps,
+        "iterations": plan.iterations,
+        "total_policy_steps": plan.total_policy_steps,
+        "exploration_steps": plan.exploration_steps,
+    }
+    key |= _collection(plan) | _random(plan) | _updates(plan) | _evaluation(plan)
+    return tuple(key.items())
+
+
+def differing_settings(one: StepPlan, other: StepPlan) -> list[tuple[str, Any, Any]]:
+    """Return the settings in which two plans part, with the value of each."""
+    ours, theirs = dict(run_key(one)), dict(run_key(other))
+    names = list(ours) + [name for name in theirs if name not in ours]
+    return [
+        (name, ours.get(name), theirs.get(name))
+        for name in names
+        if ours.get(name) != theirs.get(name)
+    ]
+
+
+def _collection(plan: StepPlan) -> dict[str, Any]:
+    if not plan.collects_episodes:
+        batch: dict[str, Any] = {"steps_per_env": plan.steps_per_env}
+    elif plan.is_exact:
+        assert plan.episode_length is not None
+        episodes = plan.frames_per_batch // plan.episode_length
+        batch = {"min_episodes": episodes, "episode_length": plan.episode_length}
+    else:
+        batch = {"min_episodes": plan.min_episodes or 1, "min_steps": plan.min_steps or 0}
+    if plan.prefill_steps:
+        exact = plan.is_exact
+        batch["prefill_steps"] = plan.local_prefill_steps if exact else plan.prefill_steps
+        batch["prefill_is_iteration"] = plan.prefill_is_iteration
+    return batch
+
+
+def _random(plan: StepPlan) -> dict[str, Any]:
+    if plan.is_exact:
+        total = plan.policy_steps_after(plan.iterations)
+        return {"random_steps": plan.random_steps_until(total)}
+    prefill_random = plan.prefill_random if plan.prefill_steps else None
+    return {"random_steps": plan.random_steps, "prefill_random": prefill_random}
+
+
+def _updates(plan: StepPlan) -> dict[str, Any]:
+    starts = plan.first_training_iteration if plan.is_exact else plan.learning_starts
+    key: dict[str, Any] = {"learning_starts": starts, "pretrain_steps": plan.pretrain_steps}
+    if plan.counting != "exact":
+        key["counting"] = plan.counting
+    if plan.on_policy:
+        return key | _on_policy(plan)
+    key |= _gradient_steps(plan)
+    if key == {"learning_starts": starts, "pretrain_steps": 0, "gradient_steps_per_iteration": 0}:
+        return {"gradient_steps_per_iteration": 0}  # never trains: nothing else matters
+    key["minibatch_size"] = plan.minibatch_size
+    key["sequence_length"] = plan.sequence_length
+    key["minibatches_per_gradient_step"] = plan.minibatches_per_gradient_step or 1
+    return key
+
+
+def _gradient_steps(plan: StepPlan) -> dict[str, Any]:
+    """A ratio that makes a whole number in each iteration is that number."""
+    if plan.replay_ratio is None:
+        return {"gradient_steps_per_iteration": plan.gradient_steps_per_iteration or 0}
+    if plan.counting == "exact":
+        if plan.replay_ratio == 0:
+            return {"gradient_steps_per_iteration": 0}
+        if not plan.collects_episodes:
+            each = plan.replay_ratio * plan.frames_per_batch
+            if each.denominator == 1:
+                return {"gradient_steps_per_iteration": each.numerator}
+    return {"replay_ratio": plan.replay_ratio}
+
+
+def _on_policy(plan: StepPlan) -> dict[str, Any]:
+    key: dict[str, Any] = {
+        "update_epochs": plan.update_epochs,
+        "sequence_length": plan.sequence_length,
+        "minibatch_size": plan.minibatch_size,
+        "last_minibatch": plan.last_minibatch,
+        "minibatches_per_epoch": plan.minibatches_per_epoch,
+        "minibatches_per_gradient_step": plan.minibatches_per_gradient_step,
+    }
+    if plan.prefill_steps and plan.prefill_in_first_batch:
+        key["prefill_in_first_batch"] = True
+    if plan.is_exact:
+        _same_cut(plan, key)
+    return key
+
+
+def _same_cut(plan: StepPlan, key: dict[str, Any]) -> None:
+    """Say in one way how a batch of known size is cut into minibatches."""
+    prefill = plan.local_prefill_steps if plan.prefill_in_first_batch else 0
+    largest = max(plan.collected(1), plan.frames_per_batch + prefill)
+    if plan.train_on_newest is not None and plan.train_on_newest < largest:
+        key["train_on_newest"] = plan.train_on_newest
+    if plan.rows(1) != plan.rows(2) or not plan.rows(1):
+        return
+    rows = plan.rows(1) // (plan.sequence_length or 1)
+    size = key["minibatch_size"] = min(plan.minibatch_size or rows, rows)
+    full, left = divmod(rows, size)
+    if not left and plan.last_minibatch != "carry":
+        key["last_minibatch"] = "smaller"
+    elif not left and plan.minibatches_per_epoch in (None, full):
+        key |= {"last_minibatch": "smaller", "minibatches_per_epoch": None}
+    minibatches = plan.minibatches_in_epoch(plan.rows(1))
+    if plan.minibatches_per_gradient_step in (None, minibatches):
+        key["minibatches_per_gradient_step"] = None if minibatches > 1 else 1
+
+
+def _evaluation(plan: StepPlan) -> dict[str, Any]:
+    if not plan.is_exact:
+        return {
+            "evaluation_every": plan.evaluation_every,
+            "evaluation_every_iterations": plan.evaluation_every_iterations,
+            "evaluation_before_update": plan.evaluation_before_update,
+            "initial_evaluations": plan.initial_evaluations,
+            "final_evaluation": plan.final_evaluation,
+            "evaluation_episodes": plan.evaluation_episodes,
+        }
+    if not plan.evaluations_after(plan.iterations):
+        return {}
+    key: dict[str, Any] = {
+        "evaluation_episodes": plan.evaluation_episodes,
+        "initial_evaluations": plan.evaluations_after(0),
+        "final_evaluation": plan.final_evaluation or plan.ends_on_evaluation,
+    }
+    every, each = plan.evaluation_every, plan.policy_steps_per_iteration
+    period = plan.evaluation_every_iterations
+    if every is not None and not plan.prefill_steps:
+        if each >= every > 0:
+            period = 1
+        elif each and every % each == 0:
+            period = every // each
+    if period is not None and period < plan.iterations:
+        key["evaluation_every_iterations"] = period
+    elif period is None and every is not None:
+        key["evaluation_every"] = every
+    return key

@@ -1,0 +1,193 @@
+"""What each iteration of a plan trains: gradient steps and the minibatches they see."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from fractions import Fraction
+
+from kit.steps.clock import UpdateClock, counting_rule
+from kit.steps.collection import CollectionPlan
+from kit.steps.errors import SettingError
+from kit.steps.minibatches import (
+    LastMinibatch,
+    carried_sizes,
+    carried_total,
+    epoch_sizes,
+    minibatches_per_epoch,
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UpdatePlan(CollectionPlan):
+    """The part of a plan that says when how many gradient steps are due, and on what."""
+
+    learning_starts: int = 0
+    """policy steps (total) before the first gradient step, which comes at the end of the iteration
+    that reaches them."""
+    pretrain_steps: int = 0
+    """gradient steps of one process done once, when learning starts, on top of those due."""
+
+    update_epochs: int | None = None
+    """passes over each collected batch (on-policy)."""
+    replay_ratio: Fraction | None = None
+    """gradient steps per policy step, exact, counted from the start of the first iteration that
+    trains; a float means the simplest fraction that rounds to it."""
+    gradient_steps_per_iteration: int | None = None
+    """gradient steps of one process in each iteration, however much was collected."""
+    counting: str = "exact"
+    """rule by which gradient steps are counted: ``exact``, or the name of a library whose rounding
+    is reproduced (see ``kit.steps.dialects``)."""
+
+    minibatch_size: int | None = None
+    """transitions (or sequences) in a minibatch of one process; ``None``: all that was collected
+    (on-policy), or all that the buffer holds."""
+    sequence_length: int | None = None
+    """time steps of a sequence, where a minibatch is made of sequences."""
+    last_minibatch: LastMinibatch = "smaller"
+    """what becomes of the rows of a batch that do not fill a minibatch: they make a ``smaller``
+    one, ``merge`` into the last, ``drop`` out of the epoch, or ``carry`` over into the next."""
+    minibatches_per_epoch: int | None = None
+    """minibatches drawn in an update epoch, at most; ``None``: all that a batch makes."""
+    minibatches_per_gradient_step: int | None = 1
+    """minibatches whose gradients are accumulated into one gradient step; ``None``: all of an
+    update epoch."""
+    prefill_in_first_batch: bool = False
+    """whether an on-policy update also trains on the prefill, as part of its first batch."""
+    train_on_newest: int | None = None
+    """transitions of a batch that an on-policy update trains on, at most: the newest; the others
+    are forgotten unseen. ``None``: all."""
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether each batch is trained on once collected, and then forgotten."""
+        return self.update_epochs is not None
+
+    @property
+    def first_training_iteration(self) -> int:
+        """The first iteration whose end reaches ``learning_starts``; it is the first to train."""
+        if self.policy_steps_after(1) >= self.learning_starts:
+            return 1
+        each = self.policy_steps_per_iteration
+        if each == 0:
+            return self.iterations + 1
+        return 1 + -(-(self.learning_starts - self.policy_steps_after(1)) // each)
+
+    def clock(self) -> UpdateClock:
+        """Return a new clock that tells, collection by collection, what gradient steps are due."""
+        return UpdateClock(self)
+
+    # ------------------------------------------------------------------ gradient steps
+    def gradient_steps(self, iteration: int) -> int:
+        """Gradient steps of one process in ``iteration`` (from 1)."""
+        return self.gradient_steps_after(iteration) - self.gradient_steps_after(iteration - 1)
+
+    def gradient_steps_after(self, iteration: int) -> int:
+        """Gradient steps of one process at the end of ``iteration``."""
+        first = self.first_training_iteration
+        if iteration < first:
+            return 0
+        if self.counting != "exact":
+            return self._foreign_after(iteration, first)
+        trained = iteration - first + 1
+        done = self.pretrain_steps
+        if self.replay_ratio is not None:
+            before = self.policy_steps_after(first) // self.world_size - self.collected(first)
+            steps = self.policy_steps_after(iteration) // self.world_size - before
+            return done + self.replay_ratio.numerator * steps // self.replay_ratio.denominator
+        if self.gradient_steps_per_iteration is not None:
+            return done + trained * self.gradient_steps_per_iteration
+        done += self.epoch_gradient_steps(self.rows(first))
+        if trained > 1:
+            done += (trained - 1) * self.epoch_gradient_steps(self.rows(first + 1))
+        return done
+
+    def _foreign_after(self, iteration: int, first: int) -> int:
+        """Count with the rule of another library: in one go if it can, else step by step."""
+        rule = counting_rule(self.counting)(self)
+        total = getattr(rule, "total", None)
+        if total is not None and self.collected(first) == self.frames_per_batch:
+            known: int | None = total(iteration - first + 1, self.frames_per_batch)
+            if known is not None:
+                return known + (0 if getattr(rule, "pretrains", False) else self.pretrain_steps)
+        return self._simulated(iteration)
+
+    def _simulated(self, iteration: int) -> int:
+        """Follow the clock; what it said is kept, so that each iteration is followed once."""
+        if not hasattr(self, "_followed"):
+            object.__setattr__(self, "_followed", (self.clock(), array("q", [0])))
+        clock: UpdateClock
+        reached: array[int]
+        clock, reached = self._followed  # type: ignore[attr-defined]
+        while len(reached) <= iteration:
+            reached.append(reached[-1] + clock.advance(self.collected(len(reached))))
+        return reached[iteration]
+
+    # ------------------------------------------------------------------ minibatches
+    def rows(self, iteration: int) -> int:
+        """Transitions of the batch that ``iteration`` trains on in one process (on-policy)."""
+        rows = self.collected(iteration)
+        if self.prefill_in_first_batch and iteration == self.first_training_iteration:
+            rows += self.local_prefill_steps
+        return rows if self.train_on_newest is None else min(rows, self.train_on_newest)
+
+    def epoch_gradient_steps(self, rows: int) -> int:
+        """Gradient steps that ``update_epochs`` passes over ``rows`` transitions make."""
+        if not self.update_epochs or rows == 0:
+            return 0
+        minibatches = self.minibatches_in_epoch(rows)
+        accumulated = self.minibatches_per_gradient_step or max(minibatches, 1)
+        return self.update_epochs * -(-minibatches // accumulated)
+
+    def minibatches_in_epoch(self, rows: int) -> int:
+        """Minibatches of one update epoch over ``rows`` transitions."""
+        rows, size = self._cut(rows)
+        limit = self.minibatches_per_epoch
+        if self.last_minibatch == "carry" and limit is not None:
+            return limit
+        available = minibatches_per_epoch(rows, size, self.last_minibatch)
+        return available if limit is None else min(limit, available)
+
+    def _cut(self, rows: int) -> tuple[int, int]:
+        """Return what is cut into minibatches (sequences, if so asked) and the size of one."""
+        rows //= self.sequence_length or 1
+        return rows, self.minibatch_size or max(rows, 1)
+
+    def minibatch_sizes(self, iteration: int) -> list[int]:
+        """Sizes of the minibatches of ``iteration`` (from 1) in one process, in order.
+
+        Transitions, or sequences where ``sequence_length`` is set.
+
+        Raises:
+            SettingError: if a minibatch is all that a replay buffer holds, which only the buffer
+                knows.
+        """
+        if self.update_epochs is None:
+            if self.minibatch_size is None:
+                raise SettingError("minibatch_size", None, "means all that the replay buffer holds")
+            accumulated = self.minibatches_per_gradient_step or 1
+            return [self.minibatch_size] * (self.gradient_steps(iteration) * accumulated)
+        if iteration < self.first_training_iteration:
+            return []
+        rows, size = self._cut(self.rows(iteration))
+        if self.last_minibatch == "carry":
+            drawn = self.gradient_steps_after(iteration - 1)
+            return carried_sizes(rows, size, drawn, self.gradient_steps(iteration))
+        one_pass = epoch_sizes(rows, size, self.last_minibatch)[: self.minibatches_per_epoch]
+        return one_pass * self.update_epochs
+
+    def samples_after(self, iteration: int) -> int:
+        """Transitions trained on by one process at the end of ``iteration``."""
+        length = self.sequence_length or 1
+        if self.update_epochs is None:
+            accumulated = self.minibatches_per_gradient_step or 1
+            size = (self.minibatch_size or 0) * accumulated
+            return self.gradient_steps_after(iteration) * size * length
+        first = self.first_training_iteration
+        if iteration < first:
+            return 0
+        if self.last_minibatch == "carry":
+            rows, size = self._cut(self.rows(iteration))
+            return carried_total(rows, size, self.gradient_steps_after(iteration)) * length
+        later = sum(self.minibatch_sizes(first + 1)) if iteration > first else 0
+        return (sum(self.minibatch_sizes(first)) + (iteration - first) * later) * length
