@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,3 +129,32 @@ def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:
 
     close = get_close_matches(str(value)[:100], choices, n=3, cutoff=0.6)
     return close + [choice for choice in choices if choice not in close]
+
+
+def real_number(
+    field: str, value: Any, at_least: float | None = None, at_most: float | None = None
+) -> float:
+    """Return ``value`` as a float, or refuse it.
+
+    Args:
+        field: name of the setting, for the error.
+        value: an int or a float.
+        at_least: smallest value that works, if there is one.
+        at_most: largest value that works, if there is one.
+
+    Raises:
+        SettingError: if ``value`` is no finite number or out of range.
+    """
+    if isinstance(value, (bool, str)):
+        raise SettingError(field, value, "is not a number", "use a number such as 0.5")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise SettingError(field, value, "is not a finite number", "use a number such as 0.5")
+    if at_least is not None and number < at_least:
+        raise SettingError(field, value, f"is less than {at_least:g}", [at_least])
+    if at_most is not None and number > at_most:
+        raise SettingError(field, value, f"is more than {at_most:g}", [at_most])
+    return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal, get_args
 
 LastMinibatch = Literal["smaller", "merge", "drop", "carry"]
@@ -45,6 +46,14 @@ def epoch_sizes(rows: int, size: int, last: LastMinibatch) -> list[int]:
     return [size] * full + [left]
 
 
+def epoch_rows(rows: int, size: int, last: LastMinibatch, limit: int | None) -> int:
+    """Return how many of ``rows`` one pass of at most ``limit`` minibatches trains on."""
+    available = minibatches_per_epoch(rows, size, last)
+    if limit is not None and limit < available:
+        return limit * size
+    return rows // size * size if last == "drop" else rows
+
+
 def carried_sizes(rows: int, size: int, drawn: int, wanted: int) -> list[int]:
     """Return the sizes of the next minibatches of a sampler that is never reset.
 
@@ -66,10 +75,20 @@ def carried_sizes(rows: int, size: int, drawn: int, wanted: int) -> list[int]:
     return endless[start : start + wanted]
 
 
+def carried_counts(rows: int, size: int, drawn: int, wanted: int) -> Counter[int]:
+    """Return how many of the :func:`carried_sizes` there are of each size."""
+    permutation = minibatches_per_epoch(rows, size, "smaller")
+    if not permutation:
+        return Counter()
+    lasts = (drawn + wanted) // permutation - drawn // permutation
+    counts = Counter({size: wanted - lasts})
+    counts[rows - (permutation - 1) * size] += lasts
+    return counts
+
+
 def carried_total(rows: int, size: int, drawn: int) -> int:
     """Return the rows in the first ``drawn`` minibatches of a sampler that is never reset."""
-    permutation = epoch_sizes(rows, size, "carry")
-    if not permutation:
+    if not rows:
         return 0
-    passes, rest = divmod(drawn, len(permutation))
-    return passes * rows + sum(permutation[:rest])
+    passes, rest = divmod(drawn, minibatches_per_epoch(rows, size, "smaller"))
+    return passes * rows + rest * size

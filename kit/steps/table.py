@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,14 +31,11 @@ def number(value: Any) -> str:
     return "" if value is None else f"{value:,}"
 
 
-def sizes(values: Sequence[int]) -> str:
-    """Return a list of sizes briefly: ``40 x 64, 1 x 40``."""
-    if not values:
+def sizes(counts: Mapping[int, int]) -> str:
+    """Return how many minibatches there are of each size: ``40 x 64, 1 x 40``."""
+    if not counts:
         return "none"
-    counted: dict[int, int] = {}
-    for value in values:
-        counted[value] = counted.get(value, 0) + 1
-    return ", ".join(f"{times:,} x {size:,}" for size, times in counted.items())
+    return ", ".join(f"{times:,} x {size:,}" for size, times in counts.items())
 
 
 def plan_table(plan: StepPlan, ledger: StepLedger | None = None) -> str:
@@ -63,7 +60,7 @@ def _setting_rows(plan: StepPlan) -> list[Row]:
     if plan.update_epochs is not None:
         first = plan.first_training_iteration if plan.is_exact else None
         if first is not None and first <= plan.iterations:
-            rows.append(("minibatches of an iteration", sizes(plan.minibatch_sizes(first))))
+            rows.append(("minibatches of an iteration", sizes(plan.minibatch_counts(first))))
         else:
             rows.append(("update epochs", number(plan.update_epochs)))
     elif plan.replay_ratio is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -11,8 +12,10 @@ from kit.steps.collection import CollectionPlan
 from kit.steps.errors import SettingError
 from kit.steps.minibatches import (
     LastMinibatch,
+    carried_counts,
     carried_sizes,
     carried_total,
+    epoch_rows,
     epoch_sizes,
     minibatches_per_epoch,
 )
@@ -163,10 +166,7 @@ class UpdatePlan(CollectionPlan):
                 knows.
         """
         if self.update_epochs is None:
-            if self.minibatch_size is None:
-                raise SettingError("minibatch_size", None, "means all that the replay buffer holds")
-            accumulated = self.minibatches_per_gradient_step or 1
-            return [self.minibatch_size] * (self.gradient_steps(iteration) * accumulated)
+            return [self._sampled] * (self.gradient_steps(iteration) * self._accumulated)
         if iteration < self.first_training_iteration:
             return []
         rows, size = self._cut(self.rows(iteration))
@@ -176,12 +176,44 @@ class UpdatePlan(CollectionPlan):
         one_pass = epoch_sizes(rows, size, self.last_minibatch)[: self.minibatches_per_epoch]
         return one_pass * self.update_epochs
 
+    def minibatch_counts(self, iteration: int) -> dict[int, int]:
+        """How many minibatches of each size ``iteration`` sees: ``minibatch_sizes``, counted.
+
+        Raises:
+            SettingError: as :meth:`minibatch_sizes` does.
+        """
+        if self.update_epochs is None:
+            sampled = self.gradient_steps(iteration) * self._accumulated
+            return {self._sampled: sampled} if sampled else {}
+        if iteration < self.first_training_iteration:
+            return {}
+        rows, size = self._cut(self.rows(iteration))
+        if self.last_minibatch == "carry":
+            drawn = self.gradient_steps_after(iteration - 1)
+            counts = carried_counts(rows, size, drawn, self.gradient_steps(iteration))
+        else:
+            minibatches = self.minibatches_in_epoch(self.rows(iteration))
+            last = self._epoch_rows(self.rows(iteration)) - (minibatches - 1) * size
+            counts = Counter({size: (minibatches - 1) * self.update_epochs})
+            counts[last] += self.update_epochs
+        return {rows: times for rows, times in counts.items() if rows > 0 and times > 0}
+
+    @property
+    def _sampled(self) -> int:
+        """Size of every minibatch that is sampled from a replay buffer."""
+        if self.minibatch_size is None:
+            raise SettingError("minibatch_size", None, "means all that the replay buffer holds")
+        return self.minibatch_size
+
+    @property
+    def _accumulated(self) -> int:
+        return self.minibatches_per_gradient_step or 1
+
     def samples_after(self, iteration: int) -> int:
         """Transitions trained on by one process at the end of ``iteration``."""
         length = self.sequence_length or 1
         if self.update_epochs is None:
-            accumulated = self.minibatches_per_gradient_step or 1
-            size = (self.minibatch_size or 0) * accumulated
+            size = (self.minibatch_size or 0) * self._accumulated
             return self.gradient_steps_after(iteration) * size * length
         first = self.first_training_iteration
         if iteration < first:
@@ -189,5 +221,12 @@ class UpdatePlan(CollectionPlan):
         if self.last_minibatch == "carry":
             rows, size = self._cut(self.rows(iteration))
             return carried_total(rows, size, self.gradient_steps_after(iteration)) * length
-        later = sum(self.minibatch_sizes(first + 1)) if iteration > first else 0
-        return (sum(self.minibatch_sizes(first)) + (iteration - first) * later) * length
+        done = self._epoch_rows(self.rows(first))
+        if iteration > first:
+            done += (iteration - first) * self._epoch_rows(self.rows(first + 1))
+        return done * self.update_epochs * length
+
+    def _epoch_rows(self, rows: int) -> int:
+        """Rows (sequences, if so asked) that one update epoch trains on."""
+        rows, size = self._cut(rows)
+        return epoch_rows(rows, size, self.last_minibatch, self.minibatches_per_epoch)

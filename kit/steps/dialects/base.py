@@ -1,0 +1,240 @@
+"""What every foreign vocabulary has: settings, a plan and back, and what to beware of."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from kit.steps.errors import SettingError, nearest_first, one_of, whole_number
+from kit.steps.plan import StepPlan
+from kit.steps.same_run import differing_settings
+
+ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
+FAMILIES = (ON_POLICY, OFF_POLICY, OFFLINE)
+
+Difference = tuple[str, Any, Any]
+"""A setting of a plan, what was wanted, and what the dialect can say."""
+
+
+@dataclass
+class Dialect(ABC):
+    """Settings in the words of another library.
+
+    The fields of a dialect are those of the library, with its names, defaults and rounding.
+    Besides them there are a few ``FACTS`` that a plan needs and that the library knows from
+    elsewhere: the algorithm, the version whose behaviour is meant, the length of an episode.
+    """
+
+    NAME: ClassVar[str]
+    """name of the dialect on the command line."""
+    LIBRARY: ClassVar[str]
+    """name of the library."""
+    VERSIONS: ClassVar[Mapping[str, str]]
+    """behaviours by name, each in one sentence; the default one is the code's."""
+    ALGORITHMS: ClassVar[Mapping[str, str]]
+    """algorithms and their family."""
+    FACTS: ClassVar[frozenset[str]] = frozenset({"algo", "version"})
+    """fields that are not of the library's own configuration."""
+    MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """families or algorithms for which a field means something; all, if it is not listed."""
+    AT_LEAST: ClassVar[Mapping[str, int]] = {}
+    """whole numbers and their smallest value; ``None`` is allowed where it is the default."""
+    CARRIED: ClassVar[frozenset[str]] = frozenset()
+    """fields that are part of no count; a recipe may use them."""
+
+    algo: str | None = field(default=None, kw_only=True)
+    """algorithm, in the library's spelling, or a family: ``on_policy``, ``off_policy``,
+    ``offline``; ``None``: guessed from the settings."""
+    version: str = field(default="", kw_only=True)
+    """version of the library whose behaviour is meant, or ``documented``: what its documentation
+    says where its code does otherwise."""
+
+    # ------------------------------------------------------------------ to a plan
+    def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
+        """Return the run that these settings make.
+
+        Args:
+            algo: algorithm or family, in place of the field ``algo``.
+            strict: whether a setting that means nothing for the algorithm is refused; it is
+                listed by :meth:`idle_settings` otherwise.
+
+        Raises:
+            SettingError: if a setting is invalid, or the library itself would fail.
+        """
+        resolved = self.resolved(algo)
+        if strict:
+            resolved._refuse_idle(self)
+        try:
+            return resolved._plan()
+        except SettingError as error:
+            if hasattr(self, error.field):
+                raise
+            raise SettingError(
+                error.field,
+                error.value,
+                f"follows from these settings of {self.LIBRARY} and {error.why}",
+                error.works,
+                error.hint,
+            ) from None
+
+    @abstractmethod
+    def _plan(self) -> StepPlan:
+        """Return the plan of settings that are complete and checked."""
+
+    def resolved(self, algo: str | None = None) -> Self:
+        """Return a copy with the algorithm's defaults filled in and every number checked.
+
+        Raises:
+            SettingError: if a setting is invalid.
+        """
+        one_of("version", self.version, list(self.VERSIONS))
+        made = copy.copy(self)
+        made.algo = self._algorithm(algo if algo is not None else self.algo)
+        for name, value in made._defaults().items():
+            if getattr(made, name) is None:
+                setattr(made, name, value)
+        defaults = {f.name: f.default for f in fields(self)}
+        for name, at_least in self.AT_LEAST.items():
+            value = getattr(made, name)
+            if value is not None or defaults[name] is not None:
+                setattr(made, name, whole_number(name, value, at_least))
+        return made
+
+    def _algorithm(self, algo: Any) -> str:
+        if algo is None:
+            return self._guess()
+        known = [*self.ALGORITHMS, *sorted(set(self.ALGORITHMS.values()))]
+        name = algo.lower().replace("-", "_") if isinstance(algo, str) else algo
+        return one_of("algo", name, known)
+
+    @abstractmethod
+    def _guess(self) -> str:
+        """Return the algorithm that the given settings speak of."""
+
+    def _defaults(self) -> Mapping[str, Any]:
+        """Return what stands for ``None`` in each field, for this algorithm and version."""
+        return {}
+
+    @property
+    def family(self) -> str:
+        """Family of the algorithm: ``on_policy``, ``off_policy`` or ``offline``."""
+        algorithm = self._algorithm(self.algo)
+        return self.ALGORITHMS.get(algorithm, algorithm)
+
+    # ------------------------------------------------------------------ from a plan
+    @classmethod
+    def from_plan(cls, plan: StepPlan, **settings: Any) -> Self:
+        """Return settings that make ``plan``.
+
+        Args:
+            plan: the run to say in this library's words.
+            **settings: fields to set as they are: the algorithm, the version, carried settings.
+
+        Raises:
+            SettingError: if the library cannot express the plan; it names the setting and why.
+        """
+        made, differences = cls.nearest(plan, **settings)
+        if differences:
+            name, wanted, can = differences[0]
+            raise SettingError(
+                name,
+                wanted,
+                f"cannot be said in {cls.LIBRARY}, whose nearest settings make it "
+                f"{'nothing' if can is None else can}",
+            )
+        return made
+
+    @classmethod
+    def nearest(cls, plan: StepPlan, **settings: Any) -> tuple[Self, list[Difference]]:
+        """Return the settings nearest to ``plan``, and in what the run they make differs.
+
+        Raises:
+            SettingError: if no settings of this library come near.
+        """
+        if not isinstance(plan, StepPlan):
+            raise SettingError("plan", plan, "is no StepPlan", "give a StepPlan")
+        if plan.iterations is None:
+            raise SettingError(
+                "iterations", None, f"is open, and {cls.LIBRARY} has to be told", "give it"
+            )
+        made = cls._from(plan, settings)
+        for name, value in settings.items():
+            setattr(made, name, value)
+        return made, differing_settings(plan, made.to_plan())
+
+    @classmethod
+    @abstractmethod
+    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
+        """Return the settings nearest to ``plan``; ``settings`` are set on them afterwards."""
+
+    # ------------------------------------------------------------------ what to beware of
+    def notes(self) -> list[str]:
+        """Return what a reader of these settings would not expect, a sentence each."""
+        return []
+
+    @classmethod
+    def applicable_fields(cls, algo: str) -> frozenset[str]:
+        """Return the fields that mean something for an algorithm or a family."""
+        family = cls.ALGORITHMS.get(algo, algo)
+        names = (f.name for f in fields(cls))
+        return frozenset(
+            name
+            for name in names
+            if name not in cls.MEANS or algo in cls.MEANS[name] or family in cls.MEANS[name]
+        )
+
+    def idle_settings(self, algo: str | None = None) -> list[str]:
+        """Return the fields that were changed and mean nothing for the algorithm."""
+        algorithm = self._algorithm(algo if algo is not None else self.algo)
+        applicable = self.applicable_fields(algorithm)
+        return [name for name in self.changed() if name not in applicable]
+
+    def _refuse_idle(self, given: Dialect) -> None:
+        """``self`` is resolved; only what ``given`` really said is refused."""
+        idle = given.idle_settings(self.algo)
+        if idle:
+            applicable = sorted(self.applicable_fields(str(self.algo)) - self.FACTS - self.CARRIED)
+            raise SettingError(
+                idle[0],
+                getattr(given, idle[0]),
+                f"means nothing for {self.algo} in {self.LIBRARY}",
+                f"leave it out; what counts: {', '.join(applicable)}",
+            )
+
+    # ------------------------------------------------------------------ in and out
+    def changed(self) -> dict[str, Any]:
+        """Return the settings that are not the library's defaults."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name != "version" and getattr(self, f.name) != _default(f)
+        }
+
+    def carried(self) -> dict[str, Any]:
+        """Return the settings that are part of no count, for a recipe to use."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.CARRIED}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+        """Make the dialect from settings by name.
+
+        Raises:
+            SettingError: if a name is no field; the nearest spelling comes first.
+        """
+        known = [f.name for f in fields(cls)]
+        for name, value in settings.items():
+            if name not in known:
+                raise SettingError(
+                    str(name),
+                    value,
+                    f"is not a setting of {cls.LIBRARY}",
+                    nearest_first(name, known)[:4],
+                )
+        return cls(**settings)
+
+
+def _default(f: Any) -> Any:
+    return f.default if f.default_factory is MISSING else f.default_factory()
