@@ -6,6 +6,7 @@ recorded is called as it was recorded. Where this interpreter is missing, Python
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,10 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 def flat_function(
-    operations: list[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    operations: list[Operation],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    compile: bool = False,
 ) -> tuple[Run, str]:
     """Return a function that calls recorded operations on new tensors, and what executes it.
 
@@ -27,7 +31,10 @@ def flat_function(
         operations: what to execute, in order.
         inputs: the tensors that stand for the arguments of a call.
         outputs: the tensors to return.
+        compile: whether ``torch.compile`` compiles the list.
     """
+    if compile:
+        return torch.compile(_fx_module(operations, inputs, outputs)), "compiled"
     try:
         return _graph_run(operations, inputs, outputs), "graph"
     except (RuntimeError, TypeError, AttributeError, KeyError, NotImplementedError):
@@ -131,6 +138,37 @@ _MEMORY_FORMATS = {
     torch.channels_last: 2,
     torch.channels_last_3d: 3,
 }
+
+
+def _fx_module(
+    operations: list[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> torch.fx.GraphModule:
+    """Return the operations as a graph that ``torch.compile`` takes whole."""
+    graph = torch.fx.Graph()
+    nodes: dict[int, Any] = {}
+    for number, tensor in enumerate(inputs):
+        nodes[id(tensor)] = graph.placeholder(f"input_{number}")
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return nodes[id(value)]
+        if isinstance(value, (list, tuple)):
+            return [argument(item) for item in value]
+        return value
+
+    for operation in operations:
+        node = graph.call_function(
+            operation.function,
+            tuple(argument(value) for value in operation.arguments),
+            {name: argument(value) for name, value in operation.keywords.items()},
+        )
+        if isinstance(operation.result, (list, tuple)):
+            for number, tensor in enumerate(operation.result):
+                nodes[id(tensor)] = graph.call_function(operator.getitem, (node, number))
+        elif isinstance(operation.result, Tensor):
+            nodes[id(operation.result)] = node
+    graph.output(tuple(nodes[id(tensor)] for tensor in outputs))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
 def _python_run(

@@ -7,8 +7,9 @@ the same operations on new inputs: same kernels, same order, same random numbers
 results. Parameters and buffers are read where they live, so a program sees every in-place change.
 
 What a program cannot follow is refused with :class:`NotTraceable`: Python that reads a tensor on
-the host and may decide something else the next time. The one exception is a check that values are
-finite, which is left out.
+the host and may decide something else the next time. Two reads are harmless: checks that values are
+finite, which are left out, and reads of settings that depend on nothing that varies (the bounds of
+an action); a program notices when these change.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.flat_graph import flat_function
@@ -42,12 +43,15 @@ class Operation:
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes every operation below autograd, and refuses reads of tensors on the host."""
+    """Notes every operation below autograd, and refuses reads of tensors that vary on the host."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         self.operations: list[Operation] = []
+        self.read: dict[int, Tensor] = {}
         self._made_by: dict[int, Operation] = {}
+        self._varying = {id(tensor) for tensor in inputs}
+        self._settings: dict[int, dict[int, Tensor]] = {}
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -56,13 +60,29 @@ class _Recorder(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         operation = Operation(function, args, kwargs or {}, result)
         if function is aten._local_scalar_dense.default:
-            if not self._asks_whether_finite(args[0]):
+            if id(args[0]) not in self._varying:
+                self.read |= self._settings.get(id(args[0]), {id(args[0]): args[0]})
+            elif not self._asks_whether_finite(args[0]):
                 raise NotTraceable(_host_read())
             return result
         self.operations.append(operation)
-        for tensor in _tensors(result):
-            self._made_by[id(tensor)] = operation
+        self._follow(operation)
         return result
+
+    def _follow(self, operation: Operation) -> None:
+        """Note what the results of an operation depend on: what varies, or settings alone."""
+        reads = _reads(operation)
+        varies = torch.Tag.nondeterministic_seeded in operation.function.tags
+        settings: dict[int, Tensor] = {}
+        for tensor in reads:
+            made = id(tensor) in self._made_by
+            varies |= id(tensor) in self._varying or (not made and tensor.requires_grad)
+            settings |= self._settings.get(id(tensor), {} if made else {id(tensor): tensor})
+        for tensor in _tensors(operation.result):
+            self._made_by[id(tensor)] = operation
+            self._settings[id(tensor)] = settings
+            if varies:
+                self._varying.add(id(tensor))
 
     def _asks_whether_finite(self, value: Tensor) -> bool:
         """Whether ``value`` is ``x.isfinite().all()`` or ``x.isnan().any()``, which only check."""
@@ -93,33 +113,57 @@ class FlatProgram:
     """A traced function: call it with tensors like those it was traced with.
 
     Attributes:
+        inputs_read: numbers of the traced inputs that the function reads; a call gives only these.
         constants: tensors that the function reads from outside: parameters and buffers.
         operations: names of the operations that are executed, in order.
         interpreter: ``"graph"`` (C++) or ``"python"``.
         changes_constants: whether a call changes tensors that the function did not make.
+        settings: tensors whose values Python has read while tracing.
     """
 
+    settings: Sequence[Tensor] = ()
+    _versions: Sequence[int] = ()
+
     def __init__(
-        self, operations: list[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+        self,
+        operations: list[Operation],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        compile: bool = False,
     ) -> None:
-        operations = _needed(operations, outputs)
+        operations = _needed(_without_fixed_views(operations, inputs), outputs)
+        read = {id(tensor) for operation in operations for tensor in _reads(operation)}
+        read.update(id(tensor) for tensor in outputs)
+        self.inputs_read = [n for n, tensor in enumerate(inputs) if id(tensor) in read]
+        inputs = [inputs[number] for number in self.inputs_read]
         self.operations = [str(operation.function) for operation in operations]
         self.constants = _constants(operations, inputs, outputs)
         self.changes_constants = _changes_given(operations)
         self._run, self.interpreter = flat_function(
-            operations, [*inputs, *self.constants], outputs
+            operations, [*inputs, *self.constants], outputs, compile
         )
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return the function's tensors for new ``inputs`` of the traced shapes and types.
 
-        To be called without gradients (``torch.no_grad``): those of the function are part of it.
+        Only the inputs that the function reads are given (``inputs_read``). To be called without
+        gradients (``torch.no_grad``): those of the function are part of it.
         """
         return self._run(*inputs, *self.constants)
 
 
+    def assume(self, settings: Sequence[Tensor]) -> None:
+        """Take the present values of ``settings`` for granted."""
+        self.settings = settings
+        self._versions = [tensor._version for tensor in settings]
+
+    def is_valid(self) -> bool:
+        """Whether no setting that Python has read while tracing was changed in place since."""
+        return all(t._version == version for t, version in zip(self.settings, self._versions))
+
+
 def trace(
-    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], compile: bool = False
 ) -> tuple[FlatProgram, Sequence[Tensor]]:
     """Call ``function`` once and return it as a flat program, with what the call returned.
 
@@ -129,12 +173,13 @@ def trace(
         function: takes the inputs, returns a sequence of tensors; gradients it computes with
             ``torch.autograd.grad`` are part of the program.
         inputs: tensors of the shapes and types that the program will be called with.
+        compile: whether ``torch.compile`` compiles the program, which then rounds differently.
 
     Raises:
         NotTraceable: if the function reads a tensor on the host, other than to check that values
             are finite.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(inputs)
     # Checks of distribution arguments read the host and only raise; they are no part of a program.
     checked = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
@@ -143,7 +188,9 @@ def trace(
             outputs = function(*inputs)
     finally:
         torch.distributions.Distribution.set_default_validate_args(checked)
-    return FlatProgram(recorder.operations, inputs, outputs), outputs
+    program = FlatProgram(recorder.operations, inputs, outputs, compile)
+    program.assume(list(recorder.read.values()))
+    return program, outputs
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -156,6 +203,21 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _reads(operation: Operation) -> list[Tensor]:
     return _tensors(operation.arguments) + _tensors(tuple(operation.keywords.values()))
+
+
+def _without_fixed_views(operations: list[Operation], inputs: Sequence[Tensor]) -> list[Operation]:
+    """Drop views of parameters and buffers: one made while tracing shows every later change."""
+    varying = {id(tensor) for tensor in inputs}
+    kept = []
+    for operation in operations:
+        reads = _reads(operation)
+        returns = operation.function._schema.returns
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        if is_view and reads and not any(id(tensor) in varying for tensor in reads):
+            continue
+        kept.append(operation)
+        varying.update(id(tensor) for tensor in _tensors(operation.result))
+    return kept
 
 
 def _needed(operations: list[Operation], outputs: Sequence[Tensor]) -> list[Operation]:
@@ -197,3 +259,46 @@ def _constants(
         known.update(id(tensor) for tensor in _tensors(operation.result))
     constants += [tensor for tensor in outputs if id(tensor) not in known]
     return constants
+
+
+class Watch:
+    """Notices when a module is no longer what a trace of it has taken for granted.
+
+    A change of a parameter in place goes unnoticed, as it should: programs read parameters where
+    they live. Another value of a plain attribute (a coefficient kept as a float, training or
+    evaluation mode) and, at :meth:`look_closely`, another parameter object are noticed.
+
+    Args:
+        module: what was traced; anything else than an ``nn.Module`` never changes.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.look_closely()
+
+    def changed(self) -> bool:
+        """Whether a plain attribute has another value than at the last call."""
+        values = [attributes.get(name) for attributes, name in self._places]
+        before, self._values = self._values, values
+        return values != before
+
+    def look_closely(self) -> bool:
+        """Whether anything is different from the last look, parameter objects included."""
+        parts = self.module.modules() if isinstance(self.module, nn.Module) else ()
+        identities: list[int] = []
+        places: list[tuple[dict[str, Any], str]] = []
+        for part in parts:
+            attributes = part.__dict__
+            for kind in ("_parameters", "_buffers"):
+                identities.extend(map(id, attributes[kind].values()))
+            places += [(attributes, n) for n, v in attributes.items() if type(v) in _SETTINGS]
+        before = getattr(self, "_identities", None)
+        self._places = places
+        self._identities = identities
+        values = [attributes.get(name) for attributes, name in places]
+        same = before == identities and values == self._values
+        self._values = values
+        return not same
+
+
+_SETTINGS = (bool, int, float, str)

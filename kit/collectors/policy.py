@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from kit.envs.spaces import Key
 from kit.steps import SettingError
-from kit.tracing import FlatProgram, NotTraceable, trace
+from kit.tracing import FlatProgram, NotTraceable, Watch, trace
 
 Tensors = dict[Key, Tensor]
 
@@ -59,28 +59,34 @@ class PolicyRunner:
         self.out_keys: list[Key] = []
         self.plain_reason = "" if fast else "asked for"
         self._program: FlatProgram | None = None
-        self._traced_as: Any = None
+        self._keys_read: list[Key] = []
+        self._watch = Watch(policy)
         self._verified = False
 
     def prepare(self) -> None:
         """Forget the trace if the policy is no longer what was traced; call once per batch."""
-        if self._program is not None and self._traced_as != module_signature(self.policy):
+        if self._watch.look_closely() or not (self._program and self._program.is_valid()):
             self._program = None
 
     def __call__(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
         """Return what the policy writes, in the order of ``out_keys``.
 
+        To be called without gradients.
+
         Args:
             tensors: at least ``in_keys``, each with ``num_envs`` rows.
         """
+        if self._program is not None and self._verified:
+            return self._program(*[tensors[key] for key in self._keys_read])
         inputs = [tensors[key] for key in self.in_keys]
         if self._program is not None:
-            if self._verified:
-                return self._program(*inputs)
             return self._verify(inputs)
-        if self.plain_reason:
-            return self._plain(*inputs)
-        return self._trace(inputs)
+        return self._plain(*inputs) if self.plain_reason else self._trace(inputs)
+
+    @property
+    def replays(self) -> bool:
+        """Whether calls replay a trace, so that they may run in inference mode."""
+        return self._program is not None and self._verified
 
     def _plain(self, *inputs: Tensor) -> list[Tensor]:
         given = TensorDict(dict(zip(self.in_keys, inputs)), [self.num_envs])
@@ -97,11 +103,11 @@ class PolicyRunner:
 
     def _trace(self, inputs: list[Tensor]) -> Sequence[Tensor]:
         generator = torch.get_rng_state()
-        self._traced_as = module_signature(self.policy)
         try:
             self._program, outputs = trace(self._plain, inputs)
         except NotTraceable as reason:
             return self._give_up(str(reason), generator, inputs)
+        self._keys_read = [self.in_keys[number] for number in self._program.inputs_read]
         # A policy that changes its own buffers must not be run twice to compare.
         self._verified = self._program.changes_constants
         return outputs
@@ -110,7 +116,7 @@ class PolicyRunner:
         """Run both ways once, from the same random numbers, and keep the fast one if they agree."""
         assert self._program is not None
         generator = torch.get_rng_state()
-        fast = self._program(*inputs)
+        fast = self._program(*[inputs[number] for number in self._program.inputs_read])
         torch.set_rng_state(generator)
         plain = self._plain(*inputs)
         self._verified = all(torch.equal(a, b) for a, b in zip(fast, plain))
@@ -119,9 +125,7 @@ class PolicyRunner:
             self._tell("it does not repeat itself: something in it changes from call to call")
         return plain
 
-    def _give_up(
-        self, reason: str, generator: Tensor, inputs: list[Tensor]
-    ) -> Sequence[Tensor]:
+    def _give_up(self, reason: str, generator: Tensor, inputs: list[Tensor]) -> Sequence[Tensor]:
         self._program = None
         self._tell(reason)
         torch.set_rng_state(generator)
@@ -147,25 +151,3 @@ def _wanted(policy: Any, reads: Sequence[Key]) -> list[Key]:
             f"keys there are: {list(reads)}",
         )
     return [key for key in reads if key in wanted]
-
-
-def module_signature(module: Any) -> tuple[Any, ...]:
-    """Return what a trace of ``module`` takes for granted: its tensors' identity, its settings.
-
-    A change of a parameter in place leaves it as it is; another parameter object, another mode
-    (training or evaluation) or another plain attribute (a noise level kept as a float) does not.
-    """
-    if not isinstance(module, nn.Module):
-        return (id(module),)
-    signature: list[Any] = []
-    for part in module.modules():
-        attributes = part.__dict__
-        for name in ("_parameters", "_buffers"):
-            signature.extend(map(id, attributes[name].values()))
-        for value in attributes.values():
-            if type(value) in _SETTINGS:
-                signature.append(value)
-    return tuple(signature)
-
-
-_SETTINGS = (bool, int, float, str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,11 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.base import KitCollector
-from kit.collectors.policy import PolicyRunner
+from kit.collectors.policy import PolicyRunner, Tensors
 from kit.envs.copies import StepArrays
 from kit.envs.episodes import EpisodeAccounts
 from kit.envs.errors import EnvironmentFault
-from kit.envs.spaces import Key
+from kit.envs.spaces import Arrays, Key
 from kit.envs.vector_env import VectorEnv
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -97,6 +97,7 @@ class VectorCollector(KitCollector):
         self.storing_device = torch.device(storing_device or device or "cpu")
         self.exploration_type = exploration_type
         self.reuse = reuse
+        self._action_keys = [leaf.key for leaf in env.action_leaves]
         self._accounts = EpisodeAccounts(self.num_envs)
         self._trajectories = np.arange(self.num_envs)
         self._memory: _Memory | None = None
@@ -116,38 +117,54 @@ class VectorCollector(KitCollector):
             self.env.restart()
             self._accounts.restart()
         memory = self._allocate(steps)
-        written: list[Mapping[Key, Tensor]] = []
-        if self._runner is not None:
-            self._runner.prepare()
-        on_host = self.policy_device.type == "cpu"
-        for step in range(steps):
-            observation = memory.tensors(step)
-            if not on_host:
-                observation = {k: v.to(self.policy_device) for k, v in observation.items()}
-            outputs = self._act(observation)
-            written.append(outputs)
-            actions = {leaf.key: _array(outputs[leaf.key]) for leaf in self.env.action_leaves}
-            try:
-                self.env.step_arrays(actions, memory.arrays(step))
-            except EnvironmentFault as fault:
-                raise self._located(fault, step) from fault
-            self.policy_steps += self.num_envs
-        self._check_finite(memory)
+        before, written = self.policy_steps, []
+        random_steps = self._random_steps(steps)
+        with self._mode():
+            for step, (observation, arrays) in enumerate(zip(memory.observed, memory.rows)):
+                outputs = self._act(observation) if step >= random_steps else self._act_at_random()
+                written.append(outputs)
+                try:
+                    self.env.step_arrays(self._actions(outputs), arrays)
+                except EnvironmentFault as fault:
+                    taken = before // self.num_envs + step
+                    raise EnvironmentFault(fault.name, fault.copy, fault.what, taken) from fault
+        self.policy_steps += steps * self.num_envs
+        self.random_policy_steps += random_steps * self.num_envs
+        self._check_finite(memory, before)
         self._account(memory)
-        return self._batch(memory, written)
+        return self._batch(memory, written[:random_steps], written[random_steps:])
 
-    def _act(self, observation: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
-        runner = self._runner
-        if runner is not None and self.policy_steps >= self.init_random_frames:
-            return dict(zip(runner.out_keys, runner(observation))) if runner.out_keys else _named(
-                runner, observation
-            )
-        self.random_policy_steps += self.num_envs
-        chosen = self.env.action_spec.rand() if len(self.env.action_leaves) == 1 else None
-        if chosen is not None:
-            return {self.env.action_leaves[0].key: chosen}
-        sampled = self.env.input_spec["full_action_spec"].rand()
-        return {leaf.key: sampled.get(leaf.key) for leaf in self.env.action_leaves}
+    def _random_steps(self, steps: int) -> int:
+        """How many of the next ``steps`` of each copy have random actions."""
+        if self._runner is None:
+            return steps
+        left = max(self.init_random_frames - self.policy_steps, 0) // self.num_envs
+        return min(left, steps)
+
+    def _mode(self) -> Any:
+        """Inference mode is cheaper, but a first call may have to make parameters."""
+        if self._runner is None:
+            return torch.no_grad()
+        self._runner.prepare()
+        return torch.inference_mode() if self._runner.replays else torch.no_grad()
+
+    def _act(self, observation: Mapping[Key, Tensor]) -> Sequence[Tensor]:
+        assert self._runner is not None
+        if self.policy_device.type != "cpu":
+            observation = {k: v.to(self.policy_device) for k, v in observation.items()}
+        return self._runner(observation)
+
+    def _actions(self, outputs: Sequence[Tensor]) -> Arrays:
+        """The actions among what the policy wrote, for the environments."""
+        if len(outputs) == len(self._action_keys):
+            return {key: _array(value) for key, value in zip(self._action_keys, outputs)}
+        assert self._runner is not None
+        written = self._runner.out_keys
+        return {key: _array(outputs[written.index(key)]) for key in self._action_keys}
+
+    def _act_at_random(self) -> Sequence[Tensor]:
+        sampled = self.env.full_action_spec.rand()
+        return [sampled.get(key) for key in self._action_keys]
 
     def _allocate(self, steps: int) -> _Memory:
         present = self.env.start()
@@ -159,8 +176,8 @@ class VectorCollector(KitCollector):
         return self._memory
 
     # ------------------------------------------------------------------ after a batch
-    def _check_finite(self, memory: _Memory) -> None:
-        """Refuse NaN, naming the copy and the step."""
+    def _check_finite(self, memory: _Memory, before: int) -> None:
+        """Refuse NaN, naming the copy and the step; ``before`` are the policy steps until then."""
         for what, values in [("reward", memory.reward), *memory.next_observation.items()]:
             if values.dtype.kind != "f" or not np.isnan(values.sum()):
                 continue
@@ -168,34 +185,32 @@ class VectorCollector(KitCollector):
             if len(found):
                 step, copy = int(found[0][0]), int(found[0][1])
                 length = int(self._accounts.lengths[copy]) + step
-                ends = np.flatnonzero(memory.terminated[:step, copy] | memory.truncated[:step, copy])
+                ends = np.flatnonzero(
+                    memory.terminated[:step, copy] | memory.truncated[:step, copy]
+                )
                 length = step - int(ends[-1]) - 1 if len(ends) else length
                 raise EnvironmentFault(
                     self.env.name,
                     copy,
                     f"returned NaN as {what}, {length} policy steps into its episode",
-                    (self.policy_steps - memory.steps * self.num_envs) // self.num_envs + step,
+                    before // self.num_envs + step,
                 )
-
-    def _located(self, fault: EnvironmentFault, step: int) -> EnvironmentFault:
-        taken = self.policy_steps // self.num_envs
-        return EnvironmentFault(fault.name, fault.copy, fault.what, taken)
 
     def _account(self, memory: _Memory) -> None:
         reward = memory.reward if memory.raw_reward is None else memory.raw_reward
-        finished = self._accounts.add(
-            reward, memory.terminated, memory.truncated, memory.env_steps
-        )
+        finished = self._accounts.add(reward, memory.terminated, memory.truncated, memory.env_steps)
         self.env_steps += int(memory.env_steps.sum())
         self.episodes += len(finished)
         self._finished += finished
 
-    def _batch(self, memory: _Memory, written: list[Mapping[Key, Tensor]]) -> TensorDictBase:
+    def _batch(
+        self, memory: _Memory, at_random: list[Sequence[Tensor]], acted: list[Sequence[Tensor]]
+    ) -> TensorDictBase:
         ended = memory.terminated | memory.truncated
         batch: dict[Any, Tensor] = {
             key: _rows(array[:-1]) for key, array in memory.observation.items()
         }
-        batch |= _stacked(written)
+        batch |= self._written(at_random, acted)
         batch[("collector", "traj_ids")] = _rows(self._trajectory_ids(ended))
         done = torch.from_numpy(ended).T.unsqueeze(-1)
         following: dict[Key, Tensor] = {
@@ -210,6 +225,26 @@ class VectorCollector(KitCollector):
         if self.storing_device.type != "cpu" or self.policy_device.type != "cpu":
             tensordict = tensordict.to(self.storing_device)
         return tensordict
+
+    def _written(self, at_random: list[Sequence[Tensor]], acted: list[Sequence[Tensor]]) -> Tensors:
+        """Stack what was written at each step, copies first.
+
+        Random steps wrote actions only; the policy's other outputs are zero there.
+        """
+        keys = self._runner.out_keys if acted and self._runner is not None else self._action_keys
+        stacked: Tensors = {}
+        for place, key in enumerate(keys):
+            values = [outputs[place] for outputs in acted]
+            if at_random:
+                first = [
+                    outputs[self._action_keys.index(key)]
+                    if key in self._action_keys
+                    else torch.zeros_like(values[0])
+                    for outputs in at_random
+                ]
+                values = [*first, *values]
+            stacked[key] = torch.stack(values).transpose(0, 1)
+        return stacked
 
     def _trajectory_ids(self, ended: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Number episodes through the whole run: a new number for each that begins."""
@@ -286,17 +321,20 @@ class _Memory:
         self.steps = steps
         self.observation: dict[Key, NDArray[Any]] = {}
         self.next_observation: dict[Key, NDArray[Any]] = {}
-        self._tensors: dict[Key, tuple[Tensor, ...]] = {}
+        rows: dict[Key, tuple[Tensor, ...]] = {}
         for leaf in env.observation_leaves:
             array = np.empty((steps + 1, n, *leaf.shape), leaf.dtype)
             self.observation[leaf.key] = array
             self.next_observation[leaf.key] = np.empty((steps, n, *leaf.shape), leaf.dtype)
-            self._tensors[leaf.key] = torch.from_numpy(array).unbind(0)
+            rows[leaf.key] = torch.from_numpy(array).unbind(0)
         self.reward = np.empty((steps, n), np.float32)
         self.raw_reward = np.empty((steps, n), np.float32) if env.needs_raw_reward else None
         self.terminated = np.zeros((steps, n), np.bool_)
         self.truncated = np.zeros((steps, n), np.bool_)
         self.env_steps = np.ones((steps, n), np.int32)
+        # What each step reads and writes, as views of the arrays above.
+        self.observed = [{key: views[t] for key, views in rows.items()} for t in range(steps)]
+        self.rows = [self._row(step) for step in range(steps)]
 
     def clear(self) -> None:
         """Make ready for another batch in the same memory."""
@@ -309,12 +347,7 @@ class _Memory:
         for key, array in present.items():
             self.observation[key][0] = array
 
-    def tensors(self, step: int) -> dict[Key, Tensor]:
-        """Observations to act on at ``step``, sharing memory with the arrays."""
-        return {key: rows[step] for key, rows in self._tensors.items()}
-
-    def arrays(self, step: int) -> StepArrays:
-        """Where the environments write what ``step`` leads to."""
+    def _row(self, step: int) -> StepArrays:
         return StepArrays(
             {key: array[step] for key, array in self.next_observation.items()},
             {key: array[step + 1] for key, array in self.observation.items()},
@@ -326,25 +359,12 @@ class _Memory:
         )
 
 
-def _named(runner: PolicyRunner, observation: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
-    outputs = runner(observation)
-    return dict(zip(runner.out_keys, outputs))
-
-
 def _array(tensor: Tensor) -> NDArray[Any]:
-    return tensor.detach().cpu().numpy()  # type: ignore[no-any-return]
+    if tensor.is_cpu:
+        return tensor.numpy()  # type: ignore[no-any-return]
+    return tensor.cpu().numpy()  # type: ignore[no-any-return]
 
 
 def _rows(array: NDArray[Any]) -> Tensor:
     """Return a time-first array as a tensor with copies first, sharing its memory."""
     return torch.from_numpy(array).transpose(0, 1)
-
-
-def _stacked(written: list[Mapping[Key, Tensor]]) -> dict[Any, Tensor]:
-    """Stack what the policy wrote at each step, copies first; random steps wrote the action only."""
-    stacked: dict[Any, Tensor] = {}
-    complete = written[-1]
-    for key, example in complete.items():
-        values = [step[key] if key in step else torch.zeros_like(example) for step in written]
-        stacked[key] = torch.stack(values).transpose(0, 1)
-    return stacked

@@ -22,6 +22,15 @@ def copy_seeds(seed: int, num_envs: int) -> list[int]:
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
 
 
+class _Present:
+    """What changes with every step; kept out of the module, whose attributes are slow to set."""
+
+    def __init__(self, observation: Arrays) -> None:
+        self.observation = observation
+        self.started = False
+        self.fresh = np.zeros(len(next(iter(observation.values()))), np.bool_)
+
+
 class VectorEnv(EnvBase):
     """Copies of one environment, batch size ``[num_envs]``.
 
@@ -55,9 +64,8 @@ class VectorEnv(EnvBase):
         self.name = copies.name
         self.observation_leaves: list[Leaf] = copies.observation_leaves
         self.action_leaves: list[Leaf] = copies.action_leaves
-        self.observation: Arrays = empty(self.observation_leaves, self.num_envs)
         self._seed: int | None = seed
-        self._started = False
+        self._now = _Present(empty(self.observation_leaves, self.num_envs))
         self._make_specs()
 
     def _make_specs(self) -> None:
@@ -73,20 +81,20 @@ class VectorEnv(EnvBase):
     # ------------------------------------------------------------------ with arrays
     def start(self) -> Arrays:
         """Return what to act on: the present observation, after a first reset if none was done."""
-        if not self._started:
+        if not self._now.started:
             self.restart()
-        return self.observation
+        return self._now.observation
 
     def restart(self) -> Arrays:
         """Reset all copies and return their observations; seeds are used up by the first reset."""
         seeds = None if self._seed is None else copy_seeds(self._seed, self.num_envs)
-        self.copies.reset(self.observation, seeds)
+        self.copies.reset(self._now.observation, seeds)
         self._seed = None
-        self._started = True
+        self._now.started = True
         if self.normalizer is not None:
             self.normalizer.restart()
-            self.normalizer.first(self.observation, learn=self.training)
-        return self.observation
+            self.normalizer.first(self._now.observation, learn=self.training)
+        return self._now.observation
 
     def step_arrays(self, actions: Arrays, result: StepArrays) -> None:
         """Step all copies.
@@ -101,7 +109,7 @@ class VectorEnv(EnvBase):
         self.copies.step(actions, result)
         if self.normalizer is not None:
             self.normalizer.step(result, learn=self.training)
-        self.observation = result.observation
+        self._now.observation = result.observation
 
     @property
     def needs_raw_reward(self) -> bool:
@@ -125,25 +133,25 @@ class VectorEnv(EnvBase):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         del kwargs
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        if mask is None or not self._started:
+        if mask is None or not self._now.started:
             self.restart()
         else:
             chosen = mask.reshape(self.num_envs).cpu().numpy()
-            forced = chosen & ~self._fresh
+            forced = chosen & ~self._now.fresh
             if forced.any():
-                self.copies.reset(self.observation, mask=forced)
+                self.copies.reset(self._now.observation, mask=forced)
                 self._normalize_first(forced)
-        self._fresh = np.ones(self.num_envs, np.bool_)
-        return self._tensordict(self.observation)
+        self._now.fresh = np.ones(self.num_envs, np.bool_)
+        return self._tensordict(self._now.observation)
 
     def _normalize_first(self, mask: NDArray[np.bool_]) -> None:
         if self.normalizer is None:
             return
-        rows = {key: value[mask] for key, value in self.observation.items()}
+        rows = {key: value[mask] for key, value in self._now.observation.items()}
         self.normalizer.restart(mask)
         self.normalizer.first(rows, learn=self.training)
         for key, value in rows.items():
-            self.observation[key][mask] = value
+            self._now.observation[key][mask] = value
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         actions = {
@@ -151,7 +159,7 @@ class VectorEnv(EnvBase):
         }
         result = self.new_step()
         self.step_arrays(actions, result)
-        self._fresh = result.terminated | result.truncated
+        self._now.fresh = result.terminated | result.truncated
         step = self._tensordict(result.next_observation)
         step["reward"] = self._column(result.reward)
         step["terminated"] = self._column(result.terminated)
@@ -168,7 +176,7 @@ class VectorEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self._seed = seed
-        self._started = False
+        self._now.started = False
 
     # ------------------------------------------------------------------ in and out
     def full_state(self) -> dict[str, Any]:
@@ -177,14 +185,14 @@ class VectorEnv(EnvBase):
         ``copies`` is ``None`` where the environments cannot give their state.
         """
         try:
-            states: list[Any] | None = self.copies.full_states() if self._started else []
+            states: list[Any] | None = self.copies.full_states() if self._now.started else []
         except CannotCapture as reason:
             self.not_resumable = str(reason)
             states = None
         return {
-            "started": self._started,
+            "started": self._now.started,
             "copies": states,
-            "observation": [[list_key(k), v.tolist()] for k, v in self.observation.items()],
+            "observation": [[list_key(k), v.tolist()] for k, v in self._now.observation.items()],
             "normalizer": None if self.normalizer is None else self.normalizer.state_dict(),
         }
 
@@ -204,12 +212,12 @@ class VectorEnv(EnvBase):
         if state["copies"] is None:
             self.restart()
             return False
-        self.copies.reset(self.observation, copy_seeds(0, self.num_envs))
+        self.copies.reset(self._now.observation, copy_seeds(0, self.num_envs))
         self.copies.set_full_states(state["copies"])
         for key, value in state["observation"]:
             name = tuple(key) if isinstance(key, list) else key
-            self.observation[name][...] = value
-        self._seed, self._started = None, True
+            self._now.observation[name][...] = value
+        self._seed, self._now.started = None, True
         return True
 
     def close(self, *, raise_if_closed: bool = True) -> None:

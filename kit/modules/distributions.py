@@ -1,0 +1,50 @@
+"""Action distributions whose sampling costs no more than its arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Categorical(torch.distributions.Categorical):
+    """A categorical distribution that samples without reading probabilities on the host.
+
+    The same distribution as PyTorch's, three times cheaper for a few choices: logits are
+    normalised in one operation, and a sample is the winner of an exponential race (the choice
+    whose exponential waiting time, divided by its probability, is smallest), where PyTorch's
+    multinomial first checks the probabilities.
+
+    Args:
+        logits: unnormalised log-probabilities, ``[..., choices]``.
+        probs: probabilities, ``[..., choices]``; one of the two is given.
+    """
+
+    def __init__(
+        self, logits: Tensor | None = None, probs: Tensor | None = None, **kwargs: Any
+    ) -> None:
+        if logits is None:
+            super().__init__(probs=probs, **kwargs)
+            return
+        self._param = self.logits = logits.log_softmax(dim=-1)
+        self._num_events = logits.shape[-1]
+        kwargs.setdefault("validate_args", False)
+        torch.distributions.Distribution.__init__(self, logits.shape[:-1], **kwargs)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Return choices as integers, ``[*sample_shape, ...]``."""
+        shape = torch.Size((*sample_shape, *self.logits.shape))
+        waiting = torch.empty(shape, dtype=self.logits.dtype, device=self.logits.device)
+        return (self.logits - waiting.exponential_().log()).argmax(dim=-1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-probability of choices of the shape of a sample."""
+        if value.shape != self.logits.shape[:-1]:
+            return super().log_prob(value)  # type: ignore[no-any-return, no-untyped-call]
+        return self.logits.gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The most probable choice."""
+        return self.logits.argmax(dim=-1)

@@ -1,0 +1,368 @@
+"""One gradient step: minibatch, loss, gradients, clipping, optimisers, target networks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchrl.objectives import SoftUpdate
+from torchrl.objectives.utils import TargetNetUpdater
+from torchrl.trainers import OptimizationStepper
+
+from kit.steps import SettingError
+from kit.steps.errors import whole_number
+from kit.tracing import FlatProgram, NotTraceable, Watch, trace
+
+Compile = Literal["auto", True, False]
+
+
+@dataclass
+class _Group:
+    """One optimiser, the losses it minimises and the parameters it owns."""
+
+    name: str
+    optimizer: Optimizer
+    losses: tuple[str, ...] | None
+    parameters: list[nn.Parameter]
+
+
+@dataclass
+class _LossProgram:
+    """A traced loss with its gradients, for minibatches of one shape."""
+
+    program: FlatProgram
+    metrics: list[str]
+    written: list[Any]
+    verified: bool
+
+
+class Update(OptimizationStepper):
+    """Minimises a TorchRL loss, one gradient step at a time.
+
+    It is an ``OptimizationStepper``: TorchRL's ``Trainer`` takes it, and the kit's trainer takes
+    TorchRL's steppers in its place. Called with a minibatch, it makes one gradient step and returns
+    metrics that stay on the device.
+
+    Args:
+        loss_module: returns a TensorDict whose entries named ``loss...`` are minimised (their sum)
+            and whose other entries are metrics.
+        optimizer: one optimiser for all losses; or one by name of the loss it minimises
+            (``{"loss_actor": ..., "loss_qvalue": ...}``; several names may share an optimiser).
+        clip_norm: largest norm of the gradients of an optimiser's parameters; ``None``: unclipped.
+        clip_value: largest absolute value of a gradient; ``None``: unclipped.
+        target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks.
+        target_update_every: gradient steps between two target updates.
+        autocast: type in which the forward pass may compute (``torch.bfloat16``); ``None``: as the
+            parameters are.
+        compile: ``"auto"``: the loss with its backward pass is traced once per minibatch shape and
+            replayed as a flat list of tensor operations, with bitwise the same results, and runs
+            eagerly where that is not possible. ``True``: the list is also compiled by
+            ``torch.compile``, which rounds differently and needs a C++ compiler. ``False``: eager.
+
+    Attributes:
+        optimizer_step_count: gradient steps made.
+        plain_reason: why the loss runs eagerly; empty while it does not.
+
+    Raises:
+        SettingError: if clipping contradicts itself, or an optimiser is named for a loss that the
+            loss module does not have.
+    """
+
+    def __init__(
+        self,
+        loss_module: nn.Module,
+        optimizer: Optimizer | Mapping[str, Optimizer],
+        *,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        target_updater: TargetNetUpdater | None = None,
+        target_update_every: int = 1,
+        autocast: torch.dtype | None = None,
+        compile: Compile = "auto",
+    ) -> None:
+        self.loss_module = loss_module
+        self.groups = _groups(optimizer)
+        self.clip_norm = _positive("clip_norm", clip_norm)
+        self.clip_value = _positive("clip_value", clip_value)
+        if clip_norm is not None and clip_value is not None:
+            raise SettingError("clip_value", clip_value, f"contradicts clip_norm={clip_norm}")
+        self.target_updater = target_updater
+        self.target_update_every = whole_number("target_update_every", target_update_every, 1)
+        self.autocast = autocast
+        if compile not in ("auto", True, False):
+            raise SettingError("compile", compile, "is not a way to run", ["auto", True, False])
+        self.compile = compile
+        self.optimizer_step_count = 0
+        self.plain_reason = "" if compile else "asked for"
+        self._parameters = [p for group in self.groups for p in group.parameters]
+        self._keys: list[Any] = []
+        self._programs: dict[Any, _LossProgram] = {}
+        self._watch = Watch(loss_module)
+        self._update_targets = _target_step(target_updater, bool(compile))
+
+    # ------------------------------------------------------------------ one gradient step
+    def __call__(self, *minibatches: TensorDictBase) -> TensorDict:
+        """Make one gradient step on one minibatch, or on several whose gradients are averaged.
+
+        Args:
+            minibatches: TensorDicts of any batch size; several count by their rows, so that the
+                step is that of the mean over all rows.
+
+        Returns:
+            Losses, the loss's metrics and the norm of the gradients: scalars on the device.
+        """
+        if len(minibatches) == 1:
+            metrics, gradients = self._gradients(minibatches[0])
+        else:
+            metrics, gradients = self._accumulated(minibatches)
+        with torch.no_grad():
+            metrics |= self._apply(gradients)
+        return TensorDict(metrics)
+
+    def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
+        """Make one gradient step, as TorchRL's trainer asks for it."""
+        del trainer
+        return self(sub_batch)
+
+    def _accumulated(
+        self, minibatches: Sequence[TensorDictBase]
+    ) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+        rows = [minibatch.numel() for minibatch in minibatches]
+        total: list[Tensor | None] = [None] * len(self._parameters)
+        means: dict[str, Tensor] = {}
+        for minibatch, weight in zip(minibatches, (n / sum(rows) for n in rows)):
+            metrics, gradients = self._gradients(minibatch)
+            for number, gradient in enumerate(gradients):
+                if gradient is not None:
+                    before = total[number]
+                    share = gradient * weight
+                    total[number] = share if before is None else before + share
+            for name, value in metrics.items():
+                means[name] = means[name] + value * weight if name in means else value * weight
+        return means, total
+
+    def _apply(self, gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """Clip, let the optimisers step, update the targets; return the norms before clipping."""
+        norms: dict[str, Tensor] = {}
+        place = 0
+        for group in self.groups:
+            own = gradients[place : place + len(group.parameters)]
+            place += len(group.parameters)
+            given = [gradient for gradient in own if gradient is not None]
+            norm = torch.nn.utils.get_total_norm(given)
+            if self.clip_norm is not None:
+                torch._foreach_mul_(given, (self.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+            elif self.clip_value is not None:
+                torch._foreach_clamp_min_(given, -self.clip_value)
+                torch._foreach_clamp_max_(given, self.clip_value)
+            norms[f"grad_norm{group.name}"] = norm
+            for parameter, gradient in zip(group.parameters, own):
+                parameter.grad = gradient
+            group.optimizer.step()
+            for parameter in group.parameters:
+                parameter.grad = None
+        self.optimizer_step_count += 1
+        if self._update_targets is not None:
+            if self.optimizer_step_count % self.target_update_every == 0:
+                self._update_targets()
+        return norms
+
+    # ------------------------------------------------------------------ loss and gradients
+    def _gradients(
+        self, minibatch: TensorDictBase
+    ) -> tuple[dict[str, Tensor], Sequence[Tensor | None]]:
+        if self.plain_reason:
+            return self._loss(minibatch)
+        if self._watch.changed():
+            # A setting that a trace has taken for granted, such as a coefficient kept as a float.
+            self._programs.clear()
+        inputs = [minibatch.get(key, None) for key in self._keys]
+        shapes = tuple(None if value is None else value.shape for value in inputs)
+        known = self._programs.get(shapes)
+        if known is None or not known.program.is_valid():
+            return self._trace(minibatch)
+        if not known.verified:
+            return self._verify(known, inputs, minibatch)
+        with torch.no_grad():
+            values = known.program(*inputs)
+        return self._unpack(known, values, minibatch)
+
+    @torch.enable_grad()
+    def _loss(self, minibatch: TensorDictBase) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+        """Return metrics and the gradients of all parameters, in the order of the groups."""
+        if self.autocast is None:
+            losses = self.loss_module(minibatch)
+        else:
+            kind = self._parameters[0].device.type
+            with torch.autocast(kind, dtype=self.autocast):
+                losses = self.loss_module(minibatch)
+        gradients: list[Tensor | None] = []
+        for number, group in enumerate(self.groups):
+            names = group.losses or [name for name in losses.keys() if name.startswith("loss")]
+            total = sum(self._named(losses, name).float() for name in names)
+            gradients += torch.autograd.grad(
+                total,
+                group.parameters,
+                retain_graph=number + 1 < len(self.groups),
+                allow_unused=True,
+            )
+        return {name: _scalar(value) for name, value in losses.items()}, gradients
+
+    def _named(self, losses: TensorDictBase, name: str) -> Tensor:
+        if losses.get(name, None) is None:
+            there = [n for n in losses.keys() if n.startswith("loss")]
+            raise SettingError("optimizer", name, "is not a loss of the loss module", there)
+        return losses.get(name)
+
+    # ------------------------------------------------------------------ the traced way
+    def _trace(
+        self, minibatch: TensorDictBase
+    ) -> tuple[dict[str, Tensor], Sequence[Tensor | None]]:
+        given = minibatch.copy()
+        keys = [key for key in given.keys(True, True) if isinstance(given.get(key), Tensor)]
+        inputs = [given.get(key) for key in keys]
+        names: list[str] = []
+        written: list[Any] = []
+        used: list[bool] = []
+
+        def loss(*tensors: Tensor) -> list[Tensor]:
+            for key, tensor in zip(keys, tensors):
+                given.set(key, tensor)
+            metrics, gradients = self._loss(given)
+            names.extend(metrics)
+            before = dict(zip(keys, tensors))
+            for key in given.keys(True, True):
+                if given.get(key) is not before.get(key):
+                    written.append(key)
+            used.extend(gradient is not None for gradient in gradients)
+            extra = [given.get(key).detach() for key in written]
+            return [*metrics.values(), *extra, *(g for g in gradients if g is not None)]
+
+        generator = torch.get_rng_state()
+        try:
+            program, values = trace(loss, inputs, compile=self.compile is True)
+        except NotTraceable as reason:
+            self._tell(str(reason))
+            torch.set_rng_state(generator)
+            return self._loss(minibatch)
+        self._used = used
+        needed = program.inputs_read
+        self._keys = [keys[number] for number in needed]
+        known = _LossProgram(program, names, written, program.changes_constants)
+        self._programs[tuple(inputs[number].shape for number in needed)] = known
+        return self._unpack(known, values, minibatch)
+
+    def _unpack(
+        self, known: _LossProgram, values: Sequence[Tensor], minibatch: TensorDictBase
+    ) -> tuple[dict[str, Tensor], Sequence[Tensor | None]]:
+        metrics = dict(zip(known.metrics, values))
+        place = len(known.metrics)
+        for key in known.written:
+            minibatch.set(key, values[place])
+            place += 1
+        gradients = iter(values[place:])
+        return metrics, [next(gradients) if used else None for used in self._used]
+
+    def _verify(
+        self, known: _LossProgram, inputs: Sequence[Tensor], minibatch: TensorDictBase
+    ) -> tuple[dict[str, Tensor], Sequence[Tensor | None]]:
+        """Run both ways once, from the same random numbers, and go on with the trace if they agree.
+
+        Compiled programs round differently, so they are only asked to be close.
+        """
+        generator = torch.get_rng_state()
+        with torch.no_grad():
+            values = known.program(*inputs)
+        fast, fast_gradients = self._unpack(known, values, minibatch.copy())
+        torch.set_rng_state(generator)
+        plain, gradients = self._loss(minibatch)
+        pairs = [(fast[name], plain[name]) for name in plain]
+        pairs += [(a, b) for a, b in zip(fast_gradients, gradients) if b is not None]
+        same = _close if self.compile is True else torch.equal
+        known.verified = all(a is not None and same(a, b) for a, b in pairs)
+        if not known.verified:
+            self._tell("it does not repeat itself: something in it changes from call to call")
+        return plain, gradients
+
+    def _tell(self, reason: str) -> None:
+        self.plain_reason = reason
+        name = type(self.loss_module).__name__
+        warnings.warn(f"{name} runs eagerly, not as a flat program: {reason}", stacklevel=2)
+
+    # ------------------------------------------------------------------ in and out
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """Optimisers by name."""
+        return {group.name.lstrip("_") or "optimizer": group.optimizer for group in self.groups}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimisers' state and the number of gradient steps; weights are the loss's."""
+        optimizers = {name: o.state_dict() for name, o in self.optimizers.items()}
+        return {"optimizers": optimizers, "optimizer_step_count": self.optimizer_step_count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state_dict["optimizers"][name])
+        self.optimizer_step_count = int(state_dict["optimizer_step_count"])
+
+
+def _groups(optimizer: Optimizer | Mapping[str, Optimizer]) -> list[_Group]:
+    if isinstance(optimizer, Optimizer):
+        return [_Group("", optimizer, None, _owned(optimizer))]
+    losses: dict[int, list[str]] = {}
+    distinct: dict[int, Optimizer] = {}
+    for name, one in optimizer.items():
+        losses.setdefault(id(one), []).append(name)
+        distinct[id(one)] = one
+    return [
+        _Group(
+            "_" + "_".join(name.removeprefix("loss_") for name in losses[key]),
+            one,
+            tuple(losses[key]),
+            _owned(one),
+        )
+        for key, one in distinct.items()
+    ]
+
+
+def _owned(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _positive(field: str, value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise SettingError(field, value, "is not positive", [None, 0.5])
+    return value
+
+
+def _scalar(value: Tensor) -> Tensor:
+    value = value.detach()
+    return value.float().mean() if value.numel() > 1 else value.reshape(())
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def _target_step(updater: TargetNetUpdater | None, flat: bool) -> Callable[[], Any] | None:
+    """Return what updates the targets; a soft update, which is the same each time, is traced."""
+    if updater is None:
+        return None
+    if not (flat and isinstance(updater, SoftUpdate)):
+        return updater.step  # type: ignore[no-any-return]
+    programs: list[FlatProgram] = []
+
+    def step() -> None:
+        if programs:
+            programs[0]()
+        else:
+            programs.append(trace(lambda: updater.step() or (), ())[0])
+
+    return step
