@@ -44,6 +44,8 @@ class StepLedger:
         "local_episodes",
         "local_gradient_steps",
         "local_samples",
+        "local_skipped_gradient_steps",
+        "local_skipped_samples",
         "update_epochs",
         "evaluations",
         "evaluation_episodes",
@@ -59,6 +61,8 @@ class StepLedger:
         self.local_episodes = 0
         self.local_gradient_steps = 0
         self.local_samples = 0
+        self.local_skipped_gradient_steps = 0
+        self.local_skipped_samples = 0
         self.update_epochs = 0
         self.evaluations = 0
         self.evaluation_episodes = 0
@@ -88,6 +92,11 @@ class StepLedger:
         return self.local_samples * self.world_size
 
     @property
+    def skipped_gradient_steps(self) -> int:
+        """Gradient steps that were due but not made, because a hook ended an update phase."""
+        return self.local_skipped_gradient_steps * self.world_size
+
+    @property
     def env_steps(self) -> int:
         """Calls into the simulators, as the environments report them, in all processes."""
         return self.local_env_steps if self._env_steps is None else self._env_steps
@@ -112,6 +121,11 @@ class StepLedger:
         self.local_gradient_steps += gradient_steps
         self.local_samples += samples
 
+    def skipped(self, samples: int, gradient_steps: int) -> None:
+        """Count gradient steps that were due but not made, and what they would have seen."""
+        self.local_skipped_gradient_steps += gradient_steps
+        self.local_skipped_samples += samples
+
     def evaluated(self, episodes: int) -> None:
         """Count one evaluation of ``episodes`` whole episodes."""
         self.evaluations += 1
@@ -131,6 +145,7 @@ class StepLedger:
             "episodes": self.episodes,
             "update_epochs": self.update_epochs,
             "gradient_steps": self.gradient_steps,
+            "skipped_gradient_steps": self.skipped_gradient_steps,
             "samples": self.samples,
             "evaluations": self.evaluations,
             "evaluation_episodes": self.evaluation_episodes,
@@ -144,16 +159,20 @@ class StepLedger:
     def compare(self, plan: StepPlan) -> list[Difference]:
         """Return the counts that differ from what ``plan`` says after as many iterations.
 
+        Gradient steps that a hook has skipped count as done: what was due is what the plan says.
         Env steps are compared as far as a plan can know them: exactly without action repeat, else
         between one and ``action_repeat`` per policy step.
         """
         found: list[Difference] = []
         if plan.is_exact:
             expected = plan.after(min(self.iterations, plan.iterations))
-            known = ("iterations", "policy_steps", "random_policy_steps", "gradient_steps")
+            known = ("iterations", "policy_steps", "random_policy_steps")
             pairs = [(name, getattr(expected, name), getattr(self, name)) for name in known]
+            steps = self.gradient_steps + self.skipped_gradient_steps
+            pairs.append(("gradient_steps", expected.gradient_steps, steps))
             if plan.minibatch_size is not None or plan.update_epochs is not None:
-                pairs.append(("samples", expected.samples, self.samples))
+                samples = self.samples + self.local_skipped_samples * self.world_size
+                pairs.append(("samples", expected.samples, samples))
             pairs.append(("evaluations", expected.evaluations, self.evaluations))
             found = [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
         most = self.policy_steps * plan.action_repeat
