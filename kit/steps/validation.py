@@ -268,7 +268,7 @@ def _minibatch(plan: StepPlan) -> None:
         return
     if plan.sequence_length:
         _whole_sequences(plan)
-    rows = plan.frames_per_batch // (plan.sequence_length or 1)
+    rows = max(plan.rows(1), plan.rows(2)) // (plan.sequence_length or 1)
     if plan.minibatch_size is not None and plan.minibatch_size > rows:
         sequences = f" / sequence_length={plan.sequence_length}" if plan.sequence_length else ""
         raise SettingError(

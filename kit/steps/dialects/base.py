@@ -41,7 +41,7 @@ class Dialect(ABC):
     MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """families or algorithms for which a field means something; all, if it is not listed."""
     AT_LEAST: ClassVar[Mapping[str, int]] = {}
-    """whole numbers and their smallest value; ``None`` is allowed where it is the default."""
+    """whole numbers and their smallest value; ``None`` is allowed where the type says so."""
     CARRIED: ClassVar[frozenset[str]] = frozenset()
     """fields that are part of no count; a recipe may use them."""
 
@@ -96,10 +96,10 @@ class Dialect(ABC):
         for name, value in made._defaults().items():
             if getattr(made, name) is None:
                 setattr(made, name, value)
-        defaults = {f.name: f.default for f in fields(self)}
+        may_be_none = {f.name for f in fields(self) if "None" in str(f.type)}
         for name, at_least in self.AT_LEAST.items():
             value = getattr(made, name)
-            if value is not None or defaults[name] is not None:
+            if value is not None or name not in may_be_none:
                 setattr(made, name, whole_number(name, value, at_least))
         return made
 
