@@ -67,6 +67,7 @@ def test_a_captured_step_replays_as_it_runs(id):
     )
     action = zero_action(env)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             env.step_tensors(action)

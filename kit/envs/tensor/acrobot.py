@@ -13,7 +13,8 @@ GRAVITY = 9.8  # m/s^2
 LENGTH = 1.0  # m, of each link
 CENTRE = 0.5  # m, from a link's joint to its centre of mass
 MASS = 1.0  # kg, of each link
-INERTIA = 1.0  # kg m^2, of each link
+INERTIA = 1.0 + MASS * CENTRE**2  # kg m^2, of each link around its joint
+COUPLING = MASS * LENGTH * CENTRE  # kg m^2, how much the second link loads the first
 TIME_STEP = 0.2  # s
 MAX_SPIN = (4 * math.pi, 9 * math.pi)  # rad/s, of the two joints
 
@@ -62,33 +63,35 @@ class Acrobot(TensorEnv):
 def _runge_kutta(physics: Tensor, torque: Tensor) -> Tensor:
     """Integrate one time step by the classical method of order 4."""
     k1 = _rates(physics, torque)
-    k2 = _rates(physics + TIME_STEP / 2 * k1, torque)
-    k3 = _rates(physics + TIME_STEP / 2 * k2, torque)
-    k4 = _rates(physics + TIME_STEP * k3, torque)
-    return physics + TIME_STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    k2 = _rates(torch.add(physics, k1, alpha=TIME_STEP / 2), torque)
+    k3 = _rates(torch.add(physics, k2, alpha=TIME_STEP / 2), torque)
+    k4 = _rates(torch.add(physics, k3, alpha=TIME_STEP), torque)
+    total = torch.add(k1 + k4, k2 + k3, alpha=2)
+    return torch.add(physics, total, alpha=TIME_STEP / 6)
 
 
 def _rates(physics: Tensor, torque: Tensor) -> Tensor:
-    """Return the time derivative of the physics, ``[4, num_envs]``."""
+    """Return the time derivative of the physics, ``[4, num_envs]``.
+
+    ``d1``, ``d2``, ``phi1`` and ``phi2`` are those of the book.
+    """
     first, second, spin_1, spin_2 = physics.unbind(0)
-    coupling = MASS * LENGTH * CENTRE
-    cosine, pull = coupling * second.cos(), coupling * second.sin()
-    inertia = INERTIA + MASS * CENTRE**2  # of a link around its joint
-    d1 = 2 * inertia + MASS * LENGTH**2 + 2 * cosine
-    d2 = inertia + cosine
-    phi_2 = MASS * CENTRE * GRAVITY * (first + second).sin()
-    phi_1 = (
-        MASS * (CENTRE + LENGTH) * GRAVITY * first.sin()
-        - pull * spin_2 * (spin_2 + 2 * spin_1)
-        + phi_2
-    )
+    cosine, pull = second.cos(), COUPLING * second.sin()
+    d1 = 2 * COUPLING * cosine + (2 * INERTIA + MASS * LENGTH**2)
+    d2 = COUPLING * cosine + INERTIA
+    phi2 = (MASS * GRAVITY * CENTRE) * (first + second).sin()
+    hanging = torch.add(phi2, first.sin(), alpha=MASS * GRAVITY * (CENTRE + LENGTH))
+    coriolis = torch.add(spin_2, spin_1, alpha=2) * spin_2
+    phi1 = torch.addcmul(hanging, pull, coriolis, value=-1)
     ratio = d2 / d1
-    rate_2 = (torque + ratio * phi_1 - pull * spin_1.square() - phi_2) / (inertia - d2 * ratio)
-    rate_1 = -(d2 * rate_2 + phi_1) / d1
+    drive = torch.addcmul(torque - phi2, ratio, phi1)
+    drive = torch.addcmul(drive, pull, spin_1 * spin_1, value=-1)
+    rate_2 = drive / (INERTIA - d2 * ratio)
+    rate_1 = torch.addcmul(phi1, d2, rate_2) / -d1
     return torch.stack((spin_1, spin_2, rate_1, rate_2))
 
 
 def _wrap(angle: Tensor) -> Tensor:
     """Bring angles into [-pi, pi], and leave those alone that are there."""
     turns = (angle / (2 * math.pi)).round()
-    return angle - 2 * math.pi * turns
+    return torch.add(angle, turns, alpha=-2 * math.pi)

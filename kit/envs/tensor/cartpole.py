@@ -10,10 +10,11 @@ from torch import Tensor
 from kit.envs.tensor.base import TensorEnv
 
 GRAVITY = 9.8  # m/s^2
-TOTAL_MASS = 1.1  # kg, cart 1.0 and pole 0.1
 POLE_MASS = 0.1  # kg
+TOTAL_MASS = 1.0 + POLE_MASS  # kg, with the cart
 HALF_LENGTH = 0.5  # m, from the hinge to the pole's centre of mass
 FORCE = 10.0  # N
+POLE_SHARE = POLE_MASS * HALF_LENGTH / TOTAL_MASS  # m, how much the pole's spin moves the cart
 TIME_STEP = 0.02  # s
 POSITION_LIMIT = 2.4  # m
 ANGLE_LIMIT = math.radians(12.0)
@@ -43,22 +44,20 @@ class CartPole(TensorEnv):
         return uniform * 0.1 - 0.05
 
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Push the cart for one time step."""
+        """Push the cart for one time step; forces are divided by the masses they move."""
         _, velocity, angle, spin = physics.unbind(0)
         cosine, sine = angle.cos(), angle.sin()
-        force = action.to(physics.dtype) * (2 * FORCE) - FORCE
-        pole_moment = POLE_MASS * HALF_LENGTH / TOTAL_MASS
-        push = force / TOTAL_MASS + pole_moment * spin.square() * sine
-        spin_rate = (GRAVITY * sine - cosine * push) / (
-            HALF_LENGTH * (4 / 3 - POLE_MASS / TOTAL_MASS * cosine.square())
-        )
-        acceleration = push - pole_moment * spin_rate * cosine
+        centrifugal = POLE_SHARE * spin * spin * sine
+        push = torch.add(centrifugal, action - 0.5, alpha=2 * FORCE / TOTAL_MASS)
+        torque = torch.addcmul(GRAVITY * sine, cosine, push, value=-1)
+        inertia = torch.rsub(cosine * cosine, HALF_LENGTH * 4 / 3, alpha=POLE_SHARE)
+        spin_rate = torque / inertia
+        acceleration = torch.addcmul(push, cosine, spin_rate, value=-POLE_SHARE)
         rates = torch.stack((velocity, acceleration, spin, spin_rate))
-        physics = physics + TIME_STEP * rates
-        return physics, torch.ones_like(angle), self._has_failed(physics)
-
-    def _has_failed(self, physics: Tensor) -> Tensor:
-        return (physics[0].abs() > POSITION_LIMIT) | (physics[2].abs() > ANGLE_LIMIT)
+        physics = torch.add(physics, rates, alpha=TIME_STEP)
+        position, _, angle, _ = physics.unbind(0)
+        failed = (position.abs() > POSITION_LIMIT) | (angle.abs() > ANGLE_LIMIT)
+        return physics, torch.ones_like(angle), failed
 
     def observe(self, physics: Tensor) -> Tensor:
         """Return the physics."""

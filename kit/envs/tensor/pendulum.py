@@ -12,6 +12,7 @@ from kit.envs.tensor.base import TensorEnv
 GRAVITY = 10.0  # m/s^2
 MASS = 1.0  # kg
 LENGTH = 1.0  # m
+INERTIA = MASS * LENGTH**2 / 3  # kg m^2, of a uniform rod around its end
 TIME_STEP = 0.05  # s
 MAX_TORQUE = 2.0  # N m
 MAX_SPIN = 8.0  # rad/s
@@ -44,11 +45,12 @@ class Pendulum(TensorEnv):
         angle, spin = physics.unbind(0)
         torque = action.squeeze(-1).to(physics.dtype).clamp(-MAX_TORQUE, MAX_TORQUE)
         from_upright = torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
-        cost = from_upright.square() + 0.1 * spin.square() + 0.001 * torque.square()
-        gravity_rate = 1.5 * GRAVITY / LENGTH * angle.sin()
-        spin_rate = gravity_rate + 3 / (MASS * LENGTH**2) * torque
-        spin = (spin + TIME_STEP * spin_rate).clamp(-MAX_SPIN, MAX_SPIN)
-        physics = torch.stack((angle + TIME_STEP * spin, spin))
+        cost = torch.addcmul(from_upright * from_upright, spin, spin, value=0.1)
+        cost = torch.addcmul(cost, torque, torque, value=0.001)
+        weight = (MASS * GRAVITY * LENGTH / 2) * angle.sin()
+        spin = torch.add(spin, weight + torque, alpha=TIME_STEP / INERTIA)
+        spin = spin.clamp(-MAX_SPIN, MAX_SPIN)
+        physics = torch.stack((torch.add(angle, spin, alpha=TIME_STEP), spin))
         return physics, -cost, torch.zeros_like(angle, dtype=torch.bool)
 
     def observe(self, physics: Tensor) -> Tensor:
