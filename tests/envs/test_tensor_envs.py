@@ -257,6 +257,27 @@ def test_bad_settings_are_refused(settings, field):
         make_tensor_env("CartPole-v1", **settings)
 
 
+@pytest.mark.parametrize(("id", "shape"), [("CartPole-v1", (3, 1)), ("Pendulum-v1", (3,))])
+def test_actions_of_another_shape_are_refused(id, shape):
+    env = make_tensor_env(id, 3)
+    with pytest.raises(SettingError, match=r"action\.shape"):
+        env.step_tensors(torch.zeros(shape, dtype=torch.int64))
+
+
+@every_env
+def test_torchs_default_type_does_not_matter(id):
+    expected = run(make_tensor_env(id, 5, seed=0), 5)
+    env = make_tensor_env(id, 5, seed=0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        for step, other in zip(run(env, 5), expected):
+            assert [tensor.dtype for tensor in step] == [tensor.dtype for tensor in other]
+            if env.num_actions:
+                assert_equal([step], [other])
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_an_unknown_id_names_the_nearest():
     with pytest.raises(SettingError, match="what works: CartPole-v1 or CartPole-v0 or") as error:
         make_tensor_env("cartpole-v1", 2)

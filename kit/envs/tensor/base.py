@@ -74,12 +74,14 @@ class TensorEnv(EnvBase):  # type: ignore[misc]
     - :meth:`advance`: the same step as a pure function, for tracing and compiling.
     - ``reset`` and ``step`` of TorchRL's ``EnvBase``: TensorDicts, and TorchRL resets what is done.
 
-    Actions are not checked (that would read the host): give those of ``action_spec``.
+    The values of actions are not checked (that would read the host): give those of
+    ``action_spec``.
 
     Args:
         num_envs: copies.
         device: where they live; torch's default device if None.
-        dtype: ``torch.float32`` or ``torch.float64``, of states, observations and rewards.
+        dtype: of states, observations and rewards. ``torch.float64`` is Gymnasium's dynamics to
+            1e-12 in every step, ``torch.float32`` to 1e-5 (Acrobot at its top speeds: 5e-3).
         max_episode_steps: policy steps after which an episode is truncated; the limit that
             Gymnasium registers if None.
         action_repeat: simulator steps that one action is held for; ends early with the episode.
@@ -124,6 +126,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc]
         self.max_episode_steps = whole_number("max_episode_steps", limit, at_least=1)
         self.action_repeat = whole_number("action_repeat", action_repeat, at_least=1)
         self.dtype = dtype
+        self._action_shape = (self.num_envs,) if self.num_actions else (self.num_envs, 1)
         device = torch.get_default_device() if device is None else torch.device(device)
         super().__init__(device=device, batch_size=(self.num_envs,))
         self._make_specs()
@@ -226,6 +229,11 @@ class TensorEnv(EnvBase):  # type: ignore[misc]
 
     def _play(self, episodes: EpisodeState, action: Tensor) -> tuple[EpisodeState, TensorStep]:
         """Hold the action for all its repeats; nothing restarts."""
+        if action.shape != self._action_shape:
+            # Broadcasting could accept it, and step every copy with every action.
+            raise SettingError(
+                "action.shape", tuple(action.shape), "is another shape", [self._action_shape]
+            )
         physics, reward, terminated = self.transition(episodes.physics, action)
         env_steps = torch.ones_like(episodes.episode_length)
         for _ in range(self.action_repeat - 1):
@@ -324,12 +332,14 @@ class TensorEnv(EnvBase):  # type: ignore[misc]
             done=ends[0], terminated=ends[1], truncated=ends[2], shape=size, device=device
         )
         if self.num_actions:
-            self.action_spec = Categorical(n=self.num_actions, shape=size, device=device)
+            self.action_spec = Categorical(
+                n=self.num_actions, shape=self._action_shape, device=device
+            )
         else:
             self.action_spec = Bounded(
                 low=-self.action_limit,
                 high=self.action_limit,
-                shape=(*size, 1),
+                shape=self._action_shape,
                 dtype=self.dtype,
                 device=device,
             )

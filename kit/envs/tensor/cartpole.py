@@ -48,7 +48,8 @@ class CartPole(TensorEnv):
         _, velocity, angle, spin = physics.unbind(0)
         cosine, sine = angle.cos(), angle.sin()
         centrifugal = POLE_SHARE * spin * spin * sine
-        push = torch.add(centrifugal, action - 0.5, alpha=2 * FORCE / TOTAL_MASS)
+        side = action.to(physics.dtype) - 0.5
+        push = torch.add(centrifugal, side, alpha=2 * FORCE / TOTAL_MASS)
         torque = torch.addcmul(GRAVITY * sine, cosine, push, value=-1)
         inertia = torch.rsub(cosine * cosine, HALF_LENGTH * 4 / 3, alpha=POLE_SHARE)
         spin_rate = torque / inertia

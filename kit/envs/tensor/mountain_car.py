@@ -95,7 +95,8 @@ class MountainCarContinuous(TensorEnv):
         """Drive one step."""
         throttle = action.squeeze(-1).to(physics.dtype)
         physics, reached = _drive(physics, throttle.clamp(-1, 1) * 0.0015, self.goal)
-        return physics, 100.0 * reached - 0.1 * throttle.square(), reached
+        reward = 100.0 * reached.to(physics.dtype) - 0.1 * throttle.square()
+        return physics, reward, reached
 
     def observe(self, physics: Tensor) -> Tensor:
         """Return the physics."""
