@@ -55,20 +55,32 @@ class _Epochs:
         self.waiting = int(state_dict["waiting"])
 
 
-class _Fixed:
-    """The same number in every iteration."""
+class Fixed:
+    """The same number of gradient steps in every iteration.
 
-    def __init__(self, plan: UpdatePlan) -> None:
-        self.gradient_steps = plan.gradient_steps_per_iteration or 0
+    Args:
+        gradient_steps: gradient steps of one iteration.
+    """
+
+    def __init__(self, gradient_steps: int) -> None:
+        self.gradient_steps = gradient_steps
 
     def advance(self, policy_steps: int) -> int:
+        """Return the gradient steps of one iteration, whatever it collected."""
         del policy_steps
         return self.gradient_steps
 
+    def total(self, trainings: int, policy_steps: int) -> int:
+        """Return the gradient steps of the first ``trainings`` iterations."""
+        del policy_steps
+        return trainings * self.gradient_steps
+
     def state_dict(self) -> dict[str, Any]:
+        """Return nothing: there is nothing to remember."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what :meth:`state_dict` returned."""
         del state_dict
 
 
@@ -76,7 +88,9 @@ def exact_rule(plan: UpdatePlan) -> CountingRule:
     """Return the kit's own rule for ``plan``: integers and one exact remainder."""
     if plan.replay_ratio is not None:
         return ReplayRatio(plan.replay_ratio)
-    return _Epochs(plan) if plan.update_epochs is not None else _Fixed(plan)
+    if plan.update_epochs is not None:
+        return _Epochs(plan)
+    return Fixed(plan.gradient_steps_per_iteration or 0)
 
 
 RuleFactory = Callable[["UpdatePlan", str], CountingRule]

@@ -54,20 +54,21 @@ def epoch_rows(rows: int, size: int, last: LastMinibatch, limit: int | None) -> 
     return rows // size * size if last == "drop" else rows
 
 
-def carried_sizes(rows: int, size: int, drawn: int, wanted: int) -> list[int]:
+def carried_sizes(rows: int, size: int, last: LastMinibatch, drawn: int, wanted: int) -> list[int]:
     """Return the sizes of the next minibatches of a sampler that is never reset.
 
     Args:
         rows: transitions in the batch, the same in every iteration.
         size: transitions asked for in a minibatch.
+        last: what becomes of the rows left over at the end of each permutation.
         drawn: minibatches already drawn in the run.
         wanted: minibatches to draw.
 
     Examples:
-        >>> carried_sizes(40, 12, 0, 6), carried_sizes(40, 12, 6, 6)
+        >>> carried_sizes(40, 12, "carry", 0, 6), carried_sizes(40, 12, "carry", 6, 6)
         ([12, 12, 12, 4, 12, 12], [12, 4, 12, 12, 12, 4])
     """
-    permutation = epoch_sizes(rows, size, "carry")
+    permutation = epoch_sizes(rows, size, last)
     if not permutation:
         return []
     start = drawn % len(permutation)
@@ -75,20 +76,29 @@ def carried_sizes(rows: int, size: int, drawn: int, wanted: int) -> list[int]:
     return endless[start : start + wanted]
 
 
-def carried_counts(rows: int, size: int, drawn: int, wanted: int) -> Counter[int]:
+def carried_counts(
+    rows: int, size: int, last: LastMinibatch, drawn: int, wanted: int
+) -> Counter[int]:
     """Return how many of the :func:`carried_sizes` there are of each size."""
-    permutation = minibatches_per_epoch(rows, size, "smaller")
+    permutation, smallest = _permutation(rows, size, last)
     if not permutation:
         return Counter()
     lasts = (drawn + wanted) // permutation - drawn // permutation
     counts = Counter({size: wanted - lasts})
-    counts[rows - (permutation - 1) * size] += lasts
+    counts[smallest] += lasts
     return counts
 
 
-def carried_total(rows: int, size: int, drawn: int) -> int:
+def carried_total(rows: int, size: int, last: LastMinibatch, drawn: int) -> int:
     """Return the rows in the first ``drawn`` minibatches of a sampler that is never reset."""
-    if not rows:
+    permutation, _ = _permutation(rows, size, last)
+    if not permutation:
         return 0
-    passes, rest = divmod(drawn, minibatches_per_epoch(rows, size, "smaller"))
-    return passes * rows + rest * size
+    passes, rest = divmod(drawn, permutation)
+    return passes * epoch_rows(rows, size, last, None) + rest * size
+
+
+def _permutation(rows: int, size: int, last: LastMinibatch) -> tuple[int, int]:
+    """Minibatches of a whole permutation, and the size of its last one."""
+    minibatches = minibatches_per_epoch(rows, size, "smaller" if last == "carry" else last)
+    return minibatches, epoch_rows(rows, size, last, None) - (minibatches - 1) * size

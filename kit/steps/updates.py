@@ -170,9 +170,9 @@ class UpdatePlan(CollectionPlan):
         if iteration < self.first_training_iteration:
             return []
         rows, size = self._cut(self.rows(iteration))
-        if self.last_minibatch == "carry":
-            drawn = self.gradient_steps_after(iteration - 1)
-            return carried_sizes(rows, size, drawn, self.gradient_steps(iteration))
+        if self._carries:
+            drawn, wanted = self.gradient_steps_after(iteration - 1), self.gradient_steps(iteration)
+            return carried_sizes(rows, size, self.last_minibatch, drawn, wanted)
         one_pass = epoch_sizes(rows, size, self.last_minibatch)[: self.minibatches_per_epoch]
         return one_pass * self.update_epochs
 
@@ -188,15 +188,20 @@ class UpdatePlan(CollectionPlan):
         if iteration < self.first_training_iteration:
             return {}
         rows, size = self._cut(self.rows(iteration))
-        if self.last_minibatch == "carry":
-            drawn = self.gradient_steps_after(iteration - 1)
-            counts = carried_counts(rows, size, drawn, self.gradient_steps(iteration))
+        if self._carries:
+            drawn, wanted = self.gradient_steps_after(iteration - 1), self.gradient_steps(iteration)
+            counts = carried_counts(rows, size, self.last_minibatch, drawn, wanted)
         else:
             minibatches = self.minibatches_in_epoch(self.rows(iteration))
             last = self._epoch_rows(self.rows(iteration)) - (minibatches - 1) * size
             counts = Counter({size: (minibatches - 1) * self.update_epochs})
             counts[last] += self.update_epochs
         return {rows: times for rows, times in counts.items() if rows > 0 and times > 0}
+
+    @property
+    def _carries(self) -> bool:
+        """Whether minibatches are drawn on where the previous iteration stopped."""
+        return self.last_minibatch == "carry" or self.counting != "exact"
 
     @property
     def _sampled(self) -> int:
@@ -218,9 +223,10 @@ class UpdatePlan(CollectionPlan):
         first = self.first_training_iteration
         if iteration < first:
             return 0
-        if self.last_minibatch == "carry":
+        if self._carries:
             rows, size = self._cut(self.rows(iteration))
-            return carried_total(rows, size, self.gradient_steps_after(iteration)) * length
+            drawn = self.gradient_steps_after(iteration)
+            return carried_total(rows, size, self.last_minibatch, drawn) * length
         done = self._epoch_rows(self.rows(first))
         if iteration > first:
             done += (iteration - first) * self._epoch_rows(self.rows(first + 1))

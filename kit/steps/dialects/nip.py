@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from kit.steps.dialects.base import ON_POLICY, Dialect
 from kit.steps.errors import SettingError, nearest_first, real_number, yes_or_no
@@ -139,7 +139,8 @@ class Nip(Dialect):
         if self.body_lr_factor is None:
             self.body_lr_factor = LrFactors()
         elif isinstance(self.body_lr_factor, dict):
-            self.body_lr_factor = _made(LrFactors, self.body_lr_factor, "body_lr_factor.")
+            factors = _settings(LrFactors, self.body_lr_factor, "body_lr_factor.")
+            self.body_lr_factor = LrFactors(**factors)
 
     def _guess(self) -> str:
         return "vanilla_ppo"
@@ -312,8 +313,7 @@ class Nip(Dialect):
         Raises:
             SettingError: if a name is no parameter, or ``_type`` another class.
         """
-        made: Self = _made(cls, params_dict, "", ignore_extra_keys)
-        return made
+        return cls(**_settings(cls, params_dict, ignore_extra_keys=ignore_extra_keys))
 
     def get(self, address: str) -> Any:
         """Return the value at a dotted address, such as ``body_lr_factor.actor``.
@@ -345,16 +345,10 @@ class Nip(Dialect):
 RlTrainerParameters = Nip
 
 
-_Parameters = TypeVar("_Parameters", Nip, LrFactors)
-
-
-def _made(
-    cls: type[_Parameters],
-    values: Mapping[str, Any],
-    prefix: str,
-    ignore_extra_keys: bool = False,
-) -> _Parameters:
-    """Make a parameter class from a dictionary that may name its type."""
+def _settings(
+    cls: type, values: Mapping[str, Any], prefix: str = "", ignore_extra_keys: bool = False
+) -> dict[str, Any]:
+    """Return the settings in a dictionary that may name the type of its parameter class."""
     settings = dict(values)
     named = settings.pop("_type", None)
     wanted = "LrFactors" if cls is LrFactors else "RlTrainerParameters"
@@ -369,4 +363,4 @@ def _made(
                 f"{prefix}{name}", settings[name], "is no parameter", nearest_first(name, known)[:3]
             )
         del settings[name]
-    return cls(**settings)
+    return settings

@@ -1,0 +1,297 @@
+"""The words of TorchRL's own ``Trainer``, its collectors and its replay buffers.
+
+Its unit is the frame: a policy step in a collector, an env step (policy steps times ``frame_skip``)
+in the trainer. An iteration is one batch of the collector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from kit.steps.clock import COUNTING_RULES, CountingRule, Fixed
+from kit.steps.dialects.base import OFF_POLICY, ON_POLICY, Dialect
+from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
+from kit.steps.plan import StepPlan
+
+if TYPE_CHECKING:
+    from kit.steps.updates import UpdatePlan
+
+RANDOM, WITHOUT = "random", "without_replacement"
+
+
+class IteratedSampler:
+    """Gradient steps of a sampler without replacement that an epoch iterates over.
+
+    An epoch draws at most ``limit`` minibatches. A pass that ends just at the limit is found to
+    have ended only by the next epoch, which then draws nothing.
+
+    Args:
+        available: minibatches in a pass over the buffer.
+        limit: minibatches that an epoch draws at most; ``None``: until the pass ends.
+        epochs: epochs of one iteration.
+    """
+
+    def __init__(self, available: int, limit: int | None, epochs: int) -> None:
+        self.available, self.epochs = available, epochs
+        self.limit = available + 1 if limit is None else limit
+        self.iteration = 0
+
+    def after(self, iterations: int, *, attempts: bool = False) -> int:
+        """Return the gradient steps of the first ``iterations``.
+
+        Args:
+            iterations: training iterations.
+            attempts: whether to count as the trainer does, which adds one for each pass that is
+                found to have ended.
+        """
+        epochs_of_pass = self.available // self.limit + 1
+        passes, rest = divmod(iterations * self.epochs, epochs_of_pass)
+        return passes * (self.available + attempts) + rest * self.limit
+
+    def advance(self, policy_steps: int) -> int:
+        """Return the gradient steps of the next iteration."""
+        del policy_steps
+        self.iteration += 1
+        return self.after(self.iteration) - self.after(self.iteration - 1)
+
+    def total(self, trainings: int, policy_steps: int) -> int:
+        """Return the gradient steps of the first ``trainings`` iterations."""
+        del policy_steps
+        return self.after(trainings)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the iterations that have trained."""
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.iteration = int(state_dict["iteration"])
+
+
+def _sampler(plan: UpdatePlan, argument: str) -> CountingRule:
+    """``torchrl``: epochs over one iterator; ``torchrl:sample``: so many samples in each epoch."""
+    if plan.update_epochs is None:
+        raise SettingError("update_epochs", None, "is needed for counting=torchrl", [1])
+    limit, epochs = plan.minibatches_per_epoch, plan.update_epochs
+    if argument == "sample":
+        return Fixed(epochs * (limit or 1))
+    rows = plan.rows(2)
+    size = plan.minibatch_size or max(rows, 1)
+    available = rows // size if plan.last_minibatch == "drop" else -(-rows // size)
+    return IteratedSampler(available, limit, epochs)
+
+
+COUNTING_RULES["torchrl"] = _sampler
+
+
+@dataclass
+class TorchRL(Dialect):
+    """Settings of TorchRL's collector, replay buffer and ``Trainer``."""
+
+    NAME: ClassVar[str] = "torchrl"
+    LIBRARY: ClassVar[str] = "TorchRL"
+    VERSIONS: ClassVar[Mapping[str, str]] = {
+        "0.14.1": "the code of 0.14.1",
+        "documented": "the docstrings as they read: optim_steps_per_batch=None is the number of "
+        "copies, and init_random_frames counts env steps everywhere",
+    }
+    ALGORITHMS: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("ppo", "a2c", "reinforce"), ON_POLICY),
+        **dict.fromkeys(("sac", "dqn", "td3", "ddpg", "redq", "iql", "cql"), OFF_POLICY),
+    }
+    FACTS: ClassVar[frozenset[str]] = Dialect.FACTS | {"num_envs", "max_episode_steps"}
+    MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    AT_LEAST: ClassVar[Mapping[str, int]] = {
+        "frames_per_batch": 1,
+        "total_frames": 0,
+        "frame_skip": 1,
+        "optim_steps_per_batch": 0,
+        "num_epochs": 0,
+        "batch_size": 1,
+        "buffer_size": 1,
+        "num_envs": 1,
+        "max_episode_steps": 1,
+    }
+    CARRIED: ClassVar[frozenset[str]] = frozenset({"buffer_size"})
+
+    frames_per_batch: int = 1000
+    """policy steps of one batch, over all copies, rounded up to equally many of each."""
+    total_frames: int = 1_000_000
+    """env steps of the run (policy steps times ``frame_skip``), rounded up to whole batches."""
+    collector_total_frames: int | None = None
+    """policy steps after which the collector ends; ``None`` or -1: never."""
+    frame_skip: int = 1
+    """env steps of one policy step, as the trainer is told."""
+    init_random_frames: int | None = None
+    """frames with random actions, rounded up to whole batches: the collector counts policy steps,
+    and the trainer begins to train after as many env steps."""
+    optim_steps_per_batch: int | None = None
+    """minibatches of one epoch, at most; ``None``: until the sampler has none left."""
+    num_epochs: int = 1
+    """epochs of one batch."""
+    batch_size: int | None = None
+    """transitions in a minibatch of the replay buffer; ``None``: ``frames_per_batch``."""
+    buffer_size: int | None = None
+    """transitions that the replay buffer holds; ``None``: a batch, or a million if sampled at
+    random."""
+    sampler: str | None = None
+    """``random``, or ``without_replacement``; ``None``: as the algorithm needs it."""
+    iterate: bool = False
+    """whether an epoch iterates over the buffer, and so ends with it."""
+    drop_last: bool = False
+    """whether a last, smaller minibatch is dropped."""
+    num_envs: int = field(default=1, kw_only=True)
+    """environment copies of the collector."""
+    max_episode_steps: int | None = field(default=None, kw_only=True)
+    """policy steps after which an episode is truncated; a transform's business."""
+    version: str = field(default="0.14.1", kw_only=True)
+    """behaviour that is meant; see ``VERSIONS``."""
+
+    def _guess(self) -> str:
+        return ON_POLICY if self.sampler == WITHOUT or self.iterate is True else OFF_POLICY
+
+    def _defaults(self) -> Mapping[str, Any]:
+        on_policy = self.family == ON_POLICY
+        frames = self.frames_per_batch
+        return {
+            "sampler": WITHOUT if on_policy else RANDOM,
+            "batch_size": frames,
+            "buffer_size": frames if on_policy else 1_000_000,
+        }
+
+    # ------------------------------------------------------------------ to a plan
+    @property
+    def collected(self) -> int:
+        """Policy steps of one batch."""
+        return -(-self.frames_per_batch // self.num_envs) * self.num_envs
+
+    def _plan(self) -> StepPlan:
+        one_of("sampler", self.sampler, (RANDOM, WITHOUT))
+        yes_or_no("iterate", self.iterate)
+        yes_or_no("drop_last", self.drop_last)
+        batch = self.collected
+        iterations = -(-self.total_frames // (batch * self.frame_skip))
+        if self.collector_total_frames not in (None, -1):
+            own = whole_number("collector_total_frames", self.collector_total_frames)
+            iterations = min(iterations, -(-own // batch))
+        random, trains = self._random_batches()
+        return StepPlan(
+            iterations=iterations,
+            num_envs=self.num_envs,
+            steps_per_env=batch // self.num_envs,
+            action_repeat=self.frame_skip,
+            max_episode_steps=self.max_episode_steps,
+            random_steps=min(random, iterations) * batch,
+            learning_starts=trains * batch if trains > 1 else 0,
+            final_evaluation=False,
+            **self._updates(),
+        )
+
+    def _random_batches(self) -> tuple[int, int]:
+        """Batches with random actions, and the first batch that is trained on."""
+        if self.init_random_frames in (None, -1):
+            return 0, 1
+        asked = whole_number("init_random_frames", self.init_random_frames)
+        trains = max(-(-asked // (self.collected * self.frame_skip)), 1)
+        if self.version == "documented":
+            return (trains if asked else 0), trains
+        return -(-asked // self.collected), trains
+
+    def _updates(self) -> dict[str, Any]:
+        limit = self.optim_steps_per_batch
+        if limit is None and self.version == "documented":
+            limit = self.num_envs
+        if self.sampler == RANDOM:
+            if limit is None:
+                raise SettingError(
+                    "optim_steps_per_batch", None, "never ends with a random sampler", [1]
+                )
+            return {
+                "gradient_steps_per_iteration": limit * self.num_epochs,
+                "minibatch_size": self.batch_size,
+            }
+        return self._without_replacement(limit)
+
+    def _without_replacement(self, limit: int | None) -> dict[str, Any]:
+        assert self.batch_size is not None
+        assert self.buffer_size is not None
+        rows = min(self.collected, self.buffer_size)
+        if self.buffer_size > self.collected:
+            raise SettingError(
+                "buffer_size",
+                self.buffer_size,
+                f"is more than a batch of {self.collected}: sampling without replacement from a "
+                "growing buffer makes minibatches that no plan can foretell",
+                [self.collected],
+                "or sampler=random",
+            )
+        size = min(self.batch_size, rows)
+        if self.drop_last and self.batch_size > rows:
+            raise SettingError(
+                "batch_size", self.batch_size, f"is more than the {rows} frames of a buffer", [rows]
+            )
+        if limit is None and not self.iterate:
+            raise SettingError("optim_steps_per_batch", None, "never ends without iterate", [1])
+        made: dict[str, Any] = {
+            "update_epochs": self.num_epochs,
+            "minibatch_size": size,
+            "minibatches_per_epoch": limit or None,
+            "last_minibatch": "drop" if self.drop_last else "smaller",
+            "train_on_newest": rows if rows < self.collected else None,
+        }
+        if limit == 0:
+            return made | {"update_epochs": 0}
+        available = rows // size if self.drop_last else -(-rows // size)
+        if self.iterate and (limit is None or limit > available):
+            return made | {"minibatches_per_epoch": None}
+        if self.iterate:
+            return made | {"counting": "torchrl"}
+        return made | ({"counting": "torchrl:sample"} if self.drop_last else _CARRY)
+
+    # ------------------------------------------------------------------ from a plan
+    @classmethod
+    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
+        if plan.world_size > 1 or plan.collects_episodes:
+            name = "min_episodes" if plan.collects_episodes else "world_size"
+            raise SettingError(name, getattr(plan, name), "cannot be said of a TorchRL trainer")
+        made: dict[str, Any] = {
+            "frames_per_batch": plan.frames_per_batch,
+            "total_frames": plan.total_policy_steps * plan.action_repeat,
+            "frame_skip": plan.action_repeat,
+            "init_random_frames": plan.random_steps or None,
+            "num_envs": plan.num_envs,
+            "max_episode_steps": plan.max_episode_steps,
+            "batch_size": plan.minibatch_size or plan.frames_per_batch,
+        }
+        if not plan.on_policy:
+            ratio = plan.replay_ratio
+            steps = plan.gradient_steps_per_iteration or 0
+            each = steps if ratio is None else round(ratio * plan.frames_per_batch)
+            algo = settings.get("algo", OFF_POLICY)
+            return cls(**made, algo=algo, sampler=RANDOM, optim_steps_per_batch=each)
+        limit = plan.minibatches_per_epoch
+        rows = plan.train_on_newest or plan.frames_per_batch
+        straddles = plan.last_minibatch == "carry" or plan.counting == "torchrl:sample"
+        if straddles and limit is None:
+            limit = rows // made["batch_size"]
+        return cls(
+            **made,
+            algo=settings.get("algo", ON_POLICY),
+            sampler=WITHOUT,
+            num_epochs=plan.update_epochs or 0,
+            optim_steps_per_batch=limit,
+            iterate=not straddles,
+            drop_last=plan.last_minibatch == "drop",
+            buffer_size=rows,
+        )
+
+    def notes(self) -> list[str]:
+        """Return what a reader of these settings would not expect, a sentence each."""
+        from kit.steps.dialects.torchrl_notes import notes
+
+        return notes(self.resolved(), self.to_plan())
+
+
+_CARRY = {"last_minibatch": "carry"}
