@@ -151,7 +151,6 @@ class FlatProgram:
         """
         return self._run(*inputs, *self.constants)
 
-
     def assume(self, settings: Sequence[Tensor]) -> None:
         """Take the present values of ``settings`` for granted."""
         self.settings = settings

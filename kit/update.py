@@ -125,6 +125,18 @@ class Update(OptimizationStepper):
             metrics |= self._apply(gradients)
         return TensorDict(metrics)
 
+    def minimize(self, losses: TensorDictBase) -> TensorDict:
+        """Make one gradient step on losses that were computed elsewhere, eagerly.
+
+        Args:
+            losses: as the loss module returns them, perhaps changed.
+        """
+        gradients = self._differentiate(losses)
+        metrics = {name: _scalar(value) for name, value in losses.items()}
+        with torch.no_grad():
+            metrics |= self._apply(gradients)
+        return TensorDict(metrics)
+
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """Make one gradient step, as TorchRL's trainer asks for it."""
         del trainer
@@ -202,6 +214,10 @@ class Update(OptimizationStepper):
             kind = self._parameters[0].device.type
             with torch.autocast(kind, dtype=self.autocast):
                 losses = self.loss_module(minibatch)
+        gradients = self._differentiate(losses)
+        return {name: _scalar(value) for name, value in losses.items()}, gradients
+
+    def _differentiate(self, losses: TensorDictBase) -> list[Tensor | None]:
         gradients: list[Tensor | None] = []
         for number, group in enumerate(self.groups):
             names = group.losses or [name for name in losses.keys() if name.startswith("loss")]
@@ -212,7 +228,7 @@ class Update(OptimizationStepper):
                 retain_graph=number + 1 < len(self.groups),
                 allow_unused=True,
             )
-        return {name: _scalar(value) for name, value in losses.items()}, gradients
+        return gradients
 
     def _named(self, losses: TensorDictBase, name: str) -> Tensor:
         if losses.get(name, None) is None:

@@ -1,1 +1,18 @@
+"""Networks, actors, critics and action distributions."""
 
+from __future__ import annotations
+
+from kit.modules.actors import make_action_value, make_actor, make_body, make_value
+from kit.modules.distributions import Categorical, MultiDiscrete
+from kit.modules.networks import MLP, Flatten
+
+__all__ = [
+    "MLP",
+    "Categorical",
+    "Flatten",
+    "MultiDiscrete",
+    "make_action_value",
+    "make_actor",
+    "make_body",
+    "make_value",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,3 +49,40 @@ class Categorical(torch.distributions.Categorical):
     def deterministic_sample(self) -> Tensor:
         """The most probable choice."""
         return self.logits.argmax(dim=-1)
+
+
+class MultiDiscrete(torch.distributions.Distribution):
+    """Several independent categorical choices, as of a ``MultiDiscrete`` space.
+
+    Args:
+        logits: unnormalised log-probabilities of all choices side by side, ``[..., sum(choices)]``.
+        choices: how many there are for each entry of the action.
+    """
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  # torch's name and type
+    has_rsample = False
+
+    def __init__(self, logits: Tensor, choices: Sequence[int], **kwargs: Any) -> None:
+        self.parts = [Categorical(logits=part) for part in logits.split(list(choices), dim=-1)]
+        kwargs.setdefault("validate_args", False)
+        super().__init__(logits.shape[:-1], torch.Size([len(self.parts)]), **kwargs)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Return integers, ``[*sample_shape, ..., entries]``."""
+        return torch.stack([part.sample(sample_shape) for part in self.parts], dim=-1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-probability of whole actions, ``[...]``."""
+        entries = [part.log_prob(value[..., n]) for n, part in enumerate(self.parts)]
+        return torch.stack(entries, dim=-1).sum(dim=-1)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of whole actions, ``[...]``."""
+        return torch.stack([part.entropy() for part in self.parts], dim=-1).sum(dim=-1)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable choice of each entry."""
+        return torch.stack([part.deterministic_sample for part in self.parts], dim=-1)
+
+    deterministic_sample = mode

@@ -31,6 +31,11 @@ def number(value: Any) -> str:
     return "" if value is None else f"{value:,}"
 
 
+def plural(value: int, one: str, many: str = "") -> str:
+    """Return a number and its noun: ``1 copy``, ``4 copies``."""
+    return f"{value:,} {one if value == 1 else many or one + 's'}"
+
+
 def sizes(counts: Mapping[int, int]) -> str:
     """Return how many minibatches there are of each size: ``40 x 64, 1 x 40``."""
     if not counts:
@@ -49,11 +54,12 @@ def plan_table(plan: StepPlan, ledger: StepLedger | None = None) -> str:
 
 def _setting_rows(plan: StepPlan) -> list[Row]:
     if plan.collects_episodes:
-        minima = [("episodes", plan.min_episodes), ("policy steps", plan.min_steps)]
-        told = " and ".join(f"{value:,} {unit}" for unit, value in minima if value)
+        minima = [("episode", plan.min_episodes), ("policy step", plan.min_steps)]
+        told = " and ".join(plural(value, unit) for unit, value in minima if value)
         batch = ("one batch", f"whole episodes, at least {told}")
     else:
-        copies = f"{plan.num_envs:,} copies x {plan.steps_per_env:,} steps"
+        steps = plural(plan.steps_per_env or 0, "step")
+        copies = f"{plural(plan.num_envs, 'copy', 'copies')} x {steps}"
         processes = f" x {plan.world_size} processes" if plan.world_size > 1 else ""
         batch = ("one batch", copies + processes)
     rows = [batch]

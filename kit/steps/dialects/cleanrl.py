@@ -85,8 +85,7 @@ class CleanRL(Dialect):
         **dict.fromkeys(("learning_starts", "batch_size", "buffer_size"), (OFF_POLICY,)),
         "train_frequency": ("dqn", "dqn_atari"),
         "target_network_frequency": (OFF_POLICY,),
-        "policy_frequency": ("sac", "td3", "ddpg")
-        + tuple(f"{name}_continuous_action" for name in ("sac", "td3", "ddpg")),
+        "policy_frequency": tuple(name for name in _DEFAULTS if name[:3] in ("sac", "td3", "ddp")),
     }
     AT_LEAST: ClassVar[Mapping[str, int]] = {
         "total_timesteps": 0,
@@ -264,10 +263,10 @@ class CleanRL(Dialect):
                 [f"{left:,} of total_timesteps do not fill a batch: never played."] if left else []
             )
             rows = plan.frames_per_batch
-            if rows % made.num_minibatches if made.num_minibatches else 0:
+            if rows % (rows // (made.num_minibatches or 1)):
                 found.append(
-                    f"num_minibatches={made.num_minibatches} does not divide {rows} steps: there is "
-                    "one more minibatch, a smaller one."
+                    f"num_minibatches={made.num_minibatches} does not divide {rows} steps: there "
+                    "is one more minibatch, a smaller one."
                 )
             if made.anneal_lr:
                 found.append("anneal_lr ends at lr / iterations in the last iteration, not at 0.")

@@ -20,6 +20,7 @@ from kit.steps.clock import COUNTING_RULES
 from kit.steps.dialects.base import OFF_POLICY, Dialect
 from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
+from kit.steps.ratio import as_fraction
 from kit.steps.validation import LARGEST_RATIO
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class Dreamer(Dialect):
             max_episode_steps=self.max_episode_steps,
             learning_starts=trains * self.envs if trains > 1 else 0,
             random_steps=0,
-            replay_ratio=ratio,
+            replay_ratio=as_fraction("train_ratio", ratio),
             counting="exact" if exact else f"dreamer:{first}",
             minibatch_size=self.batch_size,
             sequence_length=self.batch_length,
@@ -237,9 +238,9 @@ class Dreamer(Dialect):
         assert plan.replay_ratio is not None
         batch = made.batch_size * made.batch_length
         found = [
-            f"train_ratio={made.train_ratio:g} counts replayed time steps: with {made.batch_size} x "
-            f"{made.batch_length} of them in a minibatch it is a replay ratio of "
-            f"{made.train_ratio / batch:.6g}."
+            f"train_ratio={made.train_ratio:g} counts replayed time steps: with "
+            f"{made.batch_size} x {made.batch_length} of them in a minibatch it is a replay ratio "
+            f"of {made.train_ratio / batch:.6g}."
         ]
         if plan.total_policy_steps != made.steps:
             found.append(
@@ -262,7 +263,7 @@ class Dreamer(Dialect):
 
 @dataclass
 class DreamerPaper(Dialect):
-    """Algorithm 1 of the first Dreamer paper: a whole episode, then ``collect_interval`` updates."""
+    """Algorithm 1 of the first paper: a whole episode, then ``collect_interval`` updates."""
 
     NAME: ClassVar[str] = "dreamer-paper"
     LIBRARY: ClassVar[str] = "the first Dreamer paper"

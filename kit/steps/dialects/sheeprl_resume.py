@@ -20,7 +20,8 @@ def resumed(new: Sheeprl, first: Sheeprl) -> StepPlan:
     before = first.to_plan()
     whole = (new if new.version == "0.8.4" else first).to_plan()
     left = max(whole.iterations - before.iterations, 0)
-    changes: dict[str, Any] = {"iterations": left, "random_steps": 0, "asked": {}}
+    random = max(whole.random_steps - before.total_policy_steps, 0)
+    changes: dict[str, Any] = {"iterations": left, "random_steps": random, "asked": {}}
     if not whole.on_policy:
         changes |= _updates(first, before.iterations, whole)
     return whole.replace(**changes)

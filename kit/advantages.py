@@ -1,0 +1,144 @@
+"""Return and advantage estimators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torch.nn.functional import pad
+from torchrl.objectives import value as torchrl_value
+
+from kit.tracing import FlatProgram, NotTraceable, Watch, trace
+
+
+def discounted_suffix_sums(values: Tensor, factors: Tensor) -> Tensor:
+    """Return ``x`` with ``x[t] = values[t] + factors[t] * x[t + 1]``, and ``x`` zero past the end.
+
+    Time is the last dimension. The recursion is solved by doubling, in about ``log2(steps)`` tensor
+    operations and without reading anything on the host.
+
+    Args:
+        values: ``[..., steps]``.
+        factors: ``[..., steps]``; zero where the sum is cut.
+    """
+    steps = values.shape[-1]
+    reach = 1
+    while reach < steps:
+        # values[t] now sums `reach` terms, and factors[t] is the weight of the one after them.
+        values = values + factors * pad(values[..., reach:], (0, reach))
+        factors = factors * pad(factors[..., reach:], (0, reach))
+        reach *= 2
+    return values
+
+
+def generalized_advantages(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    done: Tensor,
+    terminated: Tensor,
+    gamma: float | Tensor,
+    lmbda: float | Tensor,
+) -> Tensor:
+    """Return generalised advantages (Schulman et al. 2016, eq. 16).
+
+    The value after a terminated step is zero; after a truncated one it is ``next_value``, the value
+    of the true last observation.
+
+    Args:
+        reward: ``[..., steps]``, like all that follow.
+        value: of the observations acted on.
+        next_value: of the observations that followed, before any reset.
+        done: whether the episode ended with the step.
+        terminated: whether it ended by itself.
+        gamma: discount, in [0, 1].
+        lmbda: weight of longer estimates, in [0, 1].
+    """
+    delta = reward + gamma * next_value * ~terminated - value
+    return discounted_suffix_sums(delta, gamma * lmbda * (~done).to(delta.dtype))
+
+
+class GAE(torchrl_value.GAE):
+    """TorchRL's generalised advantage estimation, without its reads of ``done`` on the host.
+
+    The same arguments, keys and numbers (up to the order of summation) as TorchRL's class, for
+    batches ``[num_envs, steps]``. It writes ``advantage``, ``value_target`` and the values of both
+    observations, all without gradients.
+
+    Args:
+        gamma: discount, in [0, 1].
+        lmbda: weight of longer estimates, in [0, 1].
+        value_network: module from observations to values.
+        **kwargs: of TorchRL's class.
+    """
+
+    def __init__(self, *, gamma: float, lmbda: float, value_network: Any, **kwargs: Any) -> None:
+        super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
+        self._programs: dict[Any, tuple[FlatProgram, list[Any]]] = {}
+        self._watch: Watch | None = None
+        self._plain = False
+
+    def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
+        """Add advantages, value targets and values to a batch ``[num_envs, steps]``.
+
+        Calls with parameters, as a loss makes them, and differentiable estimates are left to
+        TorchRL's implementation.
+        """
+        if args or kwargs or self.differentiable or tensordict.ndim < 2:
+            return super().forward(tensordict, *args, **kwargs)
+        if self._watch is None:
+            self._watch = Watch(self.value_network)
+        elif self._watch.look_closely():
+            self._programs.clear()
+        keys = self._reads(tensordict)
+        inputs = [tensordict.get(key) for key in keys]
+        with torch.no_grad():
+            written = self._estimates(keys, inputs)
+        names = self.tensor_keys
+        for key, value in zip(
+            (names.advantage, names.value_target, names.value, ("next", names.value)), written
+        ):
+            tensordict.set(key, value)
+        return tensordict
+
+    def _reads(self, tensordict: TensorDictBase) -> list[Any]:
+        names = self.tensor_keys
+        seen = [key for key in self.value_network.in_keys if tensordict.get(key, None) is not None]
+        ends = [("next", name) for name in (names.reward, names.done, names.terminated)]
+        return [*seen, *(("next", *_as_tuple(key)) for key in seen), *ends]
+
+    def _estimates(self, keys: list[Any], inputs: list[Tensor]) -> Any:
+        shapes = tuple(value.shape for value in inputs)
+        if shapes in self._programs:
+            program, _ = self._programs[shapes]
+            return program(*[inputs[number] for number in program.inputs_read])
+        if self._plain:
+            return self._compute(keys, inputs)
+        try:
+            program, written = trace(lambda *tensors: self._compute(keys, tensors), inputs)
+        except NotTraceable:
+            self._plain = True
+            return self._compute(keys, inputs)
+        self._programs[shapes] = (program, keys)
+        return written
+
+    def _compute(self, keys: list[Any], inputs: Any) -> list[Tensor]:
+        given = TensorDict(dict(zip(keys, inputs)), inputs[0].shape[:2])
+        name = self.tensor_keys.value
+        value = self.value_network(given.exclude("next")).get(name)
+        following = self.value_network(given.get("next").copy()).get(name)
+        reward, done, terminated = (tensor.squeeze(-1) for tensor in inputs[-3:])
+        advantage = generalized_advantages(
+            reward, value.squeeze(-1), following.squeeze(-1), done, terminated,
+            self.gamma, self.lmbda,
+        ).unsqueeze(-1)  # fmt: skip
+        target = advantage + value
+        if self.average_gae:
+            advantage = (advantage - advantage.mean()) / advantage.std().clamp_min(1e-4)
+        return [advantage, target, value, following]
+
+
+def _as_tuple(key: Any) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)

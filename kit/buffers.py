@@ -1,0 +1,252 @@
+"""What a minibatch is: passes over the last batch, or samples of a TorchRL replay buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
+from torchrl.envs.transforms import MultiStepTransform
+
+from kit.steps import SettingError, StepPlan
+from kit.steps.errors import whole_number
+from kit.steps.minibatches import epoch_sizes
+
+MinibatchGroup = list[TensorDictBase]
+"""The minibatches of one gradient step: one, or several whose gradients are accumulated."""
+
+
+class Minibatches(Protocol):
+    """Takes batches in and gives minibatches out, as many as a plan says."""
+
+    def extend(self, batch: TensorDictBase) -> None:
+        """Take in a collected batch ``[num_envs, steps]``."""
+
+    def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
+        """Yield the minibatches of one update epoch, grouped by gradient step.
+
+        Args:
+            plan: says how minibatches are cut.
+            limit: gradient steps that are due, at most which are yielded.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept between iterations."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+
+
+class Passes:
+    """Shuffled passes over the last batch: in each, every transition is seen once.
+
+    With ``last_minibatch="carry"`` a permutation goes on where it was left, over epochs and
+    iterations.
+    """
+
+    def __init__(self) -> None:
+        self._rows: TensorDictBase | None = None
+        self._order = torch.empty(0, dtype=torch.long)
+
+    def extend(self, batch: TensorDictBase) -> None:
+        """Forget the batch before and keep this one."""
+        self._rows = valid_rows(batch)
+
+    def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
+        """Yield the minibatches of one pass, cut as the plan says."""
+        if self._rows is None:
+            raise RuntimeError("extend() comes before epoch()")
+        rows = self._newest(self._rows, plan)
+        length = plan.sequence_length or 1
+        if length > 1:
+            rows = rows[: rows.shape[0] // length * length].reshape(-1, length)
+        if plan.last_minibatch == "carry":
+            minibatches = self._carried(rows, plan)
+        else:
+            minibatches = self._shuffled(rows, plan)
+        group = plan.minibatches_per_gradient_step
+        for _ in range(limit):
+            step = list(minibatches if group is None else islice(minibatches, group))
+            if not step:
+                return
+            yield step
+
+    def _newest(self, rows: TensorDictBase, plan: StepPlan) -> TensorDictBase:
+        newest = plan.train_on_newest
+        return rows if newest is None or newest >= rows.shape[0] else rows[-newest:]
+
+    def _shuffled(self, rows: TensorDictBase, plan: StepPlan) -> Iterator[TensorDictBase]:
+        count = rows.shape[0]
+        sizes = epoch_sizes(count, plan.minibatch_size or max(count, 1), plan.last_minibatch)
+        shuffled = rows[torch.randperm(count, device=rows.device)]
+        start = 0
+        for size in sizes[: plan.minibatches_per_epoch]:
+            yield shuffled[start : start + size]
+            start += size
+
+    def _carried(self, rows: TensorDictBase, plan: StepPlan) -> Iterator[TensorDictBase]:
+        for _ in range(plan.minibatches_in_epoch(rows.numel())):
+            if not len(self._order):
+                self._order = torch.randperm(rows.shape[0])
+            size = plan.minibatch_size or rows.shape[0]
+            chosen, self._order = self._order[:size], self._order[size:]
+            yield rows[chosen.to(rows.device) if rows.device is not None else chosen]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rest of the permutation; the batch itself is used up."""
+        return {"order": self._order}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._order = state_dict["order"].clone()
+
+
+class Replay:
+    """Samples of a TorchRL replay buffer, any storage and any sampler.
+
+    Args:
+        buffer: TorchRL's buffer.
+        n_step: makes transitions of several steps before they are stored; ``None``: of one.
+
+    A storage with ``ndim=1`` gets transitions in the order in which they happened, one with
+    ``ndim=2`` (for a slice sampler) gets batches ``[num_envs, steps]`` as they are.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, n_step: MultiStepTransform | None = None) -> None:
+        self.buffer = buffer
+        self.n_step = n_step
+
+    def extend(self, batch: TensorDictBase) -> None:
+        """Add the batch to the buffer; with ``n_step``, the last steps wait for what follows."""
+        if self.n_step is not None:
+            batch = self.n_step.inv(batch)
+            if batch is None:
+                return
+        if batch.ndim == 2 and self.buffer.storage.ndim == 1:
+            batch = batch.transpose(0, 1)
+            mask = batch.get(("collector", "mask"), None)
+            batch = batch.reshape(-1) if mask is None else batch[mask]
+        self.buffer.extend(batch)
+
+    def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
+        """Yield a sample for each gradient step that is due; all of them are one epoch."""
+        size = plan.minibatch_size or len(self.buffer)
+        if plan.sequence_length is not None:
+            size *= plan.sequence_length
+        own = self.buffer.batch_size == size
+        for _ in range(limit):
+            yield [
+                self.buffer.sample() if own else self.buffer.sample(size)
+                for _ in range(plan.minibatches_per_gradient_step or 1)
+            ]
+
+    def update_priority(self, minibatch: TensorDictBase) -> None:
+        """Tell a prioritised sampler the new errors of a minibatch."""
+        if isinstance(self.buffer, TensorDictReplayBuffer):
+            self.buffer.update_tensordict_priority(minibatch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows that are filled, the places of writer and sampler, the steps that wait."""
+        filled = len(self.buffer)
+        waiting = None if self.n_step is None else self.n_step._buffer
+        return {
+            "filled": filled,
+            "rows": _plain(self.buffer.storage.get(range(filled))) if filled else {},
+            "writer": self.buffer.writer.state_dict(),
+            "sampler": self.buffer.sampler.state_dict(),
+            "waiting": None if waiting is None else _plain(waiting.contiguous()),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        filled = int(state_dict["filled"])
+        if filled:
+            self.buffer.storage.set(range(filled), _from_plain(state_dict["rows"]))
+        self.buffer.writer.load_state_dict(state_dict["writer"])
+        self.buffer.sampler.load_state_dict(state_dict["sampler"])
+        if self.n_step is not None and state_dict["waiting"] is not None:
+            self.n_step._buffer = _from_plain(state_dict["waiting"])
+
+    def close_open_episodes(self, num_envs: int) -> None:
+        """Mark the newest transition of every copy as truncated, where an episode is still open.
+
+        For a run that is resumed with environments that could not give their state.
+        """
+        filled = len(self.buffer)
+        if not filled or self.buffer.storage.ndim != 1:
+            return
+        cursor = int(self.buffer.writer.state_dict()["_cursor"])
+        newest = [(cursor - 1 - number) % filled for number in range(min(num_envs, filled))]
+        rows = self.buffer.storage.get(newest)
+        ended = rows.get(("next", "done"))
+        rows.set(("next", "truncated"), rows.get(("next", "truncated")) | ~ended)
+        rows.set(("next", "done"), torch.ones_like(ended))
+        self.buffer.storage.set(newest, rows)
+
+
+def _plain(rows: TensorDictBase) -> dict[str, Any]:
+    """Return a TensorDict as lists and tensors, which a checkpoint holds without code."""
+    keys = list(rows.keys(True, True))
+    return {
+        "batch_size": list(rows.batch_size),
+        "keys": [list(key) if isinstance(key, tuple) else key for key in keys],
+        "values": [rows.get(key) for key in keys],
+    }
+
+
+def _from_plain(rows: dict[str, Any]) -> TensorDictBase:
+    keys = [tuple(key) if isinstance(key, list) else key for key in rows["keys"]]
+    return TensorDict(dict(zip(keys, rows["values"])), rows["batch_size"])
+
+
+def valid_rows(batch: TensorDictBase) -> TensorDictBase:
+    """Return the transitions of a batch ``[num_envs, steps]`` as rows, without padding."""
+    mask = batch.get(("collector", "mask"), None)
+    return batch.reshape(-1) if mask is None else batch[mask]
+
+
+def make_replay_buffer(
+    size: int,
+    minibatch_size: int | None,
+    *,
+    sampler: Sampler | None = None,
+    n_step: int = 1,
+    gamma: float = 0.99,
+    device: torch.device | str = "cpu",
+) -> Replay:
+    """Make TorchRL's replay buffer of transitions in memory.
+
+    Args:
+        size: transitions it holds; the oldest are overwritten.
+        minibatch_size: transitions in a minibatch.
+        sampler: how minibatches are drawn; uniformly with replacement by default.
+        n_step: rewards summed into one before bootstrapping (Sutton and Barto 2018, eq. 7.1).
+        gamma: discount of this sum.
+        device: where transitions are kept.
+
+    Raises:
+        SettingError: if a minibatch is larger than the buffer.
+    """
+    size = whole_number("buffer_size", size, at_least=1)
+    n_step = whole_number("n_step", n_step, at_least=1)
+    if minibatch_size is not None and minibatch_size > size:
+        raise SettingError(
+            "minibatch_size", minibatch_size, f"is larger than buffer_size={size}", [size]
+        )
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(size, device=device),
+        sampler=sampler or RandomSampler(),
+        batch_size=minibatch_size,
+    )
+    return Replay(buffer, MultiStepTransform(n_step, gamma) if n_step > 1 else None)
+
+
+def as_minibatches(buffer: Minibatches | ReplayBuffer | None) -> Minibatches:
+    """Return what the trainer draws from: a TorchRL buffer is taken as it is, ``None`` is passes."""
+    if buffer is None:
+        return Passes()
+    return Replay(buffer) if isinstance(buffer, ReplayBuffer) else buffer

@@ -1,0 +1,81 @@
+"""Saving and resuming, on ``torchrl.checkpoint``: atomic, rotated, free of code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchrl.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointRotation,
+    GlobalRNGState,
+    StateDictCheckpointAdapter,
+)
+
+
+class NotSaved(RuntimeError):
+    """A checkpoint could not be written; those written before are untouched."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest few, each a folder that is complete or not there.
+
+    Loading one executes no code from it: PyTorch reads the files with its restricted unpickler,
+    which knows tensors and plain values only.
+
+    Args:
+        folder: where they are.
+        parts: objects with ``state_dict`` and ``load_state_dict``, by name.
+        keep: how many of the newest are kept.
+    """
+
+    def __init__(self, folder: Path, parts: Mapping[str, Any], keep: int = 2) -> None:
+        self.folder = folder
+        self._rotation = CheckpointRotation(folder, keep_last=keep)
+        self._checkpoint = Checkpoint(format="directory")
+        adapter = StateDictCheckpointAdapter(payload_format="torch")
+        for name, part in {**parts, "random_numbers": GlobalRNGState()}.items():
+            self._checkpoint.register(name, part, adapter=adapter)
+
+    def save(self, policy_steps: int, metadata: Mapping[str, Any]) -> Path:
+        """Write a checkpoint and drop the oldest.
+
+        Args:
+            policy_steps: of the run, which name the checkpoint.
+            metadata: kept in its manifest: plain values.
+
+        Raises:
+            NotSaved: if it could not be written; earlier ones are untouched.
+        """
+        try:
+            return Path(
+                self._rotation.save(self._checkpoint, step=policy_steps, metadata=dict(metadata))
+            )
+        except OSError as error:
+            latest = self.latest(self.folder)
+            kept = f"the newest one is {latest.name}" if latest else "there is none yet"
+            raise NotSaved(
+                f"the checkpoint at {policy_steps} policy steps was not written to {self.folder}: "
+                f"{error.strerror or error}; earlier checkpoints are untouched, {kept}"
+            ) from error
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Restore every part from ``path`` and return the metadata of the checkpoint.
+
+        Raises:
+            CheckpointError: if it does not fit the parts.
+        """
+        result = self._checkpoint.load(path)
+        return dict(result.manifest.get("metadata", {}))
+
+    @staticmethod
+    def latest(folder: Path) -> Path | None:
+        """Return the newest complete checkpoint in ``folder``, if there is one."""
+        if not folder.is_dir():
+            return None
+        return CheckpointRotation(folder, keep_last=1).latest()  # type: ignore[no-any-return]
+
+
+__all__ = ["CheckpointError", "Checkpoints", "NotSaved"]

@@ -1,0 +1,70 @@
+"""Metrics between two log points: summed where they are made, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+
+class MetricMeans:
+    """Running means of scalars that stay on their device until they are read."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, ...], list[Tensor]] = {}
+        self._counts: dict[tuple[str, ...], int] = {}
+
+    @torch.no_grad()
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Add one value of each metric."""
+        names = tuple(metrics.keys())
+        values = [value.detach() for value in metrics.values()]
+        if names not in self._sums:
+            self._sums[names] = [value.clone().float() for value in values]
+            self._counts[names] = 1
+            return
+        torch._foreach_add_(self._sums[names], values)
+        self._counts[names] += 1
+
+    def peek(self) -> TensorDict:
+        """Return the means since the last :meth:`take`, on their device."""
+        sums, counts = self._totals()
+        return TensorDict({name: value / counts[name] for name, value in sums.items()})
+
+    def take(self) -> dict[str, float]:
+        """Return the means since the last call, moved to the host in one go."""
+        sums, counts = self._totals()
+        self._sums, self._counts = {}, {}
+        if not sums:
+            return {}
+        totals = torch.stack([value.reshape(()) for value in sums.values()]).tolist()
+        return {name: total / counts[name] for name, total in zip(sums, totals)}
+
+    def _totals(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        sums: dict[str, Tensor] = {}
+        counts: dict[str, int] = {}
+        for names, values in self._sums.items():
+            for name, value in zip(names, values):
+                sums[name] = sums[name] + value if name in sums else value
+                counts[name] = counts.get(name, 0) + self._counts[names]
+        return sums, counts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the running sums."""
+        return {
+            "groups": [
+                {"names": list(names), "sums": list(values), "count": self._counts[names]}
+                for names, values in self._sums.items()
+            ]
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._sums, self._counts = {}, {}
+        for group in state_dict["groups"]:
+            names = tuple(group["names"])
+            self._sums[names] = [value.clone() for value in group["sums"]]
+            self._counts[names] = int(group["count"])

@@ -1,0 +1,284 @@
+"""Actors and critics for any environment the kit makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from tensordict.nn import (
+    CompositeDistribution,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from torch import Tensor, nn
+from torchrl.data import Bounded, Categorical as CategoricalSpec, MultiCategorical, Unbounded
+from torchrl.modules import IndependentNormal, ProbabilisticActor, TanhNormal, ValueOperator
+
+from kit.modules.distributions import Categorical, MultiDiscrete
+from kit.modules.networks import MLP, linear
+from kit.steps import SettingError
+
+Continuous = Literal["normal", "tanh_normal"]
+
+
+class _Parameters(nn.Module):
+    """From the columns of a network to the parameters of one action's distribution."""
+
+    names: tuple[str, ...] = ("logits",)
+    distribution: Any = Categorical
+    keywords: dict[str, Any]
+
+    def __init__(self, columns: int, **keywords: Any) -> None:
+        super().__init__()
+        self.columns = columns
+        self.keywords = keywords
+
+    def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
+        return (columns,)
+
+
+class _Choices(_Parameters):
+    """Several categorical choices side by side."""
+
+    distribution = MultiDiscrete
+
+
+class _Normal(_Parameters):
+    """Means from the network; one learnt deviation for all states."""
+
+    names = ("loc", "scale")
+    distribution = IndependentNormal
+
+    def __init__(self, shape: Sequence[int], log_scale: float, **keywords: Any) -> None:
+        super().__init__(math.prod(shape), event_dim=len(shape), **keywords)
+        self.shape = tuple(shape)
+        self.log_scale = nn.Parameter(torch.full(self.shape, float(log_scale)))
+
+    def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
+        loc = columns if len(self.shape) == 1 else columns.unflatten(-1, self.shape)
+        return loc, self.log_scale.exp().expand_as(loc)
+
+
+class _TanhNormal(_Parameters):
+    """Means and deviations from the network; samples squashed to the bounds of the action.
+
+    The logarithm of the deviation is kept in [-5, 2] by a tanh, as in the reference implementation
+    of soft actor-critic (Haarnoja et al. 2018, appendix C gives the squashing).
+    """
+
+    names = ("loc", "scale")
+    distribution = TanhNormal
+    least, most = -5.0, 2.0
+
+    def __init__(self, shape: Sequence[int], low: Tensor, high: Tensor) -> None:
+        size = math.prod(shape)
+        super().__init__(2 * size, low=low, high=high, event_dims=len(shape))
+        self.shape, self.size = tuple(shape), size
+
+    def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
+        loc, raw = columns.split(self.size, dim=-1)
+        middle, half = (self.most + self.least) / 2, (self.most - self.least) / 2
+        scale = (middle + half * raw.tanh()).exp()
+        if len(self.shape) == 1:
+            return loc, scale
+        return loc.unflatten(-1, self.shape), scale.unflatten(-1, self.shape)
+
+
+class _Heads(nn.Module):
+    """A network whose columns are split over the parameters of several actions."""
+
+    def __init__(self, network: nn.Module, heads: Sequence[_Parameters]) -> None:
+        super().__init__()
+        self.network = network
+        self.heads = nn.ModuleList(heads)
+        self._columns = [head.columns for head in heads]
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        parts = self.network(*inputs).split(self._columns, dim=-1)
+        return tuple(p for part, head in zip(parts, self.heads) for p in head(part))
+
+
+def make_actor(
+    env: Any,
+    hidden_sizes: Sequence[int] = (64, 64),
+    activation: str = "tanh",
+    *,
+    continuous: Continuous = "normal",
+    log_scale: float = 0.0,
+    body: TensorDictModule | None = None,
+    orthogonal: bool = True,
+    return_log_prob: bool = True,
+) -> ProbabilisticActor:
+    """Return a policy for the environment's observations and actions.
+
+    Discrete actions are drawn from categorical distributions, continuous ones from normal
+    distributions, entries of a ``Dict`` space independently of each other.
+
+    Args:
+        env: the environment.
+        hidden_sizes: widths of the hidden layers; those of ``body`` where one is given.
+        activation: name of the activation between them.
+        continuous: ``normal``: unbounded, with one learnt deviation for all states (the environment
+            clips); ``tanh_normal``: squashed to the bounds, deviation learnt for each state.
+        log_scale: logarithm of the initial deviation of ``normal``.
+        body: module that writes ``features``, shared with a critic; ``None``: a network of its own.
+        orthogonal: whether weights start orthogonal, the last layer's with gain 0.01.
+        return_log_prob: whether the policy writes the log-probability of its actions.
+
+    Raises:
+        SettingError: if an action is of a kind this policy cannot choose.
+    """
+    heads = {leaf.key: _head(env, leaf.key, continuous, log_scale) for leaf in env.action_leaves}
+    columns = sum(head.columns for head in heads.values())
+    parameters = _parameter_keys(heads)
+    if body is None:
+        keys, network = _network(env, columns, hidden_sizes, activation, orthogonal, 0.01)
+        module: TensorDictModuleBase = TensorDictModule(
+            _Heads(network, list(heads.values())), in_keys=keys, out_keys=parameters
+        )
+    else:
+        last = linear(body.module.out_features, columns, 0.01 if orthogonal else None)
+        head = _Heads(last, list(heads.values()))
+        module = TensorDictSequential(
+            body, TensorDictModule(head, in_keys=["features"], out_keys=parameters)
+        )
+    spec = env.full_action_spec if len(heads) > 1 else env.action_spec
+    if len(heads) == 1:
+        (key, head_), *_ = heads.items()
+        return ProbabilisticActor(
+            module,
+            in_keys=parameters,
+            out_keys=[key],
+            distribution_class=head_.distribution,
+            distribution_kwargs=head_.keywords,
+            return_log_prob=return_log_prob,
+            spec=spec,
+        )
+    return ProbabilisticActor(
+        module,
+        in_keys=["params"],
+        out_keys=list(heads),
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={
+            "distribution_map": {key: head.distribution for key, head in heads.items()},
+            "extra_kwargs": {key: head.keywords for key, head in heads.items()},
+        },
+        return_log_prob=return_log_prob,
+    )
+
+
+def _parameter_keys(heads: dict[Any, _Parameters]) -> list[Any]:
+    if len(heads) == 1:
+        return list(next(iter(heads.values())).names)
+    keys: list[Any] = []
+    for key, head in heads.items():
+        path = key if isinstance(key, tuple) else (key,)
+        keys += [("params", *path, name) for name in head.names]
+    return keys
+
+
+def _head(env: Any, key: Any, continuous: Continuous, log_scale: float) -> _Parameters:
+    spec = env.full_action_spec[key]
+    shape = tuple(spec.shape[1:])
+    if isinstance(spec, CategoricalSpec):
+        return _Parameters(int(spec.n))
+    if isinstance(spec, MultiCategorical):
+        choices = [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
+        return _Choices(sum(choices), choices=choices)
+    if isinstance(spec, (Bounded, Unbounded)) and spec.dtype.is_floating_point:
+        if continuous == "normal":
+            return _Normal(shape or (1,), log_scale)
+        if isinstance(spec, Bounded):
+            return _TanhNormal(shape, spec.space.low[0].clone(), spec.space.high[0].clone())
+        raise SettingError(
+            "action_space",
+            str(key),
+            "has no bounds to squash actions to",
+            "use continuous='normal'",
+        )
+    raise SettingError(
+        "action_space",
+        type(spec).__name__,
+        f"({key}) is not a kind of action that this policy can choose",
+        ["Discrete", "MultiDiscrete", "Box"],
+    )
+
+
+def _network(
+    env: Any,
+    out_features: int | None,
+    hidden_sizes: Sequence[int],
+    activation: str,
+    orthogonal: bool,
+    out_gain: float,
+) -> tuple[list[Any], MLP]:
+    keys = [leaf.key for leaf in env.observation_leaves]
+    specs = [env.full_observation_spec[key] for key in keys]
+    return keys, MLP(
+        specs, out_features, hidden_sizes, activation, orthogonal=orthogonal, out_gain=out_gain
+    )
+
+
+def make_body(
+    env: Any,
+    hidden_sizes: Sequence[int] = (64, 64),
+    activation: str = "tanh",
+    *,
+    orthogonal: bool = True,
+) -> TensorDictModule:
+    """Return a network from all observations to ``features``, for an actor and a critic to share.
+
+    Args:
+        env: the environment.
+        hidden_sizes: widths of the hidden layers.
+        activation: name of the activation after each.
+        orthogonal: whether weights start orthogonal.
+    """
+    keys, network = _network(env, None, hidden_sizes, activation, orthogonal, 1.0)
+    return TensorDictModule(network, in_keys=keys, out_keys=["features"])
+
+
+def make_value(
+    env: Any,
+    hidden_sizes: Sequence[int] = (64, 64),
+    activation: str = "tanh",
+    *,
+    body: TensorDictModule | None = None,
+    orthogonal: bool = True,
+) -> TensorDictModuleBase:
+    """Return a state-value function, which writes ``state_value``.
+
+    Args:
+        env: the environment.
+        hidden_sizes: widths of the hidden layers; those of ``body`` where one is given.
+        activation: name of the activation between them.
+        body: module that writes ``features``, shared with an actor; ``None``: a network of its own.
+        orthogonal: whether weights start orthogonal.
+    """
+    if body is None:
+        keys, network = _network(env, 1, hidden_sizes, activation, orthogonal, 1.0)
+        return ValueOperator(network, in_keys=keys)
+    last = linear(body.module.out_features, 1, 1.0 if orthogonal else None)
+    return TensorDictSequential(body, ValueOperator(last, in_keys=["features"]))
+
+
+def make_action_value(
+    env: Any,
+    hidden_sizes: Sequence[int] = (256, 256),
+    activation: str = "relu",
+) -> ValueOperator:
+    """Return an action-value function of observations and action, which writes
+    ``state_action_value``.
+
+    Args:
+        env: the environment.
+        hidden_sizes: widths of the hidden layers.
+        activation: name of the activation between them.
+    """
+    keys = [leaf.key for leaf in (*env.observation_leaves, *env.action_leaves)]
+    specs = [env.full_observation_spec[leaf.key] for leaf in env.observation_leaves]
+    specs += [env.full_action_spec[leaf.key] for leaf in env.action_leaves]
+    return ValueOperator(MLP(specs, 1, hidden_sizes, activation), in_keys=keys)

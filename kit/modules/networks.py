@@ -1,0 +1,131 @@
+"""Networks that read observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, Unbounded
+
+from kit.steps import SettingError
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+}
+
+
+class Flatten(nn.Module):
+    """Joins observations (and actions) into one vector: numbers as they are, choices one-hot.
+
+    Args:
+        specs: spec of each input, in the order in which they are passed; each with the
+            environment's batch dimension in front.
+
+    Attributes:
+        out_features: width of the vector.
+
+    Raises:
+        SettingError: if a spec is of a kind that has no place in a vector.
+    """
+
+    def __init__(self, specs: Sequence[Any]) -> None:
+        super().__init__()
+        self._choices = [_choices(spec) for spec in specs]
+        self._shapes = [tuple(spec.shape[1:]) for spec in specs]
+        self.out_features = sum(
+            math.prod(shape) if choices is None else sum(choices)
+            for choices, shape in zip(self._choices, self._shapes)
+        )
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return ``[..., out_features]``."""
+        parts: list[Tensor] = []
+        for value, choices, shape in zip(inputs, self._choices, self._shapes):
+            leading = value.shape[: value.ndim - len(shape)]
+            if choices is None:
+                flat = value if len(shape) == 1 else value.reshape(*leading, -1)
+                parts.append(flat if flat.is_floating_point() else flat.float())
+                continue
+            chosen = value.reshape(*leading, len(choices)).long().unbind(dim=-1)
+            parts += [nn.functional.one_hot(c, n).float() for c, n in zip(chosen, choices)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _choices(spec: Any) -> list[int] | None:
+    """Numbers of choices of an integer input; ``None`` for numbers."""
+    if isinstance(spec, Categorical):
+        return [int(spec.n)]
+    if isinstance(spec, MultiCategorical):
+        return [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
+    if isinstance(spec, (Bounded, Unbounded, Binary)):
+        return None
+    raise SettingError("observation", type(spec).__name__, "is a spec that no network here reads")
+
+
+class MLP(nn.Module):
+    """A multilayer perceptron over joined inputs.
+
+    Args:
+        specs: specs of the inputs; see :class:`Flatten`.
+        out_features: width of the output; ``None`` ends with the last hidden layer's activation.
+        hidden_sizes: widths of the hidden layers.
+        activation: name of ``ACTIVATIONS``.
+        orthogonal: whether weights start orthogonal, with gain sqrt(2) and ``out_gain`` at the end,
+            and biases at zero (Andrychowicz et al. 2021, section 3.2). Otherwise they start as
+            PyTorch's do.
+        out_gain: gain of the output layer, where weights start orthogonal.
+
+    Attributes:
+        out_features: width of the output.
+
+    Raises:
+        SettingError: if the activation is unknown or a size is not positive.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[Any],
+        out_features: int | None,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        *,
+        orthogonal: bool = False,
+        out_gain: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise SettingError("activation", activation, "is unknown", list(ACTIVATIONS))
+        self.flatten = Flatten(specs)
+        layers: list[nn.Module] = []
+        width = self.flatten.out_features
+        for size in hidden_sizes:
+            if size < 1:
+                raise SettingError("hidden_sizes", tuple(hidden_sizes), "has a size below 1", [64])
+            layers += [linear(width, size, 2**0.5 if orthogonal else None)]
+            layers += [ACTIVATIONS[activation]()]
+            width = size
+        if out_features is not None:
+            layers.append(linear(width, out_features, out_gain if orthogonal else None))
+            width = out_features
+        self.layers = nn.Sequential(*layers)
+        self.out_features = width
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return ``[..., out_features]``."""
+        return self.layers(self.flatten(*inputs))  # type: ignore[no-any-return]
+
+
+def linear(in_features: int, out_features: int, gain: float | None = None) -> nn.Linear:
+    """Return a linear layer, orthogonal with ``gain`` and without bias at first if one is given."""
+    layer = nn.Linear(in_features, out_features)
+    if gain is not None:
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,202 @@
+"""The stages of the loop, and what may be registered at each."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tensordict import TensorDictBase
+
+from kit.steps import SettingError
+
+Signature = Literal["fire", "pipe", "log", "losses", "optimizer", "summary", "row"]
+Needs = Literal["iteration", "update", "end"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One place in the loop."""
+
+    name: str
+    """TorchRL's name."""
+    signature: Signature
+    """what is passed and what may come back; see ``SIGNATURES``."""
+    when: str
+    """when it runs."""
+    only_with_updates: bool = False
+    """whether it runs only where gradient steps are made."""
+
+
+SIGNATURES: dict[Signature, tuple[str, int]] = {
+    "fire": ("() -> None", 0),
+    "pipe": ("(batch) -> batch or None", 1),
+    "log": ("(batch) -> dict of metrics or None", 1),
+    "losses": ("(minibatch, losses) -> losses or None", 2),
+    "optimizer": ("(losses, clip_grad_norm, clip_norm, index) -> losses or None", 4),
+    "summary": ("(gradient_steps, mean_metrics) -> dict of metrics or None", 2),
+    "row": ("(row) -> None", 1),
+}
+"""How a hook of each kind is called, and with how many arguments."""
+
+STAGES: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage("setup", "fire", "once, before the first iteration"),
+        Stage("batch_process", "pipe", "a batch was collected"),
+        Stage("pre_steps_log", "log", "the batch was counted"),
+        Stage("pre_optim_steps", "fire", "an update phase begins", True),
+        Stage("pre_epoch_log", "log", "an update epoch begins", True),
+        Stage("pre_epoch", "pipe", "then, before minibatches are drawn from the batch", True),
+        Stage("process_optim_batch", "pipe", "a minibatch was drawn", True),
+        Stage("process_loss", "losses", "its losses were computed, before the gradients", True),
+        Stage("optimizer", "optimizer", "in place of the update's own gradient step", True),
+        Stage("post_loss", "pipe", "its losses were computed; replay priorities", True),
+        Stage("post_optim", "fire", "a gradient step was made", True),
+        Stage("post_optim_log", "log", "then", True),
+        Stage("post_epoch_log", "log", "an update epoch has ended", True),
+        Stage("post_epoch", "fire", "then", True),
+        Stage("post_optim_complete_log", "summary", "an update phase has ended", True),
+        Stage("post_steps", "fire", "the iteration has ended, with or without an update"),
+        Stage("post_steps_log", "log", "then"),
+        Stage("log_row", "row", "a row of metrics was logged (a stage of the kit)"),
+        Stage("shutdown", "fire", "once, when the run ends, however it ends"),
+    )
+}
+"""Every stage, in the order of the loop."""
+
+
+class HookError(RuntimeError):
+    """A hook raised.
+
+    Args:
+        hook: what raised.
+        stage: where it was registered.
+        error: what it raised.
+    """
+
+    def __init__(self, hook: str, stage: str, error: BaseException) -> None:
+        self.hook, self.stage, self.error = hook, stage, error
+        super().__init__(f"hook {hook} at stage {stage!r} raised {type(error).__name__}: {error}")
+
+
+@dataclass
+class _Operation:
+    function: Callable[..., Any]
+    keywords: dict[str, Any]
+    name: str
+
+
+class Stages:
+    """Operations by stage, run in the order in which they were registered.
+
+    Args:
+        updates: whether the run makes gradient steps at all.
+    """
+
+    def __init__(self, updates: bool = True) -> None:
+        self.updates = updates
+        self._operations: dict[str, list[_Operation]] = {name: [] for name in STAGES}
+
+    def register(self, stage: str, function: Callable[..., Any], **keywords: Any) -> None:
+        """Add an operation.
+
+        Args:
+            stage: a name of ``STAGES``.
+            function: called as the stage's signature says.
+            **keywords: passed with every call.
+
+        Raises:
+            SettingError: if there is no such stage, if it never runs in this run, or if the
+                function cannot be called as the stage does.
+        """
+        if stage not in STAGES:
+            near = difflib.get_close_matches(stage, STAGES, n=1, cutoff=0.4)
+            raise SettingError("stage", stage, "is not a stage", near or list(STAGES))
+        name = _name(function)
+        if STAGES[stage].only_with_updates and not self.updates:
+            raise SettingError(
+                "stage", stage, f"never runs, so {name} never would: the plan trains nothing"
+            )
+        text, count = SIGNATURES[STAGES[stage].signature]
+        if not _takes(function, count, keywords):
+            raise SettingError(
+                "hook", name, f"cannot be called as stage {stage!r} does", f"it calls {text}"
+            )
+        self._operations[stage].append(_Operation(function, keywords, name))
+
+    def __getitem__(self, stage: str) -> list[_Operation]:
+        return self._operations[stage]
+
+    def fire(self, stage: str) -> None:
+        """Call every operation of ``stage``."""
+        for operation in self._operations[stage]:
+            self._call(stage, operation)
+
+    def pipe(self, stage: str, batch: Any) -> Any:
+        """Pass ``batch`` through every operation; one that returns nothing leaves it as it is."""
+        for operation in self._operations[stage]:
+            result = self._call(stage, operation, batch)
+            if isinstance(result, TensorDictBase):
+                batch = result
+        return batch
+
+    def losses(self, minibatch: TensorDictBase, losses: TensorDictBase) -> TensorDictBase:
+        """Pass losses through every operation of ``process_loss``."""
+        for operation in self._operations["process_loss"]:
+            result = self._call("process_loss", operation, minibatch, losses)
+            if isinstance(result, TensorDictBase):
+                losses = result
+        return losses
+
+    def optimize(self, losses: TensorDictBase, clip_grad_norm: bool, clip_norm: Any) -> Any:
+        """Let every operation of ``optimizer`` make its gradient step."""
+        for index, operation in enumerate(self._operations["optimizer"]):
+            arguments = (losses, clip_grad_norm, clip_norm, index)
+            result = self._call("optimizer", operation, *arguments)
+            if isinstance(result, TensorDictBase):
+                losses = result
+        return losses.detach()
+
+    def log(self, stage: str, *arguments: Any) -> Iterator[dict[str, Any]]:
+        """Yield the metrics that each operation returns."""
+        for operation in self._operations[stage]:
+            result = self._call(stage, operation, *arguments)
+            if result is not None:
+                yield dict(result)
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Show a logged row to every operation of ``log_row``."""
+        for operation in self._operations["log_row"]:
+            self._call("log_row", operation, row)
+
+    def _call(self, stage: str, operation: _Operation, *arguments: Any) -> Any:
+        try:
+            return operation.function(*arguments, **operation.keywords)
+        except StopIteration:
+            raise
+        except Exception as error:
+            if isinstance(error, HookError) or getattr(error, "stops_the_run", False):
+                raise
+            raise HookError(operation.name, stage, error) from error
+
+
+def _name(function: Any) -> str:
+    owner = getattr(function, "__self__", None)
+    if owner is not None and not inspect.ismodule(owner):
+        return f"{type(owner).__name__}.{function.__name__}"
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _takes(function: Callable[..., Any], count: int, keywords: dict[str, Any]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*([None] * count), **keywords)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,147 @@
+"""What foreign libraries were seen to count, against what their dialects say.
+
+A case is one record of a run of a real library: its settings, and the figures that were observed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kit.steps.errors import SettingError, nearest_first, show
+
+_SYSTEMS = {
+    "sheeprl": "sheeprl",
+    "tianshou": "tianshou",
+    "pyrado": "pyrado",
+    "nip": "nip",
+    "stable-baselines3": "sb3",
+    "torchrl": "torchrl",
+    "dreamerv3": "dreamer",
+    "cleanrl": "cleanrl",
+}
+
+_CUT = {
+    "minibatch_sizes_per_iteration": 4,
+    "memory_sample_batch_and_len": 10,
+}
+"""Entries after which a long list was not recorded; 20 for all others."""
+
+
+@dataclass
+class Expectation:
+    """What a dialect says about a case."""
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    """figures by the name under which they are observed."""
+    refusal: str | None = None
+    """why the dialect refuses the settings, if it does."""
+
+
+@dataclass
+class Observation:
+    """What came of comparing one case."""
+
+    compared: list[str] = field(default_factory=list)
+    """names of the observed figures that were compared."""
+    differences: list[str] = field(default_factory=list)
+    """a sentence for each figure that is not what the dialect says."""
+    ignored: list[str] = field(default_factory=list)
+    """names of the observed figures that were not understood, or vary from run to run."""
+
+    def __bool__(self) -> bool:
+        """Whether all that was compared agrees, and something was."""
+        return bool(self.compared) and not self.differences
+
+
+def check_observed(case: Mapping[str, Any]) -> Observation:
+    """Compare what was observed in a run of a real library with what its dialect says.
+
+    Args:
+        case: one record as it is: ``system``, ``version``, ``algo``, ``params`` (settings by the
+            library's names), ``observed`` (figures by name), and optionally ``how`` and
+            ``nondeterministic``.
+
+    Raises:
+        SettingError: if the case is of no known system, or lacks one of these.
+
+    Examples:
+        >>> case = {"system": "stable-baselines3", "version": "2.9.2", "algo": "SAC",
+        ...         "params": {"total_timesteps": 60, "num_envs": 4, "learning_starts": 12,
+        ...                    "train_freq": 1, "gradient_steps": -1},
+        ...         "observed": {"gradient_steps_total": 48}}
+        >>> check_observed(case).compared, check_observed(case).differences
+        (['gradient_steps_total'], [])
+    """
+    for name in ("system", "params", "observed"):
+        if name not in case:
+            raise SettingError("case", show(case)[:60], f"has no {name!r}", "give a whole case")
+    words = str(case["system"]).lower().split()
+    name = words[0] if words else ""
+    if name not in _SYSTEMS:
+        raise SettingError("system", case["system"], "is not known", nearest_first(name, _SYSTEMS))
+    module = importlib.import_module(f"kit.testing.observed.{_SYSTEMS[name]}")
+    expected: Expectation = module.expect(case)
+    return _compare(case, expected)
+
+
+def _compare(case: Mapping[str, Any], expected: Expectation) -> Observation:
+    made = Observation()
+    varying = [str(text) for text in case.get("nondeterministic", ())]
+    observed = dict(case["observed"])
+    _compare_errors(observed.pop("error", None), expected.refusal, made)
+    for name, value in _flat(observed):
+        if name not in expected.figures or any(text.startswith(name) for text in varying):
+            made.ignored.append(name)
+            continue
+        made.compared.append(name)
+        wanted = expected.figures[name]
+        if not _agree(wanted, value, _CUT.get(name.rpartition(".")[2], 20)):
+            made.differences.append(f"{name}: observed {show(value)}, the dialect {show(wanted)}")
+    return made
+
+
+def _compare_errors(error: str | None, refusal: str | None, made: Observation) -> None:
+    """A library that fails must be refused by its dialect, and one that runs must not."""
+    if error is not None:
+        made.compared.append("error")
+        if refusal is None:
+            made.differences.append(f"error: the library fails with {error[-120:]!r}")
+    elif refusal is not None:
+        made.differences.append(f"error: none was observed, and the dialect says {refusal}")
+
+
+def _flat(observed: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Figures of runs within a case (a first run, a resumed one) get dotted names."""
+    figures: list[tuple[str, Any]] = []
+    for name, value in observed.items():
+        if isinstance(value, Mapping) and str(name).endswith("_run"):
+            figures += [(f"{name}.{inner}", figure) for inner, figure in value.items()]
+        else:
+            figures.append((name, value))
+    return figures
+
+
+def _agree(wanted: Any, value: Any, cut: int) -> bool:
+    if isinstance(wanted, Mapping) and isinstance(value, Mapping):
+        same = {str(name) for name in wanted} == {str(name) for name in value}
+        return same and all(_agree(wanted[name], value[str(name)], cut) for name in wanted)
+    if isinstance(wanted, (list, tuple)) and isinstance(value, (list, tuple)):
+        was_cut = cut <= len(value) < len(wanted)
+        entries = wanted[: len(value)] if was_cut else wanted
+        return len(entries) == len(value) and all(
+            _agree(a, b, cut) for a, b in zip(entries, value, strict=True)
+        )
+    if isinstance(wanted, bool) or isinstance(value, bool) or wanted is None or value is None:
+        return wanted is value
+    if isinstance(wanted, (int, float)) and isinstance(value, str):
+        return wanted in [float(text) for text in re.findall(r"-?\d+\.?\d*", value)]
+    if isinstance(wanted, (int, float)) and isinstance(value, (int, float)):
+        # Observed ratios and learning rates are rounded to four to six digits.
+        exact = isinstance(wanted, int) and isinstance(value, int)
+        return wanted == value if exact else math.isclose(wanted, value, rel_tol=1e-6, abs_tol=6e-7)
+    return bool(wanted == value)

@@ -1,0 +1,166 @@
+"""What sheeprl's dialect says about an observed run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kit.steps.dialects.sheeprl import Sheeprl
+from kit.steps.dialects.sheeprl_notes import target_period
+from kit.steps.dialects.sheeprl_ratio import SheeprlRatio
+from kit.steps.dialects.sheeprl_resume import ratio_after
+from kit.steps.errors import SettingError
+from kit.steps.plan import StepPlan
+from kit.testing.observed import Expectation
+from kit.testing.observed.counts import first_training, gradient_steps, known
+
+_OPTIMIZERS = {"sac": 3, "ppo": 1, "a2c": 1, "dreamer_v1": 3, "dreamer_v2": 3, "dreamer_v3": 3}
+
+
+def expect(case: Mapping[str, Any]) -> Expectation:
+    """Return the figures of a case, and of the run that resumes it, if one does."""
+    params = dict(case["params"])
+    length = params.get("episode_length")
+    resumed_with = params.pop("resumed_with", None)
+    settings = _settings(case, params)
+    try:
+        plan = settings.to_plan()
+    except SettingError as error:
+        return Expectation(refusal=str(error))
+    stubbed = "optimizer counts are 0" in str(case.get("how", ""))
+    figures = _figures(settings, plan, length, stubbed)
+    figures |= _figures_of_rules(case["observed"], settings, plan)
+    if resumed_with is None:
+        return Expectation(figures)
+    new = _settings(case, {**resumed_with, "buffer_checkpoint": settings.buffer_checkpoint})
+    rest = new.resumed(settings)
+    ran = new if new.version == "0.8.4" else settings
+    again = _figures(ran, rest, length, stubbed, done=plan.iterations)
+    if not plan.on_policy:
+        ratio = _resumed_ratio(settings, ran, plan)
+        again["ratio_calls_arg_result"] = _ratio_calls(ratio, rest)
+    return Expectation(
+        {f"first_run.{name}": value for name, value in figures.items()}
+        | {f"resumed_run.{name}": value for name, value in again.items()}
+    )
+
+
+def _settings(case: Mapping[str, Any], params: dict[str, Any]) -> Sheeprl:
+    algo = str(case.get("algo", "")).lower()
+    algo = "sac" if algo.startswith("sac-") else algo
+    version = str(case.get("version") or "0.8.4")
+    version = version if version in Sheeprl.VERSIONS else "0.5.0"
+    return Sheeprl(**known(Sheeprl, params) | {"algo": algo, "version": version})
+
+
+def _resumed_ratio(first: Sheeprl, ran: Sheeprl, plan: StepPlan) -> SheeprlRatio:
+    goes_on = first.buffer_checkpoint and plan.iterations >= plan.first_training_iteration
+    return ratio_after(first, plan.iterations) if goes_on else ran.ratio()
+
+
+def _figures(
+    settings: Sheeprl, plan: StepPlan, length: int | None, stubbed: bool, done: int = 0
+) -> dict[str, Any]:
+    made = settings.resolved()
+    steps, total = gradient_steps(plan), plan.gradient_steps_after(plan.iterations)
+    first = first_training(plan)
+    ranks = plan.world_size
+    played = plan.total_policy_steps
+    figures: dict[str, Any] = {
+        "iterations": plan.iterations,
+        "policy_steps_per_iteration": plan.policy_steps_per_iteration,
+        "policy_steps_total": played,
+        "train_env_instances": plan.num_envs * ranks,
+        "eval_when": "once, after the last iteration, on rank 0",
+        "random_action_policy_steps": plan.after(plan.iterations).random_policy_steps,
+        "gradient_steps_per_iteration_per_rank": steps,
+        "gradient_steps_total_per_rank": total,
+        "gradient_steps_total_all_ranks": total * ranks,
+        "train_calls_total_per_rank": plan.iterations if plan.on_policy else total,
+        "first_iteration_with_gradient_step": first,
+        "policy_steps_before_first_gradient_step": first and plan.policy_steps_after(first),
+    }
+    optimizers = 0 if stubbed else _OPTIMIZERS.get(str(made.algo))
+    if optimizers is not None:
+        figures["optimizer_step_calls_total_per_rank"] = optimizers * total
+    if length is not None:
+        figures |= _env_figures(made, plan, length)
+    if plan.on_policy:
+        return figures | _on_policy(made, plan, done)
+    batch = [made.per_rank_batch_size, 1]
+    if plan.sequence_length:
+        batch = [plan.sequence_length, made.per_rank_batch_size]
+    figures |= {
+        "train_batch_leading_shape": batch if total else None,
+        "effective_replay_ratio_over_all_policy_steps": (
+            round(total * ranks / played, 6) if played else None
+        ),
+        "target_ema_updates": sum(
+            due for k, due in enumerate(steps, 1) if k % target_period(made) == 0
+        ),
+    }
+    if made.version != "0.5.0":
+        figures["ratio_calls_arg_result"] = _ratio_calls(settings.ratio(), plan)
+    return figures
+
+
+def _env_figures(made: Sheeprl, plan: StepPlan, length: int) -> dict[str, Any]:
+    """Env steps, and those of the test episode at the end.
+
+    An episode is counted by the environment itself, so not if the time limit outside of it ends
+    it; in a dry run the test is one step.
+    """
+    repeat, limit = plan.action_repeat, plan.max_episode_steps
+    test = length if limit is None else min(length, limit * repeat)
+    if made.dry_run:
+        test = min(test, repeat)
+    return {
+        "env_steps_total": plan.env_steps_after(plan.iterations, length),
+        "eval_env_steps": test if made.run_test else 0,
+        "eval_episodes": int(made.run_test and test == length),
+    }
+
+
+def _on_policy(made: Sheeprl, plan: StepPlan, done: int) -> dict[str, Any]:
+    sizes = plan.minibatch_sizes(1) if plan.iterations else []
+    if made.algo == "a2c" and made.version in ("0.5.7", "0.5.0"):
+        sizes = [size // plan.num_envs for size in sizes]
+    anneals = made.anneal_lr and made.algo != "a2c"
+    total = done + plan.iterations
+    return {
+        "minibatch_sizes_first_iteration": sizes,
+        "lr_first_optimizer_step_per_iteration": [
+            made.lr * (1 - k / total) if anneals else made.lr for k in range(done, total)
+        ],
+    }
+
+
+def _ratio_calls(ratio: SheeprlRatio, plan: StepPlan) -> list[list[float]]:
+    """What the library's ratio is asked in each training iteration, and what it answers."""
+    calls = []
+    for _ in range(plan.first_training_iteration, plan.iterations + 1):
+        ratio.steps += plan.frames_per_batch * ratio.processes
+        asked = ratio.steps / ratio.divisor
+        calls.append([asked, ratio.ask(asked)])
+    return calls
+
+
+def _figures_of_rules(
+    observed: Mapping[str, Any], settings: Sheeprl, plan: StepPlan
+) -> dict[str, Any]:
+    """Figures that are told for all iterations from one on."""
+    figures: dict[str, Any] = {}
+    for name in observed:
+        told = re.fullmatch(r"gradient_steps_per_iteration_per_rank_from_(\d+)", str(name))
+        if told and int(told[1]) <= plan.iterations:
+            figures[name] = plan.gradient_steps(int(told[1]))
+    if settings.train_every != 16 or "train_every" in observed:
+        figures["train_every_iterations"] = _period(settings)
+    return figures
+
+
+def _period(settings: Sheeprl) -> int:
+    made = replace(settings.resolved())
+    return max(made.train_every // made.policy_steps_per_iteration, 1)
