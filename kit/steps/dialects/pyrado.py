@@ -322,10 +322,18 @@ class Pyrado(Dialect):
             )
 
     def after_reset(self) -> StepPlan:
-        """Return the run that follows a ``reset()``: the emptied memory is filled once more."""
+        """Return the run that follows a ``reset()``: the emptied memory is filled once more.
+
+        Raises:
+            SettingError: for DQL in version 7c48d66, whose ``reset`` fails.
+        """
         plan = self.to_plan()
         if plan.on_policy:
             return plan
+        if self.resolved().algo == "dql" and self.version == "7c48d66":
+            raise SettingError(
+                "algo", "dql", "cannot be reset: its exploration has no reset_expl_params", ["sac"]
+            )
         return plan.replace(prefill_random=not self.use_trained_policy_for_refill)
 
     def critic_gradient_steps(self, rows: int) -> int:

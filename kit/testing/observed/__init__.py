@@ -22,7 +22,6 @@ _SYSTEMS = {
     "stable-baselines3": "sb3",
     "torchrl": "torchrl",
     "dreamerv3": "dreamer",
-    "cleanrl": "cleanrl",
 }
 
 _CUT = {
@@ -40,6 +39,8 @@ class Expectation:
     """figures by the name under which they are observed."""
     refusal: str | None = None
     """why the dialect refuses the settings, if it does."""
+    warnings: dict[str, bool] = field(default_factory=dict)
+    """beginnings of the warnings that the library has for steps, and whether each is due."""
 
 
 @dataclass
@@ -83,7 +84,8 @@ def check_observed(case: Mapping[str, Any]) -> Observation:
     words = str(case["system"]).lower().split()
     name = words[0] if words else ""
     if name not in _SYSTEMS:
-        raise SettingError("system", case["system"], "is not known", nearest_first(name, _SYSTEMS))
+        known = nearest_first(name, [*_SYSTEMS])
+        raise SettingError("system", case["system"], "is not known", known)
     module = importlib.import_module(f"kit.testing.observed.{_SYSTEMS[name]}")
     expected: Expectation = module.expect(case)
     return _compare(case, expected)
@@ -95,6 +97,10 @@ def _compare(case: Mapping[str, Any], expected: Expectation) -> Observation:
     observed = dict(case["observed"])
     _compare_errors(observed.pop("error", None), expected.refusal, made)
     for name, value in _flat(observed):
+        if name.rpartition(".")[2] == "warnings" and expected.warnings:
+            made.compared.append(name)
+            made.differences += _missing_warnings(name, expected.warnings, value)
+            continue
         if name not in expected.figures or any(text.startswith(name) for text in varying):
             made.ignored.append(name)
             continue
@@ -113,6 +119,18 @@ def _compare_errors(error: str | None, refusal: str | None, made: Observation) -
             made.differences.append(f"error: the library fails with {error[-120:]!r}")
     elif refusal is not None:
         made.differences.append(f"error: none was observed, and the dialect says {refusal}")
+
+
+def _missing_warnings(name: str, due: Mapping[str, bool], given: list[str]) -> list[str]:
+    """Compare the warnings about steps; a library has others, which mean nothing here."""
+    found = []
+    for start, wanted in due.items():
+        run, _, start = start.rpartition("|")
+        if run in ("", name.rpartition(".")[0]):
+            seen = any(str(warning).startswith(start) for warning in given)
+            if seen != wanted:
+                found.append(f"{name}: {start!r} was {'' if seen else 'not '}given")
+    return found
 
 
 def _flat(observed: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from kit.steps.dialects.sheeprl import Sheeprl
@@ -31,9 +30,10 @@ def expect(case: Mapping[str, Any]) -> Expectation:
         return Expectation(refusal=str(error))
     stubbed = "optimizer counts are 0" in str(case.get("how", ""))
     figures = _figures(settings, plan, length, stubbed)
-    figures |= _figures_of_rules(case["observed"], settings, plan)
+    figures |= _figures_of_rules(case["observed"], plan)
+    warnings = _warnings(settings, plan)
     if resumed_with is None:
-        return Expectation(figures)
+        return Expectation(figures, warnings=warnings)
     new = _settings(case, {**resumed_with, "buffer_checkpoint": settings.buffer_checkpoint})
     rest = new.resumed(settings)
     ran = new if new.version == "0.8.4" else settings
@@ -43,16 +43,24 @@ def expect(case: Mapping[str, Any]) -> Expectation:
         again["ratio_calls_arg_result"] = _ratio_calls(ratio, rest)
     return Expectation(
         {f"first_run.{name}": value for name, value in figures.items()}
-        | {f"resumed_run.{name}": value for name, value in again.items()}
+        | {f"resumed_run.{name}": value for name, value in again.items()},
+        warnings=warnings,
     )
 
 
 def _settings(case: Mapping[str, Any], params: dict[str, Any]) -> Sheeprl:
     algo = str(case.get("algo", "")).lower()
     algo = "sac" if algo.startswith("sac-") else algo
-    version = str(case.get("version") or "0.8.4")
-    version = version if version in Sheeprl.VERSIONS else "0.5.0"
+    version = _version(str(case.get("version") or "0.8.4"))
     return Sheeprl(**known(Sheeprl, params) | {"algo": algo, "version": version})
+
+
+def _version(text: str) -> str:
+    """The behaviour of a release: replay_ratio came with 0.5.5, today's schedule after 0.5."""
+    numbers = [int(number) for number in re.findall(r"\d+", text)[:3]]
+    if len(numbers) < 2 or numbers[:2] < [0, 5] or (numbers[:2] == [0, 5] and numbers[2:] < [5]):
+        return "0.5.0"
+    return "0.5.7" if numbers[:2] == [0, 5] else "0.8.4"
 
 
 def _resumed_ratio(first: Sheeprl, ran: Sheeprl, plan: StepPlan) -> SheeprlRatio:
@@ -147,20 +155,30 @@ def _ratio_calls(ratio: SheeprlRatio, plan: StepPlan) -> list[list[float]]:
     return calls
 
 
-def _figures_of_rules(
-    observed: Mapping[str, Any], settings: Sheeprl, plan: StepPlan
-) -> dict[str, Any]:
+def _figures_of_rules(observed: Mapping[str, Any], plan: StepPlan) -> dict[str, Any]:
     """Figures that are told for all iterations from one on."""
     figures: dict[str, Any] = {}
     for name in observed:
         told = re.fullmatch(r"gradient_steps_per_iteration_per_rank_from_(\d+)", str(name))
         if told and int(told[1]) <= plan.iterations:
             figures[name] = plan.gradient_steps(int(told[1]))
-    if settings.train_every != 16 or "train_every" in observed:
-        figures["train_every_iterations"] = _period(settings)
     return figures
 
 
-def _period(settings: Sheeprl) -> int:
-    made = replace(settings.resolved())
-    return max(made.train_every // made.policy_steps_per_iteration, 1)
+def _warnings(settings: Sheeprl, plan: StepPlan) -> dict[str, bool]:
+    """Which of sheeprl's warnings about steps a run gives, and a resumed one."""
+    made = settings.resolved()
+    pretrain = "The number of pretrain steps is greater than the number of current steps."
+    due = {pretrain: False}
+    if made.version == "0.5.7" and not plan.on_policy and plan.iterations and made.replay_ratio:
+        ratio = made.ratio()
+        first = (ratio.steps + plan.frames_per_batch * ratio.processes) / ratio.divisor
+        trains = plan.first_training_iteration <= plan.iterations
+        due[pretrain] = trains and first < ratio.pretrain
+    if made.version == "0.8.4" and not plan.on_policy and not made.dry_run:
+        each = made.policy_steps_per_iteration
+        late = plan.first_training_iteration > max((made.learning_starts or 0) // each, 1)
+        due["The training starts after"] = late
+    resumed = made.version == "0.5.7" and (made.learning_starts or 0) > 0
+    due["resumed_run|The `algo.learning_starts` parameter is greater than zero."] = resumed
+    return due

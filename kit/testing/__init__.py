@@ -1,0 +1,21 @@
+"""Suites that prove parts against their contracts, and dialects against what was observed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {"check_observed": "observed", "check_collector": "collectors"}
+"""Which module has which suite; each is imported when it is asked for, as some import torch."""
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"kit.testing.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

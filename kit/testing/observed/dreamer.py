@@ -1,0 +1,57 @@
+"""What the dialect of the official DreamerV3 says about an observed run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kit.steps.dialects.dreamer import Dreamer
+from kit.steps.errors import SettingError
+from kit.steps.plan import StepPlan
+from kit.testing.observed import Expectation
+from kit.testing.observed.counts import first_training, gradient_steps, known, renamed
+
+_NAMES = {"num_envs": "envs", "run_steps": "steps", "action_repeat": "repeat"}
+
+
+def expect(case: Mapping[str, Any]) -> Expectation:
+    """Return the figures of a case."""
+    params = renamed(dict(case["params"]), _NAMES)
+    settings = Dreamer(**known(Dreamer, params))
+    try:
+        plan = settings.to_plan()
+    except SettingError as error:
+        return Expectation(refusal=str(error))
+    return Expectation(_figures(settings.resolved(), plan, params.get("episode_length")))
+
+
+def _figures(made: Dreamer, plan: StepPlan, length: int | None) -> dict[str, Any]:
+    steps, played = gradient_steps(plan), plan.total_policy_steps
+    items = plan.num_envs * max(plan.iterations - made.stored_length + 1, 0)
+    ratio = made.train_ratio / (made.batch_size * made.batch_length)
+    figures: dict[str, Any] = {
+        "driver_steps": plan.iterations,
+        "iterations": plan.iterations,
+        "policy_steps_total": played,
+        "step_counter": played,
+        "env_step_calls": played,
+        "replay_len_end": min(items, made.replay_size),
+        "gradient_steps_total": sum(steps),
+        "gradient_steps_per_driver_step": steps,
+        "first_driver_step_with_gradient_step": first_training(plan),
+        "ratio_gradient_steps_per_step": ratio,
+        "random_action_policy_steps": 0,
+    }
+    return figures | (_resets(plan, length) if length is not None else {})
+
+
+def _resets(plan: StepPlan, length: int) -> dict[str, int]:
+    """Each episode has one transition more than actions, for the observation after its reset."""
+    repeat = plan.action_repeat
+    transitions = -(-length // repeat) + 1
+    episodes, rest = divmod(plan.iterations, transitions)
+    env_steps = episodes * length + min(max(rest - 1, 0) * repeat, length)
+    return {
+        "raw_env_steps": plan.num_envs * env_steps,
+        "reset_transitions_counted_as_steps": plan.num_envs * (episodes + (rest > 0)),
+    }

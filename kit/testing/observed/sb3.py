@@ -1,0 +1,92 @@
+"""What Stable-Baselines3's dialect says about an observed run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kit.steps.dialects.sb3 import SB3
+from kit.steps.errors import SettingError
+from kit.steps.plan import StepPlan
+from kit.testing.observed import Expectation
+from kit.testing.observed.counts import first_training, gradient_steps, known, renamed
+
+
+def expect(case: Mapping[str, Any]) -> Expectation:
+    """Return the figures of a case."""
+    params = renamed(dict(case["params"]), {"num_envs": "n_envs"})
+    settings = SB3(**known(SB3, params) | {"algo": str(case.get("algo", "")).lower()})
+    try:
+        plan = settings.to_plan()
+    except SettingError as error:
+        return Expectation(refusal=str(error))
+    made = settings.resolved()
+    figures = _figures(made, plan, params.get("episode_length"))
+    figures |= _on_policy(made, plan) if plan.on_policy else _off_policy(made, plan)
+    return Expectation(figures)
+
+
+def _figures(made: SB3, plan: StepPlan, length: int | None) -> dict[str, Any]:
+    count, total = plan.iterations, plan.gradient_steps_after(plan.iterations)
+    trained = [k for k, due in enumerate(gradient_steps(plan), 1) if due]
+    played = plan.total_policy_steps
+    figures: dict[str, Any] = {
+        "num_timesteps_attr": played,
+        "iterations": count,
+        "vector_steps": played // made.n_envs,
+        "policy_steps_total": played,
+        "random_action_policy_steps": plan.random_steps_until(played),
+        "train_calls": len(trained),
+        "gradient_steps_per_train_call": [plan.gradient_steps(k) for k in trained],
+        "gradient_steps_total": total,
+        "policy_steps_at_train_calls": [plan.policy_steps_after(k) for k in trained],
+        "first_iteration_with_gradient_step": first_training(plan),
+        "optimizer_step_calls_per_optimizer": _optimizer_steps(made, total),
+    }
+    if length is not None:
+        figures["env_steps_total"] = plan.env_steps_after(count, length)
+    if made.eval_freq is not None:
+        calls = range(made.eval_freq, played // made.n_envs + 1, made.eval_freq)
+        figures["evaluations_at_timesteps"] = [call * made.n_envs for call in calls]
+        figures["evaluations"] = len(calls)
+        figures["eval_episodes"] = len(calls) * made.n_eval_episodes
+    return figures
+
+
+def _optimizer_steps(made: SB3, total: int) -> dict[str, int]:
+    """Steps of each optimiser, in the order of their first step."""
+    if not total:
+        return {}
+    if made.algo == "sac":
+        return {"0": total, "1": total, "2": total}
+    if made.algo in ("td3", "ddpg"):
+        actor = total // (made.policy_delay or 1)
+        return {"0": total} | ({"1": actor} if actor else {})
+    return {"0": total}
+
+
+def _on_policy(made: SB3, plan: StepPlan) -> dict[str, Any]:
+    """``_n_updates`` counts epochs; the progress of a schedule is asked after the rollout."""
+    count, epochs = plan.iterations, plan.update_epochs or 0
+    rates = []
+    for k in range(1, count + 1):
+        progress = 1 - plan.policy_steps_after(k) / made.total_timesteps
+        rates.append(progress * 1e-3 if made.learning_rate == "p" else made.learning_rate)
+    return {
+        "n_updates_attr": count * epochs,
+        "minibatch_sizes_first_train_call": plan.minibatch_sizes(1) if count else [],
+        "lr_per_train_call": rates,
+    }
+
+
+def _off_policy(made: SB3, plan: StepPlan) -> dict[str, Any]:
+    total = plan.gradient_steps_after(plan.iterations)
+    figures: dict[str, Any] = {
+        "n_updates_attr": total,
+        "sample_batch_sizes": [plan.minibatch_size] if total else [],
+    }
+    if made.algo == "dqn" and made.target_update_interval is not None:
+        every = max(made.target_update_interval // made.n_envs, 1)
+        calls = range(every, plan.total_policy_steps // made.n_envs + 1, every)
+        figures["target_updates_at_timesteps"] = [call * made.n_envs for call in calls]
+    return figures
