@@ -33,7 +33,7 @@ class Journal:
         self.loggers = list(loggers)
         self.metrics = MetricMeans()
         self.seconds = 0.0
-        self.last_row: dict[str, float | int] = {}
+        self.latest: dict[str, float | int] = {}
         self._noted = MetricMeans()
         self._values: dict[str, float | int] = {}
         self._floats: dict[str, list[float]] = {}
@@ -47,9 +47,10 @@ class Journal:
         """Start the clock and tell the loggers what will be done."""
         self._began = time.perf_counter() - self.seconds
         self._last = (self.trainer.policy_steps, self.seconds)
-        if self._resumed:
-            return
         for logger in self.loggers:
+            logger.start()
+            if self._resumed:
+                continue
             if self.trainer.config:
                 logger.log_config(self.trainer.config)
             logger.log_text("plan", self.trainer.plan.table())
@@ -92,6 +93,11 @@ class Journal:
             elif isinstance(value, int):
                 self._values[name] = value
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the run so far, those before a resume included."""
+        return time.perf_counter() - self._began
+
     # ------------------------------------------------------------------ at a log point
     def write_row(self) -> None:
         """Write a row with everything since the last one."""
@@ -103,7 +109,7 @@ class Journal:
         row |= self._noted.take() | {n: statistics.fmean(v) for n, v in self._floats.items()}
         row |= self._values | self._times()
         self._values, self._floats = {}, {}
-        self.last_row = row
+        self.latest |= row
         for logger in self.loggers:
             logger.log_row(row)
         trainer.stages.row(row)
@@ -125,7 +131,7 @@ class Journal:
         return row
 
     def _times(self) -> dict[str, float]:
-        self.seconds = time.perf_counter() - self._began
+        self.seconds = self.elapsed
         steps, seconds = self._last
         self._last = (self.trainer.policy_steps, self.seconds)
         elapsed = max(self.seconds - seconds, 1e-9)
@@ -148,7 +154,8 @@ class Journal:
     def state_dict(self) -> dict[str, Any]:
         """Return what the next row will be made of, and where the loggers are."""
         return {
-            "seconds": time.perf_counter() - self._began,
+            "seconds": self.elapsed,
+            "latest": dict(self.latest),
             "metrics": self.metrics.state_dict(),
             "noted": self._noted.state_dict(),
             "values": dict(self._values),
@@ -159,6 +166,7 @@ class Journal:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; rows logged later are forgotten."""
         self.seconds = float(state_dict["seconds"])
+        self.latest = dict(state_dict["latest"])
         self.metrics.load_state_dict(state_dict["metrics"])
         self._noted.load_state_dict(state_dict["noted"])
         self._values, self._floats = dict(state_dict["values"]), dict(state_dict["floats"])

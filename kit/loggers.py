@@ -8,7 +8,7 @@ import difflib
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +23,9 @@ AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
 
 class RowLogger(Protocol):
     """Takes one row of metrics per log point."""
+
+    def start(self) -> None:
+        """Begin to write: called when the run begins, not when it is built."""
 
     def log_row(self, row: Row) -> None:
         """Write one row: counters and metrics by name."""
@@ -54,8 +57,13 @@ class CsvLogger:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._metrics = _CsvFile(folder / "metrics.csv")
         self._times = _CsvFile(folder / "times.csv")
+
+    def start(self) -> None:
+        """Make the folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def log_row(self, row: Row) -> None:
         """Append to both files; a name not seen before becomes a new column."""
@@ -139,11 +147,17 @@ class TorchRLLogger:
     """Any of TorchRL's loggers, one row at a time.
 
     Args:
-        logger: TorchRL's logger.
+        logger: TorchRL's logger, or a function that makes it when the run begins.
     """
 
-    def __init__(self, logger: Logger) -> None:
-        self.logger = logger
+    def __init__(self, logger: Logger | Callable[[], Logger]) -> None:
+        self._make = logger
+        self.logger: Any = logger if isinstance(logger, Logger) else None
+
+    def start(self) -> None:
+        """Make the logger, if it is still to be made."""
+        if self.logger is None:
+            self.logger = self._make()  # type: ignore[operator]
 
     def log_row(self, row: Row) -> None:
         """Log all metrics of a row at its policy step."""
@@ -167,7 +181,7 @@ class TorchRLLogger:
 
     def close(self) -> None:
         """Close the underlying writer, where it has one."""
-        close = getattr(self.logger.experiment, "close", None)
+        close = getattr(getattr(self.logger, "experiment", None), "close", None)
         if callable(close):
             close()
 
@@ -189,27 +203,26 @@ class WandbLogger(TorchRLLogger):
     def __init__(
         self, folder: Path, project: str = "kit", name: str | None = None, id: str | None = None
     ) -> None:
+        super().__init__(self._make_wandb)
+        self.id = id or secrets.token_hex(4)
+        self.folder, self.project, self.run_name = folder, project, name or folder.name
+
+    def _make_wandb(self) -> Logger:
         from torchrl.record.loggers.wandb import WandbLogger as Wandb
 
-        self.id = id or secrets.token_hex(4)
-        kwargs = {} if _logged_in() else {"mode": "offline"}
-        super().__init__(
-            Wandb(
-                exp_name=name or folder.name,
-                save_dir=str(folder),
-                id=self.id,
-                project=project,
-                settings=_quiet(),
-                **kwargs,
-            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        logger = Wandb(
+            exp_name=self.run_name,
+            save_dir=str(self.folder),
+            id=self.id,
+            project=self.project,
+            settings=_quiet(),
+            **({} if _logged_in() else {"mode": "offline"}),
         )
-        self._define_axes()
-
-    def _define_axes(self) -> None:
-        run = self.logger.experiment
         for axis in AXES:
-            run.define_metric(axis)
-        run.define_metric("*", step_metric="policy_steps")
+            logger.experiment.define_metric(axis)
+        logger.experiment.define_metric("*", step_metric="policy_steps")
+        return logger
 
     def log_row(self, row: Row) -> None:
         """Log one row, once."""
@@ -227,9 +240,14 @@ class WandbLogger(TorchRLLogger):
         """Return the id of the run."""
         return {"id": self.id}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the same W&B run."""
+        self.id = str(state_dict["id"])
+
     def close(self) -> None:
         """Finish the run."""
-        self.logger.experiment.finish()
+        if self.logger is not None:
+            self.logger.experiment.finish()
 
 
 def _logged_in() -> bool:
@@ -256,7 +274,7 @@ LOGGERS = ("csv", "wandb", "tensorboard", "none")
 
 
 def make_loggers(
-    names: str | Sequence[str], folder: Path, *, run_name: str = "", wandb_id: str | None = None
+    names: str | Sequence[str], folder: Path, *, run_name: str = ""
 ) -> list[RowLogger]:
     """Make the loggers called ``names``; the CSV file is always written.
 
@@ -264,7 +282,6 @@ def make_loggers(
         names: of ``LOGGERS``, several separated by commas.
         folder: run folder.
         run_name: name of the run in W&B.
-        wandb_id: W&B run to go on with.
 
     Raises:
         SettingError: if a name is unknown or its package is missing.
@@ -273,7 +290,7 @@ def make_loggers(
     loggers: list[RowLogger] = [CsvLogger(folder)]
     for name in (entry.strip().lower() for entry in wanted):
         if name == "wandb":
-            loggers.append(WandbLogger(folder, name=run_name or None, id=wandb_id))
+            loggers.append(WandbLogger(folder, name=run_name or None))
         elif name == "tensorboard":
             loggers.append(_tensorboard(folder))
         elif name not in LOGGERS and name:
@@ -293,4 +310,4 @@ def _tensorboard(folder: Path) -> TorchRLLogger:
             "needs the package tensorboard",
             "pip install 'torchrl-kit[tensorboard]'",
         ) from None
-    return TorchRLLogger(TensorboardLogger("tensorboard", str(folder)))
+    return TorchRLLogger(lambda: TensorboardLogger("tensorboard", str(folder)))

@@ -63,7 +63,8 @@ class Trainer:
         loss_module: what TorchRL's hooks and steppers find under this name; the update's by
             default.
         optimizer: likewise.
-        config: settings of the run, for loggers and checkpoints: plain values.
+        config: settings of the run, for loggers: plain values.
+        resume_from: checkpoint to go on from, of a trainer that was built in the same way.
 
     Attributes:
         ledger: what has happened.
@@ -90,6 +91,7 @@ class Trainer:
         loss_module: Any = None,
         optimizer: Any = None,
         config: dict[str, Any] | None = None,
+        resume_from: Path | str | None = None,
     ) -> None:
         self.plan = plan
         self.collector = collector
@@ -119,11 +121,15 @@ class Trainer:
         self._modules: dict[str, Any] = {}
         self._prefill: TensorDictBase | None = None
         self.checkpoints: Checkpoints | None = None
+        self.last_checkpoint: Path | None = None
+        self.last_metrics: TensorDictBase | None = None
         _check_fits(self)
         if isinstance(update, OptimizationStepper) and not isinstance(update, Update):
             update.register(self)
         for hook in hooks:
             self.add(hook)
+        if resume_from is not None:
+            self.load(resume_from)
 
     # ------------------------------------------------------------------ the loop
     def run(self) -> StepLedger:
@@ -207,7 +213,8 @@ class Trainer:
         made = 0
         for minibatches in self.buffer.epoch(self.plan, due):
             minibatches = [self.stages.pipe("process_optim_batch", m) for m in minibatches]
-            self.journal.metrics.add(self._gradient_step(minibatches))
+            self.last_metrics = self._gradient_step(minibatches)
+            self.journal.metrics.add(self.last_metrics)
             self.ledger.updated(sum(minibatch.numel() for minibatch in minibatches))
             made += 1
             self.stages.fire("post_optim")
@@ -352,11 +359,15 @@ class Trainer:
         self.source.count_environment(self.ledger)
         if self.checkpoints is None:
             self.checkpoints = Checkpoints(self.folder / "checkpoints", self._parts())
-        return self.checkpoints.save(self.policy_steps, {"counters": self.ledger.counters()})
+        self.last_checkpoint = self.checkpoints.save(
+            self.policy_steps, {"counters": self.ledger.counters()}
+        )
+        return self.last_checkpoint
 
     def load(self, checkpoint: Path | str) -> Trainer:
         """Go on from a checkpoint of a trainer that was built in the same way."""
-        Checkpoints(Path(checkpoint).parent, self._parts()).load(Path(checkpoint))
+        self.last_checkpoint = Path(checkpoint)
+        Checkpoints(self.last_checkpoint.parent, self._parts()).load(self.last_checkpoint)
         if not self.source.exact_resume and hasattr(self.buffer, "close_open_episodes"):
             self.buffer.close_open_episodes(self.plan.num_envs)
         return self

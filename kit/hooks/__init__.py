@@ -1,3 +1,29 @@
-"""Things that happen at stages of the loop."""
+"""Things that happen at stages of the loop.
+
+Rows of metrics, CSV files, episode statistics and checkpoints are part of the trainer; these are
+what can be added to it.
+"""
 
 from __future__ import annotations
+
+from kit.hooks.annealing import Anneal, AnnealLearningRate
+from kit.hooks.base import Hook
+from kit.hooks.console import Console
+from kit.hooks.curve import LearningCurve, draw_curve
+from kit.hooks.evaluation import Evaluator
+from kit.hooks.guards import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
+
+__all__ = [
+    "Anneal",
+    "AnnealLearningRate",
+    "Console",
+    "Evaluator",
+    "Hook",
+    "LearningCurve",
+    "NaNGuard",
+    "NotFinite",
+    "StopWhen",
+    "TargetKL",
+    "TimeLimit",
+    "draw_curve",
+]

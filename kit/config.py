@@ -1,0 +1,234 @@
+"""Configuration: Hydra fills a dataclass of plain values, Python wires the objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kit.steps import SettingError
+from kit.steps.errors import nearest_first
+
+
+@dataclass
+class EnvConfig:
+    """The environments."""
+
+    id: str = "CartPole-v1"
+    """Gymnasium id."""
+    num_envs: int = 8
+    """environment copies in one process."""
+    vectorization: str = "sync"
+    """how copies are stepped: sync (one after the other), async (a process each), native (the
+    environment's own vector environment) or envpool."""
+    action_repeat: int = 1
+    """env steps one action is held for."""
+    max_episode_steps: int | None = None
+    """policy steps after which an episode is truncated; null: as the environment is registered."""
+    normalize_observation: bool = False
+    """whether observations get running mean 0 and variance 1."""
+    normalize_reward: bool = False
+    """whether rewards are divided by the running deviation of their discounted sum."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """arguments of the environment itself."""
+
+
+@dataclass
+class RunConfig:
+    """What every recipe has besides its algorithm."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    seed: int = 0
+    """of environments, initial weights, exploration and minibatches."""
+    device: str = "cpu"
+    """where networks, batches and buffers are: cpu, cuda, cuda:1."""
+    threads: int | None = 1
+    """threads of PyTorch on the CPU; more pay for large networks only. null: PyTorch's choice."""
+    compile: Any = "auto"
+    """how losses run: auto (flat programs, bitwise as eager), true (torch.compile) or false."""
+    logger: str = "csv"
+    """where rows of metrics go besides metrics.csv: wandb, tensorboard, several with commas."""
+    runs: str = "runs"
+    """folder in which each run gets a folder of its own."""
+    resume: str | None = None
+    """run folder to go on with, or "latest"."""
+    log_every: int | None = None
+    """policy steps between two rows of metrics; null: a hundredth of the run."""
+    checkpoint_every: int | None = None
+    """policy steps between two checkpoints; null: a tenth of the run."""
+    time_limit: float | None = None
+    """seconds after which the run ends, after the iteration that is under way; null: none."""
+    progress: bool = True
+    """whether plan, progress and ledger are shown in the terminal."""
+
+
+# ---------------------------------------------------------------------- names
+def resolve(name: str | type, package: str) -> Any:
+    """Return the class or function called ``name``.
+
+    Args:
+        name: an attribute of ``package`` (``ClipPPOLoss``), a full name (``my_module:MyLoss``), or
+            the class itself.
+        package: where short names are looked for.
+
+    Raises:
+        SettingError: if there is none; the nearest spelling comes first.
+    """
+    if not isinstance(name, str):
+        return name
+    module_name, _, attribute = name.rpartition(":") if ":" in name else (package, "", name)
+    try:
+        module = importlib.import_module(module_name or package)
+    except ImportError as error:
+        raise SettingError("name", name, f"cannot be imported: {error}") from None
+    if not hasattr(module, attribute):
+        known = [entry for entry in dir(module) if not entry.startswith("_")]
+        raise SettingError(
+            "name", name, f"is not in {module.__name__}", nearest_first(attribute, known)[:3]
+        )
+    return getattr(module, attribute)
+
+
+# ---------------------------------------------------------------------- dataclass <-> plain
+def to_plain(config: Any) -> Any:
+    """Return a dataclass as nested dictionaries, lists and plain values."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        plain = {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        name = getattr(type(config), "NAME", None)
+        return {"dialect": name, **plain} if isinstance(name, str) else plain
+    if isinstance(config, Mapping):
+        return {str(key): to_plain(value) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [to_plain(value) for value in config]
+    if config is None or isinstance(config, (bool, int, float, str)):
+        return config
+    return str(config)
+
+
+def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
+    """Make a dataclass from nested plain values, checking names and types.
+
+    Args:
+        cls: the dataclass.
+        values: by name of the field; what is missing has its default.
+        path: name of the field that this is, for errors.
+
+    Raises:
+        SettingError: at the first name that is no field or value of another type.
+    """
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        full = f"{path}{name}"
+        if name not in known:
+            raise SettingError(
+                full, value, f"is not a setting of {cls.__name__}", nearest_first(name, known)[:3]
+            )
+        made[name] = _checked(full, value, hints[name], known[name])
+    return cls(**made)
+
+
+def _checked(path: str, value: Any, hint: Any, described: dataclasses.Field[Any]) -> Any:
+    if hint is Any:
+        default = described.default_factory
+        is_class = isinstance(default, type) and dataclasses.is_dataclass(default)
+        if is_class and isinstance(value, Mapping) and "dialect" not in value:
+            return from_plain(typing.cast("type", default), value, f"{path}.")
+        if isinstance(value, Mapping) and "dialect" in value:
+            return _dialect(value)
+        return value
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, typing.cast("type", hint)):
+            return value
+        if not isinstance(value, Mapping):
+            raise SettingError(path, value, "is not a group of settings", f"use {path}.name=value")
+        return from_plain(typing.cast("type", hint), value, f"{path}.")
+    return _plain_value(path, value, hint)
+
+
+def _dialect(value: Mapping[str, Any]) -> Any:
+    from kit.steps.dialects import dialect
+
+    settings = dict(value)
+    return dialect(settings.pop("dialect")).from_settings(settings)
+
+
+def _plain_value(path: str, value: Any, hint: Any) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for option in arguments:
+            if option is type(None) and value is None:
+                return None
+        for option in (a for a in arguments if a is not type(None)):
+            try:
+                return _plain_value(path, value, option)
+            except SettingError:
+                continue
+        raise _wrong(path, value, " or ".join(_called(option) for option in arguments))
+    if origin is Literal:
+        if value in arguments:
+            return value
+        raise SettingError(path, value, "is not a choice", list(arguments))
+    if origin in (list, tuple):
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(path, value, "a list such as [64,64]")
+        items = [_plain_value(path, item, arguments[0]) for item in value]
+        return origin(items)
+    if origin is dict or hint is dict:
+        if not isinstance(value, Mapping):
+            raise _wrong(path, value, "a mapping such as {name: value}")
+        return dict(value)
+    return _scalar(path, value, hint)
+
+
+def _scalar(path: str, value: Any, hint: Any) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is float and is_number:
+        if value != value:
+            raise SettingError(path, value, "is not a number")
+        return float(value)
+    if hint is int and is_number and value == value and float(value).is_integer():
+        return int(value)
+    if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return str(value)
+    if hint is bool and isinstance(value, bool):
+        return value
+    raise _wrong(path, value, _called(hint))
+
+
+def _wrong(path: str, value: Any, wanted: str) -> SettingError:
+    return SettingError(path, value, f"is not {wanted}", f"give {wanted}")
+
+
+_CALLED = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def _called(hint: Any) -> str:
+    return _CALLED.get(hint, str(hint))
+
+
+def settings(cls: type, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
+    """Yield dotted name, default, type and documentation of every setting of a dataclass."""
+    from kit.documentation import field_docs
+
+    docs = field_docs(cls)
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        factory = f.default_factory
+        default = factory() if factory is not dataclasses.MISSING else f.default
+        if dataclasses.is_dataclass(default):
+            yield from settings(type(default), f"{path}{f.name}.")
+        else:
+            kind = str(getattr(hints[f.name], "__name__", hints[f.name]))
+            yield f"{path}{f.name}", default, kind, docs.get(f.name, "")

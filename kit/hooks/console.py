@@ -1,0 +1,122 @@
+"""What a run shows in the terminal: its plan, its progress, its ledger."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from kit.hooks.base import Hook
+
+if TYPE_CHECKING:
+    from kit.trainer import Trainer
+
+_SHOWN = (
+    ("episode/return", "return"),
+    ("evaluation/return", "evaluation"),
+    ("time/policy_steps_per_second", "policy steps/s"),
+)
+
+
+class Console(Hook):
+    """Shows the plan before a run, progress during it and what was counted after it.
+
+    In a terminal a progress bar moves; elsewhere a line is printed for every tenth of the run.
+
+    Args:
+        title: first line.
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.console = RichConsole(highlight=False, soft_wrap=True, file=sys.stdout)
+        self._progress: Progress | None = None
+        self._drawn = 0.0
+        self._tenth = -1
+
+    def register(self, trainer: Trainer, name: str | None = None) -> None:
+        """Register at ``setup``, ``post_steps``, ``log_row`` and ``shutdown``."""
+        super().register(trainer, name)
+        trainer.register_op("setup", self.begin)
+        trainer.register_op("post_steps", self.move)
+        trainer.register_op("log_row", self.show)
+        trainer.register_op("shutdown", self.end)
+
+    def begin(self) -> None:
+        """Print the plan."""
+        plan, done = self.trainer.plan, self.trainer.policy_steps
+        self.console.print(f"\n[bold]{self.title}[/bold]\n")
+        self.console.print(plan.table(), markup=False)
+        if done:
+            self.console.print(f"\nresumed at {done:,} policy steps")
+        if self.trainer.folder is not None:
+            self.console.print(f"\nrun folder: {self.trainer.folder}", markup=False)
+        self.console.print()
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.completed:,.0f} policy steps"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[metrics]}"),
+                console=self.console,
+                refresh_per_second=5,
+            )
+            self._progress.start()
+            total = plan.total_policy_steps if plan.is_exact else None
+            self._task = self._progress.add_task("run", total=total, completed=done, metrics="")
+
+    def move(self) -> None:
+        """Move the bar, a few times a second."""
+        now = time.monotonic()
+        if self._progress is not None and now - self._drawn > 0.2:
+            self._drawn = now
+            self._progress.update(self._task, completed=self.trainer.policy_steps)
+
+    def show(self, row: dict[str, Any]) -> None:
+        """Show the newest metrics."""
+        latest = self.trainer.journal.latest
+        text = "  ".join(
+            f"{label} {_short(latest[name])}" for name, label in _SHOWN if name in latest
+        )
+        if self._progress is not None:
+            self._progress.update(self._task, completed=row["policy_steps"], metrics=text)
+            return
+        total = self.trainer.plan.total_policy_steps or 1
+        tenth = int(10 * row["policy_steps"] // total)
+        if tenth > self._tenth:
+            self._tenth = tenth
+            percent = 100 * row["policy_steps"] / total
+            self.console.print(f"{row['policy_steps']:>12,} policy steps {percent:4.0f}%  {text}")
+
+    def end(self) -> None:
+        """Print what was counted."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=self.trainer.policy_steps)
+            self._progress.stop()
+            self._progress = None
+        self.trainer.source.count_environment(self.trainer.ledger)
+        self.console.print()
+        self.console.print(self.trainer.plan.table(self.trainer.ledger), markup=False)
+        if self.trainer.stop_reason:
+            self.console.print(f"\nstopped early: {self.trainer.stop_reason}", markup=False)
+        latest = self.trainer.journal.latest
+        if "evaluation/return" in latest:
+            self.console.print(
+                f"\nlast evaluation: return {_short(latest['evaluation/return'])} "
+                f"± {_short(latest['evaluation/return_std'])} "
+                f"over {self.trainer.plan.evaluation_episodes} episodes"
+            )
+        seconds = self.trainer.journal.elapsed
+        self.console.print(f"seconds: {seconds:.1f}")
+
+
+def _short(value: float) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"

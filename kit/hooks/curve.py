@@ -1,0 +1,89 @@
+"""The learning curve as a picture."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.hooks.base import Hook
+
+if TYPE_CHECKING:
+    from kit.trainer import Trainer
+
+
+class LearningCurve(Hook):
+    """Draws ``curve.png``: return against policy steps, of training and of evaluation.
+
+    Args:
+        folder: run folder, whose ``metrics.csv`` is drawn.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def register(self, trainer: Trainer, name: str | None = None) -> None:
+        """Register at ``shutdown``."""
+        super().register(trainer, name)
+        trainer.register_op("shutdown", self.draw)
+
+    def draw(self) -> None:
+        """Draw what ``metrics.csv`` has so far."""
+        metrics = self.folder / "metrics.csv"
+        if metrics.is_file():
+            title = str(self.trainer.config.get("env", {}).get("id", ""))
+            recipe = str(self.trainer.config.get("recipe", ""))
+            draw_curve(metrics, self.folder / "curve.png", f"{recipe} on {title}")
+
+
+def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
+    """Draw the returns of a ``metrics.csv``.
+
+    Args:
+        metrics: the file of rows.
+        picture: PNG file to write.
+        title: above the axes.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with metrics.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
+    steps, returns = _column(rows, "episode/return")
+    if steps:
+        axes.plot(steps, returns, color="#9aa5b1", linewidth=1.2, label="training episodes")
+    steps, returns = _column(rows, "evaluation/return")
+    if steps:
+        _, spread = _column(rows, "evaluation/return_std")
+        low = [mean - std for mean, std in zip(returns, spread)]
+        high = [mean + std for mean, std in zip(returns, spread)]
+        axes.fill_between(steps, low, high, color="#1f6feb", alpha=0.18, linewidth=0)
+        axes.plot(steps, returns, "o-", color="#1f6feb", markersize=4, label="evaluation (± std)")
+    axes.set_xlabel("policy steps")
+    axes.set_ylabel("return of an episode")
+    axes.set_title(title)
+    axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(_thousands))
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="best")
+    figure.tight_layout()
+    figure.savefig(picture)
+    plt.close(figure)
+
+
+def _column(rows: list[dict[str, str]], name: str) -> tuple[list[int], list[float]]:
+    """Policy steps and values of the rows that have this metric."""
+    found = [row for row in rows if row.get(name)]
+    return [int(row["policy_steps"]) for row in found], [float(row[name]) for row in found]
+
+
+def _thousands(value: float, position: Any) -> str:
+    del position
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"

@@ -1,0 +1,178 @@
+"""Hooks that end a run, or an update phase, before its plan does."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from kit.hooks.base import Hook
+from kit.steps import SettingError
+
+if TYPE_CHECKING:
+    from kit.trainer import Trainer
+
+
+class NotFinite(RuntimeError):
+    """A loss or another metric of training is NaN or infinite."""
+
+    stops_the_run = True
+
+
+class NaNGuard(Hook):
+    """Ends the run when a metric of training is not finite; no checkpoint is written any more.
+
+    Metrics are looked at when a row is written, which happens before every checkpoint, so the last
+    checkpoint is a good one.
+    """
+
+    name = "nan_guard"
+
+    def register(self, trainer: Trainer, name: str | None = None) -> None:
+        """Register at ``log_row``."""
+        super().register(trainer, name)
+        trainer.register_op("log_row", self.look)
+
+    def look(self, row: dict[str, Any]) -> None:
+        """Look at a row.
+
+        Raises:
+            NotFinite: if a metric is not; the losses are named first.
+        """
+        bad = [
+            name
+            for name, value in row.items()
+            if name.startswith("train/") and not math.isfinite(value)
+        ]
+        if not bad:
+            return
+        losses = [name for name in bad if name.startswith("train/loss")] or bad
+        told = ", ".join(f"{name.removeprefix('train/')} is {row[name]}" for name in losses)
+        checkpoint = self.trainer.last_checkpoint
+        kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "none was saved yet"
+        raise NotFinite(
+            f"after {row['gradient_steps']:,} gradient steps {told}; {kept}. Smaller learning "
+            "rates or gradient clipping (clip_norm) are what helps most often"
+        )
+
+
+class TimeLimit(Hook):
+    """Ends the run after so many seconds, once the iteration under way is complete.
+
+    Args:
+        seconds: of this process, from the beginning of the run or its resumption.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise SettingError("time_limit", seconds, "is not positive", [3600])
+        self.seconds = seconds
+        self._began = time.monotonic()
+
+    def register(self, trainer: Trainer, name: str | None = None) -> None:
+        """Register at ``setup`` and ``post_steps``."""
+        super().register(trainer, name)
+        trainer.register_op("setup", self.begin)
+        trainer.register_op("post_steps", self.look)
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self._began = time.monotonic()
+
+    def look(self) -> None:
+        """Ask for the end if the time is over."""
+        if time.monotonic() - self._began > self.seconds:
+            self.trainer.request_stop(f"the time limit of {self.seconds:g} seconds was reached")
+
+
+class StopWhen(Hook):
+    """Ends the run when a metric is good enough, or has not become better for long.
+
+    Args:
+        metric: name of a column of the rows.
+        reached: value at which to stop; ``None``: no such value.
+        patience: rows with the metric but without a new best value, after which to stop; ``None``:
+            never.
+        mode: whether more (``max``) or less (``min``) is better.
+    """
+
+    kind = "step"
+
+    def __init__(
+        self,
+        metric: str = "evaluation/return",
+        *,
+        reached: float | None = None,
+        patience: int | None = None,
+        mode: Literal["max", "min"] = "max",
+    ) -> None:
+        if reached is None and patience is None:
+            raise SettingError("reached", None, "leaves nothing to stop at", "give it or patience")
+        self.metric, self.reached, self.patience = metric, reached, patience
+        self.sign = 1.0 if mode == "max" else -1.0
+        self.best: float | None = None
+        self.waited = 0
+
+    def register(self, trainer: Trainer, name: str | None = None) -> None:
+        """Register at ``log_row``."""
+        super().register(trainer, name)
+        trainer.register_op("log_row", self.look)
+
+    def look(self, row: dict[str, Any]) -> None:
+        """Look at a row."""
+        if self.metric not in row:
+            return
+        value = row[self.metric] * self.sign
+        if self.reached is not None and value >= self.reached * self.sign:
+            self.trainer.request_stop(f"{self.metric} reached {row[self.metric]:g}")
+        if self.best is None or value > self.best:
+            self.best, self.waited = value, 0
+            return
+        self.waited += 1
+        if self.patience is not None and self.waited >= self.patience:
+            best = self.best * self.sign
+            self.trainer.request_stop(
+                f"{self.metric} has not been better than {best:g} for {self.waited} rows"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and how long ago it was."""
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.best, self.waited = state_dict["best"], int(state_dict["waited"])
+
+
+class TargetKL(Hook):
+    """Ends an update phase when the policy has moved too far from the one that collected.
+
+    After each update epoch the loss's estimate of the divergence is read from the device; beyond
+    1.5 times the target, the rest of the epochs is skipped (and counted as skipped).
+
+    Args:
+        target: divergence, in nats.
+        metric: name under which the loss gives it.
+    """
+
+    kind = "step"
+    name = "target_kl"
+
+    def __init__(self, target: float, metric: str = "kl_approx") -> None:
+        if not target > 0:
+            raise SettingError("target_kl", target, "is not positive", [0.02])
+        self.target, self.metric = target, metric
+
+    def register(self, trainer: Trainer, name: str | None = None) -> None:
+        """Register at ``post_epoch``."""
+        super().register(trainer, name)
+        trainer.register_op("post_epoch", self.look)
+
+    def look(self) -> None:
+        """Look at the last gradient step of an epoch."""
+        metrics = self.trainer.last_metrics
+        if metrics is None or self.metric not in metrics.keys():
+            there = [] if metrics is None else sorted(metrics.keys())
+            raise SettingError("metric", self.metric, "is not a metric of the loss", there)
+        if float(metrics.get(self.metric)) > 1.5 * self.target:
+            self.trainer.skip_rest_of_update()

@@ -1,0 +1,201 @@
+"""From the command line to a run: Hydra overrides, sweeps, help, resume."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kit.config import RunConfig, from_plain, settings, to_plain
+from kit.run import find_run, read_config
+from kit.steps import SettingError
+from kit.steps.dialects import DIALECTS, dialect
+from kit.steps.errors import nearest_first
+
+Build = Callable[..., Any]
+
+
+def main(
+    config_class: type[RunConfig], build: Build, name: str, argv: Sequence[str] | None = None
+) -> None:
+    """Run a recipe from the command line.
+
+    ``key=value`` overrides a setting, ``steps=sheeprl`` chooses another library's vocabulary,
+    ``--multirun key=1,2,3`` sweeps, ``--help`` documents every setting, ``resume=latest`` goes on
+    with the newest run. What goes wrong is said in one line.
+
+    Args:
+        config_class: dataclass of the recipe's settings.
+        build: makes a trainer from such a dataclass.
+        name: of the recipe.
+        argv: arguments; those of the process by default.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in arguments or "-h" in arguments:
+        print(help_text(config_class, name))
+        return
+    try:
+        base = _base(config_class, arguments)
+        _check_names(base, arguments)
+        _compose(base, name, arguments, lambda values: _run(config_class, build, values))
+    except Exception as error:
+        if not explains_itself(error):
+            raise
+        print(f"\nerror: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("\nstopped; go on with resume=latest", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _run(config_class: type[RunConfig], build: Build, values: Mapping[str, Any]) -> None:
+    build(from_plain(config_class, values)).run()
+
+
+def explains_itself(error: BaseException) -> bool:
+    """Whether the message of an error tells a user what to do, so that no trace is needed."""
+    from kit.checkpoint import NotSaved
+    from kit.envs.errors import EnvironmentFault
+    from kit.hooks.guards import NotFinite
+    from kit.stages import HookError
+    from kit.trainer import PlanNotKept
+
+    known = (SettingError, EnvironmentFault, NotFinite, HookError, NotSaved, PlanNotKept)
+    return isinstance(error, known)
+
+
+# ---------------------------------------------------------------------- settings and overrides
+def _base(config_class: type[RunConfig], arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings before overrides: defaults, those of a resumed run, a chosen vocabulary."""
+    chosen = dict(_split(argument) for argument in arguments if "=" in argument)
+    resume = chosen.get("resume")
+    if resume not in (None, "null", ""):
+        folder = find_run(resume, Path(chosen.get("runs", "runs")))
+        saved = read_config(folder)
+        saved.pop("recipe", None)
+        return {**saved, "resume": str(folder)}
+    values: dict[str, Any] = to_plain(config_class())
+    if chosen.get("steps") in DIALECTS:
+        vocabulary = dialect(chosen["steps"])()
+        values["steps"] = {**to_plain(vocabulary), "dialect": chosen["steps"]}
+    elif "steps" in chosen and chosen["steps"] != "kit":
+        raise SettingError(
+            "steps",
+            chosen["steps"],
+            "is no vocabulary",
+            nearest_first(chosen["steps"], ["kit", *DIALECTS]),
+        )
+    return values
+
+
+def _split(argument: str) -> tuple[str, str]:
+    key, _, value = argument.partition("=")
+    return key.lstrip("+~"), value
+
+
+def _check_names(base: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """Refuse settings that do not exist, with the nearest ones that do."""
+    known = list(_names(base))
+    groups = {name.rsplit(".", 1)[0] for name in known if "." in name}
+    for argument in arguments:
+        if argument.startswith("-") or "=" not in argument:
+            continue
+        key, value = _split(argument)
+        if key.startswith("hydra") or key in known or key in groups:
+            continue
+        if any(key.startswith(f"{name}.") for name in known if name.endswith("kwargs")):
+            continue
+        raise SettingError(key, value, "is not a setting", nearest_first(key, known)[:3])
+
+
+def _names(values: Mapping[str, Any], path: str = "") -> Any:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _names(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
+
+
+def _compose(
+    base: dict[str, Any], name: str, arguments: list[str], run: Callable[[dict[str, Any]], None]
+) -> None:
+    """Let Hydra apply the overrides and call ``run`` once, or once for each point of a sweep."""
+    import hydra
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    plain = [a for a in arguments if _split(a)[0] not in ("steps", "resume")]
+    sweep = f"{base['runs']}/{name}/sweeps/{datetime.now():%Y%m%d-%H%M%S}"
+    node = {
+        **base,
+        "hydra": {
+            "run": {"dir": "."},
+            "output_subdir": None,
+            "sweep": {"dir": sweep, "subdir": "."},
+            "job": {"chdir": False},
+        },
+        "defaults": [
+            "_self_",
+            {"override hydra/job_logging": "disabled"},
+            {"override hydra/hydra_logging": "disabled"},
+        ],
+    }
+    ConfigStore.instance().store(name=f"kit_{name}", node=node)
+    failed: list[BaseException] = []
+
+    def task(config: Any) -> None:
+        values = OmegaConf.to_container(config, resolve=True)
+        assert isinstance(values, dict)
+        try:
+            run({str(key): value for key, value in values.items()})
+        except Exception as error:
+            # Hydra would wrap it; it is raised again outside.
+            failed.append(error)
+
+    before = sys.argv
+    sys.argv = [name, *plain]
+    try:
+        with contextlib.suppress(KeyError):
+            logging.getLogger("hydra").setLevel(logging.ERROR)
+        hydra.main(version_base="1.3", config_path=None, config_name=f"kit_{name}")(task)()
+    except HydraException as error:
+        raise SettingError("command line", " ".join(plain), f"is refused: {error}") from None
+    finally:
+        sys.argv = before
+    if failed:
+        raise failed[0]
+
+
+# ---------------------------------------------------------------------- help
+def help_text(config_class: type[RunConfig], name: str) -> str:
+    """Return the documentation of every setting of a recipe, with default and unit."""
+    lines = [
+        f"python -m recipes.{name} [setting=value ...]",
+        "",
+        "  --multirun setting=1,2,3   sweeps over values",
+        "  resume=latest              goes on with the newest run (or resume=<run folder>)",
+        f"  steps=NAME                 steps in another vocabulary: {', '.join(DIALECTS)}",
+        "",
+        "settings:",
+        "",
+    ]
+    for dotted, default, kind, text in settings(config_class):
+        lines.append(f"  {dotted}={_shown(default)}  ({kind})")
+        lines += textwrap.wrap(text, 92, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(str, value)) + "]"
+    return str(value)

@@ -1,0 +1,56 @@
+"""What every recipe does before it wires its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kit.config import EnvConfig
+from kit.steps import SettingError, StepPlan
+from kit.steps.dialects import as_plan
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+
+
+def make_plan(steps: Any, env: EnvConfig, algo: str) -> StepPlan:
+    """Return the plan that a recipe's settings make.
+
+    Args:
+        steps: the kit's settings, those of another library, or a plan.
+        env: settings of the environments; the kit's settings leave ``num_envs``,
+            ``action_repeat`` and ``max_episode_steps`` to them.
+        algo: algorithm that will run the plan; settings that mean nothing for it are refused.
+
+    Raises:
+        SettingError: if the settings make no plan, or contradict the environment's.
+    """
+    if isinstance(steps, (OnPolicySteps, OffPolicySteps)):
+        return steps.to_plan(
+            num_envs=env.num_envs,
+            action_repeat=env.action_repeat,
+            max_episode_steps=env.max_episode_steps,
+        )
+    plan = as_plan(steps, algo)
+    for field in ("action_repeat", "max_episode_steps"):
+        theirs, ours = getattr(plan, field), getattr(env, field)
+        default = EnvConfig.__dataclass_fields__[field].default
+        if ours != default and theirs not in (ours, default):
+            raise SettingError(
+                f"env.{field}", ours, f"contradicts the {theirs} of steps", "leave one of them out"
+            )
+    return plan.replace(
+        action_repeat=max(plan.action_repeat, env.action_repeat),
+        max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
+    )
+
+
+def adapted_env(env: EnvConfig, plan: StepPlan) -> dict[str, Any]:
+    """Return the arguments of ``make_env``: the settings, with what the plan decides."""
+    return {
+        "id": env.id,
+        "num_envs": plan.num_envs,
+        "vectorization": env.vectorization,
+        "action_repeat": plan.action_repeat,
+        "max_episode_steps": plan.max_episode_steps,
+        "normalize_observation": env.normalize_observation,
+        "normalize_reward": env.normalize_reward,
+        **env.kwargs,
+    }
