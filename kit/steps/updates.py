@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 
 from kit.steps.clock import UpdateClock, counting_rule
 from kit.steps.collection import CollectionPlan
@@ -108,23 +109,29 @@ class UpdatePlan(CollectionPlan):
     def _foreign_after(self, iteration: int, first: int) -> int:
         """Count with the rule of another library: in one go if it can, else step by step."""
         rule = counting_rule(self.counting)(self)
+        done = 0 if getattr(rule, "pretrains", False) else self.pretrain_steps
         total = getattr(rule, "total", None)
         if total is not None and self.collected(first) == self.frames_per_batch:
             known: int | None = total(iteration - first + 1, self.frames_per_batch)
             if known is not None:
-                return known + (0 if getattr(rule, "pretrains", False) else self.pretrain_steps)
-        return self._simulated(iteration)
+                return done + known
+        return done + self._followed_until(iteration - first + 1, first)
 
-    def _simulated(self, iteration: int) -> int:
-        """Follow the clock; what it said is kept, so that each iteration is followed once."""
+    def _followed_until(self, trainings: int, first: int) -> int:
+        """Follow the rule; what it said is kept, so that each iteration is followed once."""
         if not hasattr(self, "_followed"):
-            object.__setattr__(self, "_followed", (self.clock(), array("q", [0])))
-        clock: UpdateClock
-        reached: array[int]
-        clock, reached = self._followed  # type: ignore[attr-defined]
-        while len(reached) <= iteration:
-            reached.append(reached[-1] + clock.advance(self.collected(len(reached))))
-        return reached[iteration]
+            rule = counting_rule(self.counting)(self)
+            start = array("q", [0, rule.advance(self.collected(first))])
+            object.__setattr__(self, "_followed", (rule, start))
+        rule, reached = self._followed  # type: ignore[attr-defined]
+        times = trainings + 1 - len(reached)
+        if times > 0:
+            follow = getattr(rule, "follow", None)
+            each = self.frames_per_batch
+            steps = follow(times, each) if follow else (rule.advance(each) for _ in range(times))
+            reached.extend(accumulate(steps, initial=reached.pop()))
+        done: int = reached[trainings]
+        return done
 
     # ------------------------------------------------------------------ minibatches
     def rows(self, iteration: int) -> int:

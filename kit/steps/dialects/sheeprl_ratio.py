@@ -8,6 +8,7 @@ carry theirs, in floats.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,21 @@ class SheeprlRatio:
         due = int((steps - self.prev) * self.ratio)
         self.prev += due / self.ratio
         return due
+
+    def follow(self, times: int, policy_steps: int) -> Iterator[int]:
+        """Yield what ``times`` calls of :meth:`advance` return."""
+        if self.prev is None or self.ratio == 0:
+            yield self.advance(policy_steps)
+            times -= 1
+        each = policy_steps * self.processes
+        ended = self.steps + each * times
+        prev, ratio, divisor = self.prev, self.ratio, self.divisor
+        for steps in range(self.steps + each, ended + 1, each):
+            due = 0 if prev is None else int((steps / divisor - prev) * ratio)
+            if due and prev is not None:
+                prev += due / ratio
+            yield due
+        self.prev, self.steps = prev, ended
 
     def total(self, trainings: int, policy_steps: int) -> int | None:
         """Return the gradient steps of ``trainings`` iterations, if floats make no difference.
