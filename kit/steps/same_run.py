@@ -63,14 +63,17 @@ def _random(plan: StepPlan) -> dict[str, Any]:
 
 
 def _updates(plan: StepPlan) -> dict[str, Any]:
-    starts = plan.first_training_iteration if plan.is_exact else plan.learning_starts
-    key: dict[str, Any] = {"learning_starts": starts, "pretrain_steps": plan.pretrain_steps}
+    key: dict[str, Any] = {"pretrain_steps": plan.pretrain_steps}
+    if plan.is_exact:
+        key["first_training_iteration"] = plan.first_training_iteration
+    else:
+        key["learning_starts"] = plan.learning_starts
     if plan.counting != "exact":
         key["counting"] = plan.counting
     if plan.on_policy:
         return key | _on_policy(plan)
     key |= _gradient_steps(plan)
-    if key == {"learning_starts": starts, "pretrain_steps": 0, "gradient_steps_per_iteration": 0}:
+    if plan.pretrain_steps == 0 and key.get("gradient_steps_per_iteration") == 0:
         return {"gradient_steps_per_iteration": 0}  # never trains: nothing else matters
     key["minibatch_size"] = plan.minibatch_size
     key["sequence_length"] = plan.sequence_length
@@ -138,9 +141,11 @@ def _evaluation(plan: StepPlan) -> dict[str, Any]:
             "final_evaluation": plan.final_evaluation,
             "evaluation_episodes": plan.evaluation_episodes,
         }
-    if not plan.evaluations_after(plan.iterations):
-        return {}
+    evaluations = plan.evaluations_after(plan.iterations)
+    if not evaluations:
+        return {"evaluations": 0}
     key: dict[str, Any] = {
+        "evaluations": evaluations,
         "evaluation_episodes": plan.evaluation_episodes,
         "initial_evaluations": plan.evaluations_after(0),
         "final_evaluation": plan.final_evaluation or plan.ends_on_evaluation,

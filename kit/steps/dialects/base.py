@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from kit.steps.errors import SettingError, nearest_first, one_of, whole_number
@@ -44,6 +45,10 @@ class Dialect(ABC):
     """whole numbers and their smallest value; ``None`` is allowed where the type says so."""
     CARRIED: ClassVar[frozenset[str]] = frozenset()
     """fields that are part of no count; a recipe may use them."""
+    SECTIONS: ClassVar[frozenset[str]] = frozenset({""})
+    """groups of the library's configuration files that have its fields."""
+    PATHS: ClassVar[Mapping[str, str]] = {}
+    """fields that its configuration files know by another, dotted name."""
 
     algo: str | None = field(default=None, kw_only=True)
     """algorithm, in the library's spelling, or a family: ``on_policy``, ``off_policy``,
@@ -238,3 +243,38 @@ class Dialect(ABC):
 
 def _default(f: Any) -> Any:
     return f.default if f.default_factory is MISSING else f.default_factory()
+
+
+def step_by_step(plan: StepPlan) -> StepPlan:
+    """Return a plan of whole episodes with its gradient steps spread over the policy steps.
+
+    Those of the first iteration, if it collects a prefill, become pretraining, and each later
+    episode's are due as its policy steps are made. Other plans are returned as they are.
+
+    Raises:
+        SettingError: if the episodes are of unknown length.
+    """
+    if not plan.collects_episodes or plan.on_policy:
+        return plan
+    each = plan.gradient_steps_per_iteration or 0
+    ratio = plan.replay_ratio
+    if ratio is None:
+        ratio = Fraction(each, plan.frames_per_batch)
+    prefill = plan.policy_steps_after(1) if plan.prefill_is_iteration else 0
+    return StepPlan(
+        total_policy_steps=plan.total_policy_steps,
+        num_envs=plan.num_envs,
+        world_size=plan.world_size,
+        action_repeat=plan.action_repeat,
+        max_episode_steps=plan.max_episode_steps,
+        learning_starts=max(prefill, plan.learning_starts),
+        random_steps=plan.random_steps_until(plan.total_policy_steps),
+        exploration_steps=plan.exploration_steps,
+        pretrain_steps=plan.pretrain_steps + (each if prefill else 0),
+        replay_ratio=ratio,
+        minibatch_size=plan.minibatch_size,
+        sequence_length=plan.sequence_length,
+        final_evaluation=plan.final_evaluation,
+        evaluation_episodes=plan.evaluation_episodes,
+        rounding="up",
+    )

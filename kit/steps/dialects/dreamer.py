@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kit.steps.clock import COUNTING_RULES
-from kit.steps.dialects.base import OFF_POLICY, Dialect
+from kit.steps.dialects.base import OFF_POLICY, Dialect, step_by_step
 from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
 from kit.steps.ratio import as_fraction
@@ -126,6 +126,9 @@ class Dreamer(Dialect):
     }
     CARRIED: ClassVar[frozenset[str]] = frozenset({"replay_size"})
 
+    SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "run", "defaults", "defaults.run"})
+    PATHS: ClassVar[Mapping[str, str]] = {"replay.size": "replay_size"}
+
     steps: int = 10**10
     """transitions of the run, rounded up to chunks of at least ten (``run.steps``)."""
     train_ratio: float = 32.0
@@ -208,13 +211,12 @@ class Dreamer(Dialect):
 
     @classmethod
     def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
-        if plan.on_policy or plan.collects_episodes or plan.world_size > 1:
-            raise SettingError(
-                "plan",
-                "this plan",
-                "cannot be said in DreamerV3: it trains one process from a replay, step by step",
-            )
+        for name, wanted in (("on_policy", False), ("world_size", 1)):
+            if getattr(plan, name) != wanted:
+                why = "cannot be said in DreamerV3: one process trains from a replay"
+                raise SettingError(name, getattr(plan, name), why, [wanted])
         del settings
+        plan = step_by_step(plan)
         size, length = plan.minibatch_size or 16, plan.sequence_length or 1
         ratio = plan.replay_ratio
         if ratio is None:
@@ -331,18 +333,7 @@ class DreamerPaper(Dialect):
         After the seed episodes come the same ``collect_interval`` gradient steps, as pretraining,
         and then as many for each ``policy_steps_per_episode``, one when it is due.
         """
-        made = self.resolved()
-        seed = made.seed_episodes * made.policy_steps_per_episode
-        return StepPlan(
-            total_policy_steps=made.to_plan().total_policy_steps,
-            action_repeat=made.action_repeat,
-            learning_starts=seed,
-            pretrain_steps=made.collect_interval,
-            replay_ratio=Fraction(made.collect_interval, made.policy_steps_per_episode),
-            minibatch_size=made.batch_size,
-            sequence_length=made.sequence_length,
-            final_evaluation=False,
-        )
+        return step_by_step(self.to_plan())
 
     @classmethod
     def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:

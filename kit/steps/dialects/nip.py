@@ -77,6 +77,9 @@ class Nip(Dialect):
         | {"normalize_observations", "num_normalization_steps", "body_lr_factor", "use_shared_body"}
     )
 
+    SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "rl", "protocol_common"})
+    PATHS: ClassVar[Mapping[str, str]] = {"trainer": "algo"}
+
     frames_per_batch: int | None = 1000
     """frames of one iteration, over all environments; ``None``: ``rollouts_per_iteration *
     steps_per_env_per_iteration``."""

@@ -89,6 +89,8 @@ class SB3(Dialect):
         {"buffer_size", "target_update_interval", "policy_delay", "learning_rate"}
     )
 
+    PATHS: ClassVar[Mapping[str, str]] = {"n_timesteps": "total_timesteps"}
+
     total_timesteps: int = 1_000_000
     """timesteps of the run, rounded up to whole rollouts; the argument of ``learn``."""
     n_steps: int | None = None

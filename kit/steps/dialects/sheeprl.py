@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 from kit.steps.clock import counting_rule
 from kit.steps.dialects.base import OFF_POLICY, ON_POLICY, Dialect
 from kit.steps.dialects.sheeprl_defaults import defaults
+from kit.steps.dialects.sheeprl_from import settings_from
 from kit.steps.dialects.sheeprl_notes import notes
 from kit.steps.dialects.sheeprl_ratio import SheeprlRatio, first_due
 from kit.steps.dialects.sheeprl_resume import resumed
@@ -89,6 +90,17 @@ class Sheeprl(Dialect):
         | {"target_network_frequency"}
     )
 
+    SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "algo", "env"})
+    PATHS: ClassVar[Mapping[str, str]] = {
+        "algo.name": "algo",
+        "fabric.devices": "world_size",
+        "buffer.size": "buffer_size",
+        "buffer.checkpoint": "buffer_checkpoint",
+        "buffer.share_data": "share_data",
+        "algo.critic.target_network_frequency": "target_network_frequency",
+        "algo.optimizer.lr": "lr",
+    }
+
     total_steps: int | None = None
     """policy steps of the run in all processes; what does not fill an iteration is not played."""
     exploration_steps: int = 0
@@ -117,9 +129,9 @@ class Sheeprl(Dialect):
     """processes that train together (``fabric.devices``)."""
     action_repeat: int = 1
     """env steps one action is held for; 0 means 1."""
-    train_every: int = 16
+    train_every: int | None = None
     """policy steps between trainings, before ``replay_ratio`` (version 0.5.0)."""
-    per_rank_gradient_steps: int = 1
+    per_rank_gradient_steps: int | None = None
     """gradient steps of one training, before ``replay_ratio`` (version 0.5.0)."""
     dry_run: bool = False
     """whether the run ends with its first training, without random actions and pretraining."""
@@ -172,47 +184,6 @@ class Sheeprl(Dialect):
         if plan.total_policy_steps != self.total_steps and not self.dry_run:
             plan.asked["total_policy_steps"] = self.total_steps
         return plan
-
-    def resumed(self, first: Sheeprl) -> StepPlan:
-        """Return the run that resumes ``first`` from its last checkpoint with these settings."""
-        return resumed(self, first)
-
-    def ratio(self) -> SheeprlRatio:
-        """Return the library's ratio, new, also where the plan can count with exact fractions."""
-        rule = counting_rule(self.resolved().counting())(self.to_plan())
-        assert isinstance(rule, SheeprlRatio)
-        return rule
-
-    def notes(self) -> list[str]:
-        """Return what a reader of these settings would not expect, a sentence each."""
-        return notes(self.resolved(), self.to_plan())
-
-    # ------------------------------------------------------------------ from a plan
-    @classmethod
-    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
-        if plan.collects_episodes:
-            raise SettingError(
-                "min_episodes", plan.min_episodes, "cannot be said in sheeprl: it collects steps"
-            )
-        algo = settings.get("algo") or _algorithm_of(plan)
-        made: dict[str, Any] = {
-            "algo": algo,
-            "total_steps": plan.total_policy_steps,
-            "num_envs": plan.num_envs,
-            "world_size": plan.world_size,
-            "action_repeat": plan.action_repeat,
-            "max_episode_steps": plan.max_episode_steps,
-            "run_test": plan.evaluations_after(plan.iterations) > 0,
-            "per_rank_batch_size": plan.minibatch_size,
-        }
-        if plan.on_policy:
-            rows = plan.frames_per_batch
-            made |= {"rollout_steps": plan.steps_per_env, "per_rank_batch_size": rows}
-            made["per_rank_batch_size"] = plan.minibatch_size or rows
-            if algo != "a2c":
-                made["update_epochs"] = plan.update_epochs
-            return cls(**made)
-        return cls(**made, **_off_policy_from(plan))
 
     @property
     def processes(self) -> int:
@@ -357,12 +328,14 @@ class Sheeprl(Dialect):
 
     def _train_every(self, random: int) -> dict[str, Any]:
         """Before ``replay_ratio``: a countdown (Dreamer), or a first training like the prefill."""
-        steps = self.per_rank_gradient_steps
+        steps, every = self.per_rank_gradient_steps, self.train_every
+        assert steps is not None
+        assert every is not None
         made: dict[str, Any] = {"gradient_steps_per_iteration": steps}
         if self.algo not in _SEQUENCES:
             return made | {"pretrain_steps": (max(random, 1) - 1) * steps}
         each = self.policy_steps_per_iteration
-        countdown = self.train_every // each
+        countdown = every // each
         first, period = max(random, countdown, 1), max(countdown, 1)
         at_first = self.per_rank_pretrain_steps if first == random else steps
         assert at_first is not None
@@ -371,23 +344,21 @@ class Sheeprl(Dialect):
             return made | {"pretrain_steps": at_first - steps}
         return made | {"counting": f"sheeprl-0.5.0:{period},{at_first}"}
 
+    def resumed(self, first: Sheeprl) -> StepPlan:
+        """Return the run that resumes ``first`` from its last checkpoint with these settings."""
+        return resumed(self, first)
 
-def _algorithm_of(plan: StepPlan) -> str:
-    if plan.on_policy:
-        return "ppo" if plan.minibatches_per_gradient_step is not None else "a2c"
-    return "dreamer_v3" if plan.sequence_length else "sac"
+    def ratio(self) -> SheeprlRatio:
+        """Return the library's ratio, new, also where the plan can count with exact fractions."""
+        rule = counting_rule(self.resolved().counting())(self.to_plan())
+        assert isinstance(rule, SheeprlRatio)
+        return rule
 
+    def notes(self) -> list[str]:
+        """Return what a reader of these settings would not expect, a sentence each."""
+        return notes(self.resolved(), self.to_plan())
 
-def _off_policy_from(plan: StepPlan) -> dict[str, Any]:
-    ratio = plan.replay_ratio
-    if ratio is None:
-        each = max(plan.frames_per_batch, 1)
-        ratio = Fraction(plan.gradient_steps_per_iteration or 0, each)
-    return {
-        "learning_starts": plan.random_steps,
-        "replay_ratio": float(ratio),
-        "per_rank_pretrain_steps": plan.pretrain_steps,
-        "per_rank_sequence_length": plan.sequence_length,
-        "exploration_steps": plan.exploration_steps,
-        "version": "0.5.7" if plan.counting.startswith("sheeprl-0.5.7") else "0.8.4",
-    }
+    # ------------------------------------------------------------------ from a plan
+    @classmethod
+    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
+        return cls(**settings_from(plan, settings.get("algo")))

@@ -62,4 +62,5 @@ def defaults(algo: str, version: str) -> dict[str, Any]:
     if name.startswith("p2e_dv"):
         name = f"dreamer_v{name[6]}"
     changed = {} if version == "0.8.4" else _BEFORE_0_8.get(name, {})
-    return _DEFAULTS[name] | changed
+    older = {"train_every": 16, "per_rank_gradient_steps": 1} if version == "0.5.0" else {}
+    return _DEFAULTS[name] | changed | older

@@ -81,6 +81,8 @@ class Tianshou(_Tianshou):
         | {"replay_buffer_save_only_last_obs", "replay_buffer_stack_num"}
     )
 
+    SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "sampling_config", "sampling"})
+
     num_epochs: int = 100
     """epochs of training, each of as many training steps as reach ``step_per_epoch``, and a test;
     the run has ``num_epochs * ceil(step_per_epoch / c) * c`` environment steps."""
@@ -213,6 +215,8 @@ class Tianshou2(_Tianshou):
         | {"replay_buffer_save_only_last_obs", "replay_buffer_stack_num"}
     )
     FACTS: ClassVar[frozenset[str]] = Dialect.FACTS | {"episode_length"}
+
+    SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "training_config", "training"})
 
     max_epochs: int = 100
     """epochs of training (``num_epochs`` of 1.x)."""

@@ -116,6 +116,9 @@ class TorchRL(Dialect):
     }
     CARRIED: ClassVar[frozenset[str]] = frozenset({"buffer_size"})
 
+    SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "trainer", "collector", "replay_buffer"})
+    PATHS: ClassVar[Mapping[str, str]] = {"collector.total_frames": "collector_total_frames"}
+
     frames_per_batch: int = 1000
     """policy steps of one batch, over all copies, rounded up to equally many of each."""
     total_frames: int = 1_000_000

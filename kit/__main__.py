@@ -1,0 +1,9 @@
+"""``python -m kit`` is the command ``kit``."""
+
+from __future__ import annotations
+
+import sys
+
+from kit.cli import main
+
+sys.exit(main())

@@ -1,0 +1,134 @@
+"""When a plan collects, trains and evaluates, drawn as text and as a picture."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from kit.steps.clock import counting_rule
+from kit.steps.plan import StepPlan
+
+_COLUMNS = 60
+FOLLOWED = 600_000
+"""Iterations that are followed one by one at most, where a foreign rule leaves no other way."""
+
+
+def can_count(plan: StepPlan) -> bool:
+    """Whether all counts of a plan are known at once, or after a short while."""
+    if not plan.is_exact:
+        return False
+    if plan.counting == "exact" or plan.iterations <= FOLLOWED:
+        return True
+    total = getattr(counting_rule(plan.counting)(plan), "total", None)
+    return total is not None and total(1, plan.frames_per_batch) is not None
+
+
+def timeline(plan: StepPlan, columns: int = _COLUMNS) -> str:
+    """Draw the iterations around the first training one by one, and then the whole run.
+
+    Args:
+        plan: an exact plan with at least one iteration.
+        columns: columns of the drawing.
+    """
+    first = min(plan.first_training_iteration, plan.iterations)
+    start = max(min(first - 8, plan.iterations - columns + 1), 1)
+    end = min(start + columns - 1, plan.iterations)
+    drawn = _lanes(plan, [(k - 1, k) for k in range(start, end + 1)])
+    title = f"Timeline, one column per iteration, {start:,} to {end:,}"
+    parts = [title, *drawn]
+    if plan.iterations > columns:
+        edges = [plan.iterations * k // columns for k in range(columns + 1)]
+        drawn = _lanes(plan, list(pairwise(edges)))
+        title = f"The whole run, {plan.iterations / columns:,.4g} iterations per column"
+        parts += ["", title, *drawn]
+    legend = (
+        "r random, m some random, c chosen by the policy; 1-9 gradient steps, + more; E evaluation"
+    )
+    return "\n".join([*parts, f"  ({legend})"])
+
+
+def _lanes(plan: StepPlan, spans: list[tuple[int, int]]) -> list[str]:
+    """Return the lanes of a drawing, a column for each span of iterations."""
+    one_by_one = all(end - start == 1 for start, end in spans)
+    known = can_count(plan) or (one_by_one and spans[-1][1] < 10_000)
+    collects = "".join(_collects(plan, *span) for span in spans)
+    updates = "".join(_updates(plan, *span) for span in spans) if known else "not known here"
+    evaluates = "".join("E" if _evaluates(plan, *span) else " " for span in spans)
+    lanes = [f"  collect   {collects}", f"  update    {updates}"]
+    return [*lanes, f"  evaluate  {evaluates}".rstrip()] if evaluates.strip() else lanes
+
+
+def _collects(plan: StepPlan, start: int, end: int) -> str:
+    before, after = plan.policy_steps_after(start), plan.policy_steps_after(end)
+    random = plan.random_steps_until(after) - plan.random_steps_until(before)
+    if before == after:
+        return "."
+    return "r" if random == after - before else "m" if random else "c"
+
+
+def _updates(plan: StepPlan, start: int, end: int) -> str:
+    """Gradient steps of one process in an iteration, on average over the span."""
+    steps = plan.gradient_steps_after(end) - plan.gradient_steps_after(start)
+    if not steps:
+        return "."
+    mean = steps / (end - start)
+    return "+" if mean > 9 else str(max(round(mean), 1))
+
+
+def _evaluates(plan: StepPlan, start: int, end: int) -> bool:
+    before = plan.evaluations_after(start) if start else 0
+    return plan.evaluations_after(end) > before
+
+
+def picture(plan: StepPlan, path: str, title: str) -> None:
+    """Draw gradient steps over policy steps, and the first iterations, into a file.
+
+    Args:
+        plan: an exact plan with at least one iteration.
+        path: file to write; its ending says the format.
+        title: first line of the picture.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (whole, near) = pyplot.subplots(2, 1, figsize=(9, 7), layout="constrained")
+    _draw_whole(plan, whole)
+    whole.set_title(title)
+    _draw_near(plan, near)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _draw_whole(plan: StepPlan, axes: Any) -> None:
+    last = plan.iterations
+    points = sorted({last * k // 400 for k in range(401)} | {plan.first_training_iteration - 1})
+    points = [k for k in points if 0 <= k <= last]
+    steps = [plan.policy_steps_after(k) for k in points]
+    axes.plot(steps, [plan.gradient_steps_after(k) * plan.world_size for k in points])
+    random = plan.random_steps_until(steps[-1])
+    if random:
+        axes.axvspan(0, random, alpha=0.15, color="tab:orange", label="random actions")
+    evaluated = [k for k in points if k and plan.evaluations(k)]
+    if evaluated:
+        marks = [plan.policy_steps_after(k) for k in evaluated]
+        axes.plot(marks, [0] * len(marks), "|", color="tab:green", label="evaluations")
+    if random or evaluated:
+        axes.legend(loc="upper left")
+    axes.set(xlabel="policy steps", ylabel="gradient steps")
+    axes.grid(alpha=0.3)
+
+
+def _draw_near(plan: StepPlan, axes: Any) -> None:
+    """The iterations around the first training: a bar for what each collects and trains."""
+    first = min(plan.first_training_iteration, plan.iterations)
+    start = max(first - 8, 1)
+    span = list(range(start, min(start + 40, plan.iterations + 1)))
+    collected = [plan.collected(k) * plan.world_size for k in span]
+    updates = [plan.gradient_steps(k) * plan.world_size for k in span]
+    axes.bar([k - 0.2 for k in span], collected, 0.4, label="policy steps")
+    axes.bar([k + 0.2 for k in span], updates, 0.4, label="gradient steps")
+    axes.set(xlabel="iteration", ylabel="in one iteration", title="Around the first training")
+    axes.legend(loc="upper left")
+    axes.grid(alpha=0.3, axis="y")
