@@ -57,7 +57,7 @@ def show(value: Any, *, text: bool = False) -> str:
     try:
         shown = repr(value)
     except Exception:  # an integer of thousands of digits, or an object that cannot print itself
-        return f"a {type(value).__name__}"
+        return f"<{type(value).__name__}>"
     return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
 

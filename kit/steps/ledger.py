@@ -175,8 +175,9 @@ class StepLedger:
                 pairs.append(("samples", expected.samples, samples))
             pairs.append(("evaluations", expected.evaluations, self.evaluations))
             found = [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
-        most = self.policy_steps * plan.action_repeat
-        nearest = min(max(self.env_steps, self.policy_steps), most)
+        # Env steps are those of this process alone until the processes have told each other.
+        steps = self.local_policy_steps if self._env_steps is None else self.policy_steps
+        nearest = min(max(self.env_steps, steps), steps * plan.action_repeat)
         if nearest != self.env_steps:
             found.append(Difference("env_steps", nearest, self.env_steps))
         return found

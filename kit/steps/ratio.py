@@ -33,7 +33,7 @@ def as_fraction(field: str, value: Any) -> Fraction:
     raise SettingError(field, value, "is not a finite number", "use a number such as 0.5 or '1/3'")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024, typed=True)  # True is no 1
 def _as_fraction(value: Any) -> Fraction:
     if isinstance(value, bool):
         raise TypeError

@@ -14,11 +14,11 @@ class OnPolicySteps:
 
     total_policy_steps: int = 65_536
     """policy steps of the run, over all copies."""
-    steps_per_env: int = 128
+    steps_per_env: int = 64
     """policy steps each copy takes in one iteration; a batch has num_envs times as many."""
-    update_epochs: int = 4
+    update_epochs: int = 10
     """passes over each batch."""
-    minibatch_size: int = 256
+    minibatch_size: int = 128
     """transitions in a minibatch."""
     evaluation_every: int | None = 8_192
     """policy steps between evaluations; null: only after the run."""

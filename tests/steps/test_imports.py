@@ -1,0 +1,39 @@
+"""Counting needs no torch, and a command that explains it starts at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+MODULES = [
+    "kit.steps",
+    "kit.steps.dialects",
+    "kit.steps.dialects.sheeprl",
+    "kit.steps.dialects.tianshou",
+    "kit.steps.dialects.torchrl",
+    "kit.steps.explain",
+    "kit.steps.translate",
+    "kit.cli",
+    "kit.testing",
+    "kit.testing.observed",
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_importing_it_imports_no_heavy_library(module):
+    heavy = "{'torch', 'torchrl', 'tensordict', 'numpy', 'matplotlib', 'yaml', 'gymnasium'}"
+    code = f"import sys, {module}; print(*{heavy} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""
+
+
+def test_the_rooms_below_are_not_imported():
+    code = (
+        "import sys, kit.steps, kit.steps.dialects.sheeprl\n"
+        "ours = {m for m in sys.modules if m.startswith('kit.')}\n"
+        "print(*{m for m in ours if not m.startswith('kit.steps')})"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""

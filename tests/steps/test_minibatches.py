@@ -1,0 +1,51 @@
+"""How a batch is cut into minibatches, and what becomes of the rows left over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain, cycle, islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from step_plans import cut
+
+from kit.steps.minibatches import (
+    carried_counts,
+    carried_sizes,
+    carried_total,
+    epoch_rows,
+    epoch_sizes,
+    minibatches_per_epoch,
+)
+
+_rows, _size = st.integers(0, 60), st.integers(1, 70)
+_last = st.sampled_from(["smaller", "merge", "drop"])
+
+
+@pytest.mark.parametrize(
+    ("last", "sizes"),
+    [("smaller", [20, 20, 20, 4]), ("merge", [20, 20, 24]), ("drop", [20, 20, 20])],
+)
+def test_four_rows_are_left_of_sixty_four(last, sizes):
+    assert epoch_sizes(64, 20, last) == sizes
+
+
+@given(_rows, _size, _last, st.none() | st.integers(1, 5))
+def test_a_pass_is_cut_row_by_row(rows, size, last, limit):
+    sizes = [len(minibatch) for minibatch in cut(rows, size, last)]
+    assert epoch_sizes(rows, size, last) == sizes
+    assert minibatches_per_epoch(rows, size, last) == len(sizes)
+    assert epoch_rows(rows, size, last, limit) == sum(sizes[:limit])
+
+
+@given(_rows, _size, st.sampled_from(["carry", "smaller", "drop"]), _rows, _rows)
+def test_a_sampler_that_is_never_reset_goes_from_permutation_to_permutation(
+    rows, size, last, drawn, wanted
+):
+    one = [len(m) for m in cut(rows, size, "smaller" if last == "carry" else last)]
+    endless = list(islice(chain.from_iterable(cycle([one])), drawn + wanted)) if one else []
+    assert carried_sizes(rows, size, last, drawn, wanted) == endless[drawn:]
+    assert carried_total(rows, size, last, drawn + wanted) == sum(endless)
+    counts = Counter(carried_counts(rows, size, last, drawn, wanted))
+    assert +counts == Counter(endless[drawn:])

@@ -1,0 +1,309 @@
+"""A plan knows every count of a run before it runs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kit.steps import SettingError, StepPlan
+from step_plans import cut, episode_plans, simulate, step_plans
+
+
+def test_an_on_policy_run_is_counted_from_its_settings():
+    plan = StepPlan(
+        total_policy_steps=65_536,
+        num_envs=8,
+        steps_per_env=128,
+        update_epochs=4,
+        minibatch_size=256,
+    )
+    assert plan.frames_per_batch == 1024
+    assert plan.iterations == 64
+    after = plan.after(64)
+    assert (after.policy_steps, after.gradient_steps, after.samples) == (65_536, 1024, 262_144)
+    assert plan.minibatch_sizes(1) == [256] * 16
+
+
+def test_an_off_policy_run_trains_from_the_end_of_the_iteration_that_reaches_learning_starts():
+    plan = StepPlan(
+        total_policy_steps=40, num_envs=4, learning_starts=16, replay_ratio=1, minibatch_size=8
+    )
+    assert [plan.gradient_steps(k) for k in range(1, 11)] == [0, 0, 0, 4, 4, 4, 4, 4, 4, 4]
+    assert plan.first_training_iteration == 4
+    assert plan.random_steps == 16
+
+
+def test_the_replay_ratio_counts_from_the_start_of_the_first_iteration_that_trains():
+    plan = StepPlan(
+        total_policy_steps=10, learning_starts=3, replay_ratio=Fraction(1, 2), minibatch_size=1
+    )
+    assert [plan.gradient_steps(k) for k in range(1, 11)] == [0, 0, 0, 1, 0, 1, 0, 1, 0, 1]
+
+
+def test_pretraining_comes_once_and_on_top():
+    plan = StepPlan(
+        total_policy_steps=5, learning_starts=2, replay_ratio=1, pretrain_steps=7, minibatch_size=1
+    )
+    assert [plan.gradient_steps(k) for k in range(1, 6)] == [0, 8, 1, 1, 1]
+
+
+def test_processes_count_together_unless_the_count_is_local():
+    plan = StepPlan(
+        iterations=3, num_envs=2, steps_per_env=5, world_size=3, update_epochs=1, minibatch_size=5
+    )
+    after = plan.after(3)
+    assert after.policy_steps == 3 * 2 * 5 * 3
+    assert after.local_gradient_steps == 3 * 2
+    assert after.gradient_steps == 3 * after.local_gradient_steps
+
+
+def test_action_repeat_is_part_of_env_steps_only():
+    plan = StepPlan(iterations=10, num_envs=2, action_repeat=4)
+    assert plan.total_policy_steps == 20
+    assert plan.env_steps_after(10, episode_env_steps=100) == 80
+
+
+@pytest.mark.parametrize(
+    ("length", "repeat", "limit", "env_steps"),
+    [(5, 2, None, 2 * (5 + 5 + 5 + 2)), (100, 4, 3, 2 * 40), (5, 1, None, 20), (4, 8, None, 80)],
+)
+def test_an_episode_can_end_inside_a_repeat(length, repeat, limit, env_steps):
+    plan = StepPlan(iterations=10, num_envs=2, action_repeat=repeat, max_episode_steps=limit)
+    assert plan.env_steps_after(10, length) == env_steps
+
+
+def test_whole_episodes_are_collected_until_both_minima_are_met():
+    plan = StepPlan(iterations=2, min_steps=30, min_episodes=4, episode_length=20)
+    assert plan.frames_per_batch == 80
+    assert plan.total_policy_steps == 160
+
+
+def test_episodes_of_unknown_length_leave_the_counts_open():
+    plan = StepPlan(iterations=2, min_episodes=4)
+    assert not plan.is_exact
+    with pytest.raises(SettingError, match="episode_length"):
+        plan.after(1)
+
+
+def test_a_prefill_that_is_the_first_iteration_trains():
+    plan = StepPlan(
+        iterations=3,
+        min_episodes=1,
+        episode_length=10,
+        prefill_steps=25,
+        prefill_is_iteration=True,
+        gradient_steps_per_iteration=2,
+        minibatch_size=4,
+    )
+    assert [plan.policy_steps_after(k) for k in range(4)] == [0, 30, 40, 50]
+    assert [plan.gradient_steps(k) for k in (1, 2, 3)] == [2, 2, 2]
+    assert plan.random_steps_until(50) == 30
+
+
+def test_a_prefill_can_be_part_of_the_first_on_policy_batch():
+    plan = StepPlan(
+        iterations=2,
+        num_envs=2,
+        steps_per_env=10,
+        prefill_steps=16,
+        prefill_in_first_batch=True,
+        update_epochs=1,
+        minibatch_size=15,
+        last_minibatch="merge",
+    )
+    assert [plan.minibatch_sizes(k) for k in (1, 2)] == [[15, 21], [20]]
+    clock = plan.clock()
+    assert [clock.advance(20), clock.advance(20)] == [2, 1]
+
+
+def test_only_the_newest_of_a_batch_may_be_trained_on():
+    plan = StepPlan(
+        iterations=2, num_envs=4, steps_per_env=16, update_epochs=1, minibatch_size=8,
+        train_on_newest=32,
+    )  # fmt: skip
+    assert plan.minibatch_sizes(1) == [8] * 4
+    assert plan.after(2).samples == 64
+
+
+def test_leftovers_can_open_the_next_epoch():
+    plan = StepPlan(
+        iterations=3, num_envs=5, steps_per_env=8, update_epochs=2, minibatch_size=12,
+        last_minibatch="carry",
+    )  # fmt: skip
+    assert [plan.minibatch_sizes(k) for k in (1, 2, 3)] == [
+        [12, 12, 12, 4, 12, 12],
+        [12, 4, 12, 12, 12, 4],
+        [12, 12, 12, 4, 12, 12],
+    ]
+    assert plan.after(3).samples == sum(sum(plan.minibatch_sizes(k)) for k in (1, 2, 3))
+
+
+def test_recurrent_minibatches_are_whole_sequences():
+    plan = StepPlan(
+        iterations=1, num_envs=4, steps_per_env=32, update_epochs=2, minibatch_size=3,
+        sequence_length=16,
+    )  # fmt: skip
+    assert plan.minibatch_sizes(1) == [3, 3, 2] * 2
+    assert plan.after(1).samples == 2 * 4 * 32
+
+
+def test_offline_nothing_is_collected():
+    plan = StepPlan(
+        iterations=3, steps_per_env=0, gradient_steps_per_iteration=10, minibatch_size=8
+    )
+    assert plan.total_policy_steps == 0
+    assert plan.after(3).gradient_steps == 30
+
+
+def test_evaluations_come_at_the_multiples_that_iterations_cross():
+    plan = StepPlan(total_policy_steps=100, num_envs=10, evaluation_every=25)
+    assert [k for k in range(11) if plan.evaluations(k)] == [3, 5, 8, 10]
+
+
+def test_evaluations_can_be_counted_in_iterations_and_come_before_the_update():
+    after = StepPlan(iterations=4, evaluation_every_iterations=2, final_evaluation=False)
+    assert [after.evaluations(k) for k in range(5)] == [0, 0, 1, 0, 1]
+    before = StepPlan(
+        iterations=4,
+        evaluation_every_iterations=2,
+        evaluation_before_update=True,
+        final_evaluation=False,
+    )
+    assert [before.evaluations(k) for k in range(5)] == [1, 0, 1, 0, 0]
+
+
+# -------------------------------------------------------------------- simulation
+@given(step_plans() | episode_plans())
+def test_a_plan_is_what_following_it_step_by_step_counts(plan):
+    story = simulate(plan)
+    for iteration, (played, random, updates, evaluated) in enumerate(story):
+        counts = plan.after(iteration)
+        assert counts.policy_steps == played
+        assert counts.random_policy_steps == random
+        assert counts.local_gradient_steps == updates
+        assert counts.evaluations == evaluated
+
+
+@given(step_plans() | episode_plans())
+def test_the_clock_says_what_the_plan_says(plan):
+    clock = plan.clock()
+    due = [clock.advance(plan.collected(k)) for k in range(1, plan.iterations + 1)]
+    assert due == [plan.gradient_steps(k) for k in range(1, plan.iterations + 1)]
+
+
+@given(step_plans() | episode_plans(), st.integers(0, 14))
+def test_the_clock_goes_on_after_a_resume(plan, stop):
+    clock, due = plan.clock(), []
+    for k in range(1, plan.iterations + 1):
+        if k == stop:
+            saved = json.loads(json.dumps(clock.state_dict()))
+            clock = plan.clock()
+            clock.load_state_dict(saved)
+        due.append(clock.advance(plan.collected(k)))
+    assert due == [plan.gradient_steps(k) for k in range(1, plan.iterations + 1)]
+
+
+@given(step_plans())
+def test_minibatches_are_the_cut_of_the_batch(plan):
+    for k in range(1, plan.iterations + 1):
+        if plan.on_policy and k >= plan.first_training_iteration:
+            rows = plan.rows(k)
+            one = cut(rows, plan.minibatch_size or rows, plan.last_minibatch)
+            one = one[: plan.minibatches_per_epoch]
+            assert plan.minibatch_sizes(k) == [len(m) for m in one] * plan.update_epochs
+        if plan.on_policy or plan.minibatch_size is not None:
+            sizes = plan.minibatch_sizes(k)
+            counts = plan.minibatch_counts(k)
+            assert {size: sizes.count(size) for size in set(sizes)} == counts
+            trained = plan.samples_after(k) - plan.samples_after(k - 1)
+            assert trained == sum(sizes) + (0 if plan.on_policy else 0)
+
+
+# -------------------------------------------------------------------- in and out
+@given(step_plans() | episode_plans())
+def test_a_plan_goes_through_json_and_pickle(plan):
+    assert StepPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    assert hash(StepPlan.from_dict(plan.to_dict())) == hash(plan)
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_spelling():
+    with pytest.raises(SettingError, match=r"num_env=3 .* what works: num_envs"):
+        StepPlan.from_dict({"num_env": 3, "iterations": 1})
+
+
+def test_replace_derives_the_iterations_anew():
+    plan = StepPlan(total_policy_steps=100, num_envs=10)
+    assert plan.replace(num_envs=5).iterations == 20
+    assert plan.replace(iterations=3).total_policy_steps == 30
+
+
+# -------------------------------------------------------------------- equality
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"replay_ratio": "1/4"}, {"gradient_steps_per_iteration": 1}),
+        ({"replay_ratio": 0}, {}),
+        ({"learning_starts": 4, "random_steps": 0}, {"learning_starts": 0}),
+        ({"evaluation_every": 8}, {"evaluation_every_iterations": 2}),
+        ({"evaluation_every": 40, "final_evaluation": False}, {"final_evaluation": True}),
+        ({"update_epochs": 1, "minibatch_size": 4}, {"update_epochs": 1}),
+        (
+            {"update_epochs": 1, "minibatch_size": 2, "last_minibatch": "drop"},
+            {"update_epochs": 1, "minibatch_size": 2, "last_minibatch": "merge"},
+        ),
+    ],
+)
+def test_plans_are_equal_if_they_make_the_same_run(one, other):
+    first = StepPlan(iterations=10, num_envs=4, **one)
+    second = StepPlan(iterations=10, num_envs=4, **other)
+    assert first == second
+    assert hash(first) == hash(second)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"iterations": 11},
+        {"num_envs": 2},
+        {"replay_ratio": 1},
+        {"replay_ratio": "1/3"},
+        {"action_repeat": 2},
+        {"evaluation_every": 8},
+        {"initial_evaluations": 1},
+        {"random_steps": 8},
+        {"minibatch_size": 16},
+        {"prefill_steps": 4},
+    ],
+)
+def test_plans_that_differ_in_a_count_are_not_equal(change):
+    settings = {"iterations": 10, "num_envs": 4, "replay_ratio": "1/4", "minibatch_size": 8}
+    assert StepPlan(**settings) != StepPlan(**settings | change)
+
+
+@given(step_plans(), step_plans())
+def test_equal_plans_count_equally(one, other):
+    if one == other:
+        ours = [one.after(k) for k in range(one.iterations + 1)]
+        assert ours == [other.after(k) for k in range(other.iterations + 1)]
+
+
+def test_a_table_shows_asked_and_planned():
+    plan = StepPlan(total_policy_steps=1000, num_envs=3, rounding="down")
+    table = plan.table()
+    assert plan.total_policy_steps == 999
+    assert plan.asked == {"total_policy_steps": 1000}
+    assert "1,000" in table
+    assert "999" in table
+
+
+def test_a_table_is_quick_for_batches_of_any_size():
+    plan = StepPlan(
+        iterations=2, num_envs=1000, steps_per_env=10**9, update_epochs=10, minibatch_size=1
+    )
+    assert "10,000,000,000,000 x 1" in plan.table()

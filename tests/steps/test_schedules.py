@@ -1,0 +1,71 @@
+"""Schedules end exactly at their final value and never pass it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kit.steps import (
+    Constant,
+    Cosine,
+    Exponential,
+    Linear,
+    Piecewise,
+    SettingError,
+    make_schedule,
+)
+
+_values = st.floats(1e-9, 1e9)
+_kinds = st.sampled_from([Linear, Cosine, Exponential])
+
+
+@given(_kinds, _values, _values, st.integers(1, 10**12), st.integers(0, 10**13))
+def test_a_ramp_begins_and_ends_exactly_and_never_passes_its_end(kind, start, end, length, count):
+    ramp = kind(start, end, length)
+    assert ramp(0) == start
+    assert ramp(length) == end
+    assert ramp(length + count) == end
+    assert min(start, end) <= ramp(count) <= max(start, end)
+
+
+@given(_kinds, _values, _values, st.integers(1, 1000))
+def test_a_ramp_is_monotonic(kind, start, end, length):
+    values = [kind(start, end, length)(count) for count in range(0, length + 1, length // 50 + 1)]
+    assert values == sorted(values, reverse=start > end)
+
+
+def test_the_middle_of_each_ramp():
+    assert Linear(1.0, 0.0, 10)(5) == 0.5
+    assert Cosine(1.0, 0.0, 10)(5) == pytest.approx(0.5)
+    assert Exponential(1.0, 0.01, 10)(5) == pytest.approx(0.1)
+
+
+def test_pieces_change_at_their_boundaries():
+    pieces = Piecewise([10, 20], [3.0, 2.0, 1.0])
+    assert [pieces(count) for count in (0, 9, 10, 19, 20, 10**9)] == [3, 3, 2, 2, 1, 1]
+
+
+def test_schedules_by_name():
+    assert make_schedule("constant", 0.5, 0.0, 10)(99) == 0.5
+    assert make_schedule("linear", 1.0, 0.0, 4)(1) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Constant(math.nan), "value"),
+        (lambda: Linear(math.inf, 0.0, 10), "start"),
+        (lambda: Linear(0.0, "low", 10), "end"),
+        (lambda: Linear(1.0, 0.0, 0), "duration"),
+        (lambda: Exponential(1.0, 0.0, 10), "end"),
+        (lambda: Piecewise([10], [1.0]), "values"),
+        (lambda: Piecewise([10, 10], [1.0, 2.0, 3.0]), "boundaries"),
+        (lambda: make_schedule("lineal", 1.0, 0.0, 10), "schedule"),
+    ],
+)
+def test_numbers_that_make_no_schedule_are_refused(make, field):
+    with pytest.raises(SettingError, match=f"{field}="):
+        make()
