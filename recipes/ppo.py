@@ -32,7 +32,9 @@ from kit.update import Update
 class Config(RunConfig):
     """Settings of PPO."""
 
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: EnvConfig = field(
+        default_factory=lambda: EnvConfig(normalize_observation=True, normalize_reward=True)
+    )
     steps: Any = field(default_factory=OnPolicySteps)
     hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
     """widths of the hidden layers."""
@@ -56,7 +58,7 @@ class Config(RunConfig):
     """discount."""
     gae_lambda: float = 0.95
     """weight of longer advantage estimates."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     """of Adam, at the beginning."""
     anneal: str = "linear"
     """schedule of the learning rate down to 0: linear, cosine, constant."""
