@@ -7,18 +7,18 @@ spent or faked.
 
 from __future__ import annotations
 
-import contextlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from kit.envs.errors import EnvironmentFault
-from kit.envs.spaces import ActionConverter, Arrays, Leaf, leaves, value_at
-from kit.envs.state import CannotCapture, capture, restore
+from kit.envs.spaces import ActionConverter, Arrays, Leaf, leaves
+
+Mask = NDArray[np.bool_]
 
 
 class StepArrays(NamedTuple):
@@ -30,9 +30,9 @@ class StepArrays(NamedTuple):
     """the observation to act on next: after a reset where an episode ended."""
     reward: NDArray[np.float32]
     """rewards, ``[num_envs]``."""
-    terminated: NDArray[np.bool_]
+    terminated: Mask
     """whether the episode ended by itself, ``[num_envs]``; zeroed before the step."""
-    truncated: NDArray[np.bool_]
+    truncated: Mask
     """whether the episode was cut, ``[num_envs]``; zeroed before the step."""
     env_steps: NDArray[np.int32]
     """env steps made, ``[num_envs]``; ones before the step."""
@@ -48,7 +48,11 @@ class Copies(ABC):
         num_envs: number of copies.
         observation_leaves: arrays of an observation.
         action_leaves: arrays of an action.
-        resumable: whether the state of all copies can be captured.
+        steps_some: whether :meth:`step` can leave copies out.
+        restarts: faults that are mended; the next one is raised.
+        faults: faults mended so far.
+        tell: called with each fault that is mended; ``None``: it is a warning.
+        specs: TorchRL's specs of observation and action, where Gymnasium spaces do not say them.
     """
 
     name: str
@@ -56,7 +60,11 @@ class Copies(ABC):
     observation_leaves: list[Leaf]
     action_leaves: list[Leaf]
     convert: ActionConverter
-    resumable = True
+    steps_some = False
+    restarts = 0
+    faults = 0
+    tell: Callable[[EnvironmentFault], object] | None = None
+    specs: tuple[Any, Any] | None = None
 
     def _describe(
         self, name: str, num_envs: int, observation_space: Any, action_space: Any
@@ -72,7 +80,7 @@ class Copies(ABC):
         self,
         observation: Arrays,
         seeds: Sequence[int] | None = None,
-        mask: NDArray[np.bool_] | None = None,
+        mask: Mask | None = None,
     ) -> None:
         """Start new episodes in all copies, or in those of ``mask``, and write their observations.
 
@@ -83,15 +91,24 @@ class Copies(ABC):
         """
 
     @abstractmethod
-    def step(self, actions: Arrays, result: StepArrays) -> None:
-        """Take one step in every copy.
+    def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
+        """Take one step in every copy, or in those of ``active``.
+
+        A copy that is left out keeps its observation, with no reward and no env step. So does one
+        whose fault was mended, but its episode is truncated, a new one has begun, and the env step
+        that failed is counted.
 
         Args:
             actions: one row for each copy.
             result: written to.
+            active: copies to step; only where ``steps_some``.
+
+        Returns:
+            Copies that were mended, ``None`` if there are none.
 
         Raises:
-            EnvironmentFault: if a copy raises or returns something impossible.
+            EnvironmentFault: if a copy raises or returns something impossible, and no restart is
+                left.
         """
 
     @abstractmethod
@@ -110,204 +127,41 @@ class Copies(ABC):
     def close(self) -> None:
         """Release what the copies hold."""
 
+    def _mended(self, fault: EnvironmentFault) -> None:
+        """Count a fault that is going to be mended.
 
-class InProcess(Copies):
-    """Copies in this process, stepped one after the other: cheapest for fast environments.
+        Raises:
+            EnvironmentFault: if it is one too many.
+        """
+        if self.faults >= self.restarts:
+            raise fault
+        self.faults += 1
+        (self.tell or self._warn)(fault)
 
-    Args:
-        make: makes one copy; called ``num_envs`` times.
-        num_envs: number of copies.
-        name: id of the environment, for messages.
-    """
-
-    def __init__(
-        self, make: Callable[[], gym.Env[Any, Any]], num_envs: int, name: str = "env"
-    ) -> None:
-        self.make = make
-        self.envs = [make() for _ in range(num_envs)]
-        first = self.envs[0]
-        self._describe(name, num_envs, first.observation_space, first.action_space)
-        self._repeats = first.has_wrapper_attr("env_steps")
-        self._plain = None if self.observation_leaves[0].path else self.observation_leaves[0]
-
-    def reset(
-        self,
-        observation: Arrays,
-        seeds: Sequence[int] | None = None,
-        mask: NDArray[np.bool_] | None = None,
-    ) -> None:
-        """Reset copies one by one."""
-        for number, env in enumerate(self.envs):
-            if mask is None or mask[number]:
-                self._reset(number, env, observation, None if seeds is None else seeds[number])
-
-    def _reset(
-        self, number: int, env: gym.Env[Any, Any], observation: Arrays, seed: int | None
-    ) -> None:
-        try:
-            first, _ = env.reset(seed=seed)
-        except Exception as error:
-            raise self._fault(number, error, "reset") from error
-        self._write(number, first, observation)
-
-    def step(self, actions: Arrays, result: StepArrays) -> None:
-        """Step copies one by one."""
-        reward, observation = result.reward, result.next_observation
-        rows, shape = None, None
-        if self._plain is not None:
-            rows, shape = observation[self._plain.key], self._plain.shape
-        ended: list[int] = []
-        number = 0
-        try:
-            for number, (env, action) in enumerate(
-                zip(self.envs, self.convert.rows(actions, self.num_envs))
-            ):
-                seen, reward[number], terminated, truncated, info = env.step(action)
-                if rows is not None and getattr(seen, "shape", ()) == shape:
-                    rows[number] = seen
-                else:
-                    self._write(number, seen, observation)
-                if self._repeats:
-                    result.env_steps[number] = info["env_steps"]
-                if terminated or truncated:
-                    result.terminated[number] = terminated
-                    result.truncated[number] = truncated
-                    ended.append(number)
-        except Exception as error:
-            raise self._fault(number, error, "step") from error
-        for key, array in result.observation.items():
-            array[...] = observation[key]
-        for number in ended:
-            self._reset(number, self.envs[number], result.observation, None)
-
-    def _write(self, number: int, seen: Any, arrays: Arrays) -> None:
-        for leaf in self.observation_leaves:
-            value = value_at(seen, leaf.path)
-            if np.shape(value) != leaf.shape:
-                raise EnvironmentFault(
-                    self.name,
-                    number,
-                    f"returned {leaf.key} of shape {np.shape(value)}, its space says {leaf.shape}",
-                )
-            arrays[leaf.key][number] = value
-
-    def _fault(self, number: int, error: Exception, call: str) -> EnvironmentFault:
-        if isinstance(error, EnvironmentFault):
-            return error
-        return EnvironmentFault(
-            self.name, number, f"{call}() raised {type(error).__name__}: {error}"
-        )
-
-    def full_states(self) -> list[Any]:
-        """Capture copy by copy."""
-        return [capture(env) for env in self.envs]
-
-    def set_full_states(self, states: list[Any]) -> None:
-        """Restore copy by copy."""
-        for env, state in zip(self.envs, states, strict=True):
-            restore(env, state)
-
-    def close(self) -> None:
-        """Close every copy."""
-        for env in self.envs:
-            with contextlib.suppress(Exception):
-                env.close()
+    def _warn(self, fault: EnvironmentFault) -> None:
+        text = f"{fault}; it is rebuilt, its episode truncated ({self.faults} of {self.restarts})"
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", RuntimeWarning)  # each one, not the first alone
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
-class GymnasiumVector(Copies):
-    """Any Gymnasium vector environment that resets in the same step, or lets itself be reset.
+def fault_of(name: str, copy: int | None, error: Exception, call: str) -> EnvironmentFault:
+    """Return what went wrong in ``call`` as a fault of the environment ``name``."""
+    if isinstance(error, EnvironmentFault):
+        return error
+    return EnvironmentFault(name, copy, f"{call} raised {type(error).__name__}: {error}")
 
-    ``AsyncVectorEnv`` and ``SyncVectorEnv`` are to be made with
-    ``autoreset_mode=AutoresetMode.SAME_STEP``. One with ``DISABLED`` is reset by mask.
 
-    Args:
-        vector: the vector environment.
-        name: id of the environment, for messages.
+def rebuilt_seed(seed: int, faults: int) -> int:
+    """Return the seed of a copy that was rebuilt: the same in every run with the same faults."""
+    return int(np.random.SeedSequence((seed, faults)).generate_state(1, np.uint32)[0])
 
-    Raises:
-        ValueError: if the vector environment spends a step on a reset.
-    """
 
-    def __init__(self, vector: gym.vector.VectorEnv[Any, Any, Any], name: str = "env") -> None:
-        self.vector = vector
-        mode = vector.metadata.get("autoreset_mode")
-        self._resets_by_mask = mode == gym.vector.AutoresetMode.DISABLED
-        if mode not in (
-            gym.vector.AutoresetMode.SAME_STEP,
-            gym.vector.AutoresetMode.DISABLED,
-        ):
-            raise ValueError(
-                f"{type(vector).__name__} has autoreset_mode={mode}, which spends a policy step on "
-                "each reset; make it with autoreset_mode=AutoresetMode.SAME_STEP"
-            )
-        self._describe(
-            name, vector.num_envs, vector.single_observation_space, vector.single_action_space
-        )
-
-    def reset(
-        self,
-        observation: Arrays,
-        seeds: Sequence[int] | None = None,
-        mask: NDArray[np.bool_] | None = None,
-    ) -> None:
-        """Reset through the vector environment."""
-        options = None if mask is None or mask.all() else {"reset_mask": mask}
-        seed = None if seeds is None else list(seeds)
-        try:
-            first, _ = self.vector.reset(seed=seed, options=options)
-        except Exception as error:
-            raise self._fault(error, "reset") from error
-        for leaf in self.observation_leaves:
-            value = value_at(first, leaf.path)
-            if mask is None:
-                observation[leaf.key][...] = value
-            else:
-                observation[leaf.key][mask] = value[mask]
-
-    def step(self, actions: Arrays, result: StepArrays) -> None:
-        """Step through the vector environment; put each last observation in its place."""
-        try:
-            seen, reward, terminated, truncated, info = self.vector.step(self.convert(actions))
-        except Exception as error:
-            raise self._fault(error, "step") from error
-        result.reward[...] = reward
-        result.terminated[...] = terminated
-        result.truncated[...] = truncated
-        if "env_steps" in info:
-            result.env_steps[...] = info["env_steps"]
-        ended = terminated | truncated
-        any_ended = ended.any()
-        for leaf in self.observation_leaves:
-            value = value_at(seen, leaf.path)
-            result.observation[leaf.key][...] = value
-            result.next_observation[leaf.key][...] = value
-        if not any_ended:
-            return
-        if self._resets_by_mask:
-            self.reset(result.observation, mask=ended)
-            return
-        if "final_info" in info and "env_steps" in info["final_info"]:
-            result.env_steps[ended] = info["final_info"]["env_steps"][ended]
-        for number in np.flatnonzero(ended):
-            last = info["final_obs"][number]
-            for leaf in self.observation_leaves:
-                result.next_observation[leaf.key][number] = value_at(last, leaf.path)
-
-    def _fault(self, error: Exception, call: str) -> EnvironmentFault:
-        return EnvironmentFault(self.name, None, f"{call}() raised {type(error).__name__}: {error}")
-
-    def full_states(self) -> list[Any]:
-        """Ask every copy, in its process."""
-        try:
-            return list(self.vector.get_attr("full_state"))
-        except Exception as error:
-            raise CannotCapture(f"{type(self.vector).__name__}: {error}") from error
-
-    def set_full_states(self, states: list[Any]) -> None:
-        """Tell every copy, in its process."""
-        self.vector.set_attr("full_state", states)
-
-    def close(self) -> None:
-        """Close the vector environment and its processes."""
-        with contextlib.suppress(Exception):
-            self.vector.close()
+def hold(rows: Any, result: StepArrays, present: Arrays) -> None:
+    """Write for ``rows`` that nothing has happened: the observation stays, there is no reward."""
+    for key, values in present.items():
+        result.next_observation[key][rows] = values[rows]
+        result.observation[key][rows] = values[rows]
+    result.reward[rows] = 0.0
+    result.terminated[rows] = False
+    result.truncated[rows] = False

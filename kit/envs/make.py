@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import sys
-import types
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 import gymnasium as gym
 import torch
+from torchrl.envs import EnvBase
 
-from kit.envs.copies import Copies, GymnasiumVector, InProcess
-from kit.envs.errors import EnvironmentFault
+from kit.envs.copies import Copies
+from kit.envs.gymnasium_vector import GymnasiumVector
+from kit.envs.in_process import InProcess
 from kit.envs.normalize import Normalizer
-from kit.envs.single import MakeEnv, Wrapper, find_spec, make_copy, make_resumable
+from kit.envs.single import MakeEnv, Wrapper, find_spec, make_copy
 from kit.envs.vector_env import VectorEnv
-from kit.steps import SettingError
-from kit.steps.errors import whole_number
+from kit.envs.workers import Workers
+from kit.steps.errors import SettingError, one_of, whole_number
 
-Vectorization = Literal["sync", "async", "native", "envpool"]
+Vectorization = Literal["sync", "async", "native", "envpool", "tensor"]
 
 
 def make_env(
-    id: str | MakeEnv,
+    id: str | MakeEnv | gym.vector.VectorEnv[Any, Any, Any] | EnvBase,
     num_envs: int = 1,
     *,
     vectorization: Vectorization = "sync",
@@ -36,15 +36,20 @@ def make_env(
     gamma: float = 0.99,
     wrappers: Sequence[Wrapper] = (),
     device: torch.device | str | None = None,
+    restart_on_error: int = 0,
+    num_workers: int | None = None,
     **kwargs: Any,
 ) -> VectorEnv:
-    """Make ``num_envs`` copies of a Gymnasium environment.
+    """Make ``num_envs`` copies of an environment.
 
     Args:
-        id: Gymnasium id, or a function that makes one copy.
+        id: Gymnasium id, or a function that makes one copy. An environment that steps several
+            copies already is taken as it is: one of TorchRL with its transforms, or a vector
+            environment of Gymnasium.
         num_envs: number of copies.
-        vectorization: ``sync``: in this process, one after the other; ``async``: each in its own
-            process; ``native``: the environment's own vector environment; ``envpool``: EnvPool.
+        vectorization: ``sync``: in this process, one after the other; ``async``: in worker
+            processes; ``native``: the environment's own vector environment; ``envpool``: EnvPool;
+            ``tensor``: written in torch, on ``device``.
         action_repeat: env steps one action is held for; an episode can end inside a repeat.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: as the
             environment is registered (in env steps).
@@ -54,102 +59,144 @@ def make_env(
             discounted sum.
         gamma: the discount of that sum.
         wrappers: applied to each copy, innermost first, below the action repeat.
-        device: where TensorDicts are; the environments run on the host.
+        device: where TensorDicts are; environments run on the host, but for ``tensor``.
+        restart_on_error: faults that are mended (``sync`` and ``async``): a copy that raises, or
+            whose process dies, is made anew and its episode truncated; the next fault stops the
+            run.
+        num_workers: processes of ``async``; ``None``: one for each core, at most one for each copy.
         **kwargs: for the environment.
 
     Raises:
         SettingError: if the id is unknown, a package is missing, or settings contradict.
     """
+    arguments = dict(locals())
+    arguments |= arguments.pop("kwargs")
+    one_of("env.vectorization", vectorization, get_args(Vectorization))
+    around = _Around(
+        action_repeat=whole_number("env.action_repeat", action_repeat, at_least=1),
+        max_episode_steps=_optional("env.max_episode_steps", max_episode_steps),
+        wrappers=tuple(wrappers),
+        restart_on_error=whole_number("env.restart_on_error", restart_on_error),
+        num_workers=_optional("env.num_workers", num_workers),
+    )
     num_envs = whole_number("env.num_envs", num_envs, at_least=1)
-    action_repeat = whole_number("env.action_repeat", action_repeat, at_least=1)
-    if max_episode_steps is not None:
-        max_episode_steps = whole_number("env.max_episode_steps", max_episode_steps, at_least=1)
-    name = id if isinstance(id, str) else getattr(id, "__name__", type(id).__name__)
-    if vectorization in ("native", "envpool"):
-        copies = _made_elsewhere(
-            id, num_envs, vectorization, action_repeat, max_episode_steps, seed, wrappers, kwargs
-        )
-    elif vectorization in ("sync", "async"):
-        found = find_spec(id) if isinstance(id, str) else id
-        how = (found, action_repeat, max_episode_steps, tuple(wrappers), kwargs)
-        if vectorization == "async":
-            copies = _in_processes(how, num_envs, name)
-        else:
-            copies = InProcess(functools.partial(make_copy, *how), num_envs, name)
+    if isinstance(id, (EnvBase, gym.vector.VectorEnv)):
+        copies, make_again = _made_before(id, num_envs, around), None
     else:
-        raise SettingError(
-            "env.vectorization", vectorization, "is unknown", ["sync", "async", "native", "envpool"]
-        )
+        make_again = functools.partial(make_env, **arguments)
+        if vectorization in ("sync", "async"):
+            copies = _one_by_one(id, num_envs, vectorization, around, kwargs)
+        else:
+            copies = _together(id, num_envs, vectorization, around, seed, device, kwargs)
     normalizer = None
     if normalize_observation or normalize_reward:
         normalizer = Normalizer(
             copies.observation_leaves,
-            num_envs,
+            copies.num_envs,
             observation=normalize_observation,
             reward=normalize_reward,
             gamma=gamma,
         )
-    return VectorEnv(copies, seed=seed, normalizer=normalizer, device=device)
+    return VectorEnv(copies, seed=seed, normalizer=normalizer, device=device, make_again=make_again)
 
 
-def _in_processes(how: tuple[Any, ...], num_envs: int, name: str) -> Copies:
-    make_copy(*how).close()  # what cannot be made is refused here, not in a process
-    try:
-        with _without_main():
-            vector = gym.vector.AsyncVectorEnv(
-                [functools.partial(make_resumable, *how)] * num_envs,
-                autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
-                context="spawn",
-            )
-    except Exception as error:
-        raise EnvironmentFault(name, None, f"its processes did not start: {error}") from error
-    return GymnasiumVector(vector, name)
+def _optional(field: str, value: Any) -> int | None:
+    return None if value is None else whole_number(field, value, at_least=1)
 
 
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the main module while processes are spawned.
+@dataclass(frozen=True)
+class _Around:
+    """What may be put around each copy, or around all of them."""
 
-    Each would import it again, and with it torch: seconds and half a gigabyte for every copy. The
-    processes do not need it: what they make is sent by value.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    action_repeat: int = 1
+    max_episode_steps: int | None = None
+    wrappers: tuple[Wrapper, ...] = ()
+    restart_on_error: int = 0
+    num_workers: int | None = None
+
+    def allow(self, what: str, *allowed: str) -> None:
+        """Refuse all that is not neutral, but for the fields ``allowed``.
+
+        Raises:
+            SettingError: if something else was asked for.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default and field.name not in allowed:
+                raise SettingError(
+                    f"env.{field.name}",
+                    value,
+                    f"is not possible with {what}",
+                    [field.default],
+                    "or an id with vectorization='sync' or 'async'",
+                )
 
 
-def _made_elsewhere(
+def _one_by_one(
+    id: str | MakeEnv, num_envs: int, vectorization: str, around: _Around, kwargs: dict[str, Any]
+) -> Copies:
+    """Gymnasium environments made copy by copy."""
+    name = id if isinstance(id, str) else getattr(id, "__name__", type(id).__name__)
+    found = find_spec(id) if isinstance(id, str) else id
+    make = functools.partial(
+        make_copy, found, around.action_repeat, around.max_episode_steps, around.wrappers, kwargs
+    )
+    restarts = around.restart_on_error
+    if vectorization == "async":
+        return Workers(make, num_envs, name, num_workers=around.num_workers, restarts=restarts)
+    others = (field.name for field in fields(around) if field.name != "num_workers")
+    around.allow("vectorization='sync'", *others)
+    return InProcess(make, num_envs, name, restarts=restarts)
+
+
+def _together(
     id: str | MakeEnv,
     num_envs: int,
     vectorization: str,
-    action_repeat: int,
-    max_episode_steps: int | None,
+    around: _Around,
     seed: int,
-    wrappers: Sequence[Any],
+    device: torch.device | str | None,
     kwargs: dict[str, Any],
 ) -> Copies:
-    """Copies that are not made one by one, so nothing can be put around each."""
-    for field, value, neutral in (
-        ("env.action_repeat", action_repeat, 1),
-        ("env.wrappers", tuple(wrappers), ()),
-    ):
-        if value != neutral:
-            raise SettingError(
-                field,
-                value,
-                f"cannot be put around copies of {vectorization} environments",
-                f"{neutral}, or vectorization='sync'",
-            )
+    """Environments that step all their copies themselves."""
     if not isinstance(id, str):
-        raise SettingError("env.id", id, f"must be a name for {vectorization} environments")
+        raise SettingError("env.id", id, f"must be a name where vectorization={vectorization!r}")
+    repeats = ("action_repeat",) if vectorization == "tensor" else ()
+    around.allow(f"vectorization={vectorization!r}", "max_episode_steps", *repeats)
+    limit = around.max_episode_steps
     if vectorization == "native":
         from kit.envs.native import make_native
 
         find_spec(id)
-        return make_native(id, num_envs, max_episode_steps, **kwargs)
-    from kit.envs.pool import PoolCopies
+        return make_native(id, num_envs, limit, **kwargs)
+    if vectorization == "envpool":
+        from kit.envs.pool import PoolCopies
 
-    return PoolCopies(id, num_envs, seed, max_episode_steps, **kwargs)
+        return PoolCopies(id, num_envs, seed, limit, **kwargs)
+    from kit.envs.tensor import TensorCopies, make_tensor_env
+
+    kwargs = {"device": device, "max_episode_steps": limit, "seed": seed, **kwargs}
+    try:
+        env = make_tensor_env(id, num_envs, action_repeat=around.action_repeat, **kwargs)
+    except TypeError as error:
+        raise SettingError("env.kwargs", kwargs, f"are refused by {id}: {error}") from None
+    return TensorCopies(env, id)
+
+
+def _made_before(
+    env: EnvBase | gym.vector.VectorEnv[Any, Any, Any], num_envs: int, around: _Around
+) -> Copies:
+    """An environment of TorchRL or Gymnasium that steps several copies already."""
+    around.allow(f"a {type(env).__name__} that was made before")
+    if isinstance(env, EnvBase):
+        from kit.envs.torchrl_env import TorchRLCopies
+
+        copies: Copies = TorchRLCopies(env)
+    else:
+        name = env.spec.id if env.spec is not None else type(env).__name__
+        copies = GymnasiumVector(env, name)
+    if num_envs not in (1, copies.num_envs):
+        raise SettingError(
+            "env.num_envs", num_envs, "is not the number of copies it steps", [copies.num_envs]
+        )
+    return copies

@@ -8,12 +8,12 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.envs.copies import GymnasiumVector
+from kit.envs.gymnasium_vector import GymnasiumVector
 from kit.envs.state import capture, restore
-from kit.steps import SettingError
+from kit.steps.errors import SettingError
 
 
-class _SameStepCartPole(gym.vector.VectorWrapper):
+class _SameStepCartPole(gym.vector.VectorWrapper):  # type: ignore[misc, unused-ignore]
     """Gymnasium's vector CartPole, which resets one step late, made to reset when asked."""
 
     def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
@@ -30,7 +30,10 @@ class _SameStepCartPole(gym.vector.VectorWrapper):
         mask = (options or {}).get("reset_mask")
         if mask is None:
             # One generator serves all copies, so the first seed seeds them all.
-            return self.env.reset(seed=seed[0] if isinstance(seed, list) else seed)
+            first: tuple[NDArray[Any], dict[str, Any]] = self.env.reset(
+                seed=seed[0] if isinstance(seed, list) else seed
+            )
+            return first
         core = self.env.unwrapped
         count = int(mask.sum())
         core.state[:, mask] = core.np_random.uniform(core.low, core.high, (4, count))
@@ -59,7 +62,9 @@ def make_native(
     """
     spec = gym.spec(id)
     if spec.vector_entry_point is None:
-        raise SettingError("vectorization", "native", f"is not offered by {id}", ["sync", "async"])
+        raise SettingError(
+            "env.vectorization", "native", f"is not offered by {id}", ["sync", "async"]
+        )
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
     elif spec.max_episode_steps is not None:
@@ -68,10 +73,7 @@ def make_native(
     same_step = _SAME_STEP.get(type(vector.unwrapped).__name__)
     if same_step is not None:
         vector = same_step(vector)
-    try:
-        return NativeCopies(vector, id)
-    except ValueError as error:
-        raise SettingError("vectorization", "native", f"cannot be used: {error}") from None
+    return NativeCopies(vector, id)
 
 
 class NativeCopies(GymnasiumVector):

@@ -8,9 +8,9 @@ import numpy as np
 from gymnasium.wrappers.utils import RunningMeanStd
 from numpy.typing import NDArray
 
-from kit.envs.copies import StepArrays
+from kit.envs.copies import Mask, StepArrays
 from kit.envs.spaces import Arrays, Leaf
-from kit.steps import SettingError
+from kit.steps.errors import SettingError
 
 _EPSILON = 1e-8
 
@@ -54,45 +54,59 @@ class Normalizer:
         self.returns = np.zeros(num_envs)
         self.gamma, self.clip = gamma, clip
 
-    def first(self, observation: Arrays, learn: bool) -> None:
+    def first(self, observation: Arrays, learn: bool, rows: Any = slice(None)) -> None:
         """Normalise observations of a reset, in place.
 
         Args:
             observation: of all copies.
             learn: whether the statistics take them in.
+            rows: the copies that were reset.
         """
         for key, statistics in self.observation.items():
             if learn:
-                statistics.update(observation[key])
-            self._apply(statistics, observation[key])
+                statistics.update(observation[key][rows])
+            self._apply(statistics, observation[key], rows)
+        if learn:  # frozen statistics belong to somebody else, perhaps with other copies
+            self.returns[rows] = 0.0
 
-    def step(self, result: StepArrays, learn: bool) -> None:
-        """Normalise what a step gave, in place; the rewards as they were go to ``raw_reward``."""
+    def step(
+        self,
+        result: StepArrays,
+        learn: bool,
+        active: Mask | None = None,
+        mended: Mask | None = None,
+    ) -> None:
+        """Normalise what a step gave, in place; the rewards as they were go to ``raw_reward``.
+
+        Args:
+            result: what a step gave.
+            learn: whether the statistics take it in.
+            active: copies that were stepped; ``None``: all.
+            mended: copies whose ``next_observation`` repeats the one before; ``None``: none.
+        """
+        rows: Any = slice(None) if active is None else active
+        stepped = rows if mended is None else ~mended & (True if active is None else active)
         for key, statistics in self.observation.items():
             if learn:
-                statistics.update(result.observation[key])
-            self._apply(statistics, result.observation[key])
-            self._apply(statistics, result.next_observation[key])
+                statistics.update(result.observation[key][rows])
+            self._apply(statistics, result.observation[key], rows)
+            self._apply(statistics, result.next_observation[key], stepped)
         if self.reward is None:
             return
         assert result.raw_reward is not None
         result.raw_reward[...] = result.reward
         if learn:
-            self.returns = self.returns * self.gamma + result.reward
-            self.reward.update(self.returns)
+            self.returns[rows] = self.returns[rows] * self.gamma + result.reward[rows]
+            self.reward.update(self.returns[rows])
             self.returns[result.terminated | result.truncated] = 0.0
         scaled = result.reward / np.sqrt(self.reward.var + _EPSILON)
         np.clip(scaled, -self.clip, self.clip, out=scaled)
         result.reward[...] = scaled
 
-    def _apply(self, statistics: RunningMeanStd, values: NDArray[Any]) -> None:
-        scaled = (values - statistics.mean) / np.sqrt(statistics.var + _EPSILON)
+    def _apply(self, statistics: RunningMeanStd, values: NDArray[Any], rows: Any) -> None:
+        scaled = (values[rows] - statistics.mean) / np.sqrt(statistics.var + _EPSILON)
         np.clip(scaled, -self.clip, self.clip, out=scaled)
-        values[...] = scaled
-
-    def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
-        """Begin new returns, in all copies or those of ``mask``."""
-        self.returns[... if mask is None else mask] = 0.0
+        values[rows] = scaled
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics: arrays and numbers."""

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kit.envs.copies import Copies, StepArrays
-from kit.envs.errors import EnvironmentFault
+from kit.envs.copies import Copies, Mask, StepArrays, fault_of
 from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import CannotCapture
-from kit.steps import SettingError
+from kit.steps.errors import SettingError, nearest_first
 
 
 class PoolCopies(Copies):
@@ -47,13 +45,14 @@ class PoolCopies(Copies):
             import envpool
         except ImportError:
             raise SettingError(
-                "vectorization",
+                "env.vectorization",
                 "envpool",
                 "needs the package envpool",
                 "pip install 'torchrl-kit[envpool]'",
             ) from None
         if id not in envpool.list_all_envs():
-            raise SettingError("env.id", id, "is not an environment of EnvPool", _similar(id))
+            near = nearest_first(id, envpool.list_all_envs())[:3]
+            raise SettingError("env.id", id, "is not an environment of EnvPool", near)
         if max_episode_steps is not None:
             kwargs["max_episode_steps"] = max_episode_steps
         self.pool = envpool.make_gymnasium(id, num_envs=num_envs, seed=seed % 2**31, **kwargs)
@@ -63,7 +62,7 @@ class PoolCopies(Copies):
         self,
         observation: Arrays,
         seeds: Sequence[int] | None = None,
-        mask: NDArray[np.bool_] | None = None,
+        mask: Mask | None = None,
     ) -> None:
         """Reset all copies, or those of ``mask``; seeds were given when the pool was made."""
         if mask is None:
@@ -76,14 +75,14 @@ class PoolCopies(Copies):
         for leaf in self.observation_leaves:
             observation[leaf.key][chosen] = value_at(first, leaf.path)
 
-    def step(self, actions: Arrays, result: StepArrays) -> None:
+    def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step all copies, then reset those that finished."""
+        assert active is None
+        converted = self.convert(actions)
         try:
-            seen, reward, terminated, truncated, _ = self.pool.step(self.convert(actions))
+            seen, reward, terminated, truncated, _ = self.pool.step(converted)
         except Exception as error:
-            raise EnvironmentFault(
-                self.name, None, f"step() raised {type(error).__name__}: {error}"
-            ) from error
+            raise fault_of(self.name, None, error, "step()") from error
         result.reward[...] = reward
         result.terminated[...] = terminated
         result.truncated[...] = truncated
@@ -94,6 +93,7 @@ class PoolCopies(Copies):
         ended = result.terminated | result.truncated
         if ended.any():
             self.reset(result.observation, mask=ended)
+        return None
 
     def full_states(self) -> list[Any]:
         """EnvPool has no way to give the state of a copy."""
@@ -107,11 +107,3 @@ class PoolCopies(Copies):
         """Stop EnvPool's threads."""
         with contextlib.suppress(Exception):
             self.pool.close()
-
-
-def _similar(id: str) -> list[str]:
-    import difflib
-
-    import envpool
-
-    return difflib.get_close_matches(id, envpool.list_all_envs(), n=3, cutoff=0.3)

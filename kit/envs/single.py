@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from kit.envs.wrappers import ActionRepeat, Resumable
+from kit.envs.wrappers import ActionRepeat
 from kit.steps.errors import SettingError
 
 MakeEnv = Callable[..., gym.Env[Any, Any]]
@@ -34,6 +34,13 @@ def make_copy(
         env = _make(id, -1 if max_episode_steps is not None else None, kwargs or {})
     else:
         env = id(**(kwargs or {}))
+        if not isinstance(env, gym.Env):
+            raise SettingError(
+                "env.id",
+                id,
+                f"makes a {type(env).__name__}, which is no gymnasium.Env",
+                "return one copy of a Gymnasium environment, or pass an environment of TorchRL",
+            )
     for wrapper in wrappers:
         env = wrapper(env)
     if action_repeat > 1:
@@ -41,11 +48,6 @@ def make_copy(
     if max_episode_steps is not None:
         env = gym.wrappers.TimeLimit(env, max_episode_steps)
     return env
-
-
-def make_resumable(*arguments: Any) -> gym.Env[Any, Any]:
-    """Make one copy that gives and takes its state, for a process of its own."""
-    return Resumable(make_copy(*arguments))
 
 
 def find_spec(id: str) -> gym.envs.registration.EnvSpec:

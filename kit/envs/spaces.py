@@ -1,4 +1,4 @@
-"""Gymnasium spaces as arrays and as TorchRL specs."""
+"""Gymnasium spaces as arrays. Imports no torch, so that a process of copies stays small."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
 
-from kit.steps import SettingError
+from kit.steps.errors import SettingError
 
 Key = str | tuple[str, ...]
 Arrays = dict[Key, NDArray[Any]]
@@ -27,8 +25,8 @@ class Leaf:
     """where it is found in a TensorDict."""
     path: tuple[str, ...]
     """where it is found in the space: keys of nested ``Dict`` spaces, empty for a plain one."""
-    space: gym.Space[Any]
-    """the space of this array alone."""
+    space: gym.Space[Any] | None
+    """the space of this array alone; ``None`` where the array is described by a TorchRL spec."""
     shape: tuple[int, ...]
     """shape of one copy's value."""
     dtype: np.dtype[Any]
@@ -64,6 +62,8 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
             key = (root, *path)
         shape = tuple(int(size) for size in inner.shape or ())
         found.append(Leaf(key or root, path, inner, shape, _stored_type(inner)))
+    if not found:
+        raise SettingError(field, space, "has no entry", "give it at least one")
     return found
 
 
@@ -103,60 +103,37 @@ def empty(found: list[Leaf], *leading: int) -> Arrays:
     return {leaf.key: np.zeros((*leading, *leaf.shape), leaf.dtype) for leaf in found}
 
 
-def to_spec(leaf: Leaf, num_envs: int, device: torch.device | None) -> Any:
-    """Return TorchRL's spec of one array, with ``num_envs`` in front."""
-    space = leaf.space
-    dtype = torch.from_numpy(np.zeros(0, leaf.dtype)).dtype
-    shape = (num_envs, *leaf.shape)
-    if isinstance(space, gym.spaces.Discrete):
-        return Categorical(int(space.n), shape=(num_envs,), dtype=dtype, device=device)
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        choices = torch.as_tensor(np.asarray(space.nvec).reshape(-1))
-        return MultiCategorical(choices, dtype=dtype, device=device).expand(shape)
-    if isinstance(space, gym.spaces.MultiBinary):
-        return Binary(n=leaf.shape[-1], shape=shape, dtype=dtype, device=device)
-    low = torch.as_tensor(np.asarray(space.low, leaf.dtype)).expand(shape).clone()
-    high = torch.as_tensor(np.asarray(space.high, leaf.dtype)).expand(shape).clone()
-    if leaf.dtype.kind == "f" and not (np.isfinite(space.low) & np.isfinite(space.high)).all():
-        return Unbounded(shape, dtype=dtype, device=device)
-    return Bounded(low, high, shape, dtype=dtype, device=device)
-
-
-def to_composite(found: list[Leaf], num_envs: int, device: torch.device | None) -> Any:
-    """Return the specs of several arrays as one composite of batch size ``[num_envs]``."""
-    composite = Composite(shape=(num_envs,), device=device)
-    for leaf in found:
-        composite[leaf.key] = to_spec(leaf, num_envs, device)
-    return composite
-
-
 class ActionConverter:
     """Turns arrays of actions, as a policy gives them, into what environments take.
 
     Values of bounded Box spaces are clipped to the bounds, so that a policy with unbounded noise
     cannot leave them (the batch keeps the unclipped action, to which the log-probability belongs);
-    values of Discrete spaces are shifted by ``start``.
+    values of Discrete and MultiDiscrete spaces are shifted by ``start``.
 
     Args:
-        space: action space of one copy.
+        space: action space of one copy; ``None`` where a TorchRL spec describes actions.
         found: its arrays.
     """
 
-    def __init__(self, space: gym.Space[Any], found: list[Leaf]) -> None:
+    def __init__(self, space: gym.Space[Any] | None, found: list[Leaf]) -> None:
         self.space, self.leaves = space, found
         self._plain = len(found) == 1 and not found[0].path
+        self._entries = [_Entry(leaf) for leaf in found]
 
     def __call__(self, actions: Mapping[Key, NDArray[Any]]) -> Any:
-        """Return actions of all copies: an array, or nested dictionaries of arrays."""
+        """Return actions of all copies: an array, or nested dictionaries of arrays.
+
+        Raises:
+            SettingError: if an action has another shape than its space.
+        """
         if self._plain:
-            leaf = self.leaves[0]
-            return convert(leaf.space, actions[leaf.key])
+            return self._entries[0](actions)
         tree: dict[str, Any] = {}
-        for leaf in self.leaves:
+        for leaf, entry in zip(self.leaves, self._entries):
             node = tree
             for name in leaf.path[:-1]:
                 node = node.setdefault(name, {})
-            node[leaf.path[-1]] = convert(leaf.space, actions[leaf.key])
+            node[leaf.path[-1]] = entry(actions)
         return tree
 
     def rows(self, actions: Mapping[Key, NDArray[Any]], num_envs: int) -> list[Any]:
@@ -169,15 +146,41 @@ class ActionConverter:
         return list(converted)
 
 
-def convert(space: gym.Space[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Clip or shift values so that they are members of ``space``."""
-    if isinstance(space, gym.spaces.Box):
-        if values.dtype.kind == "f":
-            return np.clip(values, space.low, space.high, dtype=space.dtype)
-        return values
-    if isinstance(space, gym.spaces.Discrete) and space.start != 0:
-        return values + space.start
-    return values
+class _Entry:
+    """Makes the values of one array members of its space."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        space = leaf.space
+        self.key, self.shape = leaf.key, leaf.shape
+        self.dtype = None if space is None else space.dtype
+        self.start = np.asarray(getattr(space, "start", 0))
+        self.shifted = bool(self.start.any())
+        self.bounds: tuple[Any, Any] | None = None
+        if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind == "f":
+            bounded = np.isfinite(space.low).any() or np.isfinite(space.high).any()
+            self.bounds = (space.low, space.high) if bounded else None
+
+    def __call__(self, actions: Mapping[Key, NDArray[Any]]) -> NDArray[Any]:
+        values = actions[self.key]
+        if values.shape[1:] != self.shape:
+            raise SettingError(
+                str(self.key),
+                values.shape[1:],
+                "is not the shape of the environment's action",
+                [self.shape],
+            )
+        if self.shifted:
+            shifted: NDArray[Any] = values + self.start
+            return shifted
+        if values.dtype.kind != "f" or self.dtype is None:
+            return values
+        if values.dtype != self.dtype:
+            values = values.astype(self.dtype)
+        if self.bounds is None:
+            return values
+        low, high = self.bounds
+        clipped: NDArray[Any] = np.minimum(np.maximum(values, low), high)
+        return clipped
 
 
 def _row(tree: Any, number: int) -> Any:

@@ -134,10 +134,10 @@ def _encode(value: Any, where: str) -> Any:
         return {kind: raw, "dtype": value.dtype.str, "shape": list(value.shape)}
     if isinstance(value, dict):
         return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
-    for name, kind in (("tuple", tuple), ("list", list), ("deque", deque), ("set", set)):
-        if type(value) is kind:
-            encoded: dict[str, Any] = {name: [_encode(item, where) for item in value]}
-            return encoded | ({"maxlen": value.maxlen} if kind is deque else {})
+    if type(value) in (tuple, list, deque, set):
+        items = [_encode(item, where) for item in value]
+        length = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
+        return {type(value).__name__: items, **length}
     raise CannotCapture(f"{where} is a {type(value).__name__}")
 
 

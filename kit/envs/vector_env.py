@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from kit.envs.copies import Copies, StepArrays
+from kit.envs.copies import Copies, Mask, StepArrays
 from kit.envs.normalize import Normalizer
-from kit.envs.spaces import Arrays, Leaf, empty, to_composite
+from kit.envs.spaces import Arrays, Key, Leaf, empty
+from kit.envs.specs import to_composite
 from kit.envs.state import CannotCapture
 
 
@@ -28,10 +30,11 @@ class _Present:
     def __init__(self, observation: Arrays) -> None:
         self.observation = observation
         self.started = False
+        self.env_steps = np.zeros(0, np.int32)
         self.fresh = np.zeros(len(next(iter(observation.values()))), np.bool_)
 
 
-class VectorEnv(EnvBase):
+class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     """Copies of one environment, batch size ``[num_envs]``.
 
     A TorchRL environment like any other (``rollout``, ``TransformedEnv``, TorchRL's collectors),
@@ -47,6 +50,8 @@ class VectorEnv(EnvBase):
         seed: of all copies.
         normalizer: running normalisation; learns in training mode, frozen in evaluation mode.
         device: where TensorDicts are; the environments run on the host.
+        make_again: makes an equal environment, in another process too; takes changes of the
+            arguments of :func:`~kit.envs.make_env`.
     """
 
     def __init__(
@@ -56,11 +61,13 @@ class VectorEnv(EnvBase):
         seed: int = 0,
         normalizer: Normalizer | None = None,
         device: torch.device | str | None = None,
+        make_again: Callable[..., VectorEnv] | None = None,
     ) -> None:
         super().__init__(device=device, batch_size=[copies.num_envs])
         self.copies = copies
         self.num_envs = copies.num_envs
         self.normalizer = normalizer
+        self.make_again = make_again
         self.name = copies.name
         self.observation_leaves: list[Leaf] = copies.observation_leaves
         self.action_leaves: list[Leaf] = copies.action_leaves
@@ -70,8 +77,13 @@ class VectorEnv(EnvBase):
 
     def _make_specs(self) -> None:
         n, device = self.num_envs, self.device
-        self.observation_spec = to_composite(self.observation_leaves, n, device)
-        self.action_spec = to_composite(self.action_leaves, n, device)
+        if self.copies.specs is None:
+            self.observation_spec = to_composite(self.observation_leaves, n, device)
+            self.action_spec = to_composite(self.action_leaves, n, device)
+        else:
+            observation, action = self.copies.specs
+            self.observation_spec = observation.clone().to(device)
+            self.action_spec = action.clone().to(device)
         self.reward_spec = Unbounded((n, 1), dtype=torch.float32, device=device)
         flag = Categorical(2, shape=(n, 1), dtype=torch.bool, device=device)
         self.full_done_spec = Composite(
@@ -85,31 +97,45 @@ class VectorEnv(EnvBase):
             self.restart()
         return self._now.observation
 
-    def restart(self) -> Arrays:
-        """Reset all copies and return their observations; seeds are used up by the first reset."""
-        seeds = None if self._seed is None else copy_seeds(self._seed, self.num_envs)
-        self.copies.reset(self._now.observation, seeds)
-        self._seed = None
-        self._now.started = True
-        if self.normalizer is not None:
-            self.normalizer.restart()
-            self.normalizer.first(self._now.observation, learn=self.training)
-        return self._now.observation
+    def restart(self, mask: Mask | None = None) -> Arrays:
+        """Begin new episodes and return the observations of all copies.
 
-    def step_arrays(self, actions: Arrays, result: StepArrays) -> None:
-        """Step all copies.
+        Args:
+            mask: copies that begin one; ``None``: all. Seeds are used up by the first reset of all.
+        """
+        observation = self._now.observation
+        if mask is None or not self._now.started:
+            mask = None
+            # What is seen at present belongs to a batch, which must not change.
+            observation = empty(self.observation_leaves, self.num_envs)
+        seeds = None if self._seed is None else copy_seeds(self._seed, self.num_envs)
+        self.copies.reset(observation, seeds if mask is None else None, mask)
+        self._now.observation = observation
+        self._seed, self._now.started = None, True
+        if self.normalizer is not None:
+            self.normalizer.first(observation, self.training, slice(None) if mask is None else mask)
+        return observation
+
+    def step_arrays(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> None:
+        """Step all copies, or those of ``active``.
 
         Args:
             actions: one row for each copy.
             result: written to. ``terminated`` and ``truncated`` must be zeros, ``env_steps`` ones.
+            active: copies to step, where ``copies.steps_some``; the others stand still.
 
         Raises:
             EnvironmentFault: if a copy raises or returns something impossible.
         """
-        self.copies.step(actions, result)
+        mended = self.copies.step(actions, result, active)
         if self.normalizer is not None:
-            self.normalizer.step(result, learn=self.training)
+            self.normalizer.step(result, self.training, active, mended)
         self._now.observation = result.observation
+
+    @property
+    def env_steps(self) -> NDArray[np.int32]:
+        """Env steps that each copy made in the last step with TensorDicts, ``[num_envs]``."""
+        return self._now.env_steps
 
     @property
     def needs_raw_reward(self) -> bool:
@@ -139,19 +165,10 @@ class VectorEnv(EnvBase):
             chosen = mask.reshape(self.num_envs).cpu().numpy()
             forced = chosen & ~self._now.fresh
             if forced.any():
-                self.copies.reset(self._now.observation, mask=forced)
-                self._normalize_first(forced)
+                self._now.observation = {k: v.copy() for k, v in self._now.observation.items()}
+                self.restart(forced)
         self._now.fresh = np.ones(self.num_envs, np.bool_)
         return self._tensordict(self._now.observation)
-
-    def _normalize_first(self, mask: NDArray[np.bool_]) -> None:
-        if self.normalizer is None:
-            return
-        rows = {key: value[mask] for key, value in self._now.observation.items()}
-        self.normalizer.restart(mask)
-        self.normalizer.first(rows, learn=self.training)
-        for key, value in rows.items():
-            self._now.observation[key][mask] = value
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         actions = {
@@ -160,15 +177,13 @@ class VectorEnv(EnvBase):
         result = self.new_step()
         self.step_arrays(actions, result)
         self._now.fresh = result.terminated | result.truncated
+        self._now.env_steps = result.env_steps
         step = self._tensordict(result.next_observation)
-        step["reward"] = self._column(result.reward)
-        step["terminated"] = self._column(result.terminated)
-        step["truncated"] = self._column(result.truncated)
+        for name in ("reward", "terminated", "truncated"):
+            value = torch.from_numpy(getattr(result, name)).unsqueeze(-1)
+            step[name] = value.to(self.device)
         step["done"] = step["terminated"] | step["truncated"]
         return step
-
-    def _column(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array.copy()).unsqueeze(-1).to(self.device)
 
     def _tensordict(self, arrays: Arrays) -> TensorDictBase:
         tensors = {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}
@@ -180,7 +195,7 @@ class VectorEnv(EnvBase):
 
     # ------------------------------------------------------------------ in and out
     def full_state(self) -> dict[str, Any]:
-        """Return everything that the next step depends on, as plain values.
+        """Return everything that the next step depends on: tensors and plain values.
 
         ``copies`` is ``None`` where the environments cannot give their state.
         """
@@ -191,8 +206,13 @@ class VectorEnv(EnvBase):
             states = None
         return {
             "started": self._now.started,
+            "seed": self._seed,
+            "faults": self.copies.faults,
             "copies": states,
-            "observation": [[list_key(k), v.tolist()] for k, v in self._now.observation.items()],
+            "observation": [
+                [key_to_list(key), torch.from_numpy(value.copy())]
+                for key, value in self._now.observation.items()
+            ],
             "normalizer": None if self.normalizer is None else self.normalizer.state_dict(),
         }
 
@@ -207,16 +227,19 @@ class VectorEnv(EnvBase):
         """
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state_dict(state["normalizer"])
+        self.copies.faults = int(state["faults"])
         if not state["started"]:
+            self._seed, self._now.started = state["seed"], False
             return True
         if state["copies"] is None:
             self.restart()
             return False
-        self.copies.reset(self._now.observation, copy_seeds(0, self.num_envs))
+        observation = empty(self.observation_leaves, self.num_envs)
+        self.copies.reset(observation, copy_seeds(0, self.num_envs))
         self.copies.set_full_states(state["copies"])
         for key, value in state["observation"]:
-            name = tuple(key) if isinstance(key, list) else key
-            self._now.observation[name][...] = value
+            observation[key_from_list(key)][...] = value.numpy()
+        self._now.observation = observation
         self._seed, self._now.started = None, True
         return True
 
@@ -226,6 +249,11 @@ class VectorEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
 
 
-def list_key(key: Any) -> Any:
-    """Return a key as JSON holds it."""
+def key_to_list(key: Key) -> Any:
+    """Return a key as a checkpoint holds it."""
     return list(key) if isinstance(key, tuple) else key
+
+
+def key_from_list(key: Any) -> Key:
+    """Return a key from what :func:`key_to_list` returned."""
+    return tuple(key) if isinstance(key, list) else key

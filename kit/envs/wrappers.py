@@ -10,7 +10,7 @@ from kit.envs.state import capture, restore
 from kit.steps.errors import whole_number
 
 
-class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
+class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-ignore]
     """Holds each action for several env steps, and reports how many were really made.
 
     Rewards are summed. An episode that ends inside a repeat ends it: the remaining env steps are
@@ -40,7 +40,7 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):
         return observation, total, terminated, truncated, info
 
 
-class Resumable(gym.Wrapper[Any, Any, Any, Any]):
+class Resumable(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-ignore]
     """Gives the whole state of the environment below as plain values, and takes it back."""
 
     @property

@@ -6,8 +6,10 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from kit.envs.tensor.acrobot import Acrobot
-from kit.envs.tensor.base import EpisodeState, TensorEnv, TensorStep
+from kit.envs.tensor.base import TensorEnv
 from kit.envs.tensor.cartpole import CartPole
+from kit.envs.tensor.copies import TensorCopies
+from kit.envs.tensor.episodes import EpisodeState, TensorStep
 from kit.envs.tensor.mountain_car import MountainCar, MountainCarContinuous
 from kit.envs.tensor.pendulum import Pendulum
 from kit.steps.errors import SettingError
@@ -54,6 +56,7 @@ __all__ = [
     "MountainCar",
     "MountainCarContinuous",
     "Pendulum",
+    "TensorCopies",
     "TensorEnv",
     "TensorStep",
     "make_tensor_env",

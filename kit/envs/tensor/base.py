@@ -9,61 +9,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
+import gymnasium as gym
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from kit.envs.spaces import Leaf, leaves
+from kit.envs.tensor.episodes import EpisodeState, TensorStep, choose
 from kit.steps.errors import SettingError, whole_number
 
 
-class EpisodeState(NamedTuple):
-    """Where every copy stands between two policy steps: all that a step reads and writes.
-
-    Attributes:
-        physics: the simulator's state, ``[state_size, num_envs]``. A row is one quantity of all
-            copies, so that arithmetic on it runs over contiguous memory.
-        episode_return: sum of rewards since the episode began, ``[num_envs]``.
-        episode_length: policy steps since the episode began, ``[num_envs]``, int64.
-    """
-
-    physics: Tensor
-    episode_return: Tensor
-    episode_length: Tensor
-
-
-class TensorStep(NamedTuple):
-    """What one policy step of every copy gives.
-
-    Attributes:
-        observation: what to act on next, ``[num_envs, observation_size]``: the first observation of
-            the next episode where this one ended.
-        next_observation: what the action led to, of the same shape: the true last observation
-            where the episode ended.
-        reward: sum over the action repeats, ``[num_envs]``.
-        terminated: whether the episode ended by its own rules, ``[num_envs]``, bool.
-        truncated: whether the time limit was reached, ``[num_envs]``, bool. Both can be true.
-        env_steps: simulator steps really made, ``[num_envs]``, int64: ``action_repeat`` or less.
-        episode_return: sum of rewards since the episode began, this step included,
-            ``[num_envs]``: the return of the episode where it ended.
-        episode_length: policy steps since the episode began, this one included, ``[num_envs]``,
-            int64: the length of the episode where it ended.
-    """
-
-    observation: Tensor
-    next_observation: Tensor
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    env_steps: Tensor
-    episode_return: Tensor
-    episode_length: Tensor
-
-
-class TensorEnv(EnvBase):  # type: ignore[misc]
+class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     """Copies of one environment, stepped together by tensor operations.
 
     It is used in three ways, which share the same state:
@@ -182,6 +143,23 @@ class TensorEnv(EnvBase):  # type: ignore[misc]
         return self.observe(physics)
 
     @torch.no_grad()
+    def reset_some(self, mask: Tensor) -> Tensor:
+        """Begin an episode in the copies of ``mask``, ``[num_envs]``, bool.
+
+        Returns:
+            The present observations of all copies, ``[num_envs, observation_size]``.
+        """
+        before = self.episodes
+        fresh = EpisodeState(
+            self.initial_state(self.draw_uniform()),
+            torch.zeros_like(before.episode_return),
+            torch.zeros_like(before.episode_length),
+        )
+        after = choose(mask.to(self.device), fresh, before)
+        self._store(after)
+        return self.observe(after.physics)
+
+    @torch.no_grad()
     def step_tensors(self, action: Tensor) -> TensorStep:
         """Make one policy step of every copy, and begin a new episode where one ended.
 
@@ -278,27 +256,20 @@ class TensorEnv(EnvBase):  # type: ignore[misc]
         moving = tensordict.get("_step", None)
         if moving is not None:  # TorchRL asks that the other copies stand still.
             moving = moving.view(self.num_envs)
-            after = _choose(moving, after, before)
+            after = choose(moving, after, before)
             result = torch.where(moving, result, self._skip_tensordict(tensordict))
         self._store(after)
         return result
 
     @torch.no_grad()
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
-        before = self.episodes
-        fresh = EpisodeState(
-            self.initial_state(self.draw_uniform()),
-            torch.zeros_like(before.episode_return),
-            torch.zeros_like(before.episode_length),
-        )
         ended = None if tensordict is None else tensordict.get("_reset", None)
-        if ended is not None:
-            fresh = _choose(ended.view(self.num_envs), fresh, before)
-        self._store(fresh)
+        if ended is None:
+            observation = self.reset_tensors()
+        else:
+            observation = self.reset_some(ended.view(self.num_envs))
         return TensorDict(
-            {"observation": self.observe(fresh.physics)},
-            batch_size=self.batch_size,
-            device=self.device,
+            {"observation": observation}, batch_size=self.batch_size, device=self.device
         )
 
     def _set_seed(self, seed: int | None) -> None:
@@ -314,6 +285,26 @@ class TensorEnv(EnvBase):  # type: ignore[misc]
             self.generator = torch.Generator(self.device)
             self._set_seed(seed)
         return self
+
+    def gymnasium_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Return the spaces of observation and action of one copy."""
+        kind = torch.zeros(0, dtype=self.dtype).numpy().dtype
+        low, high = (np.array(b, kind) for b in (self.observation_low, self.observation_high))
+        observation = gym.spaces.Box(low, high, dtype=kind.type)
+        if self.num_actions:
+            return observation, gym.spaces.Discrete(self.num_actions)
+        limit = self.action_limit
+        return observation, gym.spaces.Box(-limit, limit, (1,), dtype=kind.type)
+
+    @property
+    def observation_leaves(self) -> list[Leaf]:
+        """The arrays of an observation, as a :class:`~kit.envs.VectorEnv` has them."""
+        return leaves(self.gymnasium_spaces()[0], "observation", "observation_space")
+
+    @property
+    def action_leaves(self) -> list[Leaf]:
+        """The arrays of an action, as a :class:`~kit.envs.VectorEnv` has them."""
+        return leaves(self.gymnasium_spaces()[1], "action", "action_space")
 
     def _make_specs(self) -> None:
         size, device = self.batch_size, self.device
@@ -388,8 +379,3 @@ class TensorEnv(EnvBase):  # type: ignore[misc]
                 if here != saved:
                     raise SettingError(field, here, "is not that of the saved state", [saved])
         return super().load_state_dict(state_dict, strict=strict, assign=False)
-
-
-def _choose(mask: Tensor, chosen: EpisodeState, other: EpisodeState) -> EpisodeState:
-    """Take copies from ``chosen`` where ``mask`` is true, else from ``other``."""
-    return EpisodeState(*(torch.where(mask, a, b) for a, b in zip(chosen, other)))

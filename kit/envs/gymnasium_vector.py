@@ -1,0 +1,125 @@
+"""Gymnasium's vector environments."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from kit.envs.copies import Copies, Mask, StepArrays, fault_of
+from kit.envs.spaces import Arrays, value_at
+from kit.envs.state import CannotCapture, capture, restore
+from kit.steps.errors import SettingError
+
+AutoresetMode = gym.vector.AutoresetMode
+
+
+class GymnasiumVector(Copies):
+    """Any Gymnasium vector environment that resets in the same step, or lets itself be reset.
+
+    ``AsyncVectorEnv`` and ``SyncVectorEnv`` are to be made with
+    ``autoreset_mode=AutoresetMode.SAME_STEP``. One with ``DISABLED`` is reset by mask.
+
+    Args:
+        vector: the vector environment.
+        name: id of the environment, for messages.
+
+    Raises:
+        SettingError: if the vector environment spends a step on a reset.
+    """
+
+    def __init__(self, vector: gym.vector.VectorEnv[Any, Any, Any], name: str = "env") -> None:
+        self.vector = vector
+        mode = vector.metadata.get("autoreset_mode")
+        self._resets_by_mask = mode == AutoresetMode.DISABLED
+        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
+            raise SettingError(
+                "autoreset_mode",
+                mode,
+                f"of {type(vector).__name__} spends a policy step on each reset",
+                ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"],
+            )
+        self._describe(
+            name, vector.num_envs, vector.single_observation_space, vector.single_action_space
+        )
+
+    def reset(
+        self,
+        observation: Arrays,
+        seeds: Sequence[int] | None = None,
+        mask: Mask | None = None,
+    ) -> None:
+        """Reset through the vector environment."""
+        options = None if mask is None or mask.all() else {"reset_mask": mask}
+        seed = None if seeds is None else list(seeds)
+        try:
+            first, _ = self.vector.reset(seed=seed, options=options)
+        except Exception as error:
+            raise fault_of(self.name, None, error, "reset()") from error
+        for leaf in self.observation_leaves:
+            value = value_at(first, leaf.path)
+            if mask is None:
+                observation[leaf.key][...] = value
+            else:
+                observation[leaf.key][mask] = value[mask]
+
+    def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
+        """Step through the vector environment; put each last observation in its place."""
+        assert active is None
+        converted = self.convert(actions)
+        try:
+            seen, reward, terminated, truncated, info = self.vector.step(converted)
+        except Exception as error:
+            raise fault_of(self.name, None, error, "step()") from error
+        result.reward[...] = reward
+        result.terminated[...] = terminated
+        result.truncated[...] = truncated
+        if "env_steps" in info:
+            result.env_steps[...] = info["env_steps"]
+        for leaf in self.observation_leaves:
+            value = value_at(seen, leaf.path)
+            result.observation[leaf.key][...] = value
+            result.next_observation[leaf.key][...] = value
+        ended = terminated | truncated
+        if ended.any():
+            if self._resets_by_mask:
+                self.reset(result.observation, mask=ended)
+            else:
+                self._put_last(ended, info, result)
+        return None
+
+    def _put_last(self, ended: Mask, info: dict[str, Any], result: StepArrays) -> None:
+        """Replace first observations of new episodes by the last ones of those that ended."""
+        if "final_info" in info and "env_steps" in info["final_info"]:
+            result.env_steps[ended] = info["final_info"]["env_steps"][ended]
+        for number in np.flatnonzero(ended):
+            last = info["final_obs"][number]
+            for leaf in self.observation_leaves:
+                result.next_observation[leaf.key][number] = value_at(last, leaf.path)
+
+    def full_states(self) -> list[Any]:
+        """Capture the copies of ``SyncVectorEnv``; ask others for ``full_state`` of theirs."""
+        try:
+            if isinstance(self.vector, gym.vector.SyncVectorEnv):
+                return [capture(env) for env in self.vector.envs]
+            return list(self.vector.get_attr("full_state"))
+        except CannotCapture:
+            raise
+        except Exception as error:
+            raise CannotCapture(f"{type(self.vector).__name__}: {error}") from error
+
+    def set_full_states(self, states: list[Any]) -> None:
+        """Put back what :meth:`full_states` returned."""
+        if isinstance(self.vector, gym.vector.SyncVectorEnv):
+            for env, state in zip(self.vector.envs, states, strict=True):
+                restore(env, state)
+        else:
+            self.vector.set_attr("full_state", states)
+
+    def close(self) -> None:
+        """Close the vector environment and its processes."""
+        with contextlib.suppress(Exception):
+            self.vector.close()

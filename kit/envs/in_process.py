@@ -1,0 +1,184 @@
+"""Copies in this process, stepped one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from kit.envs.copies import Copies, Mask, StepArrays, fault_of, hold, rebuilt_seed
+from kit.envs.errors import EnvironmentFault
+from kit.envs.spaces import Arrays, value_at
+from kit.envs.state import capture, restore
+
+MakeCopy = Callable[[], gym.Env[Any, Any]]
+
+
+class InProcess(Copies):
+    """Copies in this process, stepped one after the other: cheapest for fast environments.
+
+    Args:
+        make: makes one copy; called ``num_envs`` times.
+        num_envs: number of copies.
+        name: id of the environment, for messages.
+        restarts: faults that are mended: the copy is rebuilt and its episode truncated.
+        first: number of the first copy, where the others are elsewhere.
+    """
+
+    steps_some = True
+
+    def __init__(
+        self,
+        make: MakeCopy,
+        num_envs: int,
+        name: str = "env",
+        *,
+        restarts: int = 0,
+        first: int = 0,
+    ) -> None:
+        self.make, self.restarts, self.first = make, restarts, first
+        self.envs = [make() for _ in range(num_envs)]
+        one = self.envs[0]
+        self._describe(name, num_envs, one.observation_space, one.action_space)
+        self._repeats = one.has_wrapper_attr("env_steps")
+        self._plain = None if self.observation_leaves[0].path else self.observation_leaves[0]
+        self._seeds = list(range(num_envs))
+        self._rebuilt = [0] * num_envs  # how often
+        self._next_seeds: dict[int, int] = {}
+        self._present: Arrays = {}
+
+    def reset(
+        self,
+        observation: Arrays,
+        seeds: Sequence[int] | None = None,
+        mask: Mask | None = None,
+    ) -> None:
+        """Reset copies one by one."""
+        if seeds is not None:
+            self._seeds = [int(seed) for seed in seeds]
+        for number in range(self.num_envs):
+            if mask is None or mask[number]:
+                self._reset(number, observation, None if seeds is None else seeds[number])
+        self._present = observation
+
+    def _reset(self, number: int, observation: Arrays, seed: int | None = None) -> None:
+        while True:
+            try:
+                first, _ = self.envs[number].reset(seed=self._next_seeds.pop(number, seed))
+                self._write(number, first, observation)
+                return
+            except Exception as error:
+                self._rebuild(number, error, "reset()")
+
+    def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
+        """Step copies one by one."""
+        chosen = self.convert.rows(actions, self.num_envs)
+        numbers = iter(range(self.num_envs))
+        if active is not None:
+            hold(~active, result, self._present)
+            result.env_steps[~active] = 0
+            numbers = iter(np.flatnonzero(active).tolist())
+        ended: list[int] = []
+        mended: list[int] = []
+        while True:
+            try:
+                self._step_each(numbers, chosen, result, ended)
+                break
+            except Exception as error:
+                number = self._number
+                self._rebuild(number, error, "step()")
+                hold(number, result, self._present)
+                result.truncated[number] = True
+                ended.append(number)
+                mended.append(number)
+        for key, array in result.observation.items():
+            array[...] = result.next_observation[key]
+        for number in ended:
+            self._reset(number, result.observation)
+        self._present = result.observation
+        return self._mask(mended)
+
+    def _step_each(
+        self, numbers: Iterator[int], chosen: list[Any], result: StepArrays, ended: list[int]
+    ) -> None:
+        """Step the copies of ``numbers`` until one raises, whose number is then ``_number``."""
+        envs, reward = self.envs, result.reward
+        rows, shape = None, None
+        if self._plain is not None:
+            rows, shape = result.next_observation[self._plain.key], self._plain.shape
+        for number in numbers:
+            self._number = number
+            seen, reward[number], terminated, truncated, info = envs[number].step(chosen[number])
+            if rows is not None and getattr(seen, "shape", None) == shape:
+                rows[number] = seen
+            else:
+                self._write(number, seen, result.next_observation)
+            if self._repeats:
+                result.env_steps[number] = info["env_steps"]
+            if terminated or truncated:
+                result.terminated[number] = terminated
+                result.truncated[number] = truncated
+                ended.append(number)
+
+    def _mask(self, numbers: list[int]) -> Mask | None:
+        if not numbers:
+            return None
+        mask = np.zeros(self.num_envs, np.bool_)
+        mask[numbers] = True
+        return mask
+
+    def _write(self, number: int, seen: Any, arrays: Arrays) -> None:
+        for leaf in self.observation_leaves:
+            try:
+                value = value_at(seen, leaf.path)
+            except (KeyError, TypeError, IndexError):
+                value = None
+            if np.shape(value) != leaf.shape or value is None:
+                what = f"{leaf.key} of shape {np.shape(value)}" if value is not None else "nothing"
+                raise EnvironmentFault(
+                    self.name,
+                    self.first + number,
+                    f"returned {what} as {leaf.key}, its space says shape {leaf.shape}",
+                )
+            arrays[leaf.key][number] = value
+
+    def _rebuild(self, number: int, error: Exception, call: str) -> None:
+        """Put a new copy in the place of one that has failed.
+
+        Raises:
+            EnvironmentFault: if no restart is left.
+        """
+        while True:
+            self._mended(fault_of(self.name, self.first + number, error, call))
+            with contextlib.suppress(Exception):
+                self.envs[number].close()
+            self._rebuilt[number] += 1
+            self._next_seeds[number] = rebuilt_seed(self._seeds[number], self._rebuilt[number])
+            try:
+                self.envs[number] = self.make()
+                return
+            except Exception as again:
+                error, call = again, "making it"
+
+    def full_states(self) -> list[Any]:
+        """Capture copy by copy."""
+        return [
+            {"env": capture(env), "seed": seed, "rebuilt": rebuilt}
+            for env, seed, rebuilt in zip(self.envs, self._seeds, self._rebuilt)
+        ]
+
+    def set_full_states(self, states: list[Any]) -> None:
+        """Restore copy by copy."""
+        for env, state in zip(self.envs, states, strict=True):
+            restore(env, state["env"])
+        self._seeds = [state["seed"] for state in states]
+        self._rebuilt = [state["rebuilt"] for state in states]
+
+    def close(self) -> None:
+        """Close every copy."""
+        for env in self.envs:
+            with contextlib.suppress(Exception):
+                env.close()

@@ -1,0 +1,73 @@
+"""Torch environments for those who step arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kit.envs.copies import Copies, Mask, StepArrays
+from kit.envs.spaces import Arrays
+from kit.envs.tensor.base import TensorEnv
+
+
+class TensorCopies(Copies):
+    """Copies of an environment written in torch, with arrays in and out.
+
+    So every collector can use it; :class:`~kit.collectors.TensorCollector` takes the tensors
+    themselves.
+
+    Args:
+        env: the torch environment.
+        name: its id.
+    """
+
+    def __init__(self, env: TensorEnv, name: str) -> None:
+        self.env = env
+        self._describe(name, env.num_envs, *env.gymnasium_spaces())
+
+    def reset(
+        self,
+        observation: Arrays,
+        seeds: Sequence[int] | None = None,
+        mask: Mask | None = None,
+    ) -> None:
+        """Reset all copies, or those of ``mask``; one generator serves all, so the first seed."""
+        seed = None if seeds is None else int(seeds[0])
+        if mask is None:
+            first = self.env.reset_tensors(seed)
+        else:
+            first = self.env.reset_some(torch.from_numpy(mask))
+        observation["observation"][...] = _array(first)
+
+    def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
+        """Step all copies."""
+        assert active is None
+        action = torch.from_numpy(np.ascontiguousarray(self.convert(actions)))
+        step = self.env.step_tensors(action.to(self.env.device))
+        result.next_observation["observation"][...] = _array(step.next_observation)
+        result.observation["observation"][...] = _array(step.observation)
+        result.reward[...] = _array(step.reward)
+        result.terminated[...] = _array(step.terminated)
+        result.truncated[...] = _array(step.truncated)
+        result.env_steps[...] = _array(step.env_steps)
+        return None
+
+    def full_states(self) -> list[Any]:
+        """Return the state of the environment; one stands for all copies."""
+        return [dict(self.env.state_dict())]
+
+    def set_full_states(self, states: list[Any]) -> None:
+        """Put back the one state."""
+        self.env.load_state_dict(states[0])
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    return tensor.cpu().numpy()
