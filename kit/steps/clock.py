@@ -123,8 +123,9 @@ def counting_rule(counting: str) -> Callable[[UpdatePlan], CountingRule]:
                 if error.name != f"kit.steps.dialects.{module}":
                     raise
     if name not in COUNTING_RULES:
+        rules = ", ".join(nearest_first(name, [*COUNTING_RULES])[:6])
         raise SettingError(
-            "counting", counting, "is not a counting rule", nearest_first(name, [*COUNTING_RULES])
+            "counting", counting, "is not a counting rule", ["exact"], f"known are {rules}"
         )
     factory = COUNTING_RULES[name]
     return lambda plan: factory(plan, argument)

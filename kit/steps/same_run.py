@@ -63,6 +63,8 @@ def _random(plan: StepPlan) -> dict[str, Any]:
 
 
 def _updates(plan: StepPlan) -> dict[str, Any]:
+    if plan.is_exact and plan.first_training_iteration > plan.iterations:
+        return {"gradient_steps_per_iteration": 0}  # never trains: nothing else matters
     key: dict[str, Any] = {"pretrain_steps": plan.pretrain_steps}
     if plan.is_exact:
         key["first_training_iteration"] = plan.first_training_iteration
@@ -74,7 +76,7 @@ def _updates(plan: StepPlan) -> dict[str, Any]:
         return key | _on_policy(plan)
     key |= _gradient_steps(plan)
     if plan.pretrain_steps == 0 and key.get("gradient_steps_per_iteration") == 0:
-        return {"gradient_steps_per_iteration": 0}  # never trains: nothing else matters
+        return {"gradient_steps_per_iteration": 0}
     key["minibatch_size"] = plan.minibatch_size
     key["sequence_length"] = plan.sequence_length
     key["minibatches_per_gradient_step"] = plan.minibatches_per_gradient_step or 1

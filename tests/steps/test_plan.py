@@ -221,7 +221,7 @@ def test_minibatches_are_the_cut_of_the_batch(plan):
             counts = plan.minibatch_counts(k)
             assert {size: sizes.count(size) for size in set(sizes)} == counts
             trained = plan.samples_after(k) - plan.samples_after(k - 1)
-            assert trained == sum(sizes) + (0 if plan.on_policy else 0)
+            assert trained == sum(sizes)
 
 
 # -------------------------------------------------------------------- in and out

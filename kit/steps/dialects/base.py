@@ -111,6 +111,8 @@ class Dialect(ABC):
     def _algorithm(self, algo: Any) -> str:
         if algo is None:
             return self._guess()
+        if isinstance(algo, str) and algo in self.ALGORITHMS:
+            return algo
         known = [*self.ALGORITHMS, *sorted(set(self.ALGORITHMS.values()))]
         name = algo.lower().replace("-", "_") if isinstance(algo, str) else algo
         return one_of("algo", name, known)
@@ -243,6 +245,11 @@ class Dialect(ABC):
 
 def _default(f: Any) -> Any:
     return f.default if f.default_factory is MISSING else f.default_factory()
+
+
+def trains(plan: StepPlan) -> bool:
+    """Whether an exact plan reaches ``learning_starts``."""
+    return plan.first_training_iteration <= plan.iterations
 
 
 def step_by_step(plan: StepPlan) -> StepPlan:

@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kit.steps.clock import COUNTING_RULES
-from kit.steps.dialects.base import OFF_POLICY, Dialect, step_by_step
+from kit.steps.dialects.base import OFF_POLICY, Dialect, step_by_step, trains
 from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
 from kit.steps.ratio import as_fraction
@@ -222,15 +222,21 @@ class Dreamer(Dialect):
         if ratio is None:
             each = max(plan.frames_per_batch, 1)
             ratio = Fraction(plan.gradient_steps_per_iteration or 0, each)
+        # What the first training waits for beyond a batch is the context of the sequences.
+        _, _, told = plan.counting.partition(":")
+        first = int(told) if told.isdecimal() else plan.learning_starts
+        stored = -(-(first - size * length) // plan.num_envs) + 1
+        context = max(stored - length, 0)
         return cls(
             steps=plan.total_policy_steps,
-            train_ratio=float(ratio * size * length),
+            train_ratio=float(ratio * size * length) if trains(plan) else 0.0,
+            replay_context=context,
             batch_size=size,
             batch_length=length,
             envs=plan.num_envs,
             repeat=plan.action_repeat,
             max_episode_steps=plan.max_episode_steps,
-            replay_size=max(5_000_000, size * (length + 1)),
+            replay_size=max(5_000_000, size * (length + context)),
             version="e3f0224" if plan.counting.startswith("dreamer") else "documented",
         )
 

@@ -285,6 +285,7 @@ class Nip(Dialect):
             num_epochs=plan.update_epochs or 0,
             minibatch_size=plan.minibatch_size or plan.frames_per_batch,
             num_test_iterations=batches + (left > 0) if evaluates else 0,
+            test_run=plan.minibatches_per_epoch == 1 and (plan.update_epochs or 0) <= 1,
             action_repeat=plan.action_repeat,
             max_episode_steps=plan.max_episode_steps,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from kit.steps.dialects.base import step_by_step
+from kit.steps.dialects.base import step_by_step, trains
 from kit.steps.plan import StepPlan
 
 
@@ -21,7 +21,9 @@ def settings_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
         "max_episode_steps": plan.max_episode_steps,
         "run_test": plan.evaluations_after(plan.iterations) > 0,
     }
-    return made | (_on_policy(plan, made["algo"]) if plan.on_policy else _off_policy(plan))
+    if plan.on_policy:
+        return made | _on_policy(plan, made["algo"])
+    return made | _off_policy(plan, made["algo"])
 
 
 def _algorithm_of(plan: StepPlan) -> str:
@@ -38,15 +40,18 @@ def _on_policy(plan: StepPlan, algo: str) -> dict[str, Any]:
     }
 
 
-def _off_policy(plan: StepPlan) -> dict[str, Any]:
-    ratio = plan.replay_ratio
+def _off_policy(plan: StepPlan, algo: str) -> dict[str, Any]:
+    ratio, starts = plan.replay_ratio, plan.random_steps
     if ratio is None:
         each = max(plan.frames_per_batch, 1)
         ratio = Fraction(plan.gradient_steps_per_iteration or 0, each)
+    if "finetuning" in algo:  # it plays no random actions
+        starts = max(starts, plan.learning_starts)
+    learns = trains(plan)
     return {
-        "learning_starts": plan.random_steps,
-        "replay_ratio": float(ratio),
-        "per_rank_pretrain_steps": plan.pretrain_steps,
+        "learning_starts": starts,
+        "replay_ratio": float(ratio) if learns else 0.0,
+        "per_rank_pretrain_steps": plan.pretrain_steps if learns else 0,
         "per_rank_sequence_length": plan.sequence_length,
         "per_rank_batch_size": plan.minibatch_size,
         "exploration_steps": plan.exploration_steps,

@@ -208,6 +208,8 @@ class Tianshou2(_Tianshou):
         "batch_size": 1,
         "start_timesteps": 0,
         "update_step_num_repetitions": 0,
+        "collection_step_num_episodes": 1,
+        "episode_length": 1,
         "replay_buffer_stack_num": 1,
     }
     CARRIED: ClassVar[frozenset[str]] = frozenset(

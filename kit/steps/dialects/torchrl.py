@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kit.steps.clock import COUNTING_RULES, CountingRule, Fixed
-from kit.steps.dialects.base import OFF_POLICY, ON_POLICY, Dialect
+from kit.steps.dialects.base import OFF_POLICY, ON_POLICY, Dialect, trains
 from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 from kit.steps.plan import StepPlan
 
@@ -263,7 +263,7 @@ class TorchRL(Dialect):
             "frames_per_batch": plan.frames_per_batch,
             "total_frames": plan.total_policy_steps * plan.action_repeat,
             "frame_skip": plan.action_repeat,
-            "init_random_frames": plan.random_steps or None,
+            "init_random_frames": _init_random_frames(plan) or None,
             "num_envs": plan.num_envs,
             "max_episode_steps": plan.max_episode_steps,
             "batch_size": plan.minibatch_size or plan.frames_per_batch,
@@ -272,6 +272,7 @@ class TorchRL(Dialect):
             ratio = plan.replay_ratio
             steps = plan.gradient_steps_per_iteration or 0
             each = steps if ratio is None else round(ratio * plan.frames_per_batch)
+            each = each if trains(plan) else 0
             algo = settings.get("algo", OFF_POLICY)
             return cls(**made, algo=algo, sampler=RANDOM, optim_steps_per_batch=each)
         limit = plan.minibatches_per_epoch
@@ -295,6 +296,18 @@ class TorchRL(Dialect):
         from kit.steps.dialects.torchrl_notes import notes
 
         return notes(self.resolved(), self.to_plan())
+
+
+def _init_random_frames(plan: StepPlan) -> int:
+    """Frames that make the plan's random steps, and begin to train where it does."""
+    batch, first = plan.frames_per_batch, plan.first_training_iteration
+    skipped = batch * plan.action_repeat
+    for frames in (plan.random_steps, (first - 1) * skipped + 1, first * skipped):
+        random = min(-(-frames // batch) * batch, plan.iterations * batch)
+        starts = max(-(-frames // skipped), 1)
+        if random == min(plan.random_steps, plan.iterations * batch) and starts == first:
+            return frames
+    return plan.random_steps
 
 
 _CARRY = {"last_minibatch": "carry"}

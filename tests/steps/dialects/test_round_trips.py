@@ -1,0 +1,109 @@
+"""A plan that a dialect can say comes back as it was, and what it cannot say it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from random_settings import EVERY_DIALECT, random_settings
+from step_plans import episode_plans, step_plans
+
+from kit.steps import SettingError, StepPlan
+from kit.steps.dialects import dialect
+
+every_dialect = pytest.mark.parametrize("name", EVERY_DIALECT)
+
+
+def said(name, plan, **kept):
+    """The plan in the words of a dialect, or the reason why it cannot be said."""
+    try:
+        return dialect(name).from_plan(plan, **kept)
+    except SettingError as error:
+        return error
+
+
+@every_dialect
+@settings(max_examples=150)
+@given(plan=step_plans() | episode_plans())
+def test_plan_to_dialect_to_plan_is_the_identity(name, plan):
+    for version in dialect(name).VERSIONS:
+        made = said(name, plan, version=version)
+        if isinstance(made, SettingError):
+            assert made.field
+            assert made.why
+        else:
+            assert made.to_plan() == plan
+
+
+@every_dialect
+def test_dialect_to_plan_to_dialect_to_plan_is_the_same_plan(name):
+    draw, made = random.Random(name), 0
+    for _ in range(1500):
+        plan = plan_of(name, random_settings(name, draw, nasty=0))
+        if plan is None or plan.iterations > 10**6:
+            continue
+        again = said(name, plan)
+        if not isinstance(again, SettingError):
+            assert again.to_plan() == plan
+            made += 1
+    assert made > 50
+
+
+@every_dialect
+def test_what_the_library_can_say_is_mostly_said(name):
+    """A plan that the default version of a dialect makes is one that it can say."""
+    draw, refused = random.Random(name), []
+    for _ in range(1500):
+        given_settings = random_settings(name, draw, nasty=0)
+        given_settings.pop("version", None)
+        plan = plan_of(name, given_settings)
+        if plan is None or plan.iterations > 10**6:
+            continue
+        algo = dialect(name).from_settings(given_settings).resolved().algo
+        made = said(name, plan, algo=algo)
+        if isinstance(made, SettingError):
+            refused.append((given_settings, str(made)))
+    assert len(refused) <= 5, refused[:3]
+
+
+def plan_of(name, given_settings):
+    try:
+        return dialect(name).from_settings(given_settings).to_plan()
+    except SettingError:
+        return None
+
+
+@every_dialect
+def test_a_plan_of_a_dialect_goes_through_json(name):
+    draw = random.Random(name)
+    for _ in range(200):
+        plan = plan_of(name, random_settings(name, draw, nasty=0))
+        if plan is not None:
+            assert StepPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+@every_dialect
+def test_the_clock_runs_the_plan_and_goes_on_after_a_resume(name):
+    draw = random.Random(name)
+    for _ in range(150):
+        plan = plan_of(name, random_settings(name, draw, nasty=0))
+        if plan is None or not plan.is_exact or plan.iterations < 3:
+            continue
+        last = min(plan.iterations, 60)
+        clock, due = plan.clock(), []
+        for k in range(1, last + 1):
+            if k == last // 2:
+                saved = json.loads(json.dumps(clock.state_dict()))
+                clock = plan.clock()
+                clock.load_state_dict(saved)
+            due.append(clock.advance(plan.collected(k)))
+        assert due == [plan.gradient_steps(k) for k in range(1, last + 1)]
+
+
+@every_dialect
+def test_a_plan_of_several_processes_is_said_or_refused_by_name(name):
+    plan = StepPlan(iterations=3, world_size=2, update_epochs=1, num_envs=2, steps_per_env=4)
+    made = said(name, plan)
+    assert made.field if isinstance(made, SettingError) else made.to_plan() == plan
