@@ -222,12 +222,13 @@ class Update(OptimizationStepper):
         for number, group in enumerate(self.groups):
             names = group.losses or [name for name in losses.keys() if name.startswith("loss")]
             total = sum(self._named(losses, name).float() for name in names)
-            gradients += torch.autograd.grad(
+            found = torch.autograd.grad(
                 total,
                 group.parameters,
                 retain_graph=number + 1 < len(self.groups),
                 allow_unused=True,
             )
+            gradients += map(_in_layout_of, group.parameters, found)
         return gradients
 
     def _named(self, losses: TensorDictBase, name: str) -> Tensor:
@@ -350,6 +351,13 @@ def _groups(optimizer: Optimizer | Mapping[str, Optimizer]) -> list[_Group]:
 
 def _owned(optimizer: Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _in_layout_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient in the memory layout of its parameter, which fused optimisers rely on."""
+    if gradient is None or gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def _positive(field: str, value: float | None) -> float | None:
