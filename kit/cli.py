@@ -39,7 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code: 0, or 2 if the arguments make no sense.
     """
     parser = _parser()
-    given = parser.parse_args(arguments)
+    given, more = parser.parse_known_args(arguments)
+    if any(word.startswith("-") for word in more) or (more and not hasattr(given, "words")):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:  # settings may follow an option
+        given.words += more
     try:
         print(given.run(given))
     except SettingError as error:

@@ -119,7 +119,7 @@ def listed(plan: StepPlan, most: int) -> list[int | None]:
     if last <= most:
         return list(range(1, last + 1))
     near = max(most - 4, 1)
-    chosen = {1, 2, last} | set(range(max(first - 1, 1), min(first - 1 + near, last) + 1))
+    chosen = {1, 2, last} | set(range(max(first - 1, 1), min(first + near, last + 1)))
     made: list[int | None] = []
     for k in sorted(chosen):
         before = made[-1] if made else 0

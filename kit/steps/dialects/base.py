@@ -45,6 +45,8 @@ class Dialect(ABC):
     """whole numbers and their smallest value; ``None`` is allowed where the type says so."""
     CARRIED: ClassVar[frozenset[str]] = frozenset()
     """fields that are part of no count; a recipe may use them."""
+    NESTED: ClassVar[frozenset[str]] = frozenset()
+    """fields that are groups of settings themselves."""
     SECTIONS: ClassVar[frozenset[str]] = frozenset({""})
     """groups of the library's configuration files that have its fields."""
     PATHS: ClassVar[Mapping[str, str]] = {}

@@ -81,7 +81,7 @@ def _named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         field = _field(cls, name, known)
         head, _, rest = name.partition(".")
-        if field is None and rest and head in known:
+        if field is None and head in cls.NESTED:
             made.setdefault(head, {})[rest] = value
         elif field is None:
             choices = sorted(known | set(cls.PATHS))
@@ -195,7 +195,8 @@ def _algorithm(cls: type[Dialect], content: Mapping[str, Any], path: Path) -> st
         if isinstance(entry, Mapping):
             told += [str(v) for k, v in entry.items() if str(k).split("/")[-1] == "algo"]
     for name in reversed(told):
-        names = (a for a in cls.ALGORITHMS if re.match(rf"{a}(?![a-z0-9])", name.lower()))
+        word = r"(?<![a-z0-9]){}(?![a-z0-9])"
+        names = (a for a in cls.ALGORITHMS if re.search(word.format(a), name.lower()))
         best = max(names, key=len, default=None)
         if best:
             return best

@@ -79,6 +79,7 @@ class Nip(Dialect):
 
     SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "rl", "protocol_common"})
     PATHS: ClassVar[Mapping[str, str]] = {"trainer": "algo"}
+    NESTED: ClassVar[frozenset[str]] = frozenset({"body_lr_factor"})
 
     frames_per_batch: int | None = 1000
     """frames of one iteration, over all environments; ``None``: ``rollouts_per_iteration *

@@ -123,6 +123,8 @@ class Pyrado(Dialect):
         | {"standardize_rew", "rew_scale"}
     )
 
+    NESTED: ClassVar[frozenset[str]] = frozenset({"critic"})
+
     max_iter: int = 1
     """iterations, each a collection and an update phase; 0 and less train nothing."""
     min_rollouts: int | None = None

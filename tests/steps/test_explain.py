@@ -1,0 +1,142 @@
+"""What a plan will do is told iteration by iteration, drawn, and translated."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from step_plans import episode_plans, step_plans
+
+from kit.steps import SettingError, StepPlan
+from kit.steps.dialects import SB3, CleanRL, Dreamer, DreamerPaper, Sheeprl, Tianshou
+from kit.steps.explain import explain, iteration_row, listed
+from kit.steps.timeline import can_count, picture, timeline
+from kit.steps.translate import compare_text, translate
+
+
+@settings(max_examples=60)
+@given(step_plans() | episode_plans())
+def test_any_plan_can_be_told(plan):
+    told = explain(plan)
+    assert told.text()
+    data = json.loads(json.dumps(told.to_dict()))
+    totals = plan.after(plan.iterations)
+    assert data["totals"]["gradient_steps"] == totals.gradient_steps
+    assert data["totals"]["policy_steps"] == totals.policy_steps
+
+
+@settings(max_examples=60)
+@given(step_plans() | episode_plans())
+def test_what_each_iteration_does_adds_up(plan):
+    rows = [iteration_row(plan, k) for k in range(1, plan.iterations + 1)]
+    if rows:
+        assert sum(row["policy_steps"] for row in rows) == plan.after(plan.iterations).policy_steps
+        assert rows[-1]["total_gradient_steps"] == plan.after(plan.iterations).gradient_steps
+
+
+def test_the_iterations_worth_telling_are_around_the_first_training():
+    plan = StepPlan(iterations=1000, learning_starts=500, replay_ratio=1, minibatch_size=1)
+    assert listed(plan, 8) == [1, 2, None, 499, 500, 501, 502, 503, None, 1000]
+    assert listed(StepPlan(iterations=5), 12) == [1, 2, 3, 4, 5]
+
+
+def test_the_timeline_shows_random_actions_updates_and_evaluations():
+    plan = StepPlan(
+        iterations=6, learning_starts=3, replay_ratio=2, minibatch_size=1, evaluation_every=3
+    )
+    lines = timeline(plan).splitlines()
+    assert lines[1] == "  collect   rrrccc"
+    assert lines[2] == "  update    ..2222"
+    assert lines[3] == "  evaluate    E  E"
+
+
+def test_a_long_run_is_drawn_whole_too():
+    assert "The whole run" in timeline(StepPlan(iterations=1000))
+
+
+def test_a_run_too_long_to_follow_is_told_about():
+    plan = Dreamer(train_ratio=33.3, steps=10**12).to_plan()
+    assert not can_count(plan)
+    text = explain(plan).text()
+    assert "about" in text
+    assert "too long to do here" in text
+
+
+def test_the_settings_the_version_and_the_traps_are_told():
+    text = explain(SB3(algo="sac", n_envs=4, total_timesteps=1000)).text()
+    assert text.startswith("Stable-Baselines3 2.9.2, sac (off-policy)")
+    assert "replay ratio of 1/4" in " ".join(text.split())
+    text = explain(Sheeprl(algo="sac", version="documented")).text()
+    assert "Read as documented, not as the code does" in " ".join(text.split())
+
+
+def test_a_setting_that_means_nothing_is_told():
+    told = explain(Tianshou(algo="ppo", update_per_step=0.5, num_train_envs=1))
+    assert told.notes[0] == "update_per_step=0.5 means nothing for ppo in tianshou."
+
+
+@pytest.mark.parametrize("source", [SB3(algo="sac"), DreamerPaper(steps=30_000)])
+def test_a_picture_is_drawn(tmp_path, source):
+    path = tmp_path / "plan.png"
+    picture(source.to_plan().replace(rounding="up", asked={}), str(path), "a run")
+    assert path.stat().st_size > 10_000
+
+
+# -------------------------------------------------------------------- translate
+def test_a_run_that_can_be_said_is_said():
+    made = translate(SB3(algo="ppo", n_envs=8, n_steps=128, total_timesteps=65_536), CleanRL)
+    assert made.differences == []
+    assert "The plan that both make" in made.text()
+    assert made.settings() == {
+        "total_timesteps": 65_536,
+        "num_envs": 8,
+        "num_steps": 128,
+        "num_minibatches": 16,
+        "update_epochs": 10,
+    }
+
+
+def test_what_cannot_be_said_is_told():
+    made = translate(SB3(algo="sac", n_envs=4, gradient_steps=1, total_timesteps=1000), Sheeprl)
+    assert made.settings()["replay_ratio"] == 0.25
+    assert made.differences == [("first_training_iteration", 26, 25)]
+    text = made.text()
+    assert "What could not be said" in text
+    assert "They part in iteration 25" in text
+    data = json.loads(json.dumps(made.to_dict()))
+    assert data["same_run"] is False
+    assert data["not_said"][0]["setting"] == "first_training_iteration"
+
+
+def test_the_loop_of_the_first_dreamer_becomes_an_interleaved_one():
+    made = translate(DreamerPaper(steps=50_000), Sheeprl, {"version": "documented"})
+    plan = made.target.to_plan()
+    assert plan.replay_ratio == DreamerPaper().interleaved().replay_ratio
+    assert plan == DreamerPaper(steps=50_000).interleaved()
+
+
+def test_what_has_no_words_at_all_is_refused():
+    with pytest.raises(SettingError, match="on_policy=True cannot be said in DreamerV3"):
+        translate(CleanRL(algo="ppo"), Dreamer)
+
+
+# -------------------------------------------------------------------- compare
+def test_two_ways_to_say_the_same_run():
+    text = compare_text(
+        SB3(algo="sac", n_envs=4, gradient_steps=-1, total_timesteps=400).to_plan(),
+        SB3(algo="sac", n_envs=4, gradient_steps=4, total_timesteps=400).to_plan(),
+        ("one", "other"),
+    )
+    assert text.startswith("Both make the same run")
+
+
+def test_where_two_runs_part_is_told():
+    one = SB3(algo="sac", n_envs=4, total_timesteps=400).to_plan()
+    other = Sheeprl(algo="sac", num_envs=4, total_steps=400, replay_ratio=1.0).to_plan()
+    text = compare_text(one, other, ("sb3", "sheeprl"))
+    assert "gradient steps per iteration    1        4" in text
+    assert (
+        "They part in iteration 25: sb3 has 100 policy steps and 0 gradient steps, sheeprl has "
+        "100 policy steps and 4 gradient steps." in text
+    )

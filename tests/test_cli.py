@@ -1,0 +1,136 @@
+"""The command ``kit``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.cli import main
+
+CONFIGS = Path(__file__).parent / "data" / "configs"
+
+
+@pytest.fixture
+def kit(capsys):
+    def run(words, code=0):
+        assert main(["steps", *words.split()]) == code
+        out = capsys.readouterr()
+        return out.out if code == 0 else out.err
+
+    return run
+
+
+def test_explain_says_what_will_happen(kit):
+    text = kit("explain sheeprl replay_ratio=0.5 num_envs=4 total_steps=10000")
+    assert text.startswith("sheeprl 0.8.4, sac (off-policy)")
+    assert "num_envs=4" in text
+    assert "4,952" in text
+    assert "Timeline" in text
+    assert "- The last iteration with random actions already trains." in text
+
+
+def test_explain_reads_a_file_of_the_library(kit):
+    text = kit(f"explain sheeprl {CONFIGS / 'sheeprl_dreamer.yaml'} algo.replay_ratio=0.5")
+    assert "dreamer_v3" in text
+    assert "replay_ratio=0.5" in text
+    text = kit(f"explain sb3 {CONFIGS / 'sb3_zoo_ppo.yml'} env=CartPole-v1")
+    assert "100,096" in text
+
+
+def test_explain_prints_plain_data(kit):
+    data = json.loads(kit("explain tianshou algo=ppo num_train_envs=4 num_epochs=1 --json"))
+    assert data["plan"]["steps_per_env"] == 512
+    assert data["totals"]["policy_steps"] == 30_720
+    assert data["iterations"][0]["gradient_steps"] == 32
+
+
+def test_explain_draws_a_picture(kit, tmp_path):
+    path = tmp_path / "plan.png"
+    assert f"drawn in {path}" in kit(f"explain sb3 n_envs=4 total_timesteps=2000 --plot {path}")
+    assert path.stat().st_size > 10_000
+
+
+def test_the_kits_own_words_are_explained_too(kit):
+    assert "10,000" in kit("explain kit total_policy_steps=10000 num_envs=4 replay_ratio=1/4")
+
+
+def test_translate_prints_the_equivalent_settings(kit):
+    text = kit("translate sb3 train_freq=1 gradient_steps=1 n_envs=4 --to sheeprl")
+    assert "replay_ratio=0.25" in text
+    assert "first training iteration: 26 is wanted, 25 can be said" in text
+    data = json.loads(kit("translate sb3 n_envs=4 --to tianshou --json"))
+    assert data["to"]["settings"]["num_train_envs"] == 4
+
+
+def test_translate_keeps_settings_of_the_target(kit):
+    text = kit("translate dreamer-paper steps=50000 --to sheeprl version=documented")
+    assert "version=documented" in text
+    assert "StepPlan" in kit("translate sb3 n_envs=4 --to kit")
+    assert json.loads(kit("translate sb3 n_envs=4 --to kit --json"))["to"]["plan"]["num_envs"] == 4
+
+
+def test_diff_says_where_two_settings_part(kit):
+    text = kit("diff sb3 n_envs=4 gradient_steps=1 sheeprl num_envs=4 replay_ratio=1")
+    assert "They part in iteration 25" in text
+    data = json.loads(kit("diff sb3 n_envs=4 sb3 n_envs=2 --json"))
+    assert {"setting": "num_envs", "first": "4", "second": "2"} in data["differences"]
+
+
+def test_diff_takes_two_quoted_words(capsys):
+    two = ["sb3 n_envs=2 gradient_steps=-1", "sb3 n_envs=2 gradient_steps=2"]
+    assert main(["steps", "diff", *two]) == 0
+    assert capsys.readouterr().out.startswith("Both make the same run")
+
+
+def test_words_lists_the_vocabularies(kit):
+    assert "dreamer-paper" in kit("words")
+    text = kit("words tianshou")
+    assert "update_per_step=1.0" in text
+    assert "a half goes to the even number" in text
+    names = [row["name"] for row in json.loads(kit("words sb3 --json"))]
+    assert "gradient_steps" in names
+    assert len(json.loads(kit("words --json"))) == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("explain sheprl", "dialect='sheprl' is not known; what works: sheeprl"),
+        ("explain sheeprl replay_rato=1", "what works: replay_ratio"),
+        ("explain sb3 train_freq=0", "train_freq=0 is less than 1; what works: 1."),
+        ("explain sb3 n_envs", "cannot be read"),
+        ("explain sb3 n_envs=1 junk", "is not of the form name=value"),
+        ("translate sb3 --to shee", "dialect='shee' is not known"),
+        ("diff sb3 n_envs=4", "does not name two dialects"),
+        ("words sb4", "dialect='sb4' is not known; what works: sb3"),
+        ("explain sb3 --plot /nowhere/plan.png total_timesteps=500", "cannot be written"),
+        ("explain kit num_envs=4", "leaves the budget open"),
+    ],
+)
+def test_what_makes_no_sense_is_one_clear_line(kit, words, message):
+    error = kit(words, code=2)
+    assert error.startswith("kit: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_command_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from kit.cli import main\n"
+        "main(['steps', 'explain', 'sheeprl', 'replay_ratio=0.5', 'num_envs=4'])\n"
+        "heavy = {'torch', 'torchrl', 'tensordict', 'numpy', 'matplotlib', 'yaml', 'gymnasium'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_it_can_be_run_as_a_module():
+    words = [sys.executable, "-m", "kit", "steps", "words"]
+    assert "tianshou" in subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    words = [sys.executable, "-m", "kit", "steps", "explain", "sheprl"]
+    assert subprocess.run(words, check=False, capture_output=True).returncode == 2
