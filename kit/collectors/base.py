@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.collectors import BaseCollector
 
 from kit.envs.episodes import Episode
@@ -17,22 +18,19 @@ from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
 
-class KitCollector(BaseCollector):
+class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     """A collector whose every count is exact.
 
-    An iterable of batches ``[num_envs, steps]``, time last, with TorchRL's keys. It ends after
-    ``total_frames`` policy steps.
+    An iterable of batches with TorchRL's keys. It ends after ``total_frames`` policy steps.
 
     Args:
         num_envs: environment copies.
-        frames_per_batch: policy steps of one batch: ``num_envs * steps_per_env``.
-        steps_per_env: policy steps each copy takes for one batch. One of the two is enough.
         total_frames: policy steps in all; -1 never ends.
-        init_random_frames: policy steps with random actions at the beginning, a multiple of
-            ``num_envs``.
-        prefill_frames: policy steps of a first batch of its own, before the others; 0 for none.
-        reset_at_each_iter: whether all copies start a new episode with each batch.
+        init_random_frames: policy steps with random actions at the beginning.
+        exploration_frames: policy steps, counted from the beginning, until which an exploration
+            policy acts in place of the policy.
         seed: of the random numbers that policy and random actions use in this collector.
+        device: where the policy runs, whose random numbers are this collector's.
 
     Attributes:
         policy_steps: taken so far.
@@ -40,64 +38,45 @@ class KitCollector(BaseCollector):
         env_steps: made so far, as the environments report them.
         episodes: that have ended so far.
         environment_errors: faults of environments that were mended so far.
-
-    Raises:
-        SettingError: if the counts cannot be reached exactly; nearest values are named.
+        exact_resume: whether the last :meth:`load_state_dict` put everything back where it was.
     """
+
+    policy_steps: int
+    random_policy_steps: int
+    env_steps: int
+    episodes: int
+    environment_errors: int
+    exact_resume = True
 
     def __init__(
         self,
         num_envs: int,
         *,
-        frames_per_batch: int | None = None,
-        steps_per_env: int | None = None,
         total_frames: int = -1,
         init_random_frames: int | None = None,
-        prefill_frames: int = 0,
-        reset_at_each_iter: bool = False,
+        exploration_frames: int = 0,
         seed: int = 0,
+        device: torch.device | str | None = None,
     ) -> None:
         self.num_envs = num_envs
-        self.steps_per_env = _steps_per_env(num_envs, frames_per_batch, steps_per_env)
-        self.frames_per_batch = self.requested_frames_per_batch = num_envs * self.steps_per_env
+        self.total_frames = -1 if total_frames is None or total_frames < 0 else total_frames
         self.init_random_frames = whole_number("init_random_frames", init_random_frames or 0)
-        self.prefill_frames = whole_number("prefill_frames", prefill_frames)
-        for field in ("init_random_frames", "prefill_frames"):
-            _multiple(field, getattr(self, field), num_envs)
-        self.total_frames = self._checked_total(total_frames)
-        self.reset_at_each_iter = reset_at_each_iter
-        self.policy_steps = self.random_policy_steps = 0
-        self.env_steps = self.episodes = self.environment_errors = 0
+        self.exploration_frames = whole_number("exploration_frames", exploration_frames)
+        self._reset_counters()
         self._finished: list[Episode] = []
         self._iter = -1
         self.closed = False
-        self._generator = _generator_state(seed)
+        self._random_numbers = RandomNumbers(seed, torch.device(device or "cpu"))
 
-    def _checked_total(self, total: int) -> int:
-        if total is None or total < 0:
-            return -1
-        total = whole_number("total_frames", total)
-        batches, left = divmod(total - self.prefill_frames, self.frames_per_batch)
-        if left or batches < 0:
-            near = self.prefill_frames + max(batches, 0) * self.frames_per_batch
-            raise SettingError(
-                "total_frames",
-                total,
-                f"is not a whole number of batches of {self.frames_per_batch} policy steps",
-                [near, near + self.frames_per_batch],
-            )
-        return total
+    def _reset_counters(self) -> None:
+        for name in self._COUNTERS:
+            setattr(self, name, 0)
 
     # ------------------------------------------------------------------ TorchRL's names
     @property
     def _frames(self) -> int:
         """Policy steps so far, under the name that TorchRL uses."""
         return self.policy_steps
-
-    @property
-    def is_prefill(self) -> bool:
-        """Whether the next batch is the prefill."""
-        return self.policy_steps < self.prefill_frames
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield batches until ``total_frames`` is reached."""
@@ -112,19 +91,22 @@ class KitCollector(BaseCollector):
         """
         if self.closed:
             raise RuntimeError("this collector was shut down; make a new one")
-        steps = self.prefill_frames // self.num_envs if self.is_prefill else self.steps_per_env
         self._iter += 1
-        with torch.no_grad(), self._own_random_numbers():
-            return self._collect(steps)
+        with torch.no_grad(), self._random_numbers.in_use():
+            return self._collect()
 
     @abc.abstractmethod
-    def _collect(self, steps: int) -> TensorDictBase:
-        """Take ``steps`` policy steps in every copy, count them, return the batch."""
+    def _collect(self) -> TensorDictBase:
+        """Take policy steps, count them and return the batch."""
 
     def take_episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call, and forget them."""
         finished, self._finished = self._finished, []
         return finished
+
+    def metrics(self) -> dict[str, float]:
+        """Return what is worth a column of the log besides the counters; nothing by default."""
+        return {}
 
     def update_policy_weights_(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: on one device the policy shares the learner's weights."""
@@ -137,25 +119,13 @@ class KitCollector(BaseCollector):
         Returns:
             A seed for the next component; the same one if ``static_seed``.
         """
-        self._generator = _generator_state(seed)
+        self._random_numbers.seed(seed)
         self._seed_environments(seed)
         return seed if static_seed else seed + 1
 
     @abc.abstractmethod
     def _seed_environments(self, seed: int) -> None:
         """Seed the environments; they are reset before the next batch."""
-
-    # ------------------------------------------------------------------ random numbers
-    @contextlib.contextmanager
-    def _own_random_numbers(self) -> Iterator[None]:
-        """Use this collector's random numbers, so that nobody else's use changes them."""
-        outside = torch.get_rng_state()
-        torch.set_rng_state(self._generator)
-        try:
-            yield
-        finally:
-            self._generator = torch.get_rng_state()
-            torch.set_rng_state(outside)
 
     # ------------------------------------------------------------------ in and out
     _COUNTERS = (
@@ -171,7 +141,8 @@ class KitCollector(BaseCollector):
         state: OrderedDict[str, Any] = OrderedDict()
         for name in self._COUNTERS:
             state[name] = getattr(self, name)
-        state["generator"] = self._generator.clone()
+        state["batches"] = self._iter + 1
+        state["random_numbers"] = self._random_numbers.state_dict()
         state["finished"] = [list(episode) for episode in self._finished]
         return state
 
@@ -179,14 +150,142 @@ class KitCollector(BaseCollector):
         """Restore what :meth:`state_dict` returned."""
         for name in self._COUNTERS:
             setattr(self, name, int(state_dict[name]))
-        self._generator = state_dict["generator"].clone()
+        self._iter = int(state_dict["batches"]) - 1
+        self._random_numbers.load_state_dict(state_dict["random_numbers"])
         self._finished = [Episode(*episode) for episode in state_dict["finished"]]
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(num_envs={self.num_envs}, steps_per_env={self.steps_per_env}, "
-            f"total_frames={self.total_frames})"
+        return f"{type(self).__name__}(num_envs={self.num_envs}, total_frames={self.total_frames})"
+
+
+class StepsCollector(KitCollector):
+    """A collector of batches ``[num_envs, steps_per_env]``, time last.
+
+    Args:
+        num_envs: environment copies.
+        frames_per_batch: policy steps of one batch: ``num_envs * steps_per_env``.
+        steps_per_env: policy steps each copy takes for one batch. One of the two is enough.
+        total_frames: policy steps in all; -1 never ends.
+        init_random_frames: policy steps with random actions at the beginning, a multiple of
+            ``num_envs``.
+        exploration_frames: policy steps, counted from the beginning, until which an exploration
+            policy acts, a multiple of ``num_envs``.
+        prefill_frames: policy steps of a first batch of its own, before the others; 0 for none.
+        reset_at_each_iter: whether all copies start a new episode with each batch.
+        seed: of the random numbers that policy and random actions use in this collector.
+        device: where the policy runs.
+
+    Raises:
+        SettingError: if the counts cannot be reached exactly; nearest values are named.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        frames_per_batch: int | None = None,
+        steps_per_env: int | None = None,
+        total_frames: int = -1,
+        init_random_frames: int | None = None,
+        exploration_frames: int = 0,
+        prefill_frames: int = 0,
+        reset_at_each_iter: bool = False,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.steps_per_env = _steps_per_env(num_envs, frames_per_batch, steps_per_env)
+        self.frames_per_batch = self.requested_frames_per_batch = num_envs * self.steps_per_env
+        self.prefill_frames = whole_number("prefill_frames", prefill_frames)
+        self.reset_at_each_iter = reset_at_each_iter
+        super().__init__(
+            num_envs,
+            total_frames=total_frames,
+            init_random_frames=init_random_frames,
+            exploration_frames=exploration_frames,
+            seed=seed,
+            device=device,
         )
+        for field in ("init_random_frames", "exploration_frames", "prefill_frames"):
+            _multiple(field, getattr(self, field), num_envs)
+        if self.total_frames >= 0:
+            self._check_total()
+
+    def _check_total(self) -> None:
+        total = whole_number("total_frames", self.total_frames)
+        batches, left = divmod(total - self.prefill_frames, self.frames_per_batch)
+        if left or batches < 0:
+            near = self.prefill_frames + max(batches, 0) * self.frames_per_batch
+            raise SettingError(
+                "total_frames",
+                total,
+                f"is not a whole number of batches of {self.frames_per_batch} policy steps"
+                + (f" after {self.prefill_frames} of prefill" if self.prefill_frames else ""),
+                [n for n in (near, near + self.frames_per_batch) if n],
+            )
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the next batch is the prefill."""
+        return self.policy_steps < self.prefill_frames
+
+    def _collect(self) -> TensorDictBase:
+        prefill = self.is_prefill
+        return self._collect_steps(
+            self.prefill_frames // self.num_envs if prefill else self.steps_per_env
+        )
+
+    @abc.abstractmethod
+    def _collect_steps(self, steps: int) -> TensorDictBase:
+        """Take ``steps`` policy steps in every copy, count them, return the batch."""
+
+
+class RandomNumbers:
+    """Random numbers of a collector's own: nobody else's use of PyTorch's changes them.
+
+    Args:
+        seed: where they begin.
+        device: where the policy runs; a GPU has random numbers of its own.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.device = device
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Begin anew."""
+        self._state = torch.Generator().manual_seed(seed).get_state()
+        self._on_device: Tensor | None = None
+        if self.device.type == "cuda":
+            self._on_device = torch.Generator(self.device).manual_seed(seed).get_state()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let PyTorch's functions use these numbers, and put back the others afterwards."""
+        outside = torch.get_rng_state()
+        on_device = None
+        torch.set_rng_state(self._state)
+        if self._on_device is not None:
+            on_device = torch.cuda.get_rng_state(self.device)
+            torch.cuda.set_rng_state(self._on_device, self.device)
+        try:
+            yield
+        finally:
+            self._state = torch.get_rng_state()
+            torch.set_rng_state(outside)
+            if on_device is not None:
+                self._on_device = torch.cuda.get_rng_state(self.device)
+                torch.cuda.set_rng_state(on_device, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where they stand."""
+        on_device = None if self._on_device is None else self._on_device.clone()
+        return {"state": self._state.clone(), "on_device": on_device}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where they stood."""
+        self._state = state_dict["state"].clone()
+        if self._on_device is not None and state_dict["on_device"] is not None:
+            self._on_device = state_dict["on_device"].clone()
 
 
 def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:
@@ -213,7 +312,3 @@ def _multiple(field: str, value: int, of: int) -> None:
             f"is not a multiple of the {of} copies, which all step at once",
             [n for n in (down, down + of) if n],
         )
-
-
-def _generator_state(seed: int) -> torch.Tensor:
-    return torch.Generator().manual_seed(seed).get_state()

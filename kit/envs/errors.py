@@ -21,5 +21,10 @@ class EnvironmentFault(RuntimeError):
         when = "" if policy_step is None else f", after {policy_step} policy steps"
         super().__init__(f"environment {name}{where}{when}: {what}")
 
+    def at(self, policy_step: int) -> EnvironmentFault:
+        """Return the same fault with the policy steps before it, unless they are known."""
+        known = policy_step if self.policy_step is None else self.policy_step
+        return EnvironmentFault(self.name, self.copy, self.what, known)
+
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.name, self.copy, self.what, self.policy_step)

@@ -82,53 +82,65 @@ class InProcess(Copies):
             result.env_steps[~active] = 0
             numbers = iter(np.flatnonzero(active).tolist())
         ended: list[int] = []
-        mended: list[int] = []
-        while True:
-            try:
-                self._step_each(numbers, chosen, result, ended)
-                break
-            except Exception as error:
-                number = self._number
-                self._rebuild(number, error, "step()")
-                hold(number, result, self._present)
-                result.truncated[number] = True
-                ended.append(number)
-                mended.append(number)
+        failed = self._step_each(numbers, chosen, result, ended)
+        mended = None if failed is None else self._mend(failed, numbers, chosen, result, ended)
         for key, array in result.observation.items():
             array[...] = result.next_observation[key]
         for number in ended:
             self._reset(number, result.observation)
         self._present = result.observation
-        return self._mask(mended)
+        return mended
 
     def _step_each(
         self, numbers: Iterator[int], chosen: list[Any], result: StepArrays, ended: list[int]
-    ) -> None:
-        """Step the copies of ``numbers`` until one raises, whose number is then ``_number``."""
-        envs, reward = self.envs, result.reward
+    ) -> tuple[int, Exception] | None:
+        """Step copies until one fails; return which one and how."""
+        envs, reward, number = self.envs, result.reward, 0
         rows, shape = None, None
         if self._plain is not None:
             rows, shape = result.next_observation[self._plain.key], self._plain.shape
-        for number in numbers:
-            self._number = number
-            seen, reward[number], terminated, truncated, info = envs[number].step(chosen[number])
-            if rows is not None and getattr(seen, "shape", None) == shape:
-                rows[number] = seen
-            else:
-                self._write(number, seen, result.next_observation)
-            if self._repeats:
-                result.env_steps[number] = info["env_steps"]
-            if terminated or truncated:
-                result.terminated[number] = terminated
-                result.truncated[number] = truncated
-                ended.append(number)
+        try:
+            for number in numbers:
+                seen, reward[number], terminated, truncated, info = envs[number].step(
+                    chosen[number]
+                )
+                if rows is not None and getattr(seen, "shape", None) == shape:
+                    rows[number] = seen
+                else:
+                    self._write(number, seen, result.next_observation)
+                if self._repeats:
+                    result.env_steps[number] = info["env_steps"]
+                if terminated or truncated:
+                    result.terminated[number] = terminated
+                    result.truncated[number] = truncated
+                    ended.append(number)
+        except Exception as error:
+            return number, error
+        return None
 
-    def _mask(self, numbers: list[int]) -> Mask | None:
-        if not numbers:
-            return None
-        mask = np.zeros(self.num_envs, np.bool_)
-        mask[numbers] = True
-        return mask
+    def _mend(
+        self,
+        failed: tuple[int, Exception] | None,
+        numbers: Iterator[int],
+        chosen: list[Any],
+        result: StepArrays,
+        ended: list[int],
+    ) -> Mask:
+        """Rebuild a copy that failed, truncate its episode, and step those that come after it.
+
+        Raises:
+            EnvironmentFault: if no restart is left.
+        """
+        mended = np.zeros(self.num_envs, np.bool_)
+        while failed is not None:
+            number, error = failed
+            self._rebuild(number, error, "step()")
+            hold(number, result, self._present)
+            result.truncated[number] = True
+            ended.append(number)
+            mended[number] = True
+            failed = self._step_each(numbers, chosen, result, ended)
+        return mended
 
     def _write(self, number: int, seen: Any, arrays: Arrays) -> None:
         for leaf in self.observation_leaves:
