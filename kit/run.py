@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from torchrl.trainers import TrainerHookBase
@@ -26,7 +28,7 @@ _FREE_TO_DIFFER = {"resume", "logger", "progress", "runs", "time_limit", "checkp
 class Run:
     """What surrounds a trainer.
 
-    Made first in a recipe's ``build``: it seeds PyTorch and sets its threads.
+    Made first in a recipe's ``build``: it seeds all random numbers and sets PyTorch's threads.
 
     Args:
         recipe: name of the recipe.
@@ -48,7 +50,7 @@ class Run:
         _check_device(config.device)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        torch.manual_seed(config.seed)
+        seed_everything(config.seed)
         self.recipe = recipe
         self.config: dict[str, Any] = {"recipe": recipe, **to_plain(config)}
         self.checkpoint: Path | None = None
@@ -130,6 +132,13 @@ class RunFiles(TrainerHookBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Nothing is restored."""
         del state_dict
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random numbers of Python, NumPy and PyTorch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def write_whole(path: Path, text: str) -> None:
