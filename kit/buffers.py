@@ -190,7 +190,7 @@ class Replay:
 
 def _plain(rows: TensorDictBase) -> dict[str, Any]:
     """Return a TensorDict as lists and tensors, which a checkpoint holds without code."""
-    keys = list(rows.keys(True, True))
+    keys = sorted(rows.keys(True, True), key=str)
     return {
         "batch_size": list(rows.batch_size),
         "keys": [list(key) if isinstance(key, tuple) else key for key in keys],
