@@ -136,7 +136,8 @@ class StepPlan(EvaluationPlan):
     def replace(self, **changes: Any) -> StepPlan:
         """Return a plan with some settings changed; the iterations follow from the budget anew."""
         values = asdict(self)
-        derived = "total_policy_steps" if "iterations" in changes else "iterations"
+        offline = self.steps_per_env == 0  # nothing is collected: a budget says nothing
+        derived = "total_policy_steps" if "iterations" in changes or offline else "iterations"
         if self.is_exact and not {"total_policy_steps", "iterations"} <= set(changes):
             del values[derived]
         return type(self)(**{**values, **changes})

@@ -121,14 +121,26 @@ def _draw_whole(plan: StepPlan, axes: Any) -> None:
 
 
 def _draw_near(plan: StepPlan, axes: Any) -> None:
-    """The iterations around the first training: a bar for what each collects and trains."""
+    """The iterations around the first training: a band for each collection, then its updates."""
     first = min(plan.first_training_iteration, plan.iterations)
-    start = max(first - 8, 1)
-    span = list(range(start, min(start + 40, plan.iterations + 1)))
-    collected = [plan.collected(k) * plan.world_size for k in span]
-    updates = [plan.gradient_steps(k) * plan.world_size for k in span]
-    axes.bar([k - 0.2 for k in span], collected, 0.4, label="policy steps")
-    axes.bar([k + 0.2 for k in span], updates, 0.4, label="gradient steps")
-    axes.set(xlabel="iteration", ylabel="in one iteration", title="Around the first training")
-    axes.legend(loc="upper left")
-    axes.grid(alpha=0.3, axis="y")
+    start = max(first - 6, 1)
+    end = min(start + 23, plan.iterations)
+    for k in range(start, end + 1):
+        # The very first band begins where a separate prefill ended.
+        before = plan.policy_steps_after(k - 1) if k > 1 or not plan.prefill_is_iteration else 0
+        after = plan.policy_steps_after(k)
+        random = plan.random_steps_until(after) - plan.random_steps_until(before)
+        color = "tab:orange" if random else "tab:blue"
+        axes.axvspan(before, after, alpha=0.12 + 0.1 * (k % 2), color=color, linewidth=0)
+        steps = plan.gradient_steps(k) * plan.world_size
+        axes.vlines(after, 0, steps, color="black", linewidth=2)
+        if plan.evaluations(k):
+            axes.plot(after, 0, "v", color="tab:green", clip_on=False)
+    axes.set(xlabel="policy steps", ylabel="gradient steps", title=_caption(start, end))
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+
+
+def _caption(start: int, end: int) -> str:
+    which = f"Iterations {start:,} to {end:,}" if end > start else f"Iteration {start:,}"
+    return f"{which}: a band is a collection (orange: random), a line the gradient steps then due"

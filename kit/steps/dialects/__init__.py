@@ -59,12 +59,17 @@ def dialect(name: str) -> type[Dialect]:
     return made
 
 
-def as_plan(steps: StepPlan | Dialect | Mapping[str, Any], algo: str | None = None) -> StepPlan:
+def as_plan(
+    steps: StepPlan | Dialect | Mapping[str, Any],
+    algo: str | None = None,
+    family: str | None = None,
+) -> StepPlan:
     """Return the plan that ``steps`` means, in whatever words it is said.
 
     Args:
         steps: a plan, a dialect, or settings of a dialect by name with its name under ``dialect``.
         algo: algorithm that will run it; settings that mean nothing for it are refused.
+        family: ``on_policy`` or ``off_policy``, for an algorithm that the library does not have.
 
     Raises:
         SettingError: if the settings make no plan.
@@ -79,7 +84,8 @@ def as_plan(steps: StepPlan | Dialect | Mapping[str, Any], algo: str | None = No
         steps = dialect(settings.pop("dialect", None)).from_settings(settings)
     if not isinstance(steps, Dialect):
         raise SettingError("steps", steps, "is neither a plan nor a dialect", [*DIALECTS])
-    return steps.to_plan(algo, strict=algo is not None)
+    meant = algo if family is None or algo in steps.ALGORITHMS else family
+    return steps.to_plan(meant, strict=meant is not None)
 
 
 def __getattr__(name: str) -> Any:
