@@ -239,10 +239,9 @@ def _fields(cls: type[Dialect]) -> list[tuple[str, str, str]]:
     from dataclasses import fields
 
     from kit.documentation import field_docs
-    from kit.steps.dialects.base import _default
 
-    docs = field_docs(cls)
-    return [(f.name, str(_default(f)), docs.get(f.name, "")) for f in fields(cls)]
+    docs, default = field_docs(cls), cls()
+    return [(f.name, str(getattr(default, f.name)), docs.get(f.name, "")) for f in fields(cls)]
 
 
 # -------------------------------------------------------------------- in and out

@@ -59,6 +59,7 @@ def complete(plan: StepPlan) -> None:
     _before_learning(plan)
     _batch(plan)
     _minibatch(plan)
+    _counting(plan)
     _evaluation(plan)
 
 
@@ -135,6 +136,10 @@ def _updates(plan: StepPlan) -> None:
         )
     if not isinstance(plan.counting, str):
         raise SettingError("counting", plan.counting, "is not a counting rule", ["exact"])
+
+
+def _counting(plan: StepPlan) -> None:
+    """Refuse a counting rule that does not exist, or lacks what it needs."""
     if plan.counting != "exact":
         from kit.steps.clock import counting_rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
@@ -216,10 +216,11 @@ class Dialect(ABC):
     # ------------------------------------------------------------------ in and out
     def changed(self) -> dict[str, Any]:
         """Return the settings that are not the library's defaults."""
+        default = type(self)()
         return {
             f.name: getattr(self, f.name)
             for f in fields(self)
-            if f.name != "version" and getattr(self, f.name) != _default(f)
+            if f.name != "version" and getattr(self, f.name) != getattr(default, f.name)
         }
 
     def carried(self) -> dict[str, Any]:
@@ -243,10 +244,6 @@ class Dialect(ABC):
                     nearest_first(name, known)[:4],
                 )
         return cls(**settings)
-
-
-def _default(f: Any) -> Any:
-    return f.default if f.default_factory is MISSING else f.default_factory()
 
 
 def trains(plan: StepPlan) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from random_settings import EVERY_DIALECT, random_settings
 from step_plans import episode_plans, step_plans
 
-from kit.steps import SettingError, StepPlan
+from kit.steps import SettingError, StepLedger, StepPlan
 from kit.steps.dialects import dialect
 
 every_dialect = pytest.mark.parametrize("name", EVERY_DIALECT)
@@ -100,6 +100,37 @@ def test_the_clock_runs_the_plan_and_goes_on_after_a_resume(name):
                 clock.load_state_dict(saved)
             due.append(clock.advance(plan.collected(k)))
         assert due == [plan.gradient_steps(k) for k in range(1, last + 1)]
+
+
+@every_dialect
+def test_a_run_that_follows_the_clock_keeps_the_plan(name):
+    draw = random.Random(name)
+    for _ in range(200):
+        plan = plan_of(name, random_settings(name, draw, nasty=0))
+        if plan is None or not plan.is_exact or plan.iterations > 300:
+            continue
+        ledger, clock = StepLedger(plan.world_size), plan.clock()
+        prefill = 0 if plan.prefill_is_iteration else plan.local_prefill_steps
+        count(ledger, plan, prefill, 0)
+        for iteration in range(1, plan.iterations + 1):
+            steps = plan.collected(iteration)
+            count(ledger, plan, steps, iteration, clock.advance(steps))
+        assert ledger.compare(plan) == []
+
+
+def count(ledger, plan, steps, iteration, due=0):
+    """Count one iteration as a trainer does; 0 is what comes before the first one."""
+    before = ledger.policy_steps
+    after = before + steps * plan.world_size
+    random_steps = plan.random_steps_until(after) - plan.random_steps_until(before)
+    ledger.collected(steps, steps, 0, random_steps // plan.world_size)
+    if due:
+        sampled = plan.on_policy or plan.minibatch_size is not None
+        seen = sum(plan.minibatch_sizes(iteration)) if sampled else 0
+        ledger.updated(seen * (plan.sequence_length or 1), due)
+    for _ in range(plan.evaluations(iteration)):
+        ledger.evaluated(plan.evaluation_episodes)
+    ledger.iterations = iteration
 
 
 @every_dialect
