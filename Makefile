@@ -1,0 +1,55 @@
+# `make train` and `make test` set up a virtual environment in .venv when it is missing.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: help train test test-slow lint format bench clean
+
+help:
+	@echo "make train      train PPO on CartPole-v1 and say where the learning curve is"
+	@echo "make test       run the tests that take seconds (all but slow and gpu)"
+	@echo "make test-slow  run the tests that take minutes"
+	@echo "make lint       ruff and mypy"
+	@echo "make format     let ruff rewrite what it can"
+	@echo "make bench      run the benchmarks and write their tables"
+
+train: $(VENV)/.run
+	$(BIN)/python -m recipes.ppo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto -m "slow and not gpu"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(BIN)/python pyproject.toml
+	$(PIP) install -e .
+	touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml
+	$(PIP) install -e ".[dev]"
+	touch $@ $(VENV)/.run
+
+$(VENV)/.bench: $(BIN)/python pyproject.toml
+	$(PIP) install -e ".[dev,bench]"
+	touch $@
