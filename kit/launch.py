@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from kit.config import RunConfig, from_plain, settings, to_plain
 from kit.run import find_run, read_config
 from kit.steps import SettingError
@@ -40,7 +42,8 @@ def main(
         print(help_text(config_class, name))
         return
     try:
-        base = _base(config_class, arguments)
+        presets = Path(sys.modules[config_class.__module__].__file__ or "").parent / "presets" / name
+        base = _base(config_class, arguments, presets)
         _check_names(base, arguments)
         _compose(base, name, arguments, lambda values: _run(config_class, build, values))
     except Exception as error:
@@ -70,8 +73,10 @@ def explains_itself(error: BaseException) -> bool:
 
 
 # ---------------------------------------------------------------------- settings and overrides
-def _base(config_class: type[RunConfig], arguments: Sequence[str]) -> dict[str, Any]:
-    """The settings before overrides: defaults, those of a resumed run, a chosen vocabulary."""
+def _base(
+    config_class: type[RunConfig], arguments: Sequence[str], presets: Path
+) -> dict[str, Any]:
+    """The settings before overrides: defaults, a preset, a resumed run's, a chosen vocabulary."""
     chosen = dict(_split(argument) for argument in arguments if "=" in argument)
     resume = chosen.get("resume")
     if resume not in (None, "null", ""):
@@ -80,6 +85,8 @@ def _base(config_class: type[RunConfig], arguments: Sequence[str]) -> dict[str, 
         saved.pop("recipe", None)
         return {**saved, "resume": str(folder)}
     values: dict[str, Any] = to_plain(config_class())
+    if "preset" in chosen:
+        _update(values, _preset(chosen["preset"], presets))
     if chosen.get("steps") in DIALECTS:
         vocabulary = dialect(chosen["steps"])()
         values["steps"] = {**to_plain(vocabulary), "dialect": chosen["steps"]}
@@ -91,6 +98,27 @@ def _base(config_class: type[RunConfig], arguments: Sequence[str]) -> dict[str, 
             nearest_first(chosen["steps"], ["kit", *DIALECTS]),
         )
     return values
+
+
+def _preset(name: str, presets: Path) -> dict[str, Any]:
+    """Read ``presets/<recipe>/<name>.yaml``."""
+    there = sorted(path.stem for path in presets.glob("*.yaml"))
+    if name not in there:
+        raise SettingError("preset", name, "does not exist", nearest_first(name, there))
+    values = yaml.safe_load((presets / f"{name}.yaml").read_text())
+    assert isinstance(values, dict)
+    return values
+
+
+def _update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Put ``changes`` into nested ``values``; names that are not there are an error."""
+    for name, change in changes.items():
+        if name not in values:
+            raise SettingError(name, change, "is not a setting", nearest_first(name, [*values])[:3])
+        if isinstance(change, Mapping) and isinstance(values[name], dict):
+            _update(values[name], change)
+        else:
+            values[name] = change
 
 
 def _split(argument: str) -> tuple[str, str]:
@@ -106,7 +134,7 @@ def _check_names(base: Mapping[str, Any], arguments: Sequence[str]) -> None:
         if argument.startswith("-") or "=" not in argument:
             continue
         key, value = _split(argument)
-        if key.startswith("hydra") or key in known or key in groups:
+        if key == "preset" or key.startswith("hydra") or key in known or key in groups:
             continue
         if any(key.startswith(f"{name}.") for name in known if name.endswith("kwargs")):
             continue
@@ -130,7 +158,7 @@ def _compose(
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    plain = [a for a in arguments if _split(a)[0] not in ("steps", "resume")]
+    plain = [a for a in arguments if _split(a)[0] not in ("steps", "resume", "preset")]
     sweep = f"{base['runs']}/{name}/sweeps/{datetime.now():%Y%m%d-%H%M%S}"
     node = {
         **base,
@@ -180,6 +208,7 @@ def help_text(config_class: type[RunConfig], name: str) -> str:
         "",
         "  --multirun setting=1,2,3   sweeps over values",
         "  resume=latest              goes on with the newest run (or resume=<run folder>)",
+        "  preset=NAME                settings from recipes/presets, such as preset=mujoco",
         f"  steps=NAME                 steps in another vocabulary: {', '.join(DIALECTS)}",
         "",
         "settings:",

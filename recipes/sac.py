@@ -1,7 +1,7 @@
 """Soft actor-critic (Haarnoja et al. 2018) for continuous actions.
 
     python -m recipes.sac
-    python -m recipes.sac env.id=HalfCheetah-v5 steps.total_policy_steps=1_000_000 seed=1
+    python -m recipes.sac preset=mujoco env.id=Hopper-v5 seed=1
     python -m recipes.sac --help
 """
 
@@ -34,7 +34,7 @@ class Config(RunConfig):
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     steps: Any = field(default_factory=OffPolicySteps)
-    hidden_sizes: list[int] = field(default_factory=lambda: [256, 256])
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
     """widths of the hidden layers."""
     activation: str = "relu"
     """between them: tanh, relu, elu, silu, gelu."""
