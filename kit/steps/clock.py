@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 class CountingRule(Protocol):
     """Turns collections into gradient steps. One object follows one run.
 
-    A rule may have three things more. ``pretrains = True`` says that it does the pretraining
+    A rule may have a few things more. ``pretrains = True`` says that it does the pretraining
     itself. ``total(trainings, policy_steps)`` returns the gradient steps of the first ``trainings``
     training iterations of ``policy_steps`` each, or ``None`` where only following them tells.
     ``follow(times, policy_steps)`` yields what so many calls of ``advance`` return, but faster.
+    ``asks_each_step = True`` says that it takes as long as there are policy steps.
     """
 
     def advance(self, policy_steps: int) -> int:

@@ -9,7 +9,13 @@ from typing import Any
 from kit.steps.dialects.base import Dialect
 from kit.steps.plan import StepPlan
 from kit.steps.table import plan_table, text_table
-from kit.steps.timeline import FOLLOWED, can_count, timeline
+from kit.steps.timeline import (
+    FOLLOWED,
+    about_gradient_steps,
+    can_count,
+    can_follow,
+    timeline,
+)
 
 _WIDTH = 100
 
@@ -95,16 +101,11 @@ def plan_text(plan: StepPlan) -> str:
     """Return the table of a plan, or what can be said of one too long to follow."""
     if not plan.is_exact or can_count(plan):
         return plan_table(plan)
-    ratio = plan.replay_ratio or 0
-    trained = plan.policy_steps_per_iteration * (
-        plan.iterations - plan.first_training_iteration + 1
-    )
-    about = int(ratio * max(trained, 0)) + plan.pretrain_steps * plan.world_size
     rows = [
         ("iterations", f"{plan.iterations:,}"),
         ("policy steps", f"{plan.total_policy_steps:,}"),
         ("  of these random", f"{plan.random_steps_until(plan.total_policy_steps):,}"),
-        ("gradient steps", f"about {about:,}"),
+        ("gradient steps", f"about {about_gradient_steps(plan):,}"),
     ]
     why = f"Its counting, {plan.counting}, has to be followed step by step: too long to do here."
     return text_table(("", "planned"), rows) + f"\n{why}"
@@ -133,7 +134,7 @@ def iteration_row(plan: StepPlan, iteration: int) -> dict[str, Any]:
     """Return what one iteration does, and the totals at its end."""
     before = plan.policy_steps_after(iteration - 1) if iteration > 1 else 0
     after = plan.policy_steps_after(iteration)
-    near = can_count(plan) or iteration <= FOLLOWED
+    near = can_count(plan) or can_follow(plan, iteration, FOLLOWED // 10)
     steps = plan.gradient_steps(iteration) * plan.world_size if near else None
     return {
         "iteration": iteration,

@@ -29,7 +29,8 @@ def run_key(plan: StepPlan) -> tuple[tuple[str, Any], ...]:
 
 def differing_settings(one: StepPlan, other: StepPlan) -> list[tuple[str, Any, Any]]:
     """Return the settings in which two plans part, with the value of each."""
-    ours, theirs = dict(run_key(one)), dict(run_key(other))
+    ours = {"counting": "exact"} | dict(run_key(one))
+    theirs = {"counting": "exact"} | dict(run_key(other))
     names = list(ours) + [name for name in theirs if name not in ours]
     return [
         (name, ours.get(name), theirs.get(name))

@@ -17,10 +17,24 @@ def can_count(plan: StepPlan) -> bool:
     """Whether all counts of a plan are known at once, or after a short while."""
     if not plan.is_exact:
         return False
-    if plan.counting == "exact" or plan.iterations <= FOLLOWED:
+    if plan.counting == "exact" or can_follow(plan, plan.iterations):
         return True
     total = getattr(counting_rule(plan.counting)(plan), "total", None)
     return total is not None and total(1, plan.frames_per_batch) is not None
+
+
+def can_follow(plan: StepPlan, iteration: int, most: int = FOLLOWED) -> bool:
+    """Whether a plan can be followed up to ``iteration`` in a short while."""
+    rule = counting_rule(plan.counting)(plan)
+    asked = plan.policy_steps_per_iteration if getattr(rule, "asks_each_step", False) else 1
+    return iteration * asked <= most
+
+
+def about_gradient_steps(plan: StepPlan) -> int:
+    """Gradient steps of all processes, nearly, in a plan that is too long to follow."""
+    trained = max(plan.iterations - plan.first_training_iteration + 1, 0)
+    steps = plan.policy_steps_per_iteration * trained
+    return int((plan.replay_ratio or 0) * steps) + plan.pretrain_steps * plan.world_size
 
 
 def timeline(plan: StepPlan, columns: int = _COLUMNS) -> str:
@@ -50,7 +64,7 @@ def timeline(plan: StepPlan, columns: int = _COLUMNS) -> str:
 def _lanes(plan: StepPlan, spans: list[tuple[int, int]]) -> list[str]:
     """Return the lanes of a drawing, a column for each span of iterations."""
     one_by_one = all(end - start == 1 for start, end in spans)
-    known = can_count(plan) or (one_by_one and spans[-1][1] < 10_000)
+    known = can_count(plan) or (one_by_one and can_follow(plan, spans[-1][1], FOLLOWED // 10))
     collects = "".join(_collects(plan, *span) for span in spans)
     updates = "".join(_updates(plan, *span) for span in spans) if known else "not known here"
     evaluates = "".join("E" if _evaluates(plan, *span) else " " for span in spans)

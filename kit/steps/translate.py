@@ -10,7 +10,7 @@ from kit.steps.explain import explain, plain, plan_text, shown
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 from kit.steps.table import text_table
-from kit.steps.timeline import FOLLOWED, can_count
+from kit.steps.timeline import FOLLOWED, about_gradient_steps, can_count
 
 Difference = tuple[str, Any, Any]
 
@@ -162,14 +162,25 @@ def counts_table(
     """Return the totals of two runs side by side."""
     columns = []
     for plan in (one, other):
-        if plan.is_exact and can_count(plan):
-            totals = plan.after(plan.iterations)
-            columns.append([f"{getattr(totals, count):,}" for count, _ in _COUNTS])
-        else:
-            iterations = "as it comes" if plan.iterations is None else f"{plan.iterations:,}"
-            columns.append([iterations] + ["as it comes"] * (len(_COUNTS) - 1))
+        columns.append([_total(plan, count) for count, _ in _COUNTS])
     rows = [(label, a, b) for (_, label), a, b in zip(_COUNTS, *columns, strict=True)]
     return text_table(("", *names), rows)
+
+
+def _total(plan: StepPlan, count: str) -> str:
+    if not plan.is_exact:
+        return f"{plan.iterations:,}" if count == "iterations" else "as it comes"
+    if can_count(plan):
+        return f"{getattr(plan.after(plan.iterations), count):,}"
+    if count == "gradient_steps":
+        return f"about {about_gradient_steps(plan):,}"
+    known = {
+        "iterations": plan.iterations,
+        "policy_steps": plan.total_policy_steps,
+        "random_policy_steps": plan.random_steps_until(plan.total_policy_steps),
+        "evaluations": plan.evaluations_after(plan.iterations),
+    }
+    return f"{known[count]:,}" if count in known else "?"
 
 
 def first_difference(

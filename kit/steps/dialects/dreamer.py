@@ -42,6 +42,8 @@ class TransitionRatio:
         before: transitions before the first training iteration.
     """
 
+    asks_each_step = True
+
     def __init__(self, ratio: float, first: int, before: int) -> None:
         self.ratio, self.first = ratio, first
         self.transitions = before
