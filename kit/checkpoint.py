@@ -29,14 +29,23 @@ class Checkpoints:
         folder: where they are.
         parts: objects with ``state_dict`` and ``load_state_dict``, by name.
         keep: how many of the newest are kept.
+        random_numbers: whether the state of the global random numbers is a part.
     """
 
-    def __init__(self, folder: Path, parts: Mapping[str, Any], keep: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parts: Mapping[str, Any],
+        keep: int = 2,
+        *,
+        random_numbers: bool = True,
+    ) -> None:
         self.folder = folder
         self._rotation = CheckpointRotation(folder, keep_last=keep)
         self._checkpoint = Checkpoint(format="directory")
         adapter = StateDictCheckpointAdapter(payload_format="torch")
-        for name, part in {**parts, "random_numbers": GlobalRNGState()}.items():
+        parts = {**parts, "random_numbers": GlobalRNGState()} if random_numbers else parts
+        for name, part in parts.items():
             self._checkpoint.register(name, part, adapter=adapter)
 
     def save(self, policy_steps: int, metadata: Mapping[str, Any]) -> Path:

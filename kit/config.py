@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kit.documentation import field_docs
 from kit.steps import SettingError
 from kit.steps.errors import nearest_first
 
@@ -218,17 +219,14 @@ def _called(hint: Any) -> str:
     return _CALLED.get(hint, str(hint))
 
 
-def settings(cls: type, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Yield dotted name, default, type and documentation of every setting of a dataclass."""
-    from kit.documentation import field_docs
-
-    docs = field_docs(cls)
-    hints = typing.get_type_hints(cls)
-    for f in dataclasses.fields(cls):
-        factory = f.default_factory
-        default = factory() if factory is not dataclasses.MISSING else f.default
-        if dataclasses.is_dataclass(default):
-            yield from settings(type(default), f"{path}{f.name}.")
+def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
+    """Yield dotted name, value, type and documentation of every setting of a dataclass."""
+    docs = field_docs(type(config))
+    hints = typing.get_type_hints(type(config))
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from settings(value, f"{path}{f.name}.")
         else:
             kind = str(getattr(hints[f.name], "__name__", hints[f.name]))
-            yield f"{path}{f.name}", default, kind, docs.get(f.name, "")
+            yield f"{path}{f.name}", value, kind, docs.get(f.name, "")

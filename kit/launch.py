@@ -42,7 +42,9 @@ def main(
         print(help_text(config_class, name))
         return
     try:
-        presets = Path(sys.modules[config_class.__module__].__file__ or "").parent / "presets" / name
+        presets = (
+            Path(sys.modules[config_class.__module__].__file__ or "").parent / "presets" / name
+        )
         base = _base(config_class, arguments, presets)
         _check_names(base, arguments)
         _compose(base, name, arguments, lambda values: _run(config_class, build, values))
@@ -73,9 +75,7 @@ def explains_itself(error: BaseException) -> bool:
 
 
 # ---------------------------------------------------------------------- settings and overrides
-def _base(
-    config_class: type[RunConfig], arguments: Sequence[str], presets: Path
-) -> dict[str, Any]:
+def _base(config_class: type[RunConfig], arguments: Sequence[str], presets: Path) -> dict[str, Any]:
     """The settings before overrides: defaults, a preset, a resumed run's, a chosen vocabulary."""
     chosen = dict(_split(argument) for argument in arguments if "=" in argument)
     resume = chosen.get("resume")
@@ -214,7 +214,7 @@ def help_text(config_class: type[RunConfig], name: str) -> str:
         "settings:",
         "",
     ]
-    for dotted, default, kind, text in settings(config_class):
+    for dotted, default, kind, text in settings(config_class()):
         lines.append(f"  {dotted}={_shown(default)}  ({kind})")
         lines += textwrap.wrap(text, 92, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)

@@ -345,8 +345,14 @@ class Trainer:
         for name in ("loss_module", "update", "advantage"):
             if hasattr(getattr(self, name), "load_state_dict"):
                 parts[name] = getattr(self, name)
+        parts |= self._normalization()
         with_state = {n: m for n, m in self._modules.items() if hasattr(m, "load_state_dict")}
         return parts | {f"hook {name}": module for name, module in with_state.items()}
+
+    def _normalization(self) -> dict[str, Any]:
+        """The running normalisation of the environments; apart, so that it can be loaded alone."""
+        normalizer = getattr(getattr(self.collector, "env", None), "normalizer", None)
+        return {} if normalizer is None else {"normalization": normalizer}
 
     def save(self) -> Path | None:
         """Write a checkpoint now, between two iterations.
@@ -371,6 +377,16 @@ class Trainer:
         if not self.source.exact_resume and hasattr(self.buffer, "close_open_episodes"):
             self.buffer.close_open_episodes(self.plan.num_envs)
         return self
+
+    def load_policy(self, checkpoint: Path | str) -> int:
+        """Load weights and normalisation alone, to evaluate; the run folder is only read.
+
+        Returns:
+            Policy steps after which the checkpoint was written.
+        """
+        parts = {"loss_module": self.loss_module, **self._normalization()}
+        checkpoints = Checkpoints(Path(checkpoint).parent, parts, random_numbers=False)
+        return int(checkpoints.load(Path(checkpoint))["counters"]["policy_steps"])
 
     # ------------------------------------------------------------------ ends
     @property

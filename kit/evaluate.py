@@ -1,0 +1,156 @@
+"""Evaluating a saved run, and recording it to video.
+
+python -m kit.evaluate runs/ppo/CartPole-v1/20250101-120000-s0
+python -m kit.evaluate latest --episodes 100 --seed 7
+python -m kit.evaluate latest --video pendulum.mp4
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kit.checkpoint import Checkpoints
+from kit.config import EnvConfig, from_plain
+from kit.envs import make_env
+from kit.hooks.evaluation import Evaluator
+from kit.launch import explains_itself
+from kit.recipe import adapted_env
+from kit.run import find_run, read_config
+from kit.steps import SettingError
+
+
+class SavedRun:
+    """The policy of a run, as its newest checkpoint has it. The run folder is only read.
+
+    Args:
+        folder: run folder.
+
+    Attributes:
+        trainer: built from the run's settings, with its weights and its frozen normalisation.
+        policy_steps: after which the checkpoint was written.
+
+    Raises:
+        SettingError: if the folder has no checkpoint, or its recipe cannot be imported.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        config = read_config(folder)
+        checkpoint = Checkpoints.latest(folder / "checkpoints")
+        if checkpoint is None:
+            raise SettingError("run", str(folder), "has no checkpoint yet", "let it run on")
+        recipe = _recipe(str(config.pop("recipe")))
+        self._scratch = tempfile.TemporaryDirectory()
+        quiet = {"progress": False, "logger": "none", "resume": None, "runs": self._scratch.name}
+        self.config = from_plain(recipe.Config, {**config, **quiet})
+        self.trainer = recipe.build(self.config)
+        self.policy_steps = self.trainer.load_policy(checkpoint)
+        self.policy = self.trainer.evaluate.policy
+
+    def evaluator(
+        self, episodes: int, seed: int, copies: int | None = None, **env: Any
+    ) -> Evaluator:
+        """Return an evaluator of the policy.
+
+        Args:
+            episodes: played in one evaluation.
+            seed: of the environments.
+            copies: environment copies; as many as there are episodes, at most 32, by default.
+            **env: further arguments of ``make_env``.
+        """
+        config: EnvConfig = self.config.env
+        arguments = adapted_env(config, self.trainer.plan)
+        arguments |= {"num_envs": copies or min(episodes, 32), **env}
+        if copies == 1:
+            arguments["vectorization"] = "sync"
+        made = make_env(**arguments)
+        made.normalizer = self.trainer.evaluate.env.normalizer
+        return Evaluator(made, self.policy, episodes=episodes, seed=seed, device=self.config.device)
+
+    def record(self, video: Path, seed: int) -> dict[str, float]:
+        """Play one episode and write it to an MP4 file.
+
+        Args:
+            video: file to write.
+            seed: of the environment.
+
+        Raises:
+            SettingError: if the environment cannot be drawn or a package is missing.
+        """
+        import gymnasium as gym
+
+        frames = Path(self._scratch.name) / "video"
+
+        def recorded(env: Any) -> Any:
+            return gym.wrappers.RecordVideo(
+                env, str(frames), episode_trigger=lambda n: n == 0, video_length=0,
+                disable_logger=True,
+            )  # fmt: skip
+
+        try:
+            evaluator = self.evaluator(
+                1, seed, copies=1, wrappers=[recorded], render_mode="rgb_array"
+            )
+            metrics = evaluator(0)
+            evaluator.close()
+        except gym.error.DependencyNotInstalled as error:
+            raise SettingError(
+                "video", str(video), f"needs a package that is missing ({error})",
+                "pip install 'torchrl-kit[video]'",
+            ) from None  # fmt: skip
+        (made,) = frames.glob("*.mp4")
+        video.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(made, video)
+        return metrics
+
+
+def _recipe(name: str) -> Any:
+    try:
+        return importlib.import_module(name if "." in name else f"recipes.{name}")
+    except ImportError as error:
+        raise SettingError("recipe", name, f"cannot be imported: {error}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Evaluate a run from the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kit.evaluate", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("run", help='run folder, or "latest"')
+    parser.add_argument("--runs", default="runs", help="where run folders are")
+    parser.add_argument("--episodes", type=int, default=100, help="whole episodes to play")
+    parser.add_argument("--seed", type=int, default=12345, help="of the environments")
+    parser.add_argument("--video", type=Path, help="MP4 file for one episode")
+    given = parser.parse_args(argv)
+    try:
+        folder = find_run(given.run, Path(given.runs))
+        run = SavedRun(folder)
+        print(f"{folder}\nafter {run.policy_steps:,} policy steps, deterministic actions")
+        with torch.no_grad():
+            metrics = run.evaluator(given.episodes, given.seed)(0)
+        print(
+            f"return {metrics['evaluation/return']:,.1f} ± {metrics['evaluation/return_std']:,.1f} "
+            f"(least {metrics['evaluation/return_min']:,.1f}, greatest "
+            f"{metrics['evaluation/return_max']:,.1f}) over {given.episodes} episodes, "
+            f"length {metrics['evaluation/length']:,.1f} policy steps"
+        )
+        if given.video is not None:
+            shown = run.record(given.video, given.seed)
+            print(f"{given.video}: one episode, return {shown['evaluation/return']:,.1f}")
+    except Exception as error:
+        if not explains_itself(error):
+            raise
+        print(f"\nerror: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()
