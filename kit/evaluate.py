@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import shutil
 import sys
 import tempfile
@@ -87,6 +88,7 @@ class SavedRun:
         """
         import gymnasium as gym
 
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
         frames = Path(self._scratch.name) / "video"
 
         def recorded(env: Any) -> Any:
@@ -131,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--video", type=Path, help="MP4 file for one episode")
     given = parser.parse_args(argv)
     try:
-        folder = find_run(given.run, Path(given.runs))
+        folder = find_run(given.run, Path(given.runs), field="run")
         run = SavedRun(folder)
         print(f"{folder}\nafter {run.policy_steps:,} policy steps, deterministic actions")
         with torch.no_grad():

@@ -160,27 +160,28 @@ def new_folder(runs: Path, recipe: str, env_id: str, seed: int) -> Path:
     return folder
 
 
-def find_run(resume: str, runs: Path, recipe: str | None = None) -> Path:
-    """Return the folder of the run to go on with.
+def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "resume") -> Path:
+    """Return the folder of a run.
 
     Args:
-        resume: a run folder, or ``latest``: the newest one of the recipe.
+        name: a run folder, or ``latest``: the newest one of the recipe.
         runs: where run folders are.
         recipe: whose runs ``latest`` means; ``None``: of any.
+        field: setting that asks for it, for the error.
 
     Raises:
         SettingError: if there is no such run.
     """
-    if resume != "latest":
-        folder = Path(resume)
+    if name != "latest":
+        folder = Path(name)
         if (folder / "config.yaml").is_file():
             return folder
         raise SettingError(
-            "resume", resume, "is not a run folder (it has no config.yaml)", _newest(runs, recipe)
+            field, name, "is not a run folder (it has no config.yaml)", _newest(runs, recipe)
         )
     found = _newest(runs, recipe)
     if not found:
-        raise SettingError("resume", "latest", f"finds no run in {runs / (recipe or '')}")
+        raise SettingError(field, "latest", f"finds no run in {runs / (recipe or '')}")
     return Path(found[0])
 
 
