@@ -1,0 +1,75 @@
+"""Measuring: several things in turn, medians, ratios, and a table that says on what machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleaved(
+    cases: Mapping[str, Callable[[], float]], repeats: int = 3, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Run every case in turn, ``repeats`` times, so that a noisy minute hits all of them.
+
+    Args:
+        cases: each returns its figure (a rate, a time) when called.
+        repeats: rounds that count.
+        warm_up: whether a round comes before them that does not.
+
+    Returns:
+        The figures of each case, in the order of the rounds.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in cases}
+    for round_number in range(repeats + warm_up):
+        for name, case in cases.items():
+            figure = case()
+            if round_number >= warm_up:
+                figures[name].append(figure)
+    return figures
+
+
+def median(figures: Sequence[float]) -> float:
+    """Return the median."""
+    return statistics.median(figures)
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Return the median of the ratios round by round."""
+    return statistics.median(a / b for a, b in zip(above, below))
+
+
+def machine(threads: int) -> str:
+    """Return one line about what was measured on.
+
+    Args:
+        threads: PyTorch's threads.
+    """
+    versions = ", ".join(
+        f"{name} {metadata.version(name)}"
+        for name in ("torch", "torchrl", "tensordict", "gymnasium")
+    )
+    return (
+        f"{date.today()}, {os.cpu_count()} cores ({platform.machine()}), PyTorch threads: "
+        f"{threads}, Python {platform.python_version()}, {versions}"
+    )
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table: first column left, the others right."""
+    lines = [list(header), ["---", *["--:"] * (len(header) - 1)], *map(list, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_results(name: str, title: str, text: str) -> Path:
+    """Write ``benchmarks/results/<name>.md``."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.md"
+    path.write_text(f"# {title}\n\n{text}\n")
+    return path
