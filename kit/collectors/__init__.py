@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kit.collectors.base import KitCollector
+from kit.collectors.tensor import TensorCollector
 from kit.collectors.vector import VectorCollector
 
-__all__ = ["KitCollector", "VectorCollector"]
+__all__ = ["KitCollector", "TensorCollector", "VectorCollector"]

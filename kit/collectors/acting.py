@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,9 +12,17 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.policy import IS_INIT, Policy, PolicyRunner, Tensors
 from kit.envs.copies import StepArrays
-from kit.envs.spaces import Arrays, Key
-from kit.envs.vector_env import VectorEnv
+from kit.envs.spaces import Arrays, Key, Leaf
 from kit.steps import SettingError
+
+
+class ActsOn(Protocol):
+    """What has to be known of an environment to act in it."""
+
+    num_envs: int
+    observation_leaves: list[Leaf]
+    action_leaves: list[Leaf]
+    full_action_spec: Any
 
 
 @dataclass
@@ -54,7 +62,7 @@ class Acting:
 
     def __init__(
         self,
-        env: VectorEnv,
+        env: ActsOn,
         policy: Policy | None,
         exploration_policy: Policy | None = None,
         *,

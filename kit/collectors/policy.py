@@ -6,7 +6,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -110,6 +112,21 @@ class PolicyRunner:
             outputs = self._trace(pool)
         return self._remember(outputs, pool) if self.remembers else outputs
 
+    def plainly(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
+        """Do what a call does, through the TensorDict module: to trace it with more around it."""
+        pool = {IS_INIT: self._starts, **tensors, **self._memory}
+        outputs = self._plain(pool)
+        return self._remember(outputs, pool) if self.remembers else outputs
+
+    @property
+    def memory(self) -> Tensors:
+        """What the next call remembers."""
+        return self._memory if self.remembers else {}
+
+    @memory.setter
+    def memory(self, memory: Tensors) -> None:
+        self._memory = memory
+
     def peek(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
         """Return what a call would, and leave everything as it was: memory, buffers, numbers."""
         generator, memory, starts = torch.get_rng_state(), self._memory, self._starts
@@ -202,17 +219,18 @@ class PolicyRunner:
         self._starts = self._ongoing
         return returned
 
-    def ended(self, mask: Any) -> None:
+    def ended(self, mask: NDArray[np.bool_] | Tensor) -> None:
         """Forget what belongs to episodes that ended with the last step.
 
         Needed where ``remembers`` is true.
 
         Args:
-            mask: array or tensor of bool, ``[num_envs]``.
+            mask: ``[num_envs]``. A tensor is not read on the host.
         """
-        mask = torch.as_tensor(mask, device=self._starts.device)
-        if not mask.any():
-            return
+        if not isinstance(mask, Tensor):
+            if not mask.any():
+                return
+            mask = torch.from_numpy(mask).to(self._starts.device)
         self._starts = mask.unsqueeze(-1).clone()
         for key, value in self._memory.items():
             rows = mask.reshape(-1, *[1] * (value.ndim - 1))
