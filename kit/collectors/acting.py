@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType
 
@@ -94,6 +96,7 @@ class Acting:
             return PolicyRunner(one, keys, env.num_envs, **kwargs)
 
         self.runner, self.explorer = runner(policy), runner(exploration_policy)
+        self._example: list[Tensor] | None = None
         self._runners = [one for one in (self.runner, self.explorer) if one is not None]
 
     # ------------------------------------------------------------------ one batch
@@ -155,6 +158,32 @@ class Acting:
             return [drawn.get(key) for key in self.action_keys]
 
         return act
+
+    def random(self, observation: Tensors) -> Sequence[Tensor]:
+        """Return actions of one step at random."""
+        return self._random(1)(observation)
+
+    def aligned(self, values: Tensors, observation: Tensors) -> list[Tensor]:
+        """Return what somebody else wrote in one step as if the policy had: zero where it did not.
+
+        Args:
+            values: what was written, by key.
+            observation: what was acted on.
+        """
+        assert self.runner is not None
+        starts = self.runner.stand_by()
+        if self._example is None:
+            given = {key: value.to(self.device) for key, value in observation.items()}
+            self._example = [torch.zeros_like(value) for value in self.runner.peek(given)]
+        known = {IS_INIT: starts, **values}
+        keys = self.runner.out_keys
+        return [known.get(key, zero).to(self.device) for key, zero in zip(keys, self._example)]
+
+    def ended(self, mask: NDArray[np.bool_]) -> None:
+        """Have the policies forget what belongs to episodes that ended, ``[num_envs]``."""
+        for runner in self._runners:
+            if runner.remembers:
+                runner.ended(mask)
 
     def after(self, stretch: Stretch, result: StepArrays) -> None:
         """Bring what the policies remember up to date after a step.
