@@ -34,6 +34,9 @@ class Minibatches(Protocol):
             limit: gradient steps that are due, at most which are yielded.
         """
 
+    def update_priority(self, minibatch: TensorDictBase) -> None:
+        """Take note of a minibatch that was trained on, where its errors decide what comes next."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept between iterations."""
 
@@ -74,6 +77,9 @@ class Passes:
             if not step:
                 return
             yield step
+
+    def update_priority(self, minibatch: TensorDictBase) -> None:
+        """Do nothing: every transition is seen as often as every other."""
 
     def _newest(self, rows: TensorDictBase, plan: StepPlan) -> TensorDictBase:
         newest = plan.train_on_newest

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from kit.loggers import RowLogger
@@ -41,6 +42,7 @@ class Journal:
         self._began = time.perf_counter()
         self._last = (0, 0.0)
         self._resumed = False
+        self._open: list[RowLogger] = []
 
     # ------------------------------------------------------------------ during the loop
     def start(self) -> None:
@@ -49,6 +51,7 @@ class Journal:
         self._last = (self.trainer.policy_steps, self.seconds)
         for logger in self.loggers:
             logger.start()
+            self._open.append(logger)
             if self._resumed:
                 continue
             if self.trainer.config:
@@ -85,13 +88,15 @@ class Journal:
             if name == "log_pbar":
                 continue
             self.trainer._log_dict[name] = [value]
+            if isinstance(value, np.generic):
+                value = value.item()
             if isinstance(value, Tensor):
                 if value.numel() == 1:
                     self._noted.add({name: value.reshape(())})
             elif isinstance(value, float):
                 self._floats.setdefault(name, []).append(value)
             elif isinstance(value, int):
-                self._values[name] = value
+                self._values[name] = int(value)
 
     @property
     def elapsed(self) -> float:
@@ -145,10 +150,11 @@ class Journal:
     def close(self) -> None:
         """Keep the final table and finish every logger."""
         table = self.trainer.plan.table(self.trainer.ledger)
-        for logger in self.loggers:
-            with contextlib.suppress(OSError):
-                logger.log_text("ledger", table)
-            logger.close()
+        with contextlib.ExitStack() as last_first:
+            for logger in self._open:
+                last_first.callback(logger.close)
+                last_first.callback(logger.log_text, "ledger", table)
+            self._open = []
 
     # ------------------------------------------------------------------ in and out
     def state_dict(self) -> dict[str, Any]:

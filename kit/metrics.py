@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+
+
+def scalar(value: Tensor) -> Tensor:
+    """Return one number, without its graph: the mean of ``value``."""
+    value = value.detach()
+    return value.float().mean() if value.numel() > 1 else value.reshape(())
+
+
+def weighted_mean(parts: Sequence[TensorDictBase], weights: Sequence[float]) -> TensorDictBase:
+    """Return the mean of each entry over ``parts``; one part is returned as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    mean: dict[str, Tensor] = {}
+    for part, weight in zip(parts, weights):
+        for name, value in part.items():
+            share = value * (weight / sum(weights))
+            mean[name] = mean[name] + share if name in mean else share
+    return TensorDict(mean)
 
 
 class MetricMeans:
@@ -19,9 +37,9 @@ class MetricMeans:
 
     @torch.no_grad()
     def add(self, metrics: Mapping[str, Tensor]) -> None:
-        """Add one value of each metric."""
+        """Add one value of each metric; of several numbers, their mean."""
         names = tuple(metrics.keys())
-        values = [value.detach() for value in metrics.values()]
+        values = [scalar(value) for value in metrics.values()]
         if names not in self._sums:
             self._sums[names] = [value.clone().float() for value in values]
             self._counts[names] = 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tensordict import TensorDictBase
 
 from kit.steps import SettingError
+from kit.steps.errors import show
 
 Signature = Literal["fire", "pipe", "log", "losses", "optimizer", "summary", "row"]
 Needs = Literal["iteration", "update", "end"]
@@ -98,6 +99,7 @@ class Stages:
 
     def __init__(self, updates: bool = True) -> None:
         self.updates = updates
+        self._began = False
         self._operations: dict[str, list[_Operation]] = {name: [] for name in STAGES}
 
     def register(self, stage: str, function: Callable[..., Any], **keywords: Any) -> None:
@@ -120,6 +122,10 @@ class Stages:
             raise SettingError(
                 "stage", stage, f"never runs, so {name} never would: the plan trains nothing"
             )
+        if stage == "setup" and self._began:
+            raise SettingError(
+                "stage", stage, f"never runs again, so {name} never would: the run has begun"
+            )
         text, count = SIGNATURES[STAGES[stage].signature]
         if not _takes(function, count, keywords):
             raise SettingError(
@@ -134,21 +140,20 @@ class Stages:
         """Call every operation of ``stage``."""
         for operation in self._operations[stage]:
             self._call(stage, operation)
+        self._began |= stage == "setup"
 
     def pipe(self, stage: str, batch: Any) -> Any:
         """Pass ``batch`` through every operation; one that returns nothing leaves it as it is."""
         for operation in self._operations[stage]:
             result = self._call(stage, operation, batch)
-            if isinstance(result, TensorDictBase):
-                batch = result
+            batch = _taken(result, batch, stage, operation)
         return batch
 
     def losses(self, minibatch: TensorDictBase, losses: TensorDictBase) -> TensorDictBase:
         """Pass losses through every operation of ``process_loss``."""
         for operation in self._operations["process_loss"]:
             result = self._call("process_loss", operation, minibatch, losses)
-            if isinstance(result, TensorDictBase):
-                losses = result
+            losses = _taken(result, losses, "process_loss", operation)
         return losses
 
     def optimize(self, losses: TensorDictBase, clip_grad_norm: bool, clip_norm: Any) -> Any:
@@ -156,16 +161,18 @@ class Stages:
         for index, operation in enumerate(self._operations["optimizer"]):
             arguments = (losses, clip_grad_norm, clip_norm, index)
             result = self._call("optimizer", operation, *arguments)
-            if isinstance(result, TensorDictBase):
-                losses = result
+            losses = _taken(result, losses, "optimizer", operation)
         return losses.detach()
 
     def log(self, stage: str, *arguments: Any) -> Iterator[dict[str, Any]]:
         """Yield the metrics that each operation returns."""
         for operation in self._operations[stage]:
             result = self._call(stage, operation, *arguments)
-            if result is not None:
-                yield dict(result)
+            if result is None:
+                continue
+            if not isinstance(result, (Mapping, TensorDictBase)):
+                raise HookError(operation.name, stage, _returned(result, "a dict of metrics"))
+            yield dict(result.items())
 
     def row(self, row: dict[str, Any]) -> None:
         """Show a logged row to every operation of ``log_row``."""
@@ -181,6 +188,19 @@ class Stages:
             if isinstance(error, HookError) or getattr(error, "stops_the_run", False):
                 raise
             raise HookError(operation.name, stage, error) from error
+
+
+def _taken(result: Any, before: Any, stage: str, operation: _Operation) -> Any:
+    """What goes on after an operation: what it returned, or what it was given."""
+    if result is None:
+        return before
+    if not isinstance(result, TensorDictBase):
+        raise HookError(operation.name, stage, _returned(result, "a TensorDict"))
+    return result
+
+
+def _returned(result: Any, wanted: str) -> TypeError:
+    return TypeError(f"it returned {show(result)}, which is neither {wanted} nor None")
 
 
 def _name(function: Any) -> str:

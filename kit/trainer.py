@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,17 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import ReplayBuffer
 from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
-from kit.buffers import Minibatches, as_minibatches
+from kit.buffers import Minibatches, Passes, as_minibatches
 from kit.checkpoint import Checkpoints
+from kit.checks import check_hooks, check_parts
 from kit.collectors.source import Source
+from kit.hooked import Hooked
 from kit.hooks.evaluation import Evaluator
 from kit.journal import Journal
 from kit.loggers import RowLogger
-from kit.stages import Stages
+from kit.metrics import weighted_mean
 from kit.steps import Difference, SettingError, StepLedger, StepPlan
+from kit.steps.errors import whole_number
 from kit.steps.every import multiples_crossed
 from kit.update import Update
 
@@ -39,7 +42,7 @@ class PlanNotKept(RuntimeError):
         super().__init__("the run did not do what was planned: " + "; ".join(map(str, differences)))
 
 
-class Trainer:
+class Trainer(Hooked):
     """Runs a plan: in each iteration one collection, then the gradient steps that are due.
 
     The plan says what is due, the buffer what a minibatch is, the update what a gradient step is;
@@ -50,7 +53,8 @@ class Trainer:
         plan: what will be done.
         collector: where batches come from; the kit's or TorchRL's.
         update: makes gradient steps; the kit's :class:`~kit.update.Update` or one of TorchRL's
-            steppers. ``None`` trains nothing, or leaves it to a hook at stage ``optimizer``.
+            steppers. ``None`` trains nothing, or leaves it to a hook at stage ``optimizer``
+            (then a ``loss_module`` is given).
         buffer: where minibatches come from; a TorchRL replay buffer is taken as it is, ``None``
             makes passes over the last batch.
         advantage: adds what the loss needs to each batch that is trained on: advantages, targets.
@@ -69,10 +73,10 @@ class Trainer:
     Attributes:
         ledger: what has happened.
         stop_reason: why the run ended before its plan; ``None`` otherwise.
+        clip_norm: at what TorchRL's steppers and optimiser hooks clip gradients: the update's by
+            default.
+        clip_grad_norm: whether it is the norm of the gradients that they clip.
     """
-
-    clip_grad_norm = True
-    clip_norm: float | None = None
 
     def __init__(
         self,
@@ -93,37 +97,34 @@ class Trainer:
         config: dict[str, Any] | None = None,
         resume_from: Path | str | None = None,
     ) -> None:
+        loss_module = loss_module or getattr(update, "loss_module", None)
+        self.trains = _trains(plan)
+        super().__init__(StepLedger(plan.world_size), loss_module, updates=self.trains)
         self.plan = plan
         self.collector = collector
         self.source = Source(collector, plan)
         self.update = self.optimization_stepper = update
-        self.loss_module = loss_module or getattr(update, "loss_module", None)
         self.optimizer = optimizer or next(iter(getattr(update, "optimizers", {}).values()), None)
+        self.clip_norm = getattr(update, "clip_norm", None) or getattr(update, "clip_value", None)
+        self.clip_grad_norm = getattr(update, "clip_value", None) is None
         self.buffer = as_minibatches(buffer)
         self.replay_buffer = getattr(self.buffer, "buffer", None)
         self.advantage = advantage
         self.evaluate = evaluate
         self.config = config or {}
         self.folder = None if folder is None else Path(folder)
-        self.ledger = StepLedger(plan.world_size)
         self.clock = plan.clock()
-        total = plan.total_policy_steps or 1
-        self.log_every = log_every or max(total // 100, 1)
-        self.checkpoint_every = checkpoint_every or max(total // 10, 1)
+        self.log_every = _period("log_every", log_every, plan, 100)
+        self.checkpoint_every = _period("checkpoint_every", checkpoint_every, plan, 10)
         loggers = logger if isinstance(logger, Sequence) else [logger]
         self.journal = Journal(self, loggers)
         self.logger = loggers[0] if loggers else None
-        self.stages = Stages(updates=self._trains)
-        self.stop_reason: str | None = None
-        self._stop_training = False
-        self._skip_phase = False
-        self._log_dict: defaultdict[str, list[Any]] = defaultdict(list)
-        self._modules: dict[str, Any] = {}
         self._prefill: TensorDictBase | None = None
         self.checkpoints: Checkpoints | None = None
         self.last_checkpoint: Path | None = None
         self.last_metrics: TensorDictBase | None = None
-        _check_fits(self)
+        self._drawn = 0
+        check_parts(self)
         if isinstance(update, OptimizationStepper) and not isinstance(update, Update):
             update.register(self)
         for hook in hooks:
@@ -140,16 +141,19 @@ class Trainer:
             HookError: if a hook raises.
             EnvironmentFault: if an environment fails.
         """
-        self.journal.start()
+        check_hooks(self)
         try:
+            self.journal.start()
             self.stages.fire("setup")
             if self.ledger.iterations == 0:
                 self._before_the_first_iteration()
             while self.ledger.iterations < self.plan.iterations and not self._stop_training:
                 self._iterate()
             self.save()
-        finally:
-            self._shut_down()
+        except BaseException as error:
+            self._shut_down_after(error)
+            raise
+        self.shutdown()
         differences = self.ledger.compare(self.plan)
         if differences:
             raise PlanNotKept(differences)
@@ -159,7 +163,7 @@ class Trainer:
         before = self.ledger.policy_steps
         batch = self._collect()
         due = self.clock.advance(self.source.collected)
-        if due and self._trains:
+        if due:
             self._update(batch, due)
         else:
             self.buffer.extend(batch)
@@ -190,61 +194,86 @@ class Trainer:
 
     def _update(self, batch: TensorDictBase, due: int) -> None:
         """Make ``due`` gradient steps, epoch by epoch."""
-        self._skip_phase = False
+        self._skip_phase, self._drawn = False, 0
         with self.journal.timed("update"):
             self.stages.fire("pre_optim_steps")
             if self.advantage is not None:
                 batch = self.advantage(batch)
-            filled = False
+            filled, made = False, 1
             while due and not self._skip_phase:
                 self.journal.log("pre_epoch_log", batch)
                 processed = self.stages.pipe("pre_epoch", batch)
-                if not filled or processed is not batch or self.stages["pre_epoch"]:
+                if not filled or self.stages["pre_epoch"]:
                     self.buffer.extend(processed)
                     filled = True
-                due -= self._update_epoch(due)
+                before, made = made, self._update_epoch(due)
+                if not before and not made:
+                    name = type(self.buffer).__name__
+                    raise SettingError("buffer", name, "has no minibatch to train on")
+                due -= made
                 self.journal.log("post_epoch_log", batch)
                 self.stages.fire("post_epoch")
-            self.ledger.skipped(self._samples_of(due), due)
+            self.ledger.skipped(self._skipped_samples(due), due)
             self.journal.log_summary(self.ledger.local_gradient_steps)
+
+    def _trained_on(self, batch: TensorDictBase) -> TensorDictBase:
+        """Leave out, before minibatches are cut, what neither the loss nor a hook will read."""
+        read = getattr(self.update, "keys_read", None)
+        stages = ("process_optim_batch", "process_loss", "optimizer", "post_loss", "post_optim_log")
+        if not read or not isinstance(self.buffer, Passes) or any(self.stages[s] for s in stages):
+            return batch
+        return batch.select(*read, ("collector", "mask"), strict=False)
 
     def _update_epoch(self, due: int) -> int:
         """Make the gradient steps of one update epoch, at most ``due``; return how many."""
         made = 0
-        for minibatches in self.buffer.epoch(self.plan, due):
-            minibatches = [self.stages.pipe("process_optim_batch", m) for m in minibatches]
-            self.last_metrics = self._gradient_step(minibatches)
-            self.journal.metrics.add(self.last_metrics)
+        for drawn in self.buffer.epoch(self.plan, due):
+            try:
+                minibatches = [self.stages.pipe("process_optim_batch", m) for m in drawn]
+            except StopIteration:  # how TorchRL's replay buffer hook says that a pass has ended
+                break
+            self._gradient_step(minibatches)
             self.ledger.updated(sum(minibatch.numel() for minibatch in minibatches))
+            self._drawn += len(minibatches)
             made += 1
             self.stages.fire("post_optim")
             self.journal.log("post_optim_log", minibatches[-1])
-        if made == 0:
-            raise SettingError("buffer", type(self.buffer).__name__, "has no minibatch to train on")
-        self.ledger.update_epochs += int(self.plan.on_policy)
+        self.ledger.update_epochs += int(self.plan.on_policy and made > 0)
         return made
 
-    def _gradient_step(self, minibatches: list[TensorDictBase]) -> Any:
+    def _gradient_step(self, minibatches: list[TensorDictBase]) -> None:
         if self.stages["process_loss"] or self.stages["optimizer"]:
-            return self._open_gradient_step(minibatches)
-        if isinstance(self.update, Update):
-            metrics = self.update(*minibatches)
-        else:
+            self._note_losses(self._open_gradient_step(minibatches))
+        elif isinstance(self.update, Update):
+            self._note_losses(self.update(*minibatches))
+            for minibatch in minibatches:
+                self._after_loss(minibatch)
+        else:  # TorchRL's steppers take one minibatch at a time and accumulate by themselves
             assert self.update is not None
-            metrics = self.update.step(self, minibatches[0])
-        for minibatch in minibatches:
-            self.stages.pipe("post_loss", minibatch)
-        return metrics
+            for minibatch in minibatches:
+                self._note_losses(self.update.step(self, minibatch))
+                self._after_loss(minibatch)
 
-    def _open_gradient_step(self, minibatches: list[TensorDictBase]) -> Any:
-        """A gradient step whose inside is open to hooks: eager, one minibatch at a time."""
-        losses = self.compute_loss(minibatches[0])
-        self.stages.pipe("post_loss", minibatches[0])
-        losses = self.stages.losses(minibatches[0], losses)
+    def _open_gradient_step(self, minibatches: list[TensorDictBase]) -> TensorDictBase:
+        """Make a gradient step whose inside is open to hooks: eagerly."""
+        parts = []
+        for minibatch in minibatches:
+            losses = self.compute_loss(minibatch)
+            self._after_loss(minibatch)
+            parts.append(self.stages.losses(minibatch, losses))
+        losses = weighted_mean(parts, [minibatch.numel() for minibatch in minibatches])
         if self.stages["optimizer"]:
             return self.stages.optimize(losses, self.clip_grad_norm, self.clip_norm)
         assert isinstance(self.update, Update)
         return self.update.minimize(losses)
+
+    def _after_loss(self, minibatch: TensorDictBase) -> None:
+        self.stages.pipe("post_loss", minibatch)
+        self.buffer.update_priority(minibatch)
+
+    def _note_losses(self, metrics: TensorDictBase) -> None:
+        self.last_metrics = metrics
+        self.journal.metrics.add(metrics)
 
     def _before_the_first_iteration(self) -> None:
         if self.plan.prefill_steps and not self.plan.prefill_is_iteration:
@@ -277,62 +306,6 @@ class Trainer:
             self.journal.note(self.evaluate(self.ledger.evaluations))
         self.ledger.evaluated(self.evaluate.episodes)
 
-    # ------------------------------------------------------------------ TorchRL's hook protocol
-    def add(self, hook: Any, name: str | None = None) -> Trainer:
-        """Register a hook object under ``name``, or under its own."""
-        own = name or getattr(hook, "name", None) or _snake(type(hook).__name__)
-        hook.register(self, own)
-        return self
-
-    def register_op(self, dest: str, op: Callable[..., Any], **kwargs: Any) -> None:
-        """Register a function at a stage; see ``kit.stages.STAGES`` and docs/hooks.md.
-
-        Raises:
-            SettingError: if the stage does not exist or never runs, or if the function cannot be
-                called as it does.
-        """
-        self.stages.register(dest, op, **kwargs)
-
-    register_hook = register_op
-
-    def register_module(self, module_name: str, module: Any) -> None:
-        """Keep ``module``'s state in checkpoints.
-
-        Raises:
-            SettingError: if the name is used already.
-        """
-        if module_name in self._modules:
-            raise SettingError("hook", module_name, "is registered already", "choose another name")
-        self._modules[module_name] = module
-
-    def request_stop(self, reason: str | None = None) -> None:
-        """End the run after this iteration."""
-        self._stop_training = True
-        self.stop_reason = reason or "a hook asked for it"
-
-    def skip_rest_of_update(self) -> None:
-        """End this update phase after this epoch; what was due is counted as skipped."""
-        self._skip_phase = True
-
-    def compute_loss(self, sub_batch: TensorDictBase) -> TensorDictBase:
-        """Return the losses of a minibatch."""
-        return self.loss_module(sub_batch)  # type: ignore[no-any-return]
-
-    @property
-    def policy_steps(self) -> int:
-        """Policy steps so far, in all processes."""
-        return self.ledger.policy_steps
-
-    @property
-    def collected_frames(self) -> int:
-        """Policy steps so far, under the name that TorchRL's hooks read."""
-        return self.ledger.policy_steps
-
-    @property
-    def _optim_count(self) -> int:
-        """Gradient steps of this process so far, under the name that TorchRL's hooks read."""
-        return self.ledger.local_gradient_steps
-
     # ------------------------------------------------------------------ save and resume
     def _parts(self) -> dict[str, Any]:
         parts = {
@@ -342,7 +315,9 @@ class Trainer:
             "buffer": self.buffer,
             "journal": self.journal,
         }
-        for name in ("loss_module", "update", "advantage"):
+        # A stepper of TorchRL is among the registered modules; its optimiser need not be its own.
+        own = "update" if isinstance(self.update, Update) else "optimizer"
+        for name in ("loss_module", own, "advantage"):
             if hasattr(getattr(self, name), "load_state_dict"):
                 parts[name] = getattr(self, name)
         parts |= self._normalization()
@@ -389,59 +364,38 @@ class Trainer:
         return int(checkpoints.load(Path(checkpoint))["counters"]["policy_steps"])
 
     # ------------------------------------------------------------------ ends
-    @property
-    def _trains(self) -> bool:
-        rules = (
-            self.plan.update_epochs,
-            self.plan.replay_ratio,
-            self.plan.gradient_steps_per_iteration,
-        )
-        return any(rule is not None for rule in rules)
-
-    def _samples_of(self, gradient_steps: int) -> int:
-        """Transitions that gradient steps of this iteration would still have seen."""
-        if not gradient_steps:
+    def _skipped_samples(self, due: int) -> int:
+        """Transitions that ``due`` gradient steps would still have seen in this iteration."""
+        if not due or not self.plan.is_exact:
             return 0
-        group = self.plan.minibatches_per_gradient_step or 1
         sizes = self.plan.minibatch_sizes(self.ledger.iterations + 1)
-        return sum(sizes[-gradient_steps * group :]) * (self.plan.sequence_length or 1)
+        return sum(sizes[self._drawn :]) * (self.plan.sequence_length or 1)
 
-    def _shut_down(self) -> None:
-        """Release everything, whatever happened before."""
-        try:
-            self.source.count_environment(self.ledger)
-            self.stages.fire("shutdown")
-        finally:
-            self.journal.close()
-            self.collector.shutdown(raise_on_error=False)
+    def shutdown(self) -> None:
+        """Release everything, even if something raises on the way."""
+        with contextlib.ExitStack() as last_first:
             if self.evaluate is not None:
-                self.evaluate.close()
+                last_first.callback(self.evaluate.close)
+            last_first.callback(self.collector.shutdown, raise_on_error=False)
+            last_first.callback(self.journal.close)
+            last_first.callback(self.stages.fire, "shutdown")
+            last_first.callback(self.source.count_environment, self.ledger)
 
-    shutdown = _shut_down
-
-
-def _check_fits(trainer: Trainer) -> None:
-    """Refuse parts that contradict the plan."""
-    plan = trainer.plan
-    evaluations = plan.evaluation_every or plan.initial_evaluations or plan.final_evaluation
-    if trainer.evaluate is None and evaluations:
-        raise SettingError(
-            "evaluate",
-            None,
-            "leaves the evaluations of the plan undone",
-            "give an Evaluator, or a plan with evaluation_every=None and final_evaluation=False",
-        )
-    if trainer.evaluate is not None and trainer.evaluate.episodes != plan.evaluation_episodes:
-        raise SettingError(
-            "evaluate",
-            trainer.evaluate.episodes,
-            "episodes are not those of the plan",
-            [plan.evaluation_episodes],
-        )
-    trained = trainer._trains and trainer.update is None and trainer.loss_module is None
-    if trained:
-        raise SettingError("update", None, "leaves the plan's gradient steps undone", "give it")
+    def _shut_down_after(self, error: BaseException) -> None:
+        """Release everything after ``error``, which is what the user is to see."""
+        try:
+            self.shutdown()
+        except Exception as another:
+            error.add_note(f"shutting down then raised {type(another).__name__}: {another}")
 
 
-def _snake(name: str) -> str:
-    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+def _trains(plan: StepPlan) -> bool:
+    rules = (plan.update_epochs, plan.replay_ratio, plan.gradient_steps_per_iteration)
+    return any(rule is not None for rule in rules)
+
+
+def _period(field: str, period: int | None, plan: StepPlan, share: int) -> int:
+    """Return the policy steps between two log points or checkpoints."""
+    if period is None:
+        return max((plan.total_policy_steps or 1) // share, 1)
+    return whole_number(field, period, at_least=1)
