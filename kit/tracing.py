@@ -131,6 +131,7 @@ class FlatProgram:
         outputs: Sequence[Tensor],
         compile: bool = False,
     ) -> None:
+        operations, outputs = _without_repeated_views(operations, inputs, outputs)
         operations = _needed(_without_fixed_views(operations, inputs), outputs)
         read = {id(tensor) for operation in operations for tensor in _reads(operation)}
         read.update(id(tensor) for tensor in outputs)
@@ -204,15 +205,58 @@ def _reads(operation: Operation) -> list[Tensor]:
     return _tensors(operation.arguments) + _tensors(tuple(operation.keywords.values()))
 
 
+def _is_view(operation: Operation) -> bool:
+    returns = operation.function._schema.returns
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _without_repeated_views(
+    operations: list[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> tuple[list[Operation], list[Tensor]]:
+    """Let one tensor stand for all that show the same memory in the same way.
+
+    Autograd makes many of these: ``detach``, a transpose of a transpose, a reshape to the same
+    shape. All tensors of a trace are alive, so the same address means the same memory.
+    """
+    first: dict[Any, Tensor] = {_place(tensor): tensor for tensor in inputs}
+    stands_for: dict[int, Tensor] = {}
+
+    def canonical(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return stands_for.get(id(value), value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(canonical(item) for item in value)
+        return value
+
+    kept = []
+    for operation in operations:
+        result = operation.result
+        if isinstance(result, Tensor) and _is_view(operation) and _place(result) in first:
+            stands_for[id(result)] = first[_place(result)]
+            continue
+        for tensor in (*_reads(operation), *_tensors(result)):
+            if id(tensor) not in stands_for:
+                first.setdefault(_place(tensor), tensor)
+        arguments = canonical(operation.arguments)
+        keywords = {name: canonical(value) for name, value in operation.keywords.items()}
+        kept.append(Operation(operation.function, arguments, keywords, canonical(result)))
+    return kept, [canonical(tensor) for tensor in outputs]
+
+
+def _place(tensor: Tensor) -> Any:
+    """What a tensor shows: memory, offset, shape, strides, type."""
+    if tensor.numel() == 0 or tensor.is_sparse:
+        return id(tensor)
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
 def _without_fixed_views(operations: list[Operation], inputs: Sequence[Tensor]) -> list[Operation]:
     """Drop views of parameters and buffers: one made while tracing shows every later change."""
     varying = {id(tensor) for tensor in inputs}
     kept = []
     for operation in operations:
         reads = _reads(operation)
-        returns = operation.function._schema.returns
-        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-        if is_view and reads and not any(id(tensor) in varying for tensor in reads):
+        if _is_view(operation) and reads and not any(id(tensor) in varying for tensor in reads):
             continue
         kept.append(operation)
         varying.update(id(tensor) for tensor in _tensors(operation.result))
@@ -269,10 +313,12 @@ class Watch:
 
     Args:
         module: what was traced; anything else than an ``nn.Module`` never changes.
+        groups: further dictionaries of settings, such as an optimiser's parameter groups.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, groups: Sequence[dict[str, Any]] = ()) -> None:
         self.module = module
+        self.groups = groups
         self.look_closely()
 
     def changed(self) -> bool:
@@ -291,6 +337,8 @@ class Watch:
             for kind in ("_parameters", "_buffers"):
                 identities.extend(map(id, attributes[kind].values()))
             places += [(attributes, n) for n, v in attributes.items() if type(v) in _SETTINGS]
+        for group in self.groups:
+            places += [(group, name) for name, value in group.items() if type(value) in _SETTINGS]
         before = getattr(self, "_identities", None)
         self._places = places
         self._identities = identities

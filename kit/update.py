@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,9 +14,10 @@ from torchrl.objectives import SoftUpdate
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper
 
+from kit.flat_update import FlatUpdate, Gradients, Metrics
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
-from kit.tracing import FlatProgram, NotTraceable, Watch, trace
+from kit.tracing import FlatProgram, trace
 
 Compile = Literal["auto", True, False]
 
@@ -30,16 +30,6 @@ class _Group:
     optimizer: Optimizer
     losses: tuple[str, ...] | None
     parameters: list[nn.Parameter]
-
-
-@dataclass
-class _LossProgram:
-    """A traced loss with its gradients, for minibatches of one shape."""
-
-    program: FlatProgram
-    metrics: list[str]
-    written: list[Any]
-    verified: bool
 
 
 class Update(OptimizationStepper):
@@ -67,7 +57,6 @@ class Update(OptimizationStepper):
 
     Attributes:
         optimizer_step_count: gradient steps made.
-        plain_reason: why the loss runs eagerly; empty while it does not.
 
     Raises:
         SettingError: if clipping contradicts itself, or an optimiser is named for a loss that the
@@ -99,12 +88,24 @@ class Update(OptimizationStepper):
             raise SettingError("compile", compile, "is not a way to run", ["auto", True, False])
         self.compile = compile
         self.optimizer_step_count = 0
-        self.plain_reason = "" if compile else "asked for"
         self._parameters = [p for group in self.groups for p in group.parameters]
-        self._keys: list[Any] = []
-        self._programs: dict[Any, _LossProgram] = {}
-        self._watch = Watch(loss_module)
         self._update_targets = _target_step(target_updater, bool(compile))
+        self._flat: FlatUpdate | None = None
+        if compile:
+            optimizers = [group.optimizer for group in self.groups]
+            self._flat = FlatUpdate(
+                loss_module, self._loss, self._apply, optimizers, compile=compile is True
+            )
+
+    @property
+    def plain_reason(self) -> str:
+        """Why the loss runs eagerly; empty while it does not."""
+        return "asked for" if self._flat is None else self._flat.plain_reason
+
+    @property
+    def keys_read(self) -> list[Any]:
+        """Keys of a minibatch that the loss reads; empty as long as that is not known."""
+        return [] if self._flat is None else self._flat.keys_read
 
     # ------------------------------------------------------------------ one gradient step
     def __call__(self, *minibatches: TensorDictBase) -> TensorDict:
@@ -117,12 +118,13 @@ class Update(OptimizationStepper):
         Returns:
             Losses, the loss's metrics and the norm of the gradients: scalars on the device.
         """
-        if len(minibatches) == 1:
-            metrics, gradients = self._gradients(minibatches[0])
+        if len(minibatches) == 1 and self._flat is not None:
+            metrics = self._flat.step(minibatches[0])
         else:
             metrics, gradients = self._accumulated(minibatches)
-        with torch.no_grad():
-            metrics |= self._apply(gradients)
+            with torch.no_grad():
+                metrics |= self._apply(gradients)
+        self._count()
         return TensorDict(metrics)
 
     def minimize(self, losses: TensorDictBase) -> TensorDict:
@@ -135,6 +137,7 @@ class Update(OptimizationStepper):
         metrics = {name: _scalar(value) for name, value in losses.items()}
         with torch.no_grad():
             metrics |= self._apply(gradients)
+        self._count()
         return TensorDict(metrics)
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
@@ -142,14 +145,15 @@ class Update(OptimizationStepper):
         del trainer
         return self(sub_batch)
 
-    def _accumulated(
-        self, minibatches: Sequence[TensorDictBase]
-    ) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+    def _accumulated(self, minibatches: Sequence[TensorDictBase]) -> tuple[Metrics, Gradients]:
+        gradients_of = self._loss if self._flat is None else self._flat.gradients
+        if len(minibatches) == 1:
+            return gradients_of(minibatches[0])
         rows = [minibatch.numel() for minibatch in minibatches]
         total: list[Tensor | None] = [None] * len(self._parameters)
         means: dict[str, Tensor] = {}
         for minibatch, weight in zip(minibatches, (n / sum(rows) for n in rows)):
-            metrics, gradients = self._gradients(minibatch)
+            metrics, gradients = gradients_of(minibatch)
             for number, gradient in enumerate(gradients):
                 if gradient is not None:
                     before = total[number]
@@ -159,8 +163,8 @@ class Update(OptimizationStepper):
                 means[name] = means[name] + value * weight if name in means else value * weight
         return means, total
 
-    def _apply(self, gradients: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        """Clip, let the optimisers step, update the targets; return the norms before clipping."""
+    def _apply(self, gradients: Gradients) -> Metrics:
+        """Clip and let the optimisers step; return the norms before clipping."""
         norms: dict[str, Tensor] = {}
         place = 0
         for group in self.groups:
@@ -179,34 +183,18 @@ class Update(OptimizationStepper):
             group.optimizer.step()
             for parameter in group.parameters:
                 parameter.grad = None
-        self.optimizer_step_count += 1
-        if self._update_targets is not None:
-            if self.optimizer_step_count % self.target_update_every == 0:
-                self._update_targets()
         return norms
 
-    # ------------------------------------------------------------------ loss and gradients
-    def _gradients(
-        self, minibatch: TensorDictBase
-    ) -> tuple[dict[str, Tensor], Sequence[Tensor | None]]:
-        if self.plain_reason:
-            return self._loss(minibatch)
-        if self._watch.changed():
-            # A setting that a trace has taken for granted, such as a coefficient kept as a float.
-            self._programs.clear()
-        inputs = [minibatch.get(key, None) for key in self._keys]
-        shapes = tuple(None if value is None else value.shape for value in inputs)
-        known = self._programs.get(shapes)
-        if known is None or not known.program.is_valid():
-            return self._trace(minibatch)
-        if not known.verified:
-            return self._verify(known, inputs, minibatch)
-        with torch.no_grad():
-            values = known.program(*inputs)
-        return self._unpack(known, values, minibatch)
+    def _count(self) -> None:
+        """Count a gradient step; update the targets if it is their turn."""
+        self.optimizer_step_count += 1
+        due = self.optimizer_step_count % self.target_update_every == 0
+        if due and self._update_targets is not None:
+            self._update_targets()
 
+    # ------------------------------------------------------------------ loss and gradients
     @torch.enable_grad()
-    def _loss(self, minibatch: TensorDictBase) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+    def _loss(self, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
         """Return metrics and the gradients of all parameters, in the order of the groups."""
         if self.autocast is None:
             losses = self.loss_module(minibatch)
@@ -236,81 +224,6 @@ class Update(OptimizationStepper):
             there = [n for n in losses.keys() if n.startswith("loss")]
             raise SettingError("optimizer", name, "is not a loss of the loss module", there)
         return losses.get(name)
-
-    # ------------------------------------------------------------------ the traced way
-    def _trace(
-        self, minibatch: TensorDictBase
-    ) -> tuple[dict[str, Tensor], Sequence[Tensor | None]]:
-        given = minibatch.copy()
-        keys = [key for key in given.keys(True, True) if isinstance(given.get(key), Tensor)]
-        inputs = [given.get(key) for key in keys]
-        names: list[str] = []
-        written: list[Any] = []
-        used: list[bool] = []
-
-        def loss(*tensors: Tensor) -> list[Tensor]:
-            for key, tensor in zip(keys, tensors):
-                given.set(key, tensor)
-            metrics, gradients = self._loss(given)
-            names.extend(metrics)
-            before = dict(zip(keys, tensors))
-            for key in given.keys(True, True):
-                if given.get(key) is not before.get(key):
-                    written.append(key)
-            used.extend(gradient is not None for gradient in gradients)
-            extra = [given.get(key).detach() for key in written]
-            return [*metrics.values(), *extra, *(g for g in gradients if g is not None)]
-
-        generator = torch.get_rng_state()
-        try:
-            program, values = trace(loss, inputs, compile=self.compile is True)
-        except NotTraceable as reason:
-            self._tell(str(reason))
-            torch.set_rng_state(generator)
-            return self._loss(minibatch)
-        self._used = used
-        needed = program.inputs_read
-        self._keys = [keys[number] for number in needed]
-        known = _LossProgram(program, names, written, program.changes_constants)
-        self._programs[tuple(inputs[number].shape for number in needed)] = known
-        return self._unpack(known, values, minibatch)
-
-    def _unpack(
-        self, known: _LossProgram, values: Sequence[Tensor], minibatch: TensorDictBase
-    ) -> tuple[dict[str, Tensor], Sequence[Tensor | None]]:
-        metrics = dict(zip(known.metrics, values))
-        place = len(known.metrics)
-        for key in known.written:
-            minibatch.set(key, values[place])
-            place += 1
-        gradients = iter(values[place:])
-        return metrics, [next(gradients) if used else None for used in self._used]
-
-    def _verify(
-        self, known: _LossProgram, inputs: Sequence[Tensor], minibatch: TensorDictBase
-    ) -> tuple[dict[str, Tensor], Sequence[Tensor | None]]:
-        """Run both ways once, from the same random numbers, and go on with the trace if they agree.
-
-        Compiled programs round differently, so they are only asked to be close.
-        """
-        generator = torch.get_rng_state()
-        with torch.no_grad():
-            values = known.program(*inputs)
-        fast, fast_gradients = self._unpack(known, values, minibatch.copy())
-        torch.set_rng_state(generator)
-        plain, gradients = self._loss(minibatch)
-        pairs = [(fast[name], plain[name]) for name in plain]
-        pairs += [(a, b) for a, b in zip(fast_gradients, gradients) if b is not None]
-        same = _close if self.compile is True else torch.equal
-        known.verified = all(a is not None and same(a, b) for a, b in pairs)
-        if not known.verified:
-            self._tell("it does not repeat itself: something in it changes from call to call")
-        return plain, gradients
-
-    def _tell(self, reason: str) -> None:
-        self.plain_reason = reason
-        name = type(self.loss_module).__name__
-        warnings.warn(f"{name} runs eagerly, not as a flat program: {reason}", stacklevel=2)
 
     # ------------------------------------------------------------------ in and out
     @property
@@ -369,10 +282,6 @@ def _positive(field: str, value: float | None) -> float | None:
 def _scalar(value: Tensor) -> Tensor:
     value = value.detach()
     return value.float().mean() if value.numel() > 1 else value.reshape(())
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _target_step(updater: TargetNetUpdater | None, flat: bool) -> Callable[[], Any] | None:
