@@ -262,9 +262,17 @@ class PolicyRunner:
 _BY_ENVIRONMENT = frozenset({"action", "reward", "done", "terminated", "truncated", IS_INIT})
 
 
+def remembers(policy: Any) -> bool:
+    """Whether a policy says that it finds in one step what it wrote in the last, or ``is_init``."""
+    if IS_INIT in (getattr(policy, "in_keys", None) or ()):
+        return True
+    return any(_is_next(key) for key in getattr(policy, "out_keys", None) or ())
+
+
 def _check_reads(policy: Any, given: Sequence[Key], first: Tensors) -> None:
     wanted = getattr(policy, "in_keys", None) or []
-    remembered = {_read_as(key) for key in getattr(policy, "out_keys", ()) if _is_next(key)}
+    written = getattr(policy, "out_keys", None) or []
+    remembered = {_read_as(key) for key in written if _is_next(key)}
     known = {*given, *first, *remembered, IS_INIT}
     missing = [key for key in wanted if key not in known]
     if missing:

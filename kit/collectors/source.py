@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
 
 from kit.collectors.base import KitCollector
@@ -20,7 +20,8 @@ class Source:
 
     A collector of the kit counts by itself. One of TorchRL yields batches only: their policy steps
     are counted here, their env steps are taken to be ``action_repeat`` for each policy step, as
-    TorchRL does, and finished episodes are counted on the device.
+    TorchRL does, and finished episodes are counted on the device. Its batches get the shape
+    ``[num_envs, steps]``, and its processes are sent the policy's weights before each batch.
 
     Args:
         collector: the kit's or TorchRL's.
@@ -66,6 +67,8 @@ class Source:
         """
         if self._iterator is None:
             self._iterator = iter(self.collector)
+        if self.own is None and self._taken and self._has_policy:
+            self.collector.update_policy_weights_()
         random_before = 0 if self.own is None else self.own.random_policy_steps
         try:
             batch = next(self._iterator)
@@ -76,6 +79,8 @@ class Source:
                 f"ended after {self._policy_steps} policy steps, before the plan",
                 f"total_frames={self.plan.total_policy_steps // self.plan.world_size} or -1",
             ) from None
+        if self.own is None:
+            batch = _copies_first(batch)
         self._taken += 1
         self.collected = self._count(batch)
         if self.own is not None:
@@ -86,6 +91,12 @@ class Source:
         self._policy_steps += self.collected
         self._check(batch)
         return batch
+
+    @property
+    def _has_policy(self) -> bool:
+        """Whether TorchRL's collector has a policy whose weights it can be sent."""
+        policy = getattr(self.collector, "policy", None)
+        return isinstance(policy, nn.Module) and next(policy.parameters(), None) is not None
 
     def _count(self, batch: TensorDictBase) -> int:
         mask = batch.get(("collector", "mask"), None)
@@ -130,6 +141,10 @@ class Source:
             ledger.environment_errors = self.own.environment_errors
         ledger.collected(0, env_steps - ledger.local_env_steps, episodes - ledger.local_episodes)
 
+    def metrics(self) -> dict[str, float]:
+        """Return what the collector has to log besides counts."""
+        return {} if self.own is None else self.own.metrics()
+
     def take_episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call, as far as they are known."""
         if self.own is not None:
@@ -163,3 +178,10 @@ class Source:
         if state_dict["ended"] is not None:
             self._ended = torch.tensor(state_dict["ended"])
         self.collector.load_state_dict(state_dict["collector"])
+
+
+def _copies_first(batch: TensorDictBase) -> TensorDictBase:
+    """Return a batch of TorchRL, of several workers or of one environment, with one row a copy."""
+    if batch.ndim == 1:
+        return batch.unsqueeze(0)
+    return batch.flatten(0, -2) if batch.ndim > 2 else batch

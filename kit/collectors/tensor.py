@@ -21,7 +21,7 @@ from kit.collectors.tensor_memory import TensorMemory, write
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Key, Leaf
-from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorStep
+from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorCopies, TensorStep
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
@@ -393,7 +393,7 @@ def as_tensor_env(create_env_fn: Any) -> StepsTensors:
                 "normalize_observation", True, "is not possible on tensors", [False],
                 "or collector='vector'",
             )  # fmt: skip
-        env = getattr(env.copies, "env", env)
+        env = env.copies.env if isinstance(env.copies, TensorCopies) else env
     if not isinstance(env, StepsTensors):
         raise SettingError(
             "collector",

@@ -1,0 +1,198 @@
+"""Collectors by name, with what a plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torchrl.collectors import BaseCollector, Collector
+from torchrl.envs import EnvBase
+
+from kit.collectors.asynchronous import AsyncCollector
+from kit.collectors.episode import EpisodeCollector
+from kit.collectors.policy import Policy, remembers
+from kit.collectors.tensor import TensorCollector
+from kit.collectors.vector import VectorCollector
+from kit.envs.tensor import TENSOR_ENVS, TensorCopies
+from kit.envs.vector_env import VectorEnv
+from kit.steps import SettingError, StepPlan
+from kit.steps.errors import nearest_first
+
+COLLECTORS: dict[str, type[BaseCollector]] = {
+    "vector": VectorCollector,
+    "tensor": TensorCollector,
+    "episode": EpisodeCollector,
+    "async": AsyncCollector,
+    "torchrl": Collector,
+}
+"""Classes of collectors by the name that a recipe's settings give; add your own."""
+
+
+def make_collector(
+    collector: str | Callable[..., BaseCollector],
+    env: EnvBase,
+    policy: Policy | None,
+    plan: StepPlan,
+    *,
+    seed: int = 0,
+    rank: int = 0,
+    device: torch.device | str | None = None,
+    exploration_policy: Policy | None = None,
+    **kwargs: Any,
+) -> BaseCollector:
+    """Make the collector of one process of a plan.
+
+    Args:
+        collector: name in :data:`COLLECTORS`, or a class (or function) called as these are.
+        env: training environments of this process. ``tensor`` makes an equal one written in torch
+            of it, if it is none; ``async`` makes it anew in its process.
+        policy: what is trained; ``None`` acts at random.
+        plan: says how many policy steps, and which of them have random actions.
+        seed: of policy and random actions; each process draws its own from it.
+        rank: number of this process, from 0.
+        device: where the policy runs and batches are delivered.
+        exploration_policy: acts during the plan's ``exploration_steps``.
+        **kwargs: for the collector: ``max_staleness``, ``layout``, ``reuse``, ...
+
+    Raises:
+        SettingError: if there is no such collector, or it cannot collect what the plan says.
+    """
+    make = collector
+    if isinstance(collector, str):
+        if collector not in COLLECTORS:
+            near = nearest_first(collector, [*COLLECTORS])
+            raise SettingError("collector", collector, "is no collector", near)
+        make = COLLECTORS[collector]
+    assert callable(make)
+    _check_fits(make, plan)
+    if exploration_policy is not None or plan.exploration_steps:
+        kwargs |= _per_process(plan, exploration_frames=plan.exploration_steps)
+        kwargs["exploration_policy"] = exploration_policy
+    if make is Collector:
+        return _torchrl(env, policy, plan, seed=seed, rank=rank, device=device, **kwargs)
+    kwargs |= {"seed": process_seed(seed, rank), "device": device}
+    if make is AsyncCollector:
+        inner = EpisodeCollector if plan.collects_episodes else VectorCollector
+        inner = kwargs.setdefault("collector", inner)
+        kwargs["storing_device"], kwargs["policy_device"] = device or "cpu", device
+        del kwargs["device"]
+        _check_fits(inner, plan)
+        return make(env, policy, **_amounts(plan), **kwargs)
+    if make is TensorCollector:
+        env = _written_in_torch(env)
+    return make(env, policy, **_amounts(plan), **kwargs)
+
+
+def process_seed(seed: int, rank: int) -> int:
+    """Return the seed of a process: that of the run for the first one."""
+    if rank == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint32)[0])
+
+
+def _check_fits(make: Any, plan: StepPlan) -> None:
+    """Refuse a collector of steps for a plan of whole episodes, and the other way round."""
+    whole = isinstance(make, type) and issubclass(make, EpisodeCollector)
+    steps = make in (VectorCollector, TensorCollector, Collector)
+    if plan.collects_episodes and steps:
+        raise SettingError(
+            "collector",
+            make.__name__,
+            "collects steps, where the plan has whole episodes",
+            ["episode", "async"],
+        )
+    if whole and not plan.collects_episodes:
+        raise SettingError(
+            "collector",
+            "episode",
+            f"collects whole episodes, where the plan has steps_per_env={plan.steps_per_env}",
+            "give min_episodes or min_steps in place of steps_per_env",
+        )
+
+
+def _amounts(plan: StepPlan) -> dict[str, Any]:
+    """Return how much one process collects."""
+    exact = plan.is_exact
+    total = plan.total_policy_steps if exact else None
+    prefill = plan.prefill_steps
+    local = plan.local_prefill_steps * plan.world_size if prefill and exact else prefill
+    at_random = max(plan.random_steps, local if plan.prefill_random else 0)
+    amounts: dict[str, Any] = {
+        **_per_process(plan, init_random_frames=at_random, prefill_frames=prefill)
+    }
+    amounts["total_frames"] = -1 if total is None else total // plan.world_size
+    if plan.collects_episodes:
+        amounts["min_episodes"], amounts["min_steps"] = plan.min_episodes, plan.min_steps
+        amounts["episode_length"] = plan.episode_length
+    else:
+        amounts["frames_per_batch"] = plan.frames_per_batch
+    return amounts
+
+
+def _per_process(plan: StepPlan, **totals: int) -> dict[str, int]:
+    return {name: total // plan.world_size for name, total in totals.items()}
+
+
+def _written_in_torch(env: Any) -> Any:
+    """Return ``env``, or its like written in torch.
+
+    Raises:
+        SettingError: if there is none.
+    """
+    if not isinstance(env, VectorEnv) or isinstance(env.copies, TensorCopies):
+        return env
+    if env.make_again is None or env.name not in TENSOR_ENVS:
+        raise SettingError(
+            "collector",
+            "tensor",
+            f"needs an environment written in torch, which {env.name} is not",
+            "use one of " + ", ".join(TENSOR_ENVS) + ", or collector='vector'",
+        )
+    again = env.make_again(vectorization="tensor")
+    env.close(raise_if_closed=False)
+    return again
+
+
+def _torchrl(
+    env: EnvBase,
+    policy: Policy | None,
+    plan: StepPlan,
+    *,
+    seed: int,
+    rank: int,
+    device: torch.device | str | None,
+    **kwargs: Any,
+) -> BaseCollector:
+    """Make TorchRL's collector, which has batches of one size and random ones at the beginning."""
+    del seed, rank  # TorchRL's policies use PyTorch's random numbers, environments have their own
+    amounts = _amounts(plan)
+    for field in ("prefill_frames", "exploration_frames"):
+        if kwargs.get(field) or amounts.get(field):
+            raise SettingError(
+                "collector",
+                "torchrl",
+                f"knows no {field}",
+                "use collector='vector', or leave it out of the plan",
+            )
+    del amounts["prefill_frames"]
+    at_random, size = amounts["init_random_frames"], amounts["frames_per_batch"]
+    if at_random % size:
+        raise SettingError(
+            "random_steps",
+            at_random,
+            f"is not a whole number of TorchRL's batches of {size} policy steps",
+            [at_random // size * size, -(-at_random // size) * size],
+            "or use collector='vector'",
+        )
+    kwargs.pop("exploration_policy", None)
+    return Collector(
+        env,
+        policy,
+        **amounts,
+        policy_device=device,
+        storing_device=device,
+        trust_policy=True,
+        **{"auto_register_policy_transforms": remembers(policy), **kwargs},
+    )

@@ -1,0 +1,57 @@
+"""Exploration noise that never makes the host read a tensor.
+
+TorchRL's modules with the same arguments, keys and numbers. TorchRL first asks on the host whether
+an action is within its bounds; here it is clipped in any case, so that a policy with noise runs on
+the fast path of collectors. Epsilon-greedy is :class:`torchrl.modules.EGreedyModule`, as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import Bounded
+from torchrl.modules import AdditiveGaussianModule, OrnsteinUhlenbeckProcessModule
+
+
+class GaussianNoise(AdditiveGaussianModule):  # type: ignore[misc, unused-ignore]
+    """TorchRL's ``AdditiveGaussianModule``: noise ``sigma * N(mean, std)``, clipped to the bounds.
+
+    Args:
+        spec: spec of the action; bounded.
+        **kwargs: ``sigma_init``, ``sigma_end``, ``annealing_num_steps``, ``mean``, ``std``,
+            ``action_key``, ``device``.
+    """
+
+    def _add_noise(self, action: Tensor) -> Tensor:
+        mean, std = self.mean.expand(action.shape), self.std.expand(action.shape)
+        noise = torch.normal(mean=mean, std=std).to(action.device)
+        return _clipped(action + noise * self.sigma, self.spec[self.action_key])
+
+
+class OrnsteinUhlenbeckNoise(OrnsteinUhlenbeckProcessModule):  # type: ignore[misc, unused-ignore]
+    """TorchRL's ``OrnsteinUhlenbeckProcessModule``, clipped to the bounds.
+
+    Args:
+        spec: spec of the action; bounded.
+        **kwargs: ``eps_init``, ``eps_end``, ``annealing_num_steps``, ``theta``, ``mu``, ``sigma``,
+            ``dt``, ``x0``, ``sigma_min``, ``n_steps_annealing``, ``action_key``, ``is_init_key``,
+            ``device``.
+    """
+
+    def __init__(self, *, spec: Any, **kwargs: Any) -> None:
+        super().__init__(spec=spec, safe=False, **kwargs)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Add noise to the action, and write the process it comes from."""
+        tensordict = super().forward(tensordict)
+        key = self.ou.key
+        return tensordict.set(key, _clipped(tensordict.get(key), self.spec[key]))
+
+
+def _clipped(action: Tensor, spec: Any) -> Tensor:
+    if not isinstance(spec, Bounded):
+        return action
+    return torch.minimum(torch.maximum(action, spec.space.low), spec.space.high)
