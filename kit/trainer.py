@@ -172,7 +172,8 @@ class Trainer(Hooked):
         self.journal.log("post_steps_log", batch)
         evaluated = self._evaluate_if_due(before)
         last = self.ledger.iterations == self.plan.iterations or self._stop_training
-        save = not last and multiples_crossed(self.checkpoint_every, before, self.policy_steps) > 0
+        save = self.folder is not None and not last
+        save &= multiples_crossed(self.checkpoint_every, before, self.policy_steps) > 0
         log = multiples_crossed(self.log_every, before, self.policy_steps) > 0
         if log or evaluated or last or save:
             self.journal.write_row()
@@ -204,7 +205,7 @@ class Trainer(Hooked):
                 self.journal.log("pre_epoch_log", batch)
                 processed = self.stages.pipe("pre_epoch", batch)
                 if not filled or self.stages["pre_epoch"]:
-                    self.buffer.extend(processed)
+                    self.buffer.extend(self._trained_on(processed))
                     filled = True
                 before, made = made, self._update_epoch(due)
                 if not before and not made:
@@ -282,9 +283,10 @@ class Trainer(Hooked):
                 self._prefill = batch
             else:
                 self.buffer.extend(batch)
-        for _ in range(self.plan.initial_evaluations):
+        due = self.plan.evaluations(0) if self.plan.is_exact else self.plan.initial_evaluations
+        for _ in range(due):
             self._evaluate()
-        if self.plan.initial_evaluations:
+        if due:
             self.journal.write_row()
 
     # ------------------------------------------------------------------ evaluation
