@@ -10,7 +10,7 @@ from kit.steps.dialects import as_plan
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 
 
-def make_plan(steps: Any, env: EnvConfig, algo: str) -> StepPlan:
+def make_plan(steps: Any, env: EnvConfig, algo: str, family: str) -> StepPlan:
     """Return the plan that a recipe's settings make.
 
     Args:
@@ -18,6 +18,7 @@ def make_plan(steps: Any, env: EnvConfig, algo: str) -> StepPlan:
         env: settings of the environments; the kit's settings leave ``num_envs``,
             ``action_repeat`` and ``max_episode_steps`` to them.
         algo: algorithm that will run the plan; settings that mean nothing for it are refused.
+        family: its family, ``on_policy`` or ``off_policy``, for libraries that do not have it.
 
     Raises:
         SettingError: if the settings make no plan, or contradict the environment's.
@@ -28,7 +29,7 @@ def make_plan(steps: Any, env: EnvConfig, algo: str) -> StepPlan:
             action_repeat=env.action_repeat,
             max_episode_steps=env.max_episode_steps,
         )
-    plan = as_plan(steps, algo)
+    plan = as_plan(steps, algo, family)
     for field in ("action_repeat", "max_episode_steps"):
         theirs, ours = getattr(plan, field), getattr(env, field)
         default = EnvConfig.__dataclass_fields__[field].default

@@ -147,7 +147,7 @@ class Trainer(Hooked):
             self.stages.fire("setup")
             if self.ledger.iterations == 0:
                 self._before_the_first_iteration()
-            while self.ledger.iterations < self.plan.iterations and not self._stop_training:
+            while not (self._is_done or self._stop_training):
                 self._iterate()
             self.save()
         except BaseException as error:
@@ -158,6 +158,13 @@ class Trainer(Hooked):
         if differences:
             raise PlanNotKept(differences)
         return self.ledger
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether the plan has been done: its iterations, or its steps where only these are known."""
+        if self.plan.iterations is not None:
+            return self.ledger.iterations >= self.plan.iterations
+        return self.policy_steps >= self.plan.total_policy_steps
 
     def _iterate(self) -> None:
         before = self.ledger.policy_steps
@@ -171,7 +178,7 @@ class Trainer(Hooked):
         self.stages.fire("post_steps")
         self.journal.log("post_steps_log", batch)
         evaluated = self._evaluate_if_due(before)
-        last = self.ledger.iterations == self.plan.iterations or self._stop_training
+        last = self._is_done or self._stop_training
         save = self.folder is not None and not last
         save &= multiples_crossed(self.checkpoint_every, before, self.policy_steps) > 0
         log = multiples_crossed(self.log_every, before, self.policy_steps) > 0
@@ -291,13 +298,12 @@ class Trainer(Hooked):
 
     # ------------------------------------------------------------------ evaluation
     def _evaluate_if_due(self, before: int) -> int:
-        iteration = self.ledger.iterations
-        if self.plan.is_exact:
-            due = self.plan.evaluations(iteration)
+        plan, iteration = self.plan, self.ledger.iterations
+        if plan.is_exact or (plan.evaluation_every_iterations and plan.iterations is not None):
+            due = plan.evaluations(iteration)
         else:
-            crossed = multiples_crossed(self.plan.evaluation_every, before, self.policy_steps)
-            ends = self.plan.final_evaluation and iteration == self.plan.iterations
-            due = int(crossed > 0 or ends)
+            crossed = multiples_crossed(plan.evaluation_every, before, self.policy_steps)
+            due = int(crossed > 0 or (plan.final_evaluation and self._is_done))
         for _ in range(due):
             self._evaluate()
         return due

@@ -84,7 +84,7 @@ def build(
         hooks: added to the trainer; the kit's or TorchRL's.
     """
     run = Run("ppo", cfg)
-    plan = make_plan(cfg.steps, cfg.env, algo="ppo")
+    plan = make_plan(cfg.steps, cfg.env, algo="ppo", family="on_policy")
     env_config = adapted_env(cfg.env, plan)
     env = make_env(**env_config, seed=cfg.seed, gamma=cfg.gamma)
 

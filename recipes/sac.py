@@ -76,7 +76,7 @@ def build(
         hooks: added to the trainer; the kit's or TorchRL's.
     """
     run = Run("sac", cfg)
-    plan = make_plan(cfg.steps, cfg.env, algo="sac")
+    plan = make_plan(cfg.steps, cfg.env, algo="sac", family="off_policy")
     env_config = adapted_env(cfg.env, plan)
     env = make_env(**env_config, seed=cfg.seed, gamma=cfg.gamma)
 
