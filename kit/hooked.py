@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from tensordict import TensorDictBase
-from typing_extensions import Self
 
 from kit.stages import Stages
 from kit.steps import SettingError, StepLedger

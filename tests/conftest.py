@@ -1,0 +1,25 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_no_leaks():
+    """Every test runs on one thread, from seed 0, and leaves global settings as they were."""
+    threads = torch.get_num_threads()
+    checked = torch.distributions.Distribution._validate_args
+    default = torch.get_default_dtype()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        yield
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(default)
+    assert torch.distributions.Distribution._validate_args == checked
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()

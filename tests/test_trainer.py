@@ -1,0 +1,471 @@
+"""The trainer does what its plan says, tells what it did, and ends cleanly whatever happens."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import gymnasium as gym
+import pytest
+import torch
+from tiny import (
+    Rows,
+    Scripted,
+    assert_equal,
+    collector_of,
+    evaluator_for,
+    off_policy_plan,
+    on_policy_plan,
+    ppo_parts,
+    ppo_trainer,
+    sac_parts,
+    sac_trainer,
+    weights,
+)
+
+from kit.checkpoint import Checkpoints
+from kit.collectors import VectorCollector
+from kit.envs import EnvironmentFault, make_env
+from kit.hooks import StopWhen, TargetKL
+from kit.modules import make_actor
+from kit.stages import HookError
+from kit.steps import SettingError, StepPlan
+from kit.trainer import PlanNotKept, Trainer
+
+ON_POLICY = {
+    "whole minibatches": on_policy_plan(),
+    "uneven minibatches": on_policy_plan(minibatch_size=6),
+    "last one merged": on_policy_plan(minibatch_size=6, last_minibatch="merge"),
+    "last one dropped": on_policy_plan(minibatch_size=6, last_minibatch="drop"),
+    "carried over": on_policy_plan(minibatch_size=6, last_minibatch="carry"),
+    "accumulated": on_policy_plan(minibatch_size=6, minibatches_per_gradient_step=2),
+    "one step per epoch": on_policy_plan(minibatch_size=6, minibatches_per_gradient_step=None),
+    "a batch at once": on_policy_plan(minibatch_size=None),
+    "learning starts": on_policy_plan(learning_starts=32),
+    "newest only": on_policy_plan(train_on_newest=10),
+    "few minibatches": on_policy_plan(minibatches_per_epoch=1),
+    "sequences": on_policy_plan(sequence_length=4, minibatch_size=2),
+    "prefill": on_policy_plan(total_policy_steps=72, prefill_steps=8),
+    "prefill in first batch": on_policy_plan(
+        total_policy_steps=72, prefill_steps=8, prefill_in_first_batch=True
+    ),
+    "fixed": on_policy_plan(update_epochs=None, gradient_steps_per_iteration=3),
+    "no training": on_policy_plan(update_epochs=None, minibatch_size=None),
+}
+OFF_POLICY = {
+    "ratio 1": off_policy_plan(),
+    "ratio 1/4": off_policy_plan(replay_ratio="1/4"),
+    "ratio 1/3": off_policy_plan(replay_ratio="1/3"),
+    "ratio 2.5": off_policy_plan(replay_ratio=2.5),
+    "ratio 2/7 in batches": off_policy_plan(replay_ratio="2/7", num_envs=2, steps_per_env=2),
+    "pretrain": off_policy_plan(pretrain_steps=7),
+    "accumulated": off_policy_plan(minibatches_per_gradient_step=3),
+    "fixed": off_policy_plan(replay_ratio=None, gradient_steps_per_iteration=2),
+    "learns at once": off_policy_plan(learning_starts=0),
+    "never learns": off_policy_plan(learning_starts=1_000),
+    "prefill": off_policy_plan(prefill_steps=5),
+    "prefill is the first iteration": off_policy_plan(prefill_steps=5, prefill_is_iteration=True),
+}
+
+
+# ---------------------------------------------------------------------- plan and ledger
+def counts_by_iteration(trainer: Trainer) -> list[dict[str, int]]:
+    """Register an observer that notes the counters of every iteration, and run."""
+    seen: list[dict[str, int]] = []
+    trainer.register_op("post_steps", lambda: seen.append(trainer.ledger.counters()))
+    trainer.run()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("plan", "parts_of"),
+    [pytest.param(plan, ppo_parts, id=f"ppo, {name}") for name, plan in ON_POLICY.items()]
+    + [pytest.param(plan, sac_parts, id=f"sac, {name}") for name, plan in OFF_POLICY.items()],
+)
+def test_every_iteration_counts_what_was_planned(plan, parts_of):
+    trainer = Trainer(plan, **parts_of(plan))
+    seen = counts_by_iteration(trainer)
+    assert len(seen) == plan.iterations
+    for iteration, counted in enumerate(seen, start=1):
+        planned = plan.after(iteration)
+        for name in ("policy_steps", "random_policy_steps", "gradient_steps", "samples"):
+            assert counted[name] == getattr(planned, name), (iteration, name)
+    assert trainer.ledger.policy_steps == plan.total_policy_steps
+    assert trainer.ledger.env_steps == plan.total_policy_steps
+    assert trainer.ledger.compare(plan) == []
+
+
+def test_a_replay_ratio_is_exact_at_the_end():
+    trainer = sac_trainer(off_policy_plan(replay_ratio="1/3", total_policy_steps=100))
+    trainer.run()
+    training_steps = 100 - 9  # counted from the iteration that reaches learning_starts=10
+    assert trainer.ledger.gradient_steps == math.floor(Fraction(1, 3) * training_steps)
+
+
+def test_every_transition_is_seen_once_in_each_update_epoch():
+    plan = on_policy_plan(minibatch_size=6, update_epochs=3)
+    trainer = ppo_trainer(plan)
+    rows: list[torch.Tensor] = []
+
+    def number(batch):
+        batch["row"] = torch.arange(batch.numel()).reshape(batch.shape)
+
+    trainer.register_op("batch_process", number)
+    trainer.register_op("process_optim_batch", lambda m: rows.append(m["row"].clone()))
+    trainer.run()
+    for iteration in range(plan.iterations):
+        for epoch in range(3):
+            start = (iteration * 3 + epoch) * 3
+            assert [len(r) for r in rows[start : start + 3]] == [6, 6, 4]
+            assert torch.cat(rows[start : start + 3]).sort().values.tolist() == list(range(16))
+    orders = {tuple(torch.cat(rows[n : n + 3]).tolist()) for n in range(0, len(rows), 3)}
+    assert len(orders) == plan.iterations * 3
+
+
+def test_env_steps_are_those_that_the_environments_made():
+    plan = on_policy_plan(action_repeat=3)
+    trainer = ppo_trainer(plan, env=lambda: Scripted(length=10))
+    trainer.run()
+    # Episodes of 10 env steps: four actions, the last of which is held for one step.
+    whole, rest = divmod(plan.total_policy_steps // 2, 4)
+    assert trainer.ledger.env_steps == 2 * (whole * 10 + rest * 3)
+    assert trainer.ledger.episodes == 2 * whole
+
+
+def test_a_run_that_breaks_its_plan_says_so():
+    trainer = ppo_trainer()
+    trainer.register_op("process_optim_batch", lambda minibatch: minibatch[:3])
+    with pytest.raises(PlanNotKept, match=r"samples: planned 128, counted 48"):
+        trainer.run()
+
+
+def test_a_collector_that_gives_other_batches_than_planned_is_refused():
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    env = make_env("CartPole-v1", 2)
+    policy = make_actor(env, (8,))
+    parts["collector"] = VectorCollector(env, policy, frames_per_batch=32)
+    with pytest.raises(SettingError, match=r"collector=32 .* not those of the plan.*16"):
+        Trainer(plan, **parts)
+    parts["collector"] = VectorCollector(env, policy, frames_per_batch=16, total_frames=32)
+    with pytest.raises(SettingError, match="ended after 32 policy steps, before the plan"):
+        Trainer(plan, **parts).run()
+
+
+# ---------------------------------------------------------------------- evaluation
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"evaluation_every": 16, "final_evaluation": True}, [16, 32, 48, 64]),
+        ({"evaluation_every": 20, "final_evaluation": True}, [32, 48, 64]),
+        ({"evaluation_every": 48, "final_evaluation": True}, [48, 64]),
+        ({"evaluation_every": 48}, [48]),
+        ({"evaluation_every": 8}, [16, 32, 48, 64]),
+        ({"evaluation_every_iterations": 3}, [48]),
+        ({"initial_evaluations": 2, "final_evaluation": True}, [0, 0, 64]),
+        ({"initial_evaluations": 1, "evaluation_every": 64}, [0, 64]),
+    ],
+)
+def test_evaluations_happen_when_planned(settings, expected):
+    plan = on_policy_plan(evaluation_episodes=2, **settings)
+    parts = ppo_parts(plan, env=Scripted)
+    trainer = Trainer(plan, **parts, evaluate=evaluator_for(parts, plan, Scripted))
+    when: list[int] = []
+    evaluate = trainer.evaluate
+
+    class Noted:
+        episodes = evaluate.episodes
+
+        def __call__(self, number):
+            assert number == len(when)
+            when.append(trainer.policy_steps)
+            return evaluate(number)
+
+        def close(self):
+            evaluate.close()
+
+    trainer.evaluate = Noted()
+    trainer.run()
+    assert when == expected
+    assert trainer.ledger.evaluations == len(expected)
+    assert trainer.ledger.evaluation_episodes == 2 * len(expected)
+
+
+def test_evaluations_are_in_the_row_of_their_policy_step():
+    plan = on_policy_plan(evaluation_every=32, evaluation_episodes=2)
+    parts, rows = ppo_parts(plan, env=Scripted), Rows()
+    evaluate = evaluator_for(parts, plan, Scripted)
+    Trainer(plan, **parts, evaluate=evaluate, logger=rows, log_every=16).run()
+    assert [row["policy_steps"] for row in rows.rows] == [16, 32, 48, 64]
+    returns = [row.get("evaluation/return") for row in rows.rows]
+    assert returns == [None, 5.0, None, 5.0]
+    assert rows.rows[1]["evaluation/length"] == 5.0
+
+
+# ---------------------------------------------------------------------- ends before the plan
+def test_a_run_stops_after_the_iteration_in_which_a_hook_asks():
+    trainer = ppo_trainer()
+    trainer.register_op(
+        "pre_steps_log",
+        lambda batch: trainer.request_stop("enough") if trainer.policy_steps == 32 else None,
+    )
+    ledger = trainer.run()
+    assert (ledger.iterations, ledger.policy_steps, ledger.gradient_steps) == (2, 32, 8)
+    assert trainer.stop_reason == "enough"
+
+
+@pytest.mark.parametrize("checkpoint_every", [16, 64])
+def test_a_metric_that_is_reached_stops_the_run_and_the_run_is_saved(tmp_path, checkpoint_every):
+    plan, rows = on_policy_plan(), Rows()
+    stop = StopWhen("episode/return", reached=5.0)
+    trainer = Trainer(
+        plan, **ppo_parts(plan, env=Scripted), hooks=[stop], logger=rows, folder=tmp_path,
+        log_every=16, checkpoint_every=checkpoint_every,
+    )  # fmt: skip
+    trainer.run()
+    assert trainer.ledger.policy_steps == 16
+    assert trainer.stop_reason == "episode/return reached 5"
+    assert Checkpoints.latest(tmp_path / "checkpoints") == trainer.last_checkpoint
+    assert "16" in trainer.last_checkpoint.name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"minibatch_size": 6},
+        {"minibatch_size": 6, "minibatches_per_gradient_step": 2},
+        {"minibatch_size": 6, "minibatches_per_gradient_step": None},
+        {"sequence_length": 4, "minibatch_size": 3},
+    ],
+)
+def test_gradient_steps_that_a_hook_skips_are_counted_as_skipped(settings):
+    plan = on_policy_plan(update_epochs=3, **settings)
+    trainer = ppo_trainer(plan)
+    trainer.register_op(
+        "post_epoch",
+        lambda: trainer.skip_rest_of_update() if trainer.policy_steps >= 48 else None,
+    )
+    ledger = trainer.run()
+    assert ledger.skipped_gradient_steps > 0
+    assert ledger.compare(plan) == []
+    assert ledger.update_epochs == 3 + 3 + 1 + 1
+    per_epoch = plan.epoch_gradient_steps(16) // 3
+    assert ledger.skipped_gradient_steps == 2 * 2 * per_epoch
+    assert ledger.local_skipped_samples + ledger.samples == plan.samples_after(plan.iterations)
+
+
+def test_target_kl_ends_update_phases_early():
+    plan = on_policy_plan(update_epochs=10)
+    trainer = ppo_trainer(plan, hooks=[TargetKL(1e-9)])
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 0.05
+    ledger = trainer.run()
+    assert ledger.skipped_gradient_steps > 0
+    assert ledger.gradient_steps + ledger.skipped_gradient_steps == plan.gradient_steps_after(4)
+
+
+def test_target_kl_names_the_metrics_there_are_when_its_own_is_missing():
+    trainer = ppo_trainer(hooks=[TargetKL(0.1, metric="kl")])
+    with pytest.raises(HookError, match=r"TargetKL.*metric='kl' is not a metric.*kl_approx"):
+        trainer.run()
+
+
+# ---------------------------------------------------------------------- rows
+def test_losses_in_a_row_are_means_over_all_gradient_steps_since_the_row_before():
+    plan, rows = on_policy_plan(update_epochs=3), Rows()
+    trainer = Trainer(plan, **ppo_parts(plan), logger=rows, log_every=32)
+    losses: list[float] = []
+    trainer.register_op(
+        "post_optim", lambda: losses.append(float(trainer.last_metrics["loss_objective"]))
+    )
+    trainer.run()
+    per_row = 2 * 3 * 2
+    assert len(losses) == 2 * per_row
+    for number, row in enumerate(rows.rows):
+        mine = losses[number * per_row : (number + 1) * per_row]
+        assert row["train/loss_objective"] == pytest.approx(sum(mine) / per_row, abs=1e-7)
+
+
+def test_rows_have_every_counter_and_the_episodes_since_the_row_before():
+    plan, rows = on_policy_plan(), Rows()
+    trainer = Trainer(plan, **ppo_parts(plan, env=Scripted), logger=rows, log_every=32)
+    ledger = trainer.run()
+    assert [row["policy_steps"] for row in rows.rows] == [32, 64]
+    for row in rows.rows:
+        assert row.keys() >= ledger.counters().keys()
+        assert row["episode/return"] == row["episode/length"] == 5.0
+    assert rows.rows[-1]["episodes"] == 2 * (32 // 5)
+    assert ledger.counters().items() <= rows.rows[-1].items()
+    assert rows.closed == 1
+    assert rows.texts["plan"] == plan.table()
+    assert rows.texts["ledger"] == plan.table(ledger)
+
+
+def test_the_last_iteration_always_has_a_row():
+    plan, rows = on_policy_plan(), Rows()
+    Trainer(plan, **ppo_parts(plan), logger=rows, log_every=48).run()
+    assert [row["policy_steps"] for row in rows.rows] == [48, 64]
+
+
+# ---------------------------------------------------------------------- nothing is shared
+def test_two_trainers_share_nothing():
+    first = ppo_trainer(hooks=[StopWhen("episode/return", reached=1e9)])
+    first.run()
+    before, kept = first.ledger.counters(), weights(first)
+    second = ppo_trainer(hooks=[StopWhen("episode/return", reached=1e9)])
+    assert second.ledger.policy_steps == second.collected_frames == second._optim_count == 0
+    assert second._log_dict == {}
+    assert second.stages["log_row"] != first.stages["log_row"]
+    second.run()
+    assert first.ledger.counters() == before
+    assert_equal(weights(first), kept)
+
+
+def test_the_same_seed_trains_the_same_weights_and_another_one_others():
+    plan = on_policy_plan()
+    runs = [Trainer(plan, **ppo_parts(plan, seed=seed)) for seed in (3,)]
+    runs[0].run()
+    again = Trainer(plan, **ppo_parts(plan, seed=3))
+    again.run()
+    other = Trainer(plan, **ppo_parts(plan, seed=4))
+    other.run()
+    assert_equal(weights(runs[0]), weights(again))
+    assert any(
+        not torch.equal(a, b) for a, b in zip(weights(again).values(), weights(other).values())
+    )
+
+
+# ---------------------------------------------------------------------- parts that do not fit
+def test_evaluations_without_an_evaluator_are_refused():
+    for settings in ({"final_evaluation": True}, {"evaluation_every": 16}):
+        with pytest.raises(SettingError, match="leaves the evaluations of the plan undone"):
+            ppo_trainer(on_policy_plan(**settings))
+    with pytest.raises(SettingError, match="leaves the evaluations of the plan undone"):
+        ppo_trainer(on_policy_plan(evaluation_every_iterations=2))
+
+
+def test_an_evaluator_of_other_episodes_than_planned_is_refused():
+    plan = on_policy_plan(final_evaluation=True, evaluation_episodes=3)
+    parts = ppo_parts(plan)
+    evaluate = evaluator_for(parts, plan.replace(evaluation_episodes=2), "CartPole-v1")
+    with pytest.raises(SettingError, match=r"evaluate=2 episodes are not those of the plan.*3"):
+        Trainer(plan, **parts, evaluate=evaluate)
+
+
+def test_gradient_steps_that_nobody_makes_are_refused_before_anything_runs():
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    update = parts.pop("update")
+    with pytest.raises(SettingError, match="leaves the plan's gradient steps undone"):
+        Trainer(plan, **parts)
+    trainer = Trainer(plan, **parts, loss_module=update.loss_module)
+    with pytest.raises(SettingError, match="register a hook at stage 'optimizer'"):
+        trainer.run()
+    assert trainer.ledger.policy_steps == 0
+
+
+@pytest.mark.parametrize("field", ["log_every", "checkpoint_every"])
+@pytest.mark.parametrize("value", [0, -5, 1.5, math.nan])
+def test_periods_are_whole_numbers_from_one(field, value):
+    with pytest.raises(SettingError, match=field):
+        ppo_trainer(**{field: value})
+
+
+# ---------------------------------------------------------------------- a clean end
+def test_a_hook_that_raises_is_named_and_the_run_is_closed(tmp_path):
+    plan, rows = on_policy_plan(), Rows()
+    trainer = Trainer(
+        plan, **ppo_parts(plan), logger=rows, folder=tmp_path, log_every=16, checkpoint_every=16
+    )
+    ended = []
+
+    class Fragile:
+        def look(self):
+            if trainer.policy_steps == 48:
+                raise KeyError("reward")
+
+    trainer.register_op("post_steps", Fragile().look)
+    trainer.register_op("shutdown", lambda: ended.append(True))
+    with pytest.raises(
+        HookError, match=r"hook Fragile\.look at stage 'post_steps' raised KeyError"
+    ):
+        trainer.run()
+    assert [row["policy_steps"] for row in rows.rows] == [16, 32]
+    assert "32" in Checkpoints.latest(tmp_path / "checkpoints").name
+    assert rows.closed == 1
+    assert ended == [True]
+    assert trainer.collector.closed
+
+
+def test_what_ends_a_run_is_told_even_if_the_end_goes_wrong_too():
+    rows = Rows()
+    trainer = ppo_trainer(logger=rows)
+
+    def fails(what):
+        raise RuntimeError(what)
+
+    trainer.register_op("post_steps", lambda: fails("first"))
+    trainer.register_op("shutdown", lambda: fails("second"))
+    with pytest.raises(HookError, match="first") as caught:
+        trainer.run()
+    assert "second" in caught.value.__notes__[0]
+    assert rows.closed == 1
+    assert trainer.collector.closed
+
+
+def test_a_hook_that_raises_at_the_end_is_an_error_and_everything_is_closed():
+    rows = Rows()
+    trainer = ppo_trainer(logger=rows)
+    trainer.register_op("shutdown", lambda: 1 / 0)
+    with pytest.raises(HookError, match="at stage 'shutdown' raised ZeroDivisionError"):
+        trainer.run()
+    assert trainer.ledger.policy_steps == 64
+    assert rows.closed == 1
+    assert trainer.collector.closed
+
+
+def test_an_environment_that_raises_ends_the_run_cleanly():
+    def fault(step):
+        if step == 20:
+            raise OSError("the simulator is gone")
+
+    rows = Rows()
+    trainer = ppo_trainer(env=lambda: Scripted(fault=fault), logger=rows, log_every=16)
+    with pytest.raises(EnvironmentFault, match="the simulator is gone"):
+        trainer.run()
+    assert [row["policy_steps"] for row in rows.rows] == [16, 32]
+    assert rows.closed == 1
+    assert trainer.collector.closed
+
+
+def test_a_logger_that_cannot_start_leaves_no_environment_open():
+    class Broken(Rows):
+        def start(self):
+            raise OSError("no space left")
+
+    rows = Rows()
+    trainer = ppo_trainer(logger=[rows, Broken()])
+    with pytest.raises(OSError, match="no space left"):
+        trainer.run()
+    assert trainer.collector.closed
+    assert rows.closed == 1
+
+
+# ---------------------------------------------------------------------- training without updates
+def test_a_plan_without_updates_only_collects():
+    plan = on_policy_plan(update_epochs=None, minibatch_size=None, random_steps=64)
+    env = make_env("CartPole-v1", 2)
+    trainer = Trainer(plan, collector=collector_of(plan, env, None))
+    ledger = trainer.run()
+    assert (ledger.policy_steps, ledger.gradient_steps) == (64, 0)
+    assert ledger.random_policy_steps == 64
+
+
+def test_environments_of_gymnasium_can_be_given_too():
+    plan = on_policy_plan()
+    env = gym.make_vec(
+        "CartPole-v1", 2, vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP},
+    )  # fmt: skip
+    assert ppo_trainer(plan, env=env).run().policy_steps == 64
