@@ -1,8 +1,10 @@
 """Evaluating a saved run, and recording it to video.
 
-python -m kit.evaluate runs/ppo/CartPole-v1/20250101-120000-s0
-python -m kit.evaluate latest --episodes 100 --seed 7
-python -m kit.evaluate latest --video pendulum.mp4
+Run it::
+
+    python -m kit.evaluate runs/ppo/CartPole-v1/20250101-120000-s0
+    python -m kit.evaluate latest --episodes 100 --seed 7
+    python -m kit.evaluate latest --video pendulum.mp4
 """
 
 from __future__ import annotations

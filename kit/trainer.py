@@ -161,7 +161,7 @@ class Trainer(Hooked):
 
     @property
     def _is_done(self) -> bool:
-        """Whether the plan has been done: its iterations, or its steps where only these are known."""
+        """Whether the plan is done: its iterations, or its steps where only these are known."""
         if self.plan.iterations is not None:
             return self.ledger.iterations >= self.plan.iterations
         return self.policy_steps >= self.plan.total_policy_steps

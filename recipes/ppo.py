@@ -1,8 +1,11 @@
 """Proximal policy optimisation (Schulman et al. 2017), discrete and continuous.
 
-python -m recipes.ppo
-python -m recipes.ppo env.id=HalfCheetah-v5 env.num_envs=4 seed=1 logger=wandb
-python -m recipes.ppo --help
+Run it::
+
+    python -m recipes.ppo
+    python -m recipes.ppo env.id=HalfCheetah-v5 env.num_envs=4 seed=1 logger=wandb
+    python -m recipes.ppo preset=mujoco
+    python -m recipes.ppo --help
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Soft actor-critic (Haarnoja et al. 2018) for continuous actions.
 
+Run it::
+
     python -m recipes.sac
     python -m recipes.sac preset=mujoco env.id=Hopper-v5 seed=1
     python -m recipes.sac --help
