@@ -1,0 +1,10 @@
+"""All benchmarks, one after the other; each writes a table to ``benchmarks/results``."""
+
+from __future__ import annotations
+
+from benchmarks import collection, imports, learning, ppo, tensor_envs
+
+if __name__ == "__main__":
+    for benchmark in (imports.main, collection.main, tensor_envs.main, ppo.main, learning.report):
+        print(f"{benchmark.__module__} ...", flush=True)
+        benchmark()
