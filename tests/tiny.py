@@ -38,11 +38,8 @@ class Guess(gym.Env):
         self.action_space = action_space
         box = spaces.Box(0.0, 1.0, (self.CHOICES,), np.float32)
         self.split = dict_observation
-        self.observation_space = (
-            spaces.Dict({"ones": box, "choice": spaces.Discrete(self.CHOICES)})
-            if self.split
-            else box
-        )
+        split = spaces.Dict({"ones": box, "choice": spaces.Discrete(self.CHOICES)})
+        self.observation_space = split if dict_observation else box
 
     def _ask(self) -> Any:
         self.asked = int(self.np_random.integers(self.CHOICES))
@@ -101,7 +98,7 @@ class Scripted(gym.Env):
 
 # ---------------------------------------------------------------------- trainers
 def on_policy_plan(**changes: Any) -> StepPlan:
-    """Four iterations of 2 x 8 policy steps, two passes in minibatches of 8: 4 gradient steps each."""
+    """Four iterations of 2 x 8 policy steps, each two passes in minibatches of 8."""
     settings = {
         "total_policy_steps": 64, "num_envs": 2, "steps_per_env": 8, "update_epochs": 2,
         "minibatch_size": 8, "final_evaluation": False,

@@ -1,0 +1,359 @@
+"""Every stage runs, in order, as documented; what could never run is refused."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tiny import (
+    Rows,
+    assert_equal,
+    off_policy_plan,
+    on_policy_plan,
+    ppo_parts,
+    ppo_trainer,
+    sac_trainer,
+    weights,
+)
+from torchrl.trainers import DefaultOptimizationStepper
+from torchrl.trainers import Trainer as TorchRLTrainer
+
+from kit.hooks import AnnealLearningRate, Hook, TargetKL
+from kit.stages import STAGES, HookError
+from kit.steps import SettingError
+from kit.steps.schedules import Constant
+from kit.trainer import Trainer
+
+TORCHRL_STAGES = [
+    "setup", "batch_process", "pre_steps_log", "pre_optim_steps", "pre_epoch_log", "pre_epoch",
+    "process_optim_batch", "process_loss", "optimizer", "post_loss", "post_optim",
+    "post_optim_log", "post_epoch_log", "post_epoch", "post_optim_complete_log", "post_steps",
+    "post_steps_log", "shutdown",
+]  # fmt: skip
+
+
+def listen(trainer: Trainer, stages: list[str], seen: list) -> None:
+    """Register an observer at each stage that notes the stage and what it is called with."""
+
+    def note(stage, *arguments):
+        seen.append((stage, *arguments))
+
+    for stage in stages:
+        trainer.register_op(stage, functools.partial(note, stage))
+
+
+# ---------------------------------------------------------------------- when they run
+def test_the_stages_are_those_of_torchrl_and_rows():
+    assert [name for name in STAGES if name != "log_row"] == TORCHRL_STAGES
+    literal = TorchRLTrainer.register_op.__annotations__["dest"]
+    assert all(
+        f"'{name}'" in str(literal) or f'"{name}"' in str(literal) for name in TORCHRL_STAGES
+    )
+
+
+def test_all_eighteen_stages_run_in_the_order_of_the_loop():
+    plan = on_policy_plan(total_policy_steps=32)
+    parts = ppo_parts(plan)
+    trainer = Trainer(plan, **parts, log_every=16)
+    seen: list = []
+    others = [name for name in STAGES if name != "optimizer"]
+    listen(trainer, others, seen)
+    optimizer = trainer.optimizer
+
+    def step(losses, clip_grad_norm, clip_norm, index):
+        seen.append(("optimizer", losses, clip_grad_norm, clip_norm, index))
+        sum(v for k, v in losses.items() if k.startswith("loss")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trainer.register_op("optimizer", step)
+    trainer.run()
+    gradient_step = [
+        "process_optim_batch", "post_loss", "process_loss", "optimizer", "post_optim",
+        "post_optim_log",
+    ]  # fmt: skip
+    epoch = ["pre_epoch_log", "pre_epoch", *gradient_step * 2, "post_epoch_log", "post_epoch"]
+    iteration = [
+        "batch_process", "pre_steps_log", "pre_optim_steps", *epoch * 2, "post_optim_complete_log",
+        "post_steps", "post_steps_log", "log_row",
+    ]  # fmt: skip
+    assert [name for name, *_ in seen] == ["setup", *iteration * 2, "shutdown"]
+
+
+def test_each_stage_is_called_as_documented():
+    trainer = ppo_trainer()
+    seen: list = []
+    listen(trainer, [name for name in STAGES if name not in ("optimizer", "process_loss")], seen)
+    trainer.run()
+    called = {name: arguments for name, *arguments in seen}
+    batches = ("batch_process", "pre_steps_log", "pre_epoch", "pre_epoch_log", "post_epoch_log",
+               "post_steps_log")  # fmt: skip
+    for name in batches:
+        (batch,) = called[name]
+        assert batch.shape == (2, 8), name
+    for name in ("process_optim_batch", "post_loss", "post_optim_log"):
+        (minibatch,) = called[name]
+        assert minibatch.shape == (8,), name
+        assert "advantage" in minibatch, name
+    steps, means = called["post_optim_complete_log"]
+    assert steps == 16
+    assert isinstance(means, TensorDictBase)
+    assert {"loss_objective", "loss_critic", "grad_norm"} <= set(means.keys())
+    (row,) = called["log_row"]
+    assert row["policy_steps"] == 64
+    for name in ("setup", "pre_optim_steps", "post_optim", "post_epoch", "post_steps", "shutdown"):
+        assert called[name] == []
+
+
+def test_keywords_given_at_registration_are_passed_with_every_call():
+    trainer = ppo_trainer()
+    seen = []
+    trainer.register_op("post_steps", lambda *, factor: seen.append(factor), factor=3)
+    trainer.run()
+    assert seen == [3] * 4
+
+
+def test_hooks_of_a_stage_run_in_the_order_of_their_registration():
+    trainer = ppo_trainer()
+    seen: list[int] = []
+    for number in range(3):
+        trainer.register_op("post_steps", functools.partial(seen.append, number))
+    trainer.run()
+    assert seen == [0, 1, 2] * 4
+
+
+def test_without_due_gradient_steps_the_stages_of_the_update_do_not_run():
+    trainer = sac_trainer(off_policy_plan(total_policy_steps=12))
+    seen: list = []
+    update_stages = [n for n, s in STAGES.items() if s.only_with_updates]
+    listen(trainer, [n for n in update_stages if n not in ("optimizer", "process_loss")], seen)
+    listen(trainer, ["post_steps", "post_steps_log"], seen)
+    trainer.run()
+    names = [name for name, *_ in seen]
+    assert names[:18] == ["post_steps", "post_steps_log"] * 9  # learning starts at the tenth step
+    assert names.count("post_steps") == 12
+    assert names.count("pre_optim_steps") == names.count("post_optim") == 3
+
+
+# ---------------------------------------------------------------------- what they change
+def test_what_a_pipe_returns_goes_on_and_nothing_leaves_things_as_they_are():
+    trainer = ppo_trainer()
+    rewards = []
+    reward = ("next", "reward")
+    trainer.register_op("batch_process", lambda b: b.clone().set(reward, b[reward] * 2))
+    trainer.register_op("batch_process", lambda b: None)
+    trainer.register_op("batch_process", lambda b: b.clone().set(reward, b[reward] + 1))
+    trainer.register_op("pre_steps_log", lambda b: rewards.append(b[reward].unique().tolist()))
+    trainer.run()
+    assert rewards == [[3.0]] * 4
+
+
+def test_losses_can_be_changed_before_the_gradients():
+    plan = on_policy_plan()
+    plain = Trainer(plan, **ppo_parts(plan))
+    plain.run()
+    same = Trainer(plan, **ppo_parts(plan))
+    same.register_op("process_loss", lambda minibatch, losses: None)
+    same.run()
+    assert_equal(weights(plain), weights(same))
+    without = Trainer(plan, **ppo_parts(plan))
+    start = weights(without)
+
+    def no_critic(minibatch, losses):
+        assert minibatch.numel() == 8
+        return losses.set("loss_critic", losses["loss_critic"] * 0)
+
+    without.register_op("process_loss", no_critic)
+    without.run()
+    critic = [name for name in start if "critic" in name and "weight" in name]
+    assert critic
+    assert all(torch.equal(weights(without)[name], start[name]) for name in critic)
+
+
+def test_accumulated_minibatches_all_pass_through_open_losses():
+    plan = on_policy_plan(minibatch_size=6, minibatches_per_gradient_step=2)
+    closed = Trainer(plan, **ppo_parts(plan))
+    closed.run()
+    opened = Trainer(plan, **ppo_parts(plan))
+    sizes: list[int] = []
+    opened.register_op("process_loss", lambda m, losses: sizes.append(m.numel()))
+    opened.run()
+    assert sizes == [6, 6, 4] * 2 * 4
+    for name, value in weights(closed).items():
+        torch.testing.assert_close(weights(opened)[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_metrics_of_every_log_stage_reach_the_row():
+    plan, rows = on_policy_plan(), Rows()
+    trainer = Trainer(plan, **ppo_parts(plan), logger=rows, log_every=64)
+    values = {
+        "pre_steps_log": 1.0, "pre_epoch_log": 2, "post_optim_log": torch.tensor(3.0),
+        "post_epoch_log": np.float32(4.0), "post_steps_log": np.int64(5),
+    }  # fmt: skip
+    for stage, value in values.items():
+        trainer.register_op(stage, lambda batch, s=stage, v=value: {s: v, "log_pbar": True})
+    trainer.register_op(
+        "post_optim_complete_log",
+        lambda n, means: {"steps_told": n, "mean_loss": means["loss_critic"]},
+    )
+    trainer.register_op("post_steps_log", lambda batch: TensorDict({"as_tensordict": 7.0}))
+    trainer.run()
+    (row,) = rows.rows
+    for stage, value in values.items():
+        assert row[stage] == float(value)
+    assert row["steps_told"] == 16
+    assert row["mean_loss"] > 0
+    assert row["as_tensordict"] == 7.0
+    assert "log_pbar" not in row
+
+
+def test_floats_of_hooks_are_averaged_and_integers_replaced_between_rows():
+    plan, rows = on_policy_plan(), Rows()
+    trainer = Trainer(plan, **ppo_parts(plan), logger=rows, log_every=32)
+    count = iter(range(1, 5))
+    trainer.register_op(
+        "post_steps_log", lambda batch: {"float": float(n := next(count)), "whole": n}
+    )
+    trainer.run()
+    assert [(row["float"], row["whole"]) for row in rows.rows] == [(1.5, 2), (3.5, 4)]
+
+
+# ---------------------------------------------------------------------- what is refused
+def test_an_unknown_stage_is_refused_with_the_nearest_one():
+    with pytest.raises(
+        SettingError, match=r"stage='post_step' is not a stage; what works: post_steps"
+    ):
+        ppo_trainer().register_op("post_step", lambda: None)
+    with pytest.raises(SettingError, match="is not a stage; what works: setup or batch_process"):
+        ppo_trainer().register_op("zzz", lambda: None)
+
+
+@pytest.mark.parametrize(
+    "stage", [name for name, stage in STAGES.items() if stage.only_with_updates]
+)
+def test_a_stage_of_the_update_is_refused_where_nothing_is_trained(stage):
+    plan = on_policy_plan(update_epochs=None, minibatch_size=None)
+    parts = ppo_parts(plan)
+    del parts["update"], parts["advantage"]
+    with pytest.raises(SettingError, match=rf"stage='{stage}' never runs.*trains nothing"):
+        Trainer(plan, **parts).register_op(stage, lambda *a: None)
+
+
+def test_setup_is_refused_once_the_run_has_begun():
+    trainer = ppo_trainer()
+    trainer.register_op("post_steps", lambda: trainer.register_op("setup", lambda: None))
+    with pytest.raises(HookError, match="stage='setup' never runs again"):
+        trainer.run()
+
+
+def test_a_hook_registered_during_setup_still_runs_in_it():
+    trainer, seen = ppo_trainer(), []
+    trainer.register_op("setup", lambda: trainer.register_op("setup", lambda: seen.append(1)))
+    trainer.run()
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("stage", ["process_loss", "optimizer"])
+def test_stages_inside_a_gradient_step_are_refused_with_a_stepper_of_torchrl(stage):
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    update = parts.pop("update")
+    trainer = Trainer(
+        plan, **parts, update=DefaultOptimizationStepper(), loss_module=update.loss_module,
+        optimizer=update.optimizers["optimizer"],
+    )  # fmt: skip
+    trainer.register_op(stage, lambda *arguments: None)
+    with pytest.raises(
+        SettingError, match=f"stage='{stage}' never runs.*DefaultOptimizationStepper"
+    ):
+        trainer.run()
+    assert trainer.ledger.policy_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "function"),
+    [
+        ("setup", lambda batch: None),
+        ("post_steps", lambda batch: None),
+        ("batch_process", lambda: None),
+        ("pre_steps_log", dict),
+        ("process_loss", lambda losses: losses),
+        ("optimizer", lambda losses: losses),
+        ("post_optim_complete_log", lambda steps: {}),
+        ("log_row", lambda: None),
+    ],
+)
+def test_a_function_that_cannot_be_called_as_its_stage_does_is_refused(stage, function):
+    with pytest.raises(SettingError, match=f"cannot be called as stage '{stage}' does; it calls"):
+        ppo_trainer().register_op(stage, function)
+
+
+def test_keywords_that_a_function_does_not_take_are_refused():
+    with pytest.raises(SettingError, match="cannot be called as stage 'post_steps' does"):
+        ppo_trainer().register_op("post_steps", lambda: None, factor=3)
+
+
+def test_a_name_used_twice_is_refused():
+    trainer = ppo_trainer(hooks=[TargetKL(0.1)])
+    with pytest.raises(SettingError, match="hook='target_kl' is registered already"):
+        trainer.add(TargetKL(0.2))
+    trainer.add(TargetKL(0.2), "second_target_kl")
+    optimizer = trainer.optimizer
+    trainer.add(AnnealLearningRate(optimizer, Constant(1e-3)))
+    with pytest.raises(SettingError, match="hook='anneal_learning_rate' is registered already"):
+        trainer.add(AnnealLearningRate(optimizer, Constant(1e-3)))
+
+
+@pytest.mark.parametrize(
+    ("stage", "returned", "wanted"),
+    [
+        ("batch_process", [1], "a TensorDict"),
+        ("process_optim_batch", True, "a TensorDict"),
+        ("process_loss", 3.0, "a TensorDict"),
+        ("pre_steps_log", 3.0, "a dict of metrics"),
+        ("post_optim_complete_log", "done", "a dict of metrics"),
+    ],
+)
+def test_a_hook_that_returns_something_else_is_named(stage, returned, wanted):
+    trainer = ppo_trainer()
+
+    def careless(*arguments):
+        return returned
+
+    trainer.register_op(stage, careless)
+    message = (
+        rf"careless at stage '{stage}' raised TypeError: it returned .* neither {wanted} nor None"
+    )
+    with pytest.raises(HookError, match=message):
+        trainer.run()
+
+
+# ---------------------------------------------------------------------- hooks with state
+def test_hooks_are_saved_and_restored_under_their_names(tmp_path):
+    class Counting(Hook):
+        def __init__(self):
+            self.count = 0
+
+        def register(self, trainer, name=None):
+            super().register(trainer, name)
+            trainer.register_op("post_steps", self.tick)
+
+        def tick(self):
+            self.count += 1
+
+        def state_dict(self):
+            return {"count": self.count}
+
+        def load_state_dict(self, state_dict):
+            self.count = state_dict["count"]
+
+    plan = on_policy_plan()
+    first = Counting()
+    trainer = Trainer(plan, **ppo_parts(plan), hooks=[first], folder=tmp_path)
+    trainer.run()
+    again = Counting()
+    Trainer(plan, **ppo_parts(plan), hooks=[again], resume_from=trainer.last_checkpoint)
+    assert again.count == first.count == 4
