@@ -43,6 +43,9 @@ class RunConfig:
     """What every recipe has besides its algorithm."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
+    collector: str | None = None
+    """what collects: vector, tensor (environments written in torch), episode (whole episodes),
+    async (while the learner works) or torchrl; null: vector, or episode if the plan asks for it."""
     seed: int = 0
     """of environments, initial weights, exploration and minibatches."""
     device: str = "cpu"

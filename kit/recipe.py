@@ -55,3 +55,21 @@ def adapted_env(env: EnvConfig, plan: StepPlan) -> dict[str, Any]:
         "normalize_reward": env.normalize_reward,
         **env.kwargs,
     }
+
+
+def collector_name(wanted: str | None, plan: StepPlan) -> str:
+    """Return the collector to use: the wanted one, or the one that fits the plan."""
+    return wanted or ("episode" if plan.collects_episodes else "vector")
+
+
+def whole_run(plan: StepPlan) -> dict[str, Any]:
+    """Return the counter that measures a whole run and its value at the end.
+
+    Policy steps, or iterations where whole episodes of unknown length are collected. The keys are
+    the arguments of a schedule (``duration``) and of the hook that follows it (``counter``).
+    """
+    if plan.total_policy_steps is not None and plan.is_exact:
+        return {"counter": "policy_steps", "duration": plan.total_policy_steps}
+    if plan.iterations is not None:
+        return {"counter": "iterations", "duration": plan.iterations}
+    return {"counter": "policy_steps", "duration": plan.total_policy_steps}

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from kit.advantages import GAE
-from kit.collectors import VectorCollector
+from kit.collectors import make_collector
 from kit.config import EnvConfig, RunConfig, resolve
 from kit.envs import make_env
 from kit.hooks import AnnealLearningRate, Evaluator, TargetKL
 from kit.launch import main
 from kit.modules import make_actor, make_body, make_value
-from kit.recipe import adapted_env, make_plan
+from kit.recipe import adapted_env, collector_name, make_plan, whole_run
 from kit.run import Run
 from kit.steps import make_schedule
 from kit.steps.settings import OnPolicySteps
@@ -83,7 +83,7 @@ def build(
     Args:
         cfg: settings.
         loss: class in place of ``cfg.loss``, called with actor and critic.
-        collector: class in place of the kit's collector.
+        collector: class in place of ``cfg.collector``, called as the kit's are.
         hooks: added to the trainer; the kit's or TorchRL's.
     """
     run = Run("ppo", cfg)
@@ -110,8 +110,9 @@ def build(
     optimizer = torch.optim.Adam(
         loss_module.parameters(), lr=cfg.learning_rate, eps=1e-5, fused=True
     )
-    schedule = make_schedule(cfg.anneal, cfg.learning_rate, 0.0, plan.total_policy_steps)
-    step_hooks = [AnnealLearningRate(optimizer, schedule)]
+    run_length = whole_run(plan)
+    schedule = make_schedule(cfg.anneal, cfg.learning_rate, 0.0, run_length["duration"])
+    step_hooks = [AnnealLearningRate(optimizer, schedule, counter=run_length["counter"])]
     if cfg.target_kl is not None:
         step_hooks.append(TargetKL(cfg.target_kl))
 
@@ -119,11 +120,11 @@ def build(
     evaluation_env.normalizer = env.normalizer
     return Trainer(
         plan,
-        collector=(collector or VectorCollector)(
+        collector=make_collector(
+            collector or collector_name(cfg.collector, plan),
             env,
             actor,
-            frames_per_batch=plan.frames_per_batch,
-            total_frames=plan.total_policy_steps,
+            plan,
             seed=cfg.seed,
             device=cfg.device,
         ),

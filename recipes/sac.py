@@ -17,13 +17,13 @@ import torch
 from torchrl.objectives import SoftUpdate
 
 from kit.buffers import make_replay_buffer
-from kit.collectors import VectorCollector
+from kit.collectors import make_collector
 from kit.config import EnvConfig, RunConfig, resolve
 from kit.envs import make_env
 from kit.hooks import Evaluator
 from kit.launch import main
 from kit.modules import make_action_value, make_actor
-from kit.recipe import adapted_env, make_plan
+from kit.recipe import adapted_env, collector_name, make_plan
 from kit.run import Run
 from kit.steps.settings import OffPolicySteps
 from kit.trainer import Trainer
@@ -74,7 +74,7 @@ def build(
     Args:
         cfg: settings.
         loss: class in place of ``cfg.loss``, called with actor and action-value function.
-        collector: class in place of the kit's collector.
+        collector: class in place of ``cfg.collector``, called as the kit's are.
         hooks: added to the trainer; the kit's or TorchRL's.
     """
     run = Run("sac", cfg)
@@ -105,22 +105,29 @@ def build(
     evaluation_env.normalizer = env.normalizer
     return Trainer(
         plan,
-        collector=(collector or VectorCollector)(
-            env, actor, frames_per_batch=plan.frames_per_batch,
-            total_frames=plan.total_policy_steps, init_random_frames=plan.random_steps,
-            seed=cfg.seed, device=cfg.device,
+        collector=make_collector(
+            collector or collector_name(cfg.collector, plan),
+            env,
+            actor,
+            plan,
+            seed=cfg.seed,
+            device=cfg.device,
         ),
         buffer=make_replay_buffer(
-            cfg.buffer_size, plan.minibatch_size, n_step=cfg.n_step, gamma=cfg.gamma,
+            cfg.buffer_size,
+            plan.minibatch_size,
+            n_step=cfg.n_step,
+            gamma=cfg.gamma,
             device=cfg.device,
         ),
         update=Update(
-            loss_module, optimizer, clip_norm=cfg.clip_norm, compile=cfg.compile,
+            loss_module,
+            optimizer,
+            clip_norm=cfg.clip_norm,
+            compile=cfg.compile,
             target_updater=SoftUpdate(loss_module, tau=cfg.tau),
         ),
-        evaluate=Evaluator(
-            evaluation_env, actor, episodes=plan.evaluation_episodes, seed=cfg.seed
-        ),
+        evaluate=Evaluator(evaluation_env, actor, episodes=plan.evaluation_episodes, seed=cfg.seed),
         logger=run.loggers,
         hooks=[*run.hooks, *hooks],
         folder=run.folder,
