@@ -46,6 +46,8 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     env_steps: int
     episodes: int
     environment_errors: int
+    frames_per_batch = requested_frames_per_batch = -1
+    prefill_frames = 0
     exact_resume = True
 
     def __init__(
@@ -77,6 +79,17 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     def _frames(self) -> int:
         """Policy steps so far, under the name that TorchRL uses."""
         return self.policy_steps
+
+    def __len__(self) -> int:
+        """Return the number of batches.
+
+        Raises:
+            TypeError: if it is not known, or there is no end.
+        """
+        size = self.requested_frames_per_batch
+        if size <= 0 or self.total_frames < 0:
+            raise TypeError(f"{self!r} has no known number of batches")
+        return (self.total_frames - self.prefill_frames) // size + bool(self.prefill_frames)
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield batches until ``total_frames`` is reached."""

@@ -48,6 +48,7 @@ _FACTS = (
     "total_frames",
     "frames_per_batch",
     "requested_frames_per_batch",
+    "prefill_frames",
     "init_random_frames",
     "exploration_frames",
 )

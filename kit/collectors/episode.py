@@ -109,7 +109,6 @@ class EpisodeCollector(KitCollector):
             seed=seed,
             device=self.policy_device,
         )
-        self.frames_per_batch = self.requested_frames_per_batch = -1
         self.idle_env_steps = 0
         self._acting = Acting(
             self.env,

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import gymnasium as gym
 import torch
+from gymnasium.envs.registration import EnvSpec
 from torchrl.envs import EnvBase
 
 from kit.envs.copies import Copies
@@ -24,7 +25,7 @@ Vectorization = Literal["sync", "async", "native", "envpool", "tensor"]
 
 
 def make_env(
-    id: str | MakeEnv | gym.vector.VectorEnv[Any, Any, Any] | EnvBase,
+    id: str | EnvSpec | MakeEnv | gym.vector.VectorEnv[Any, Any, Any] | EnvBase,
     num_envs: int = 1,
     *,
     vectorization: Vectorization = "sync",
@@ -43,9 +44,9 @@ def make_env(
     """Make ``num_envs`` copies of an environment.
 
     Args:
-        id: Gymnasium id, or a function that makes one copy. An environment that steps several
-            copies already is taken as it is: one of TorchRL with its transforms, or a vector
-            environment of Gymnasium.
+        id: Gymnasium id (or entry), or a function that makes one copy. An environment that steps
+            several copies already is taken as it is: one of TorchRL with its transforms, or a
+            vector environment of Gymnasium.
         num_envs: number of copies.
         vectorization: ``sync``: in this process, one after the other; ``async``: in worker
             processes; ``native``: the environment's own vector environment; ``envpool``: EnvPool;
@@ -69,9 +70,11 @@ def make_env(
     Raises:
         SettingError: if the id is unknown, a package is missing, or settings contradict.
     """
+    one_of("env.vectorization", vectorization, get_args(Vectorization))
+    if isinstance(id, str) and vectorization in ("sync", "async", "native"):
+        id = find_spec(id)  # which goes to other processes, where it may not be registered
     arguments = dict(locals())
     arguments |= arguments.pop("kwargs")
-    one_of("env.vectorization", vectorization, get_args(Vectorization))
     around = _Around(
         action_repeat=whole_number("env.action_repeat", action_repeat, at_least=1),
         max_episode_steps=_optional("env.max_episode_steps", max_episode_steps),
@@ -133,13 +136,16 @@ class _Around:
 
 
 def _one_by_one(
-    id: str | MakeEnv, num_envs: int, vectorization: str, around: _Around, kwargs: dict[str, Any]
+    id: EnvSpec | MakeEnv,
+    num_envs: int,
+    vectorization: str,
+    around: _Around,
+    kwargs: dict[str, Any],
 ) -> Copies:
     """Gymnasium environments made copy by copy."""
-    name = id if isinstance(id, str) else getattr(id, "__name__", type(id).__name__)
-    found = find_spec(id) if isinstance(id, str) else id
+    name = id.id if isinstance(id, EnvSpec) else getattr(id, "__name__", type(id).__name__)
     make = functools.partial(
-        make_copy, found, around.action_repeat, around.max_episode_steps, around.wrappers, kwargs
+        make_copy, id, around.action_repeat, around.max_episode_steps, around.wrappers, kwargs
     )
     restarts = around.restart_on_error
     if vectorization == "async":
@@ -150,7 +156,7 @@ def _one_by_one(
 
 
 def _together(
-    id: str | MakeEnv,
+    id: str | EnvSpec | MakeEnv,
     num_envs: int,
     vectorization: str,
     around: _Around,
@@ -159,7 +165,7 @@ def _together(
     kwargs: dict[str, Any],
 ) -> Copies:
     """Environments that step all their copies themselves."""
-    if not isinstance(id, str):
+    if not isinstance(id, (str, EnvSpec)):
         raise SettingError("env.id", id, f"must be a name where vectorization={vectorization!r}")
     repeats = ("action_repeat",) if vectorization == "tensor" else ()
     around.allow(f"vectorization={vectorization!r}", "max_episode_steps", *repeats)
@@ -167,8 +173,9 @@ def _together(
     if vectorization == "native":
         from kit.envs.native import make_native
 
-        find_spec(id)
+        assert isinstance(id, EnvSpec)
         return make_native(id, num_envs, limit, **kwargs)
+    id = id.id if isinstance(id, EnvSpec) else id
     if vectorization == "envpool":
         from kit.envs.pool import PoolCopies
 

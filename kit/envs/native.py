@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from kit.envs.gymnasium_vector import GymnasiumVector
@@ -46,12 +47,12 @@ _SAME_STEP = {"CartPoleVectorEnv": _SameStepCartPole}
 
 
 def make_native(
-    id: str, num_envs: int, max_episode_steps: int | None, **kwargs: Any
+    spec: EnvSpec, num_envs: int, max_episode_steps: int | None, **kwargs: Any
 ) -> NativeCopies:
     """Make the environment's own vector environment.
 
     Args:
-        id: Gymnasium id.
+        spec: Gymnasium's entry.
         num_envs: number of copies.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: as
             registered.
@@ -60,20 +61,19 @@ def make_native(
     Raises:
         SettingError: if it has none, or one that spends a policy step on each reset.
     """
-    spec = gym.spec(id)
     if spec.vector_entry_point is None:
         raise SettingError(
-            "env.vectorization", "native", f"is not offered by {id}", ["sync", "async"]
+            "env.vectorization", "native", f"is not offered by {spec.id}", ["sync", "async"]
         )
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
     elif spec.max_episode_steps is not None:
         kwargs["max_episode_steps"] = spec.max_episode_steps
-    vector = gym.make_vec(id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    vector = gym.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
     same_step = _SAME_STEP.get(type(vector.unwrapped).__name__)
     if same_step is not None:
         vector = same_step(vector)
-    return NativeCopies(vector, id)
+    return NativeCopies(vector, spec.id)
 
 
 class NativeCopies(GymnasiumVector):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 
 from kit.envs.wrappers import ActionRepeat
 from kit.steps.errors import SettingError
@@ -17,7 +18,7 @@ _EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "ale_py": "atari", "pygame": "v
 
 
 def make_copy(
-    id: str | gym.envs.registration.EnvSpec | MakeEnv,
+    id: EnvSpec | MakeEnv,
     action_repeat: int = 1,
     max_episode_steps: int | None = None,
     wrappers: Sequence[Wrapper] = (),
@@ -26,11 +27,9 @@ def make_copy(
     """Make one copy: the environment, ``wrappers``, action repeat, limit in policy steps.
 
     Raises:
-        SettingError: if the id is unknown or a package is missing.
+        SettingError: if a package is missing, or what is made is no environment.
     """
-    if isinstance(id, str):
-        id = find_spec(id)
-    if isinstance(id, gym.envs.registration.EnvSpec):
+    if isinstance(id, EnvSpec):
         env = _make(id, -1 if max_episode_steps is not None else None, kwargs or {})
     else:
         env = id(**(kwargs or {}))
@@ -50,7 +49,7 @@ def make_copy(
     return env
 
 
-def find_spec(id: str) -> gym.envs.registration.EnvSpec:
+def find_spec(id: str) -> EnvSpec:
     """Return Gymnasium's entry for ``id``.
 
     Raises:
@@ -68,9 +67,7 @@ def find_spec(id: str) -> gym.envs.registration.EnvSpec:
     raise SettingError("env.id", id, "is not a registered Gymnasium environment", _similar(id))
 
 
-def _make(
-    spec: gym.envs.registration.EnvSpec, limit: int | None, kwargs: dict[str, Any]
-) -> gym.Env[Any, Any]:
+def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     try:
         return gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **kwargs)
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:

@@ -1,0 +1,60 @@
+"""The environment that counts, written in torch, and what it does with a batch of steps."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kit.envs.tensor import TENSOR_ENVS, TensorEnv
+from kit.testing.counter import ACTIONS, COUNTER, LIMIT
+
+
+class TensorCounter(TensorEnv):
+    """The same, written in torch."""
+
+    state_size: ClassVar[int] = 3
+    uniform_size: ClassVar[int] = 1
+    time_limit: ClassVar[int] = LIMIT
+    num_actions: ClassVar[int] = ACTIONS
+    observation_low: ClassVar[tuple[float, ...]] = (0.0, 0.0, 0.0)
+    observation_high: ClassVar[tuple[float, ...]] = (float("inf"),) * 3
+
+    def initial_state(self, uniform: Tensor) -> Tensor:
+        """Return the number, and no step yet."""
+        return torch.cat((uniform, torch.zeros_like(uniform), torch.zeros_like(uniform)))
+
+    def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Count one step."""
+        number, count, _ = physics.unbind(0)
+        count, action = count + 1, action.to(physics.dtype)
+        terminated = count >= 1 + (number * 6).floor()
+        return torch.stack((number, count, action)), number + (count + 10 * action), terminated
+
+    def observe(self, physics: Tensor) -> Tensor:
+        """Return number, count and last action."""
+        return physics.T
+
+
+TENSOR_ENVS[COUNTER] = (TensorCounter, {})
+
+
+def expected(observation: Tensor, action: Tensor) -> dict[str, Tensor]:
+    """Return what steps lead to.
+
+    Args:
+        observation: ``[..., 3]``.
+        action: ``[...]``, integers.
+
+    Returns:
+        ``observation``, ``reward``, ``terminated`` and ``truncated`` after each, the last three
+        ``[..., 1]``.
+    """
+    number, count = observation[..., 0], observation[..., 1] + 1
+    return {
+        "observation": torch.stack((number, count, action.to(number.dtype)), dim=-1),
+        "reward": (number + (count + 10 * action)).unsqueeze(-1),
+        "terminated": (count >= 1 + (number * 6).floor()).unsqueeze(-1),
+        "truncated": (count >= LIMIT).unsqueeze(-1),
+    }
