@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
+from torchrl.data.replay_buffers.samplers import PrioritizedSampler, RandomSampler, Sampler
 from torchrl.envs.transforms import MultiStepTransform
 
 from kit.steps import SettingError, StepPlan
@@ -139,7 +139,18 @@ class Replay:
         self.buffer.extend(batch)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
-        """Yield a sample for each gradient step that is due; all of them are one epoch."""
+        """Yield a sample for each gradient step that is due; all of them are one epoch.
+
+        Raises:
+            SettingError: if nothing has been stored yet.
+        """
+        if not len(self.buffer):
+            raise SettingError(
+                "learning_starts",
+                plan.learning_starts,
+                "comes before the replay buffer holds a transition",
+                "begin later: transitions of n_step steps wait for n_step more",
+            )
         size = plan.minibatch_size or len(self.buffer)
         if plan.sequence_length is not None:
             size *= plan.sequence_length
@@ -156,14 +167,14 @@ class Replay:
             self.buffer.update_tensordict_priority(minibatch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows that are filled, the places of writer and sampler, the steps that wait."""
-        filled = len(self.buffer)
+        """Return the rows that are filled, where writer and sampler are, the steps that wait."""
+        filled = self._filled()
         waiting = None if self.n_step is None else self.n_step._buffer
         return {
             "filled": filled,
             "rows": _plain(self.buffer.storage.get(range(filled))) if filled else {},
             "writer": self.buffer.writer.state_dict(),
-            "sampler": self.buffer.sampler.state_dict(),
+            "sampler": self._sampler_state(),
             "waiting": None if waiting is None else _plain(waiting.contiguous()),
         }
 
@@ -173,25 +184,63 @@ class Replay:
         if filled:
             self.buffer.storage.set(range(filled), _from_plain(state_dict["rows"]))
         self.buffer.writer.load_state_dict(state_dict["writer"])
-        self.buffer.sampler.load_state_dict(state_dict["sampler"])
+        self._load_sampler_state(state_dict["sampler"])
         if self.n_step is not None and state_dict["waiting"] is not None:
             self.n_step._buffer = _from_plain(state_dict["waiting"])
+
+    def _filled(self) -> int:
+        """Places along the storage's first dimension that hold something."""
+        if not len(self.buffer):
+            return 0
+        storage = self.buffer.storage
+        return len(storage) if storage.ndim == 1 else int(storage.shape[0])
+
+    def _sampler_state(self) -> dict[str, Any]:
+        sampler = self.buffer.sampler
+        if not isinstance(sampler, PrioritizedSampler):
+            return dict(sampler.state_dict())
+        # Its own state holds compiled objects, which are no plain values.
+        highest, place = sampler._max_priority
+        return {
+            "priorities": torch.as_tensor(sampler._sum_tree[torch.arange(len(self.buffer))]),
+            "highest": None if highest is None else float(highest),
+            "place": None if place is None else torch.as_tensor(place),
+        }
+
+    def _load_sampler_state(self, state: dict[str, Any]) -> None:
+        sampler = self.buffer.sampler
+        if not isinstance(sampler, PrioritizedSampler):
+            sampler.load_state_dict(state)
+            return
+        rows = torch.arange(len(state["priorities"]))
+        if len(rows):
+            sampler._sum_tree[rows] = sampler._min_tree[rows] = state["priorities"]
+        if state["highest"] is not None:
+            sampler._max_priority = (torch.tensor(state["highest"]), state["place"])
 
     def close_open_episodes(self, num_envs: int) -> None:
         """Mark the newest transition of every copy as truncated, where an episode is still open.
 
         For a run that is resumed with environments that could not give their state.
         """
-        filled = len(self.buffer)
-        if not filled or self.buffer.storage.ndim != 1:
+        if self.n_step is not None and self.n_step._buffer is not None:
+            _close(self.n_step._buffer[..., -1])
+            return
+        filled = self._filled()
+        if not filled:
             return
         cursor = int(self.buffer.writer.state_dict()["_cursor"])
-        newest = [(cursor - 1 - number) % filled for number in range(min(num_envs, filled))]
-        rows = self.buffer.storage.get(newest)
-        ended = rows.get(("next", "done"))
-        rows.set(("next", "truncated"), rows.get(("next", "truncated")) | ~ended)
-        rows.set(("next", "done"), torch.ones_like(ended))
-        self.buffer.storage.set(newest, rows)
+        places = min(num_envs, filled) if self.buffer.storage.ndim == 1 else 1
+        for number in range(places):
+            _close(self.buffer.storage.get((cursor - 1 - number) % filled))
+
+
+def _close(rows: TensorDictBase) -> None:
+    """Mark transitions in place as the last of their episodes: truncated, if they do not end."""
+    done, truncated = (rows.get(("next", name), None) for name in ("done", "truncated"))
+    if truncated is not None:
+        truncated |= ~done
+    done.fill_(True)
 
 
 def _plain(rows: TensorDictBase) -> dict[str, Any]:
@@ -248,11 +297,15 @@ def make_replay_buffer(
         sampler=sampler or RandomSampler(),
         batch_size=minibatch_size,
     )
-    return Replay(buffer, MultiStepTransform(n_step, gamma) if n_step > 1 else None)
+    if n_step == 1:
+        return Replay(buffer)
+    # Without done_keys=[] the flags would be those of the first step: bootstrapping from the value
+    # of a terminal state.
+    return Replay(buffer, MultiStepTransform(n_step, gamma, done_keys=[]))
 
 
 def as_minibatches(buffer: Minibatches | ReplayBuffer | None) -> Minibatches:
-    """Return what the trainer draws from: a TorchRL buffer is taken as it is, ``None`` is passes."""
+    """Return what the trainer draws from: a TorchRL buffer as it is, passes for ``None``."""
     if buffer is None:
         return Passes()
     return Replay(buffer) if isinstance(buffer, ReplayBuffer) else buffer

@@ -279,7 +279,7 @@ def test_stages_inside_a_gradient_step_are_refused_with_a_stepper_of_torchrl(sta
         ("setup", lambda batch: None),
         ("post_steps", lambda batch: None),
         ("batch_process", lambda: None),
-        ("pre_steps_log", dict),
+        ("pre_steps_log", lambda: {}),  # noqa: PIE807
         ("process_loss", lambda losses: losses),
         ("optimizer", lambda losses: losses),
         ("post_optim_complete_log", lambda steps: {}),

@@ -1,0 +1,402 @@
+"""What minibatches are: passes over a batch, samples of TorchRL's replay buffers."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tiny import assert_equal, off_policy_plan, on_policy_plan, sac_parts, weights
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import (
+    PrioritizedSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
+
+from kit.buffers import Passes, Replay, as_minibatches, make_replay_buffer, valid_rows
+from kit.steps import SettingError
+from kit.trainer import Trainer
+
+
+def batch_of(num_envs: int, steps: int, start: int = 0) -> TensorDict:
+    """Transitions numbered env by env, rewards that are powers of ten by time."""
+    shape = (num_envs, steps)
+    number = torch.arange(num_envs * steps).reshape(shape) + start
+    flags = torch.zeros(*shape, 1, dtype=torch.bool)
+    following = {
+        "observation": number.unsqueeze(-1).float() + 1, "reward": torch.ones(*shape, 1),
+        "done": flags, "terminated": flags.clone(), "truncated": flags.clone(),
+    }  # fmt: skip
+    return TensorDict(
+        {"number": number, "observation": number.unsqueeze(-1).float(), "next": following}, shape
+    )
+
+
+def through_a_file(state: dict) -> dict:
+    """Write and read a state as a checkpoint does: without code."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def numbers(minibatches: Passes | Replay, plan, limit: int = 100) -> list[list[list[int]]]:
+    return [[m["number"].tolist() for m in group] for group in minibatches.epoch(plan, limit)]
+
+
+# ---------------------------------------------------------------------- passes
+def test_a_pass_sees_every_transition_once_in_a_new_order():
+    passes = Passes()
+    passes.extend(batch_of(2, 8))
+    first, second = (numbers(passes, on_policy_plan(minibatch_size=4)) for _ in range(2))
+    assert [len(group) for group in first] == [1] * 4
+    assert sorted(n for (m,) in first for n in m) == list(range(16))
+    assert sorted(n for (m,) in second for n in m) == list(range(16))
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({"minibatch_size": 6}, [[6], [6], [4]]),
+        ({"minibatch_size": 6, "last_minibatch": "drop"}, [[6], [6]]),
+        ({"minibatch_size": 6, "last_minibatch": "merge"}, [[6], [10]]),
+        ({"minibatch_size": 6, "minibatches_per_epoch": 2}, [[6], [6]]),
+        ({"minibatch_size": 6, "minibatches_per_gradient_step": 2}, [[6, 6], [4]]),
+        ({"minibatch_size": 6, "minibatches_per_gradient_step": None}, [[6, 6, 4]]),
+        ({"minibatch_size": None}, [[16]]),
+        ({"minibatch_size": 6, "train_on_newest": 10}, [[6], [4]]),
+    ],
+)
+def test_minibatches_are_cut_as_the_plan_says(settings, sizes):
+    passes = Passes()
+    passes.extend(batch_of(2, 8))
+    groups = numbers(passes, on_policy_plan(**settings))
+    assert [[len(m) for m in group] for group in groups] == sizes
+
+
+def test_a_pass_ends_when_no_more_gradient_steps_are_due():
+    passes = Passes()
+    passes.extend(batch_of(2, 8))
+    assert len(numbers(passes, on_policy_plan(minibatch_size=4), limit=3)) == 3
+
+
+def test_what_is_carried_over_goes_on_in_the_next_pass_and_after_a_resume():
+    plan = on_policy_plan(minibatch_size=6, last_minibatch="carry")
+    passes = Passes()
+    passes.extend(batch_of(2, 8))
+    seen = [n for group in numbers(passes, plan) for m in group for n in m]
+    resumed = Passes()
+    resumed.extend(batch_of(2, 8))
+    resumed.load_state_dict(through_a_file(passes.state_dict()))
+    state = torch.get_rng_state()
+    going_on = numbers(passes, plan)
+    torch.set_rng_state(state)
+    assert numbers(resumed, plan) == going_on
+    seen += [n for group in going_on for m in group for n in m]
+    assert sorted(seen[:16]) == list(range(16))
+
+
+def test_sequences_are_pieces_of_one_copy_in_order_of_time():
+    passes = Passes()
+    passes.extend(batch_of(2, 8))
+    plan = on_policy_plan(sequence_length=4, minibatch_size=2)
+    sequences = [row for group in numbers(passes, plan) for m in group for row in m]
+    assert sorted(sequences) == [list(range(n, n + 4)) for n in (0, 4, 8, 12)]
+
+
+def test_padding_is_no_transition():
+    batch = batch_of(2, 3)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    batch.set(("collector", "mask"), mask)
+    assert valid_rows(batch)["number"].tolist() == [0, 1, 3]
+    replay = make_replay_buffer(10, 2)
+    replay.extend(batch)
+    assert sorted(replay.buffer[:]["number"].tolist()) == [0, 1, 3]
+
+
+# ---------------------------------------------------------------------- replay
+def test_a_replay_buffer_holds_transitions_in_the_order_in_which_they_happened():
+    replay = make_replay_buffer(20, 4)
+    replay.extend(batch_of(2, 3))
+    replay.extend(batch_of(2, 1, start=100))
+    assert replay.buffer[:]["number"].tolist() == [0, 3, 1, 4, 2, 5, 100, 101]
+
+
+def test_the_oldest_transitions_are_overwritten():
+    replay = make_replay_buffer(4, 2)
+    for start in range(0, 60, 10):
+        replay.extend(batch_of(1, 1, start=start))
+    assert sorted(replay.buffer[:]["number"].tolist()) == [20, 30, 40, 50]
+
+
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_as_many_samples_are_drawn_as_gradient_steps_are_due(per_step):
+    replay = make_replay_buffer(20, 4)
+    replay.extend(batch_of(2, 3))
+    plan = off_policy_plan(minibatches_per_gradient_step=per_step)
+    groups = numbers(replay, plan, limit=5)
+    assert [[len(m) for m in group] for group in groups] == [[4] * per_step] * 5
+    assert {n for group in groups for m in group for n in m} <= set(range(6))
+
+
+def test_without_a_minibatch_size_a_sample_is_as_large_as_the_buffer():
+    replay = Replay(ReplayBuffer(storage=LazyTensorStorage(20)))
+    replay.extend(batch_of(2, 3))
+    plan = off_policy_plan(minibatch_size=None)
+    assert [[len(m) for m in g] for g in numbers(replay, plan, limit=1)] == [[6]]
+
+
+def test_sampling_before_anything_was_stored_is_explained():
+    replay = make_replay_buffer(20, 4, n_step=3)
+    replay.extend(batch_of(1, 2))
+    with pytest.raises(
+        SettingError, match="learning_starts=10 comes before the replay buffer holds"
+    ):
+        numbers(replay, off_policy_plan(), limit=1)
+
+
+def test_a_minibatch_larger_than_the_buffer_is_refused():
+    with pytest.raises(SettingError, match=r"minibatch_size=8 is larger than buffer_size=4.*4"):
+        make_replay_buffer(4, 8)
+    for size in (0, -1, 1.5):
+        with pytest.raises(SettingError, match="buffer_size"):
+            make_replay_buffer(size, 1)
+    with pytest.raises(SettingError, match="n_step=0 is less than 1"):
+        make_replay_buffer(4, 2, n_step=0)
+
+
+def test_any_buffer_of_torchrl_is_taken_as_it_is():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=3)
+    assert as_minibatches(buffer).buffer is buffer
+    assert isinstance(as_minibatches(None), Passes)
+    own = Passes()
+    assert as_minibatches(own) is own
+
+
+# ---------------------------------------------------------------------- several steps
+def n_step_transitions(batches: list[TensorDict], n_step: int, gamma: float) -> TensorDict:
+    replay = make_replay_buffer(100, 4, n_step=n_step, gamma=gamma)
+    for batch in batches:
+        replay.extend(batch)
+    return replay.buffer[:]
+
+
+@pytest.mark.parametrize("split", [1, 2, 4, 12])
+def test_rewards_of_several_steps_are_summed_up_to_the_end_of_the_episode(split):
+    gamma, n_step, steps = 0.5, 3, 12
+    batch = batch_of(1, steps)
+    batch["next", "reward"] = torch.arange(1.0, steps + 1).reshape(1, steps, 1)
+    batch["next", "done"][0, 4] = batch["next", "terminated"][0, 4] = True
+    stored = n_step_transitions(list(batch.split(split, dim=1)), n_step, gamma)
+    expected = {}
+    for t in range(steps - n_step):
+        total, last = 0.0, t
+        for k in range(n_step):
+            total += gamma**k * (t + k + 1)
+            last = t + k
+            if last == 4:
+                break
+        expected[t] = (total, last + 1.0, last - t + 1, last == 4)
+    for row in stored:
+        t = int(row["number"])
+        found = (
+            float(row["next", "reward"]), float(row["next", "observation"]),
+            int(row["steps_to_next_obs"]), bool(row["next", "terminated"]),
+        )  # fmt: skip
+        assert found == pytest.approx(expected.pop(t)), t
+    assert not expected
+
+
+def test_steps_that_wait_are_saved_and_go_on_after_a_resume():
+    batches = [batch_of(2, 2, start=start) for start in (0, 100, 200, 300)]
+    whole = make_replay_buffer(100, 4, n_step=3)
+    first = make_replay_buffer(100, 4, n_step=3)
+    for batch in batches:
+        whole.extend(batch.clone())
+    for batch in batches[:2]:
+        first.extend(batch.clone())
+    second = make_replay_buffer(100, 4, n_step=3)
+    second.load_state_dict(through_a_file(first.state_dict()))
+    for batch in batches[2:]:
+        second.extend(batch.clone())
+    assert (whole.buffer[:] == second.buffer[:]).all()
+
+
+# ---------------------------------------------------------------------- in and out
+def flat_buffer() -> Replay:
+    return make_replay_buffer(10, 4)
+
+
+def without_replacement() -> Replay:
+    return make_replay_buffer(10, 4, sampler=SamplerWithoutReplacement())
+
+
+def slices() -> Replay:
+    return Replay(
+        TensorDictReplayBuffer(
+            storage=LazyTensorStorage(20, ndim=2),
+            sampler=SliceSampler(slice_len=2, traj_key="copy", strict_length=False),
+            batch_size=4,
+        )
+    )
+
+
+class Tree:
+    """A segment tree in Python, where TorchRL's compiled ones do not fit the installed torch."""
+
+    def __init__(self, size: int, neutral: float, reduce) -> None:
+        self.values = np.full(size, neutral, np.float32)
+        self.reduce = reduce
+
+    def __getitem__(self, index):
+        return torch.as_tensor(self.values[np.asarray(index)])
+
+    def __setitem__(self, index, value) -> None:
+        self.values[np.asarray(index)] = np.asarray(value)
+
+    def query(self, left: int, right: int) -> float:
+        return float(self.reduce(self.values[left:right]))
+
+    def scan_lower_bound(self, mass):
+        return torch.as_tensor(np.searchsorted(np.cumsum(self.values), np.asarray(mass)))
+
+
+@pytest.fixture
+def compiled_trees(monkeypatch):
+    """TorchRL's prioritized sampler works, whether or not its compiled parts can be loaded."""
+    from torchrl.data.replay_buffers.samplers import prioritized
+
+    if prioritized.SumSegmentTreeFp32 is None:
+        for name in ("Fp32", "Fp64"):
+            monkeypatch.setattr(
+                prioritized, f"SumSegmentTree{name}", lambda size: Tree(size, 0.0, np.sum)
+            )
+            monkeypatch.setattr(
+                prioritized, f"MinSegmentTree{name}", lambda size: Tree(size, np.inf, np.min)
+            )
+
+
+def prioritized() -> Replay:
+    return make_replay_buffer(10, 4, sampler=PrioritizedSampler(10, alpha=0.9, beta=0.5))
+
+
+@pytest.mark.usefixtures("compiled_trees")
+@pytest.mark.parametrize("make", [flat_buffer, without_replacement, slices, prioritized])
+@pytest.mark.parametrize("batches", [0, 2, 7])
+def test_a_restored_buffer_holds_and_samples_the_same(make, batches):
+    plan = off_policy_plan(
+        **({"sequence_length": 2, "minibatch_size": 2} if make is slices else {})
+    )
+    before, after = make(), make()
+    for number in range(batches):
+        batch = batch_of(2, 2, start=10 * number)
+        batch["copy"] = torch.arange(2).unsqueeze(-1).expand(2, 2).clone()
+        before.extend(batch)
+        for (minibatch,) in before.epoch(plan, 1):
+            minibatch["td_error"] = minibatch["number"].float() + 1
+            before.update_priority(minibatch)
+    after.load_state_dict(through_a_file(before.state_dict()))
+    assert len(after.buffer) == len(before.buffer)
+    if not batches:
+        return
+    assert (after.buffer[:] == before.buffer[:]).all()
+    drawn = []
+    for replay in (before, after):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        replay.extend(batch.clone())
+        drawn.append(numbers(replay, plan, limit=6))
+    assert drawn[0] == drawn[1]
+    assert (after.buffer[:] == before.buffer[:]).all()
+
+
+def test_open_episodes_are_closed_where_environments_cannot_go_on():
+    replay = make_replay_buffer(10, 4)
+    replay.extend(batch_of(2, 3))
+    replay.close_open_episodes(2)
+    stored = replay.buffer[:]
+    for name in ("done", "truncated"):
+        assert stored["next", name].flatten().tolist() == [False] * 4 + [True] * 2
+    assert not stored["next", "terminated"].any()
+
+
+def test_open_episodes_are_closed_across_the_end_of_a_full_buffer():
+    replay = make_replay_buffer(5, 4)
+    replay.extend(batch_of(2, 3))
+    replay.close_open_episodes(2)
+    stored = replay.buffer[:]
+    closed = stored["number"][stored["next", "done"].flatten()]
+    assert sorted(closed.tolist()) == [2, 5]
+
+
+def test_open_episodes_are_closed_in_buffers_of_sequences():
+    replay = slices()
+    batch = batch_of(2, 3)
+    batch["copy"] = torch.arange(2).unsqueeze(-1).expand(2, 3).clone()
+    replay.extend(batch)
+    replay.close_open_episodes(2)
+    assert replay.buffer[:]["next", "done"].squeeze(-1).tolist() == [[False, False, True]] * 2
+
+
+def test_open_episodes_are_closed_in_the_steps_that_wait():
+    replay = make_replay_buffer(100, 4, n_step=3, gamma=1.0)
+    replay.extend(batch_of(1, 4))
+    replay.close_open_episodes(1)
+    replay.extend(batch_of(1, 6, start=50))
+    rewards = {int(row["number"]): float(row["next", "reward"]) for row in replay.buffer[:]}
+    assert rewards == {0: 3.0, 1: 3.0, 2: 2.0, 3: 1.0, 50: 3.0, 51: 3.0, 52: 3.0}
+
+
+def test_an_episode_that_has_ended_by_itself_is_not_truncated_too():
+    replay = make_replay_buffer(10, 4)
+    batch = batch_of(1, 2)
+    batch["next", "done"][0, 1] = batch["next", "terminated"][0, 1] = True
+    replay.extend(batch)
+    replay.close_open_episodes(1)
+    assert not replay.buffer[:]["next", "truncated"].any()
+
+
+# ---------------------------------------------------------------------- in the loop
+@pytest.mark.usefixtures("compiled_trees")
+def test_a_prioritized_sampler_is_told_the_errors_of_every_minibatch():
+    plan = off_policy_plan()
+    parts = sac_parts(plan)
+    sampler = PrioritizedSampler(100, alpha=1.0, beta=0.5, eps=0.0)
+    parts["buffer"] = make_replay_buffer(100, plan.minibatch_size, sampler=sampler)
+    trainer = Trainer(plan, **parts)
+    errors: dict[int, float] = {}
+
+    def note(minibatch):
+        indices, found = minibatch["index"].flatten().tolist(), minibatch["td_error"].flatten()
+        errors.update(zip(indices, found.tolist()))
+
+    trainer.register_op("post_loss", note)
+    trainer.run()
+    assert len(errors) > 10
+    for index, error in errors.items():
+        assert float(sampler._sum_tree[torch.tensor([index])]) == pytest.approx(error)
+
+
+@pytest.mark.usefixtures("compiled_trees")
+def test_priorities_do_not_depend_on_whether_the_loss_is_traced():
+    plan = off_policy_plan()
+    states = []
+    for compile in ("auto", False):
+        parts = sac_parts(plan)
+        np.random.seed(0)
+        sampler = PrioritizedSampler(100, alpha=1.0, beta=0.5)
+        parts["buffer"] = make_replay_buffer(100, plan.minibatch_size, sampler=sampler)
+        update = parts["update"]
+        parts["update"] = type(update)(
+            update.loss_module, update.optimizers["optimizer"], compile=compile,
+            target_updater=update.target_updater,
+        )  # fmt: skip
+        trainer = Trainer(plan, **parts)
+        trainer.run()
+        states.append((weights(trainer), trainer.buffer.state_dict()["sampler"]["priorities"]))
+    assert_equal(states[0][0], states[1][0])
+    assert torch.equal(states[0][1], states[1][1])
