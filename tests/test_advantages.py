@@ -1,0 +1,197 @@
+"""Advantages: those of the paper, and TorchRL's numbers without its reads on the host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch import nn
+from torchrl.modules import ValueOperator
+from torchrl.objectives import value as torchrl_value
+
+from kit.advantages import GAE, discounted_suffix_sums, generalized_advantages
+
+SIZES = st.tuples(st.integers(1, 4), st.integers(1, 40))
+
+
+def network(double: bool = False) -> ValueOperator:
+    value = ValueOperator(
+        nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)), ["observation"]
+    )
+    return value.double() if double else value
+
+
+def batch_of(num_envs: int, steps: int, seed: int = 0, ends: float = 0.2) -> TensorDict:
+    """A batch with terminated and truncated episodes, in double precision."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def flags(share: float) -> torch.Tensor:
+        return torch.rand(num_envs, steps, 1, generator=generator) < share
+
+    terminated, truncated = flags(ends), flags(ends)
+    numbers = torch.randn(2, num_envs, steps, 3, generator=generator, dtype=torch.float64)
+    following = {
+        "observation": numbers[1], "terminated": terminated, "truncated": truncated & ~terminated,
+        "done": terminated | truncated,
+        "reward": torch.randn(num_envs, steps, 1, generator=generator, dtype=torch.float64),
+    }  # fmt: skip
+    return TensorDict({"observation": numbers[0], "next": following}, [num_envs, steps])
+
+
+# ---------------------------------------------------------------------- the recursion
+@given(SIZES, st.integers(0, 1000))
+@settings(max_examples=50, deadline=None)
+def test_suffix_sums_are_those_of_the_recursion(size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(*size, generator=generator, dtype=torch.float64)
+    factors = torch.rand(*size, generator=generator, dtype=torch.float64)
+    factors[torch.rand(*size, generator=generator) < 0.2] = 0.0
+    expected, following = torch.empty_like(values), torch.zeros(size[0], dtype=torch.float64)
+    for t in reversed(range(size[1])):
+        following = expected[:, t] = values[:, t] + factors[:, t] * following
+    torch.testing.assert_close(discounted_suffix_sums(values, factors), expected)
+
+
+def test_a_cut_separates_episodes_completely():
+    values, factors = torch.ones(1, 6), torch.full((1, 6), 0.5)
+    factors[0, 2] = 0.0
+    whole = discounted_suffix_sums(values, factors)
+    assert torch.equal(whole[:, :3], discounted_suffix_sums(values[:, :3], factors[:, :3]))
+
+
+@given(
+    SIZES, st.integers(0, 1000), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.8, 1.0])
+)
+@settings(max_examples=60, deadline=None)
+def test_advantages_are_the_sums_of_the_paper(size, seed, gamma, lmbda):
+    batch = batch_of(*size, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    value, following = torch.randn(2, *size, generator=generator, dtype=torch.float64)
+    reward, done, terminated = (
+        batch["next", name].squeeze(-1) for name in ("reward", "done", "terminated")
+    )
+    found = generalized_advantages(reward, value, following, done, terminated, gamma, lmbda)
+    for env in range(size[0]):
+        for start in range(size[1]):
+            total = 0.0
+            for t in range(start, size[1]):
+                bootstrap = 0.0 if terminated[env, t] else gamma * float(following[env, t])
+                delta = float(reward[env, t]) + bootstrap - float(value[env, t])
+                total += (gamma * lmbda) ** (t - start) * delta
+                if done[env, t]:
+                    break
+            assert float(found[env, start]) == pytest.approx(total, abs=1e-9)
+
+
+def test_truncation_bootstraps_and_termination_does_not():
+    one = torch.ones(1, 1)
+    true, false = torch.tensor([[True]]), torch.tensor([[False]])
+    truncated = generalized_advantages(one, one, 10 * one, true, false, 0.5, 1.0)
+    terminated = generalized_advantages(one, one, 10 * one, true, true, 0.5, 1.0)
+    assert (float(truncated), float(terminated)) == (1 + 5 - 1, 1 - 1)
+
+
+# ---------------------------------------------------------------------- TorchRL's class
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (4, 32), (3, 33)])
+def test_the_numbers_are_torchrls(shape, average):
+    value = network(double=True)
+    settings = {"gamma": 0.97, "lmbda": 0.9, "value_network": value, "average_gae": average}
+    expected = torchrl_value.GAE(**settings)(batch_of(*shape))
+    estimator = GAE(**settings)
+    for _ in range(3):  # traced, replayed, replayed
+        found = estimator(batch_of(*shape))
+        for key in ("advantage", "value_target", "state_value", ("next", "state_value")):
+            if average and shape == (1, 1) and key == "advantage":
+                continue  # the deviation of one number
+            torch.testing.assert_close(found[key], expected[key], rtol=1e-9, atol=1e-11)
+            assert not found[key].requires_grad
+
+
+def test_a_replayed_program_sees_updates_of_the_network():
+    value = network(double=True)
+    estimator = GAE(gamma=0.9, lmbda=0.9, value_network=value)
+    for _ in range(3):
+        estimator(batch_of(2, 5))
+    with torch.no_grad():
+        for parameter in value.parameters():
+            parameter.add_(0.1)
+    expected = torchrl_value.GAE(gamma=0.9, lmbda=0.9, value_network=value)(batch_of(2, 5))
+    torch.testing.assert_close(estimator(batch_of(2, 5))["advantage"], expected["advantage"])
+
+
+def test_a_replayed_program_sees_another_discount_and_another_network():
+    estimator = GAE(gamma=0.9, lmbda=0.9, value_network=network(double=True))
+    for _ in range(3):
+        estimator(batch_of(2, 5))
+    estimator.gamma.fill_(0.5)
+    estimator.lmbda.fill_(0.7)
+    linear = estimator.value_network.module[0]
+    linear.weight = nn.Parameter(torch.randn_like(linear.weight))
+    expected = torchrl_value.GAE(gamma=0.5, lmbda=0.7, value_network=estimator.value_network)
+    torch.testing.assert_close(
+        estimator(batch_of(2, 5))["advantage"], expected(batch_of(2, 5))["advantage"]
+    )
+
+
+def test_batches_of_other_sizes_are_estimated_too():
+    value = network(double=True)
+    estimator = GAE(gamma=0.9, lmbda=0.9, value_network=value)
+    plain = torchrl_value.GAE(gamma=0.9, lmbda=0.9, value_network=value)
+    for steps in (5, 8, 5, 8, 3):
+        torch.testing.assert_close(
+            estimator(batch_of(2, steps))["advantage"], plain(batch_of(2, steps))["advantage"]
+        )
+
+
+def test_the_network_reads_each_observation_under_its_own_key():
+    value = ValueOperator(nn.Linear(3, 1).double(), ["observation"])
+    batch = batch_of(2, 5)
+    batch["next", "observation"].fill_(0.0)
+    found = GAE(gamma=0.9, lmbda=0.9, value_network=value)(batch)
+    assert torch.allclose(found["next", "state_value"], value.module.bias)
+    assert not torch.allclose(found["state_value"], value.module.bias)
+
+
+def test_other_keys_can_be_chosen():
+    estimator = GAE(gamma=0.9, lmbda=0.9, value_network=network(double=True))
+    estimator.set_keys(advantage="a", value_target="target", reward="r", done="d", terminated="t")
+    batch, other = batch_of(2, 5), batch_of(2, 5)
+    for old, new in (("reward", "r"), ("done", "d"), ("terminated", "t")):
+        other.rename_key_(("next", old), ("next", new))
+    usual = GAE(gamma=0.9, lmbda=0.9, value_network=estimator.value_network)(batch)
+    found = estimator(other)
+    assert torch.equal(found["a"], usual["advantage"])
+    assert torch.equal(found["target"], usual["value_target"])
+
+
+def test_flat_batches_and_differentiable_estimates_are_left_to_torchrl():
+    value = network(double=True)
+    flat = batch_of(1, 7)[0]
+    expected = torchrl_value.GAE(gamma=0.9, lmbda=0.9, value_network=value)(flat.clone())
+    found = GAE(gamma=0.9, lmbda=0.9, value_network=value)(flat.clone())
+    torch.testing.assert_close(found["advantage"], expected["advantage"])
+    settings = {"gamma": 0.9, "lmbda": 0.9, "value_network": value, "differentiable": True}
+    expected = torchrl_value.GAE(**settings)(batch_of(2, 5))
+    found = GAE(**settings)(batch_of(2, 5))
+    assert torch.equal(found["advantage"], expected["advantage"])
+    assert found["advantage"].requires_grad == expected["advantage"].requires_grad
+
+
+def test_a_network_that_decides_on_the_host_is_called_plainly():
+    class Deciding(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (2.0 if float(x.mean()) > 0 else 1.0)
+
+    value = ValueOperator(Deciding(3, 1).double(), ["observation"])
+    estimator = GAE(gamma=0.9, lmbda=0.8, value_network=value)
+    for seed in range(4):
+        batch = batch_of(2, 5, seed)
+        values = [value.module(b["observation"]).squeeze(-1) for b in (batch, batch["next"])]
+        ends = [batch["next", name].squeeze(-1) for name in ("reward", "done", "terminated")]
+        discounts = (estimator.gamma, estimator.lmbda)
+        expected = generalized_advantages(ends[0], *values, *ends[1:], *discounts)
+        torch.testing.assert_close(estimator(batch)["advantage"].squeeze(-1), expected)
