@@ -73,3 +73,10 @@ def whole_run(plan: StepPlan) -> dict[str, Any]:
     if plan.iterations is not None:
         return {"counter": "iterations", "duration": plan.iterations}
     return {"counter": "policy_steps", "duration": plan.total_policy_steps}
+
+
+def sampled_transitions(plan: StepPlan) -> int | None:
+    """Return the transitions of one sample of a replay buffer; ``None``: all that it holds."""
+    if plan.minibatch_size is None:
+        return None
+    return plan.minibatch_size * (plan.sequence_length or 1)

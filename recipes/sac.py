@@ -23,7 +23,7 @@ from kit.envs import make_env
 from kit.hooks import Evaluator
 from kit.launch import main
 from kit.modules import make_action_value, make_actor
-from kit.recipe import adapted_env, collector_name, make_plan
+from kit.recipe import adapted_env, collector_name, make_plan, sampled_transitions
 from kit.run import Run
 from kit.steps.settings import OffPolicySteps
 from kit.trainer import Trainer
@@ -115,7 +115,7 @@ def build(
         ),
         buffer=make_replay_buffer(
             cfg.buffer_size,
-            plan.minibatch_size,
+            sampled_transitions(plan),
             n_step=cfg.n_step,
             gamma=cfg.gamma,
             device=cfg.device,

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks():
-    for page in sorted(DOCS.glob("*.md")):
+    for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for found in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
             line = text[: found.start(1)].count("\n")
@@ -23,3 +24,19 @@ def test_a_block_runs_as_it_stands(page, line, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = compile("\n" * line + code, str(page), "exec")
     exec(program, {"__name__": "__docs__"})
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_page_on_hooks_lists_every_stage_in_order():
+    from kit.stages import SIGNATURES, STAGES
+
+    text = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| (.+?) \| `(.+?)` \|(?: update)? \|$", text, re.MULTILINE)
+    expected = [(s.name, s.when, SIGNATURES[s.signature][0]) for s in STAGES.values()]
+    assert listed == expected
