@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+import torchrl.modules  # noqa: F401  # switches validation of distributions off when imported
 
 
 @pytest.fixture(autouse=True)
