@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -22,8 +24,9 @@ def blocks():
 @pytest.mark.parametrize(("page", "line", "code"), blocks())
 def test_a_block_runs_as_it_stands(page, line, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    program = compile("\n" * line + code, str(page), "exec")
-    exec(program, {"__name__": "__docs__"})
+    module = ModuleType("documented")  # in `sys.modules`, where dataclasses look types up
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile("\n" * line + code, str(page), "exec"), module.__dict__)
 
 
 def test_links_between_pages_lead_somewhere():
