@@ -17,7 +17,7 @@ from kit.envs.gymnasium_vector import GymnasiumVector
 from kit.envs.in_process import InProcess
 from kit.envs.normalize import Normalizer
 from kit.envs.single import MakeEnv, Wrapper, find_spec, make_copy
-from kit.envs.vector_env import VectorEnv
+from kit.envs.vector_env import VectorEnv, copy_seeds
 from kit.envs.workers import Workers
 from kit.steps.errors import SettingError, one_of, whole_number
 
@@ -179,7 +179,7 @@ def _together(
     if vectorization == "envpool":
         from kit.envs.pool import PoolCopies
 
-        return PoolCopies(id, num_envs, seed, limit, **kwargs)
+        return PoolCopies(id, num_envs, copy_seeds(seed, num_envs)[0], limit, **kwargs)
     from kit.envs.tensor import TensorCopies, make_tensor_env
 
     kwargs = {"device": device, "max_episode_steps": limit, "seed": seed, **kwargs}

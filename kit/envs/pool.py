@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,15 +24,13 @@ class PoolCopies(Copies):
     Args:
         id: EnvPool's id, most often Gymnasium's.
         num_envs: number of copies.
-        seed: of the first copy; EnvPool is seeded once, when it is made.
+        seed: of all copies. EnvPool is seeded when it is made, so a new seed makes it anew.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: its own.
         **kwargs: for ``envpool.make_gymnasium``.
 
     Raises:
         SettingError: if EnvPool is not installed or does not have ``id``.
     """
-
-    resumable = False
 
     def __init__(
         self,
@@ -43,11 +42,11 @@ class PoolCopies(Copies):
     ) -> None:
         try:
             import envpool
-        except ImportError:
+        except Exception as error:  # some releases look for files that others bring
             raise SettingError(
                 "env.vectorization",
                 "envpool",
-                "needs the package envpool",
+                f"needs the package envpool, which cannot be imported ({error})",
                 "pip install 'torchrl-kit[envpool]'",
             ) from None
         if id not in envpool.list_all_envs():
@@ -55,7 +54,9 @@ class PoolCopies(Copies):
             raise SettingError("env.id", id, "is not an environment of EnvPool", near)
         if max_episode_steps is not None:
             kwargs["max_episode_steps"] = max_episode_steps
-        self.pool = envpool.make_gymnasium(id, num_envs=num_envs, seed=seed % 2**31, **kwargs)
+        self._make = functools.partial(envpool.make_gymnasium, id, num_envs=num_envs, **kwargs)
+        self._seed = seed % 2**31
+        self.pool = self._make(seed=self._seed)
         self._describe(id, num_envs, self.pool.observation_space, self.pool.action_space)
 
     def reset(
@@ -64,7 +65,11 @@ class PoolCopies(Copies):
         seeds: Sequence[int] | None = None,
         mask: Mask | None = None,
     ) -> None:
-        """Reset all copies, or those of ``mask``; seeds were given when the pool was made."""
+        """Reset all copies, or those of ``mask``; of the seeds the first one is used."""
+        if seeds is not None and int(seeds[0]) % 2**31 != self._seed:
+            self._seed = int(seeds[0]) % 2**31
+            self.close()
+            self.pool = self._make(seed=self._seed)
         if mask is None:
             first = self.pool.reset()[0]
             for leaf in self.observation_leaves:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,13 +42,13 @@ class Categorical(torch.distributions.Categorical):
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Return choices as integers, ``[*sample_shape, ...]``."""
         shape = torch.Size((*sample_shape, *self.logits.shape))
-        kind = {"dtype": self.logits.dtype, "device": self.logits.device}
+        logits: Tensor = self.logits
         if shape[:-1].numel() < _MANY_ROWS:
-            waiting = torch.empty(shape, **kind).exponential_()
-            return (self.logits - waiting.log()).argmax(dim=-1)
-        reached = self.logits.exp().cumsum(dim=-1)
+            waiting = logits.new_empty(shape).exponential_()
+            return (logits - waiting.log()).argmax(dim=-1)
+        reached = logits.exp().cumsum(dim=-1)
         # In (0, total]: no choice of probability zero is the first to reach it.
-        wanted = (1 - torch.rand((*shape[:-1], 1), **kind)) * reached[..., -1:]
+        wanted = (1 - logits.new_empty((*shape[:-1], 1)).uniform_()) * reached[..., -1:]
         return (reached < wanted).sum(dim=-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -56,10 +57,64 @@ class Categorical(torch.distributions.Categorical):
             return super().log_prob(value)  # type: ignore[no-any-return, no-untyped-call]
         return self.logits.gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
 
+    def entropy(self) -> Tensor:
+        """Return the entropy, ``[...]``."""
+        finite = self.logits.clamp(min=torch.finfo(self.logits.dtype).min)
+        return -(finite * self.probs).sum(-1)
+
     @property
     def deterministic_sample(self) -> Tensor:
         """The most probable choice."""
         return self.logits.argmax(dim=-1)
+
+
+class Normal(torch.distributions.Independent[torch.distributions.Normal]):
+    """Independent normal distributions of the entries of an action, in few tensor operations.
+
+    The same distribution as TorchRL's ``IndependentNormal``. The noise of a sample is remembered,
+    so that without gradients its log-probability does not have to be computed back from it.
+
+    Args:
+        loc: means, ``[..., *event]``.
+        scale: deviations, of the same shape.
+        event_dim: how many of the last dimensions are one action.
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor, event_dim: int = 1, **kwargs: Any) -> None:
+        base = torch.distributions.Normal(loc, scale, validate_args=False)
+        kwargs.setdefault("validate_args", False)
+        super().__init__(base, event_dim, **kwargs)
+        self.loc, self.scale = loc, scale
+        self._dimensions = tuple(range(-event_dim, 0))
+        self._drawn: tuple[Tensor, Tensor] | None = None
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Return actions, ``[*sample_shape, ..., *event]``, through which gradients flow."""
+        shape = torch.Size((*sample_shape, *self.loc.shape))
+        noise = self.loc.new_empty(shape).normal_()
+        value = torch.addcmul(self.loc, self.scale, noise)
+        self._drawn = (value, noise)
+        return value
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Return actions, ``[*sample_shape, ..., *event]``."""
+        with torch.no_grad():
+            return self.rsample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-probability of whole actions, ``[...]``."""
+        if self._drawn is not None and value is self._drawn[0] and not torch.is_grad_enabled():
+            noise = self._drawn[1]
+        else:
+            noise = (value - self.loc) / self.scale
+        each = torch.add(self.scale.log(), noise * noise, alpha=0.5)
+        constant = -0.5 * math.log(2 * math.pi) * self.event_shape.numel()
+        return constant - each.sum(self._dimensions)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The mean."""
+        return self.loc
 
 
 class MultiDiscrete(torch.distributions.Distribution):
@@ -74,7 +129,8 @@ class MultiDiscrete(torch.distributions.Distribution):
     has_rsample = False
 
     def __init__(self, logits: Tensor, choices: Sequence[int], **kwargs: Any) -> None:
-        self.parts = [Categorical(logits=part) for part in logits.split(list(choices), dim=-1)]
+        parts = torch.split(logits, list(choices), dim=-1)  # type: ignore[no-untyped-call]
+        self.parts = [Categorical(logits=part) for part in parts]
         kwargs.setdefault("validate_args", False)
         super().__init__(logits.shape[:-1], torch.Size([len(self.parts)]), **kwargs)
 
