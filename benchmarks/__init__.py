@@ -1,0 +1,1 @@
+"""Measurements: each module writes its table into ``benchmarks/results``."""

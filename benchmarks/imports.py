@@ -1,6 +1,6 @@
 """What importing costs, in fresh processes.
 
-    python -m benchmarks.imports
+Run with ``python -m benchmarks.imports``.
 """
 
 from __future__ import annotations

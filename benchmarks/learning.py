@@ -1,6 +1,6 @@
 """What the recipes learn with their defaults: several seeds, with their spread.
 
-    python -m benchmarks.learning
+Run with ``python -m benchmarks.learning``.
 """
 
 from __future__ import annotations

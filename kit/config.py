@@ -131,7 +131,10 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
         full = f"{path}{name}"
         if name not in known:
             raise SettingError(
-                full, value, f"is not a setting of {cls.__name__}", nearest_first(name, known)[:3]
+                full,
+                value,
+                f"is not a setting of {cls.__name__}",
+                nearest_first(name, list(known))[:3],
             )
         made[name] = _checked(full, value, hints[name], known[name])
     return cls(**made)
@@ -224,8 +227,8 @@ def _called(hint: Any) -> str:
 
 def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
     """Yield dotted name, value, type and documentation of every setting of a dataclass."""
-    docs = field_docs(type(config))
-    hints = typing.get_type_hints(type(config))
+    cls: type = type(config)
+    docs, hints = field_docs(cls), typing.get_type_hints(cls)
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if dataclasses.is_dataclass(value):

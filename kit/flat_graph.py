@@ -114,12 +114,12 @@ class _GraphBuilder:
                 self.graph.insertNode(node)
                 node.output().setType(element)
                 return node.output()
-            return self.graph.insertConstant(list(value))
+            return self.graph.insertConstant(list(value))  # type: ignore[attr-defined]
         if isinstance(value, torch.memory_format):
             value = _MEMORY_FORMATS[value]
         if isinstance(value, int) and not isinstance(value, bool) and "float" in str(kind):
             value = float(value)
-        return self.graph.insertConstant(value)
+        return self.graph.insertConstant(value)  # type: ignore[attr-defined]
 
     def finish(self, outputs: Sequence[Tensor]) -> Run:
         """Return the graph as a function."""

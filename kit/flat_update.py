@@ -28,6 +28,8 @@ class _Known:
 
     gradients: FlatProgram
     """losses and gradients."""
+    keys: list[Any]
+    """what it reads, in this order."""
     metrics: list[str]
     """names of the first outputs."""
     written: list[Any]
@@ -36,6 +38,8 @@ class _Known:
     """which parameters have a gradient; the outputs after those."""
     step: FlatProgram | None = None
     """losses, gradients, clipping and optimisers in one."""
+    step_keys: list[Any] | None = None
+    """what ``step`` reads, in this order."""
     step_metrics: list[str] | None = None
     """names of the first outputs of ``step``."""
 
@@ -78,54 +82,59 @@ class FlatUpdate:
         self._keys: list[Any] = []
         self._known: dict[Any, _Known] = {}
         self._verified = False
-        self._owned: list[int] = []
+        self._owned: list[float] = []
 
     # ------------------------------------------------------------------ gradient steps
     def step(self, minibatch: TensorDictBase) -> Metrics:
         """Make one gradient step and return metrics."""
-        known, inputs = self._find(minibatch)
-        if known is not None and known.step is not None and self._owned == self._owned_now():
-            with torch.no_grad():
-                values = known.step(*[inputs[n] for n in known.step.inputs_read])
-            return self._metrics_of_step(known, values, minibatch)
-        if known is not None and self._verified and self._fused and self._owned_now():
-            return self._trace_step(known, minibatch, inputs)
-        metrics, gradients = self._gradients(known, minibatch, inputs)
+        known = self._find(minibatch)
+        if known is not None and self._verified and self._fused:
+            owned = self._owned_now()
+            if known.step is not None and known.step_keys is not None and owned == self._owned:
+                with torch.no_grad():
+                    values = known.step(*map(minibatch.get, known.step_keys))
+                return self._metrics_of_step(known, values, minibatch)
+            if owned:
+                return self._trace_step(known, minibatch)
+        metrics, gradients = self._gradients(known, minibatch)
         with torch.no_grad():
             return metrics | self._apply(gradients)
 
     def gradients(self, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
         """Return metrics and gradients, without a step."""
-        known, inputs = self._find(minibatch)
-        return self._gradients(known, minibatch, inputs)
+        return self._gradients(self._find(minibatch), minibatch)
 
     @property
     def keys_read(self) -> list[Any]:
-        """Keys that the loss was seen to read; empty until a trace of it is known to be right."""
-        return list(self._keys) if self._verified and not self.plain_reason else []
+        """Keys that the loss was seen to read; empty as long as that is not known for certain."""
+        self._look()
+        return list(self._keys) if self._known and self._verified else []
 
     # ------------------------------------------------------------------ what is known
-    def _find(self, minibatch: TensorDictBase) -> tuple[_Known | None, list[Any]]:
+    def _look(self) -> None:
+        """Forget all traces if a setting that they have taken for granted has changed."""
         if self._watch.changed():
-            # A setting that a trace has taken for granted, such as a coefficient kept as a float.
             self._known.clear()
-        inputs = [minibatch.get(key, None) for key in self._keys]
-        known = self._known.get(_shapes(inputs))
-        if known is not None and not known.gradients.is_valid():
-            known = None
-        return known, inputs
+            self._keys = []
+
+    def _find(self, minibatch: TensorDictBase) -> _Known | None:
+        if self.plain_reason:
+            return None
+        self._look()
+        known = self._known.get(_signature(self._keys, minibatch))
+        return known if known is not None and known.gradients.is_valid() else None
 
     def _gradients(
-        self, known: _Known | None, minibatch: TensorDictBase, inputs: list[Any]
+        self, known: _Known | None, minibatch: TensorDictBase
     ) -> tuple[Metrics, Gradients]:
         if self.plain_reason:
             return self._loss(minibatch)
         if known is None:
             return self._trace_gradients(minibatch)
         if not self._verified:
-            return self._verify(known, minibatch, inputs)
+            return self._verify(known, minibatch)
         with torch.no_grad():
-            values = known.gradients(*inputs)
+            values = known.gradients(*map(minibatch.get, known.keys))
         return self._unpack(known, values, minibatch)
 
     def _unpack(
@@ -136,22 +145,30 @@ class FlatUpdate:
         found = [next(gradients) if used else None for used in known.used]
         return dict(zip(known.metrics, values)), found
 
-    def _owned_now(self) -> list[int]:
-        """Identity of what optimisers own: it changes when their state is loaded."""
-        owned: list[int] = []
+    def _owned_now(self) -> list[float]:
+        """Identity of what optimisers own: it changes when their state is loaded.
+
+        Empty where a step is not a fixed list of operations: before the first one, and with hooks.
+        """
+        owned: list[float] = []
         for optimizer in self._optimizers:
+            if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+                return []
             for group in optimizer.param_groups:
-                owned.append(id(group["lr"]))
-                state = optimizer.state.get(group["params"][0], {})
-                owned.extend(id(value) for value in state.values())
-                if not state and not isinstance(optimizer, SGD):
+                rate = group["lr"]
+                owned.append(id(rate) if isinstance(rate, Tensor) else rate)
+                states = (optimizer.state.get(parameter) for parameter in group["params"])
+                state = next((state for state in states if state), None)
+                if state is not None:
+                    owned.extend(map(id, state.values()))
+                elif not isinstance(optimizer, SGD) or group["momentum"]:
                     return []
         return owned
 
     # ------------------------------------------------------------------ tracing
     def _trace_gradients(self, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
         given = minibatch.copy()
-        keys = [key for key in given.keys(True, True) if isinstance(given.get(key), Tensor)]
+        keys = sorted((k for k in given.keys(True, True) if _is_tensor(given, k)), key=str)
         inputs = [given.get(key) for key in keys]
         found: dict[str, Any] = {}
 
@@ -168,28 +185,30 @@ class FlatUpdate:
             self._tell(str(reason))
             torch.set_rng_state(generator)
             return self._loss(minibatch)
-        self._keys = [keys[number] for number in program.inputs_read]
-        known = _Known(program, found["metrics"], found["written"], found["used"])
-        self._known[_shapes([inputs[number] for number in program.inputs_read])] = known
+        read = [keys[number] for number in program.inputs_read]
+        known = _Known(program, read, found["metrics"], found["written"], found["used"])
+        if not set(read) <= set(self._keys):
+            self._known.clear()  # minibatches are told apart by what is read of them
+            self._keys = sorted({*self._keys, *read}, key=str)
+        self._known[_signature(self._keys, minibatch)] = known
         # A loss that changes its own buffers must not be run twice to compare.
         self._verified = self._verified or program.changes_constants
         return self._unpack(known, values, minibatch)
 
-    def _trace_step(
-        self, known: _Known, minibatch: TensorDictBase, inputs: list[Tensor]
-    ) -> Metrics:
+    def _trace_step(self, known: _Known, minibatch: TensorDictBase) -> Metrics:
         given = minibatch.copy()
         found: dict[str, Any] = {}
 
         def step(*tensors: Tensor) -> list[Tensor]:
-            metrics, gradients = self._loss_of(self._keys, tensors, given, found)
+            metrics, gradients = self._loss_of(known.keys, tensors, given, found)
             with torch.no_grad():
                 metrics |= self._apply(gradients)
             found["metrics"] = list(metrics)
             extra = [given.get(key).detach() for key in found["written"]]
             return [*metrics.values(), *extra]
 
-        known.step, values = trace(step, inputs)
+        known.step, values = trace(step, [given.get(key) for key in known.keys])
+        known.step_keys = [known.keys[number] for number in known.step.inputs_read]
         known.step_metrics = found["metrics"]
         self._owned = self._owned_now()
         return self._metrics_of_step(known, values, minibatch)
@@ -220,22 +239,20 @@ class FlatUpdate:
         _write(known, values, len(known.step_metrics), minibatch)
         return dict(zip(known.step_metrics, values))
 
-    def _verify(
-        self, known: _Known, minibatch: TensorDictBase, inputs: list[Tensor]
-    ) -> tuple[Metrics, Gradients]:
+    def _verify(self, known: _Known, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
         """Run both ways once, from the same random numbers, and go on with the trace if they agree.
 
         Compiled programs round differently, so they are only asked to be close.
         """
         generator = torch.get_rng_state()
         with torch.no_grad():
-            values = known.gradients(*inputs)
+            values = known.gradients(*map(minibatch.get, known.keys))
         fast, fast_gradients = self._unpack(known, values, minibatch.copy())
         torch.set_rng_state(generator)
         plain, gradients = self._loss(minibatch)
-        pairs = [(fast[name], plain[name]) for name in plain]
+        pairs: list[tuple[Any, Any]] = [(fast[name], plain[name]) for name in plain]
         pairs += [(a, b) for a, b in zip(fast_gradients, gradients) if a is not None]
-        same = _close if self._compile else torch.equal
+        same = _close if self._compile else _equal
         self._verified = all(b is not None and same(a, b) for a, b in pairs)
         if not self._verified:
             self._tell("it does not repeat itself: something in it changes from call to call")
@@ -246,8 +263,14 @@ class FlatUpdate:
         warnings.warn(f"{self._name} runs eagerly, not as a flat program: {reason}", stacklevel=2)
 
 
-def _shapes(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(None if value is None else value.shape for value in inputs)
+def _signature(keys: Sequence[Any], minibatch: TensorDictBase) -> tuple[Any, ...]:
+    """Shapes and types of what is read: a program is for one of these only."""
+    values = (minibatch.get(key, None) for key in keys)
+    return tuple(None if value is None else (value.shape, value.dtype) for value in values)
+
+
+def _is_tensor(given: TensorDictBase, key: Any) -> bool:
+    return isinstance(given.get(key), Tensor)
 
 
 def _write(known: _Known, values: Sequence[Tensor], place: int, minibatch: TensorDictBase) -> int:
@@ -256,6 +279,10 @@ def _write(known: _Known, values: Sequence[Tensor], place: int, minibatch: Tenso
         minibatch.set(key, values[place])
         place += 1
     return place
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -16,10 +16,12 @@ def scalar(value: Tensor) -> Tensor:
     return value.float().mean() if value.numel() > 1 else value.reshape(())
 
 
-def weighted_mean(parts: Sequence[TensorDictBase], weights: Sequence[float]) -> TensorDictBase:
-    """Return the mean of each entry over ``parts``; one part is returned as it is."""
+def weighted_mean(
+    parts: Sequence[TensorDictBase | Mapping[str, Tensor]], weights: Sequence[float]
+) -> TensorDict:
+    """Return the mean of each entry over ``parts``."""
     if len(parts) == 1:
-        return parts[0]
+        return TensorDict(dict(parts[0].items()))
     mean: dict[str, Tensor] = {}
     for part, weight in zip(parts, weights):
         for name, value in part.items():

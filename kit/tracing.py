@@ -14,6 +14,7 @@ an action); a program notices when these change.
 
 from __future__ import annotations
 
+import operator
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,11 +43,11 @@ class Operation:
     result: Any
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operation below autograd, and refuses reads of tensors that vary on the host."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.read: dict[int, Tensor] = {}
         self._made_by: dict[int, Operation] = {}
@@ -132,7 +133,9 @@ class FlatProgram:
         compile: bool = False,
     ) -> None:
         operations, outputs = _without_repeated_views(operations, inputs, outputs)
-        operations = _needed(_without_fixed_views(operations, inputs), outputs)
+        operations, shown = _without_fixed_views(operations, inputs)
+        self._shown = [(tensor, tensor.data_ptr()) for tensor in shown]
+        operations = _needed(operations, outputs)
         read = {id(tensor) for operation in operations for tensor in _reads(operation)}
         read.update(id(tensor) for tensor in outputs)
         self.inputs_read = [n for n, tensor in enumerate(inputs) if id(tensor) in read]
@@ -158,8 +161,13 @@ class FlatProgram:
         self._versions = [tensor._version for tensor in settings]
 
     def is_valid(self) -> bool:
-        """Whether no setting that Python has read while tracing was changed in place since."""
-        return all(t._version == version for t, version in zip(self.settings, self._versions))
+        """Whether what was taken for granted still holds.
+
+        That no setting that Python has read while tracing was changed in place since, and that
+        parameters and buffers are where they were.
+        """
+        unchanged = all(t._version == version for t, version in zip(self.settings, self._versions))
+        return unchanged and all(tensor.data_ptr() == place for tensor, place in self._shown)
 
 
 def trace(
@@ -179,6 +187,7 @@ def trace(
         NotTraceable: if the function reads a tensor on the host, other than to check that values
             are finite.
     """
+    inputs = _apart(inputs)
     recorder = _Recorder(inputs)
     # Checks of distribution arguments read the host and only raise; they are no part of a program.
     checked = torch.distributions.Distribution._validate_args
@@ -191,6 +200,16 @@ def trace(
     program = FlatProgram(recorder.operations, inputs, outputs, compile)
     program.assume(list(recorder.read.values()))
     return program, outputs
+
+
+def _apart(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return inputs of which no two show the same memory: in another call they may not."""
+    seen: set[Any] = set()
+    apart = []
+    for tensor in inputs:
+        apart.append(tensor.clone() if _place(tensor) in seen else tensor)
+        seen.add(_place(tensor))
+    return apart
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -250,17 +269,27 @@ def _place(tensor: Tensor) -> Any:
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-def _without_fixed_views(operations: list[Operation], inputs: Sequence[Tensor]) -> list[Operation]:
-    """Drop views of parameters and buffers: one made while tracing shows every later change."""
+def _without_fixed_views(
+    operations: list[Operation], inputs: Sequence[Tensor]
+) -> tuple[list[Operation], list[Tensor]]:
+    """Drop views of parameters and buffers: one made while tracing shows every later change.
+
+    Returns:
+        The other operations, and the tensors that the dropped ones show.
+    """
     varying = {id(tensor) for tensor in inputs}
-    kept = []
+    kept: list[Operation] = []
+    shown: dict[int, Tensor] = {}
+    views: set[int] = set()
     for operation in operations:
         reads = _reads(operation)
         if _is_view(operation) and reads and not any(id(tensor) in varying for tensor in reads):
+            shown |= {id(tensor): tensor for tensor in reads if id(tensor) not in views}
+            views.update(id(tensor) for tensor in _tensors(operation.result))
             continue
         kept.append(operation)
         varying.update(id(tensor) for tensor in _tensors(operation.result))
-    return kept
+    return kept, list(shown.values())
 
 
 def _needed(operations: list[Operation], outputs: Sequence[Tensor]) -> list[Operation]:
@@ -309,7 +338,7 @@ class Watch:
 
     A change of a parameter in place goes unnoticed, as it should: programs read parameters where
     they live. Another value of a plain attribute (a coefficient kept as a float, training or
-    evaluation mode) and, at :meth:`look_closely`, another parameter object are noticed.
+    evaluation mode) and another parameter or buffer object are noticed.
 
     Args:
         module: what was traced; anything else than an ``nn.Module`` never changes.
@@ -319,33 +348,48 @@ class Watch:
     def __init__(self, module: Any, groups: Sequence[dict[str, Any]] = ()) -> None:
         self.module = module
         self.groups = groups
+        self._places: list[tuple[dict[str, Any], str]] = []
+        self._held: list[tuple[dict[str, Any], str]] = []
+        self._values: list[Any] = []
+        self._tensors: list[Any] = []
         self.look_closely()
 
     def changed(self) -> bool:
-        """Whether a plain attribute has another value than at the last call."""
+        """Whether a value or an object that was there at the last look is another one."""
         values = [attributes.get(name) for attributes, name in self._places]
+        tensors = [attributes.get(name) for attributes, name in self._held]
         before, self._values = self._values, values
-        return values != before
+        held, self._tensors = self._tensors, tensors
+        if any(map(operator.is_not, tensors, held)):
+            return True
+        try:
+            return bool(values != before)
+        except RuntimeError:  # a number became a tensor, which is not compared like one
+            return True
 
     def look_closely(self) -> bool:
-        """Whether anything is different from the last look, parameter objects included."""
+        """Whether anything is different from the last look, new attributes and modules included."""
         parts = self.module.modules() if isinstance(self.module, nn.Module) else ()
-        identities: list[int] = []
         places: list[tuple[dict[str, Any], str]] = []
+        held: list[tuple[dict[str, Any], str]] = []
         for part in parts:
             attributes = part.__dict__
             for kind in ("_parameters", "_buffers"):
-                identities.extend(map(id, attributes[kind].values()))
+                held += [(attributes[kind], name) for name in attributes[kind]]
             places += [(attributes, n) for n, v in attributes.items() if type(v) in _SETTINGS]
         for group in self.groups:
-            places += [(group, name) for name, value in group.items() if type(value) in _SETTINGS]
-        before = getattr(self, "_identities", None)
-        self._places = places
-        self._identities = identities
-        values = [attributes.get(name) for attributes, name in places]
-        same = before == identities and values == self._values
-        self._values = values
-        return not same
+            places += [(group, n) for n, v in group.items() if type(v) in (*_SETTINGS, tuple)]
+        same = _same_places(places, self._places) and _same_places(held, self._held)
+        self._places, self._held = places, held
+        if same:
+            return self.changed()
+        self._values = [attributes.get(name) for attributes, name in places]
+        self._tensors = [attributes.get(name) for attributes, name in held]
+        return True
 
 
 _SETTINGS = (bool, int, float, str)
+
+
+def _same_places(ours: Sequence[Any], others: Sequence[Any]) -> bool:
+    return [(id(a), n) for a, n in ours] == [(id(a), n) for a, n in others]

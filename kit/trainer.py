@@ -264,16 +264,20 @@ class Trainer(Hooked):
 
     def _open_gradient_step(self, minibatches: list[TensorDictBase]) -> TensorDictBase:
         """Make a gradient step whose inside is open to hooks: eagerly."""
+        own = self.update if isinstance(self.update, Update) else None
         parts = []
         for minibatch in minibatches:
-            losses = self.compute_loss(minibatch)
+            losses = self.compute_loss(minibatch) if own is None else own.losses(minibatch)
             self._after_loss(minibatch)
             parts.append(self.stages.losses(minibatch, losses))
         losses = weighted_mean(parts, [minibatch.numel() for minibatch in minibatches])
-        if self.stages["optimizer"]:
-            return self.stages.optimize(losses, self.clip_grad_norm, self.clip_norm)
-        assert isinstance(self.update, Update)
-        return self.update.minimize(losses)
+        if not self.stages["optimizer"]:
+            assert own is not None
+            return own.minimize(losses)
+        metrics = self.stages.optimize(losses, self.clip_grad_norm, self.clip_norm)
+        if own is not None:
+            own.stepped()
+        return metrics
 
     def _after_loss(self, minibatch: TensorDictBase) -> None:
         self.stages.pipe("post_loss", minibatch)

@@ -15,6 +15,7 @@ from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper
 
 from kit.flat_update import FlatUpdate, Gradients, Metrics
+from kit.metrics import scalar, weighted_mean
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 from kit.tracing import FlatProgram, trace
@@ -124,8 +125,16 @@ class Update(OptimizationStepper):
             metrics, gradients = self._accumulated(minibatches)
             with torch.no_grad():
                 metrics |= self._apply(gradients)
-        self._count()
+        self.stepped()
         return TensorDict(metrics)
+
+    def losses(self, minibatch: TensorDictBase) -> TensorDictBase:
+        """Return what the loss module makes of a minibatch, in the type it may compute in."""
+        if self.autocast is None:
+            return self.loss_module(minibatch)  # type: ignore[no-any-return]
+        kind = self._parameters[0].device.type
+        with torch.autocast(kind, dtype=self.autocast):
+            return self.loss_module(minibatch)  # type: ignore[no-any-return]
 
     def minimize(self, losses: TensorDictBase) -> TensorDict:
         """Make one gradient step on losses that were computed elsewhere, eagerly.
@@ -134,11 +143,18 @@ class Update(OptimizationStepper):
             losses: as the loss module returns them, perhaps changed.
         """
         gradients = self._differentiate(losses)
-        metrics = {name: _scalar(value) for name, value in losses.items()}
+        metrics = {name: scalar(value) for name, value in losses.items()}
         with torch.no_grad():
             metrics |= self._apply(gradients)
-        self._count()
+        self.stepped()
         return TensorDict(metrics)
+
+    def stepped(self) -> None:
+        """Count a gradient step that was made; update the targets if it is their turn."""
+        self.optimizer_step_count += 1
+        due = self.optimizer_step_count % self.target_update_every == 0
+        if due and self._update_targets is not None:
+            self._update_targets()
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """Make one gradient step, as TorchRL's trainer asks for it."""
@@ -151,17 +167,16 @@ class Update(OptimizationStepper):
             return gradients_of(minibatches[0])
         rows = [minibatch.numel() for minibatch in minibatches]
         total: list[Tensor | None] = [None] * len(self._parameters)
-        means: dict[str, Tensor] = {}
+        parts = []
         for minibatch, weight in zip(minibatches, (n / sum(rows) for n in rows)):
             metrics, gradients = gradients_of(minibatch)
+            parts.append(metrics)
             for number, gradient in enumerate(gradients):
                 if gradient is not None:
                     before = total[number]
                     share = gradient * weight
                     total[number] = share if before is None else before + share
-            for name, value in metrics.items():
-                means[name] = means[name] + value * weight if name in means else value * weight
-        return means, total
+        return dict(weighted_mean(parts, rows).items()), total
 
     def _apply(self, gradients: Gradients) -> Metrics:
         """Clip and let the optimisers step; return the norms before clipping."""
@@ -172,46 +187,46 @@ class Update(OptimizationStepper):
             place += len(group.parameters)
             given = [gradient for gradient in own if gradient is not None]
             norm = torch.nn.utils.get_total_norm(given)
-            if self.clip_norm is not None:
-                torch._foreach_mul_(given, (self.clip_norm / (norm + 1e-6)).clamp(max=1.0))
-            elif self.clip_value is not None:
-                torch._foreach_clamp_min_(given, -self.clip_value)
-                torch._foreach_clamp_max_(given, self.clip_value)
             norms[f"grad_norm{group.name}"] = norm
+            clipped = iter(self._clipped(given, norm) if given else ())
             for parameter, gradient in zip(group.parameters, own):
-                parameter.grad = gradient
+                parameter.grad = None if gradient is None else next(clipped)
             group.optimizer.step()
             for parameter in group.parameters:
                 parameter.grad = None
         return norms
 
-    def _count(self) -> None:
-        """Count a gradient step; update the targets if it is their turn."""
-        self.optimizer_step_count += 1
-        due = self.optimizer_step_count % self.target_update_every == 0
-        if due and self._update_targets is not None:
-            self._update_targets()
+    def _clipped(self, gradients: list[Tensor], norm: Tensor) -> Sequence[Tensor]:
+        """Return clipped gradients; not in place, as several may be one and the same tensor."""
+        if self.clip_norm is not None:
+            return torch._foreach_mul(gradients, (self.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        if self.clip_value is not None:
+            gradients = list(torch._foreach_clamp_min(gradients, -self.clip_value))
+            return torch._foreach_clamp_max(gradients, self.clip_value)
+        return gradients
 
     # ------------------------------------------------------------------ loss and gradients
     @torch.enable_grad()
     def _loss(self, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
         """Return metrics and the gradients of all parameters, in the order of the groups."""
-        if self.autocast is None:
-            losses = self.loss_module(minibatch)
-        else:
-            kind = self._parameters[0].device.type
-            with torch.autocast(kind, dtype=self.autocast):
-                losses = self.loss_module(minibatch)
+        losses = self.losses(minibatch)
         gradients = self._differentiate(losses)
-        return {name: _scalar(value) for name, value in losses.items()}, gradients
+        return {name: scalar(value) for name, value in losses.items()}, gradients
 
     def _differentiate(self, losses: TensorDictBase) -> list[Tensor | None]:
         gradients: list[Tensor | None] = []
         for number, group in enumerate(self.groups):
             names = group.losses or [name for name in losses.keys() if name.startswith("loss")]
-            total = sum(self._named(losses, name).float() for name in names)
+            parts = [self._named(losses, name).float() for name in names]
+            if not parts:
+                raise SettingError(
+                    "loss_module",
+                    type(self.loss_module).__name__,
+                    "has no entry named loss..., which would be minimised",
+                    f"it returns {list(losses.keys())}",
+                )
             found = torch.autograd.grad(
-                total,
+                sum(parts[1:], parts[0]),
                 group.parameters,
                 retain_graph=number + 1 < len(self.groups),
                 allow_unused=True,
@@ -220,10 +235,11 @@ class Update(OptimizationStepper):
         return gradients
 
     def _named(self, losses: TensorDictBase, name: str) -> Tensor:
-        if losses.get(name, None) is None:
+        loss: Tensor | None = losses.get(name, None)
+        if loss is None:
             there = [n for n in losses.keys() if n.startswith("loss")]
             raise SettingError("optimizer", name, "is not a loss of the loss module", there)
-        return losses.get(name)
+        return loss
 
     # ------------------------------------------------------------------ in and out
     @property
@@ -232,14 +248,21 @@ class Update(OptimizationStepper):
         return {group.name.lstrip("_") or "optimizer": group.optimizer for group in self.groups}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimisers' state and the number of gradient steps; weights are the loss's."""
+        """Return where optimisers and target updates are; weights are the loss module's."""
         optimizers = {name: o.state_dict() for name, o in self.optimizers.items()}
-        return {"optimizers": optimizers, "optimizer_step_count": self.optimizer_step_count}
+        targets = {} if self.target_updater is None else self.target_updater.state_dict()
+        return {
+            "optimizers": optimizers,
+            "targets": targets,
+            "optimizer_step_count": self.optimizer_step_count,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state_dict["optimizers"][name])
+        if self.target_updater is not None:
+            self.target_updater.load_state_dict(state_dict["targets"])
         self.optimizer_step_count = int(state_dict["optimizer_step_count"])
 
 
@@ -279,23 +302,21 @@ def _positive(field: str, value: float | None) -> float | None:
     return value
 
 
-def _scalar(value: Tensor) -> Tensor:
-    value = value.detach()
-    return value.float().mean() if value.numel() > 1 else value.reshape(())
-
-
 def _target_step(updater: TargetNetUpdater | None, flat: bool) -> Callable[[], Any] | None:
-    """Return what updates the targets; a soft update, which is the same each time, is traced."""
+    """Return what updates the targets; a soft update, the same each time, is traced."""
     if updater is None:
         return None
     if not (flat and isinstance(updater, SoftUpdate)):
         return updater.step  # type: ignore[no-any-return]
-    programs: list[FlatProgram] = []
+    program: FlatProgram | None = None
+    share = updater.eps
 
     def step() -> None:
-        if programs:
-            programs[0]()
+        nonlocal program, share
+        if program is None or share != updater.eps or not program.is_valid():
+            share = updater.eps
+            program, _ = trace(lambda: updater.step() or (), ())
         else:
-            programs.append(trace(lambda: updater.step() or (), ())[0])
+            program()
 
     return step

@@ -121,7 +121,7 @@ class VectorCollector(StepsCollector):
         memory = self._allocate(steps)
         stretches = self._acting.stretches(self.policy_steps, steps)
         with self._acting.mode():
-            rows = memory.rows()
+            rows = iter(list(memory.rows()))  # made ahead: in a tight loop they cost a third
             try:
                 for stretch in stretches:
                     self._step_through(stretch, rows)

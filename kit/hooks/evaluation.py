@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-
 import numpy as np
 import torch
 from tensordict import TensorDictBase

@@ -171,7 +171,7 @@ class TargetKL(Hook):
     def look(self) -> None:
         """Look at the last gradient step of an epoch."""
         metrics = self.trainer.last_metrics
-        if metrics is None or self.metric not in metrics.keys():
+        if metrics is None or metrics.get(self.metric, None) is None:
             there = [] if metrics is None else sorted(metrics.keys())
             raise SettingError("metric", self.metric, "is not a metric of the loss", there)
         if float(metrics.get(self.metric)) > 1.5 * self.target:

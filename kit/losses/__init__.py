@@ -1,0 +1,1 @@
+"""Losses that TorchRL does not have."""

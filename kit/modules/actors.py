@@ -14,7 +14,8 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import Tensor, nn
-from torchrl.data import Bounded, Categorical as CategoricalSpec, MultiCategorical, Unbounded
+from torchrl.data import Bounded, MultiCategorical, Unbounded
+from torchrl.data import Categorical as CategoricalSpec
 from torchrl.modules import IndependentNormal, ProbabilisticActor, TanhNormal, ValueOperator
 
 from kit.modules.distributions import Categorical, MultiDiscrete
@@ -58,7 +59,7 @@ class _Normal(_Parameters):
         self.log_scale = nn.Parameter(torch.full(self.shape, float(log_scale)))
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
-        loc = columns if len(self.shape) == 1 else columns.unflatten(-1, self.shape)
+        loc = columns if len(self.shape) == 1 else columns.unflatten(-1, self.shape)  # type: ignore[no-untyped-call]
         return loc, self.log_scale.exp().expand_as(loc)
 
 
@@ -79,7 +80,7 @@ class _TanhNormal(_Parameters):
         self.shape, self.size = tuple(shape), size
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
-        loc, raw = columns.split(self.size, dim=-1)
+        loc, raw = columns.split(self.size, dim=-1)  # type: ignore[no-untyped-call]
         middle, half = (self.most + self.least) / 2, (self.most - self.least) / 2
         scale = (middle + half * raw.tanh()).exp()
         if len(self.shape) == 1:
@@ -270,8 +271,7 @@ def make_action_value(
     hidden_sizes: Sequence[int] = (256, 256),
     activation: str = "relu",
 ) -> ValueOperator:
-    """Return an action-value function of observations and action, which writes
-    ``state_action_value``.
+    """Return an action-value function, which writes ``state_action_value``.
 
     Args:
         env: the environment.

@@ -129,7 +129,7 @@ class MultiDiscrete(torch.distributions.Distribution):
     has_rsample = False
 
     def __init__(self, logits: Tensor, choices: Sequence[int], **kwargs: Any) -> None:
-        parts = torch.split(logits, list(choices), dim=-1)  # type: ignore[no-untyped-call]
+        parts = torch.split(logits, list(choices), dim=-1)
         self.parts = [Categorical(logits=part) for part in parts]
         kwargs.setdefault("validate_args", False)
         super().__init__(logits.shape[:-1], torch.Size([len(self.parts)]), **kwargs)

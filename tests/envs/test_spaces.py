@@ -1,0 +1,119 @@
+"""Spaces as arrays and as specs, and actions on their way to the environment."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
+from hypothesis import given
+from hypothesis import strategies as st
+from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, Unbounded
+
+from kit.envs.spaces import ActionConverter, leaves
+from kit.envs.specs import to_composite, to_spec
+from kit.steps import SettingError
+
+NESTED = Dict({"camera": Box(0, 255, (2, 2), np.uint8), "arm": Dict({"joints": Box(-1, 1, (3,))})})
+
+
+def test_a_plain_space_is_one_leaf_under_its_root():
+    (leaf,) = leaves(Box(-1, 1, (3,), np.float64), "observation", "observation_space")
+    assert (leaf.key, leaf.path, leaf.shape) == ("observation", (), (3,))
+    assert leaf.dtype == np.float32
+
+
+def test_entries_of_a_dict_have_their_own_names():
+    found = leaves(NESTED, "observation", "observation_space")
+    assert {leaf.key for leaf in found} == {"camera", ("arm", "joints")}
+    assert {leaf.key: leaf.dtype for leaf in found}["camera"] == np.uint8
+    assert {leaf.key for leaf in leaves(NESTED, "action", "action_space")} == {
+        ("action", "camera"),
+        ("action", "arm", "joints"),
+    }
+
+
+@pytest.mark.parametrize("space", [Text(3), Dict({"a": Text(3)}), gym.spaces.Tuple([Discrete(2)])])
+def test_other_spaces_are_refused_with_what_works(space):
+    with pytest.raises(SettingError, match=r"observation_space=.*use Box, Discrete"):
+        leaves(space, "observation", "observation_space")
+
+
+def test_an_empty_dict_is_refused():
+    with pytest.raises(SettingError, match="has no entry"):
+        leaves(Dict({}), "observation", "observation_space")
+
+
+@pytest.mark.parametrize(
+    ("space", "kind", "shape"),
+    [
+        (Discrete(4), Categorical, (2,)),
+        (Discrete(4, start=3), Categorical, (2,)),
+        (MultiDiscrete([2, 3]), MultiCategorical, (2, 2)),
+        (MultiDiscrete([[2, 3], [4, 5]]), MultiCategorical, (2, 2, 2)),
+        (MultiBinary(3), Binary, (2, 3)),
+        (Box(-1, 1, (3,)), Bounded, (2, 3)),
+        (Box(-np.inf, 1, (3,)), Unbounded, (2, 3)),
+        (Box(0, 255, (2, 2), np.uint8), Bounded, (2, 2, 2)),
+    ],
+)
+def test_specs_have_the_copies_in_front(space, kind, shape):
+    (leaf,) = leaves(space, "action", "action_space")
+    spec = to_spec(leaf, 2, None)
+    assert isinstance(spec, kind)
+    assert tuple(spec.shape) == shape
+    assert spec.is_in(spec.rand())
+    assert to_composite([leaf], 2, None)["action"] == spec
+
+
+def _convert(space, values):
+    found = leaves(space, "action", "action_space")
+    return ActionConverter(space, found)({found[0].key: np.asarray(values)})
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5))
+def test_box_actions_are_clipped_to_the_bounds(values):
+    space = Box(np.float32(-2), np.float32(0.5), (len(values),), np.float32)
+    converted = _convert(space, np.array([values], np.float32))
+    assert converted.dtype == np.float32
+    assert np.array_equal(converted, np.clip(np.array([values], np.float32), -2, np.float32(0.5)))
+    assert space.contains(converted[0])
+
+
+def test_unbounded_and_integer_boxes_are_left_alone():
+    values = np.array([[1e9, -1e9]], np.float32)
+    assert np.array_equal(_convert(Box(-np.inf, np.inf, (2,)), values), values)
+    assert _convert(Box(0, 9, (1,), np.int64), [[3]]).tolist() == [[3]]
+
+
+def test_actions_have_the_type_of_their_space():
+    assert _convert(Box(-1, 1, (1,), np.float64), np.ones((1, 1), np.float32)).dtype == np.float64
+
+
+def test_discrete_actions_are_shifted_by_start():
+    assert _convert(Discrete(3, start=5), [0, 2]).tolist() == [5, 7]
+    assert _convert(MultiDiscrete([2, 3], start=[1, -1]), [[0, 2]]).tolist() == [[1, 1]]
+
+
+def test_rows_are_what_gymnasium_takes():
+    converter = ActionConverter(Discrete(2), leaves(Discrete(2), "action", ""))
+    assert converter.rows({"action": np.array([0, 1])}, 2) == [0, 1]
+    space = Dict({"a": Discrete(2, start=1), "b": Dict({"c": Box(-1, 1, (2,))})})
+    converter = ActionConverter(space, leaves(space, "action", ""))
+    rows = converter.rows(
+        {("action", "a"): np.array([0, 1]), ("action", "b", "c"): np.full((2, 2), 9, np.float32)}, 2
+    )
+    assert all(space.contains(row) for row in rows)
+    assert [row["a"] for row in rows] == [1, 2]
+
+
+@pytest.mark.parametrize("values", [np.zeros((2, 1)), np.zeros((2, 2)), np.zeros(2)])
+def test_actions_of_another_shape_are_refused(values):
+    with pytest.raises(SettingError, match=r"action=.*is not the shape.*\(3,\)"):
+        _convert(Box(-1, 1, (3,)), values)
+
+
+def test_specs_live_where_they_are_asked_to():
+    (leaf,) = leaves(Discrete(2), "action", "action_space")
+    assert to_spec(leaf, 2, torch.device("cpu")).device == torch.device("cpu")
