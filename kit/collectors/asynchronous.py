@@ -26,7 +26,7 @@ from kit.collectors.weights import SharedWeights
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
-from kit.envs.workers import without_main
+from kit.envs.worker_process import without_main
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 

@@ -1,23 +1,16 @@
 """Copies in worker processes, several in each, which step at the same time.
 
-Observations, actions and rewards are exchanged through shared memory without a name, which the
-system frees with the last process that uses it; commands and faults go through pipes. A worker
-imports no torch.
+The processes themselves, and what they exchange, are in :mod:`kit.envs.worker_process`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import pickle
-import signal
-import sys
-import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +18,9 @@ from gymnasium.vector.utils import CloudpickleWrapper
 
 from kit.envs.copies import Copies, Mask, StepArrays, hold, rebuilt_seed
 from kit.envs.errors import EnvironmentFault
-from kit.envs.in_process import InProcess, MakeCopy
-from kit.envs.spaces import Arrays, Leaf
-from kit.envs.state import CannotCapture
-
-_CONTEXT = multiprocessing.get_context("spawn")
-_SECONDS_TO_CLOSE = 5.0
+from kit.envs.in_process import MakeCopy
+from kit.envs.spaces import Arrays
+from kit.envs.worker_process import SharedMemory, Worker, stop
 
 
 class Workers(Copies):
@@ -63,15 +53,15 @@ class Workers(Copies):
         self._describe(name, num_envs, one.observation_space, one.action_space)
         one.close()
         self.restarts = restarts
-        shared = _Shared(num_envs, self.observation_leaves, self.action_leaves)
+        shared = SharedMemory(num_envs, self.observation_leaves, self.action_leaves)
         self._arrays = shared.arrays()
         count = min(num_workers or len(os.sched_getaffinity(0)), num_envs)
         bounds = [num_envs * number // count for number in range(count + 1)]
         how = pickle.dumps(CloudpickleWrapper((make, name, restarts)))
-        self._workers = [_Worker(how, shared, a, b) for a, b in itertools.pairwise(bounds)]
+        self._workers = [Worker(how, shared, a, b) for a, b in itertools.pairwise(bounds)]
         self._seeds = list(range(num_envs))
         self._present: Arrays = {}
-        self._closing = weakref.finalize(self, _stop, self._workers)
+        self._closing = weakref.finalize(self, stop, self._workers)
         try:
             for worker in self._workers:
                 worker.start()
@@ -131,7 +121,7 @@ class Workers(Copies):
         result.truncated[...] = made.truncated
         result.env_steps[...] = made.env_steps
 
-    def _dead(self) -> list[_Worker]:
+    def _dead(self) -> list[Worker]:
         """Wait for all workers and return those that have died.
 
         Raises:
@@ -148,7 +138,7 @@ class Workers(Copies):
             raise faults[0]
         return dead
 
-    def _answered(self, worker: _Worker) -> bool:
+    def _answered(self, worker: Worker) -> bool:
         """Wait for a worker and pass on what it mended; false if it has died."""
         try:
             answer = worker.receive()
@@ -158,7 +148,7 @@ class Workers(Copies):
             self._mended(fault)
         return True
 
-    def _truncate(self, worker: _Worker, result: StepArrays, active: Mask | None) -> None:
+    def _truncate(self, worker: Worker, result: StepArrays, active: Mask | None) -> None:
         """Close the episodes of a worker that died, and begin others in a new process."""
         mine = slice(worker.first, worker.last)
         hold(mine, result, self._present)
@@ -168,7 +158,7 @@ class Workers(Copies):
         for key, values in result.observation.items():
             values[mine] = self._arrays.result.observation[key][mine]
 
-    def _revive(self, worker: _Worker) -> None:
+    def _revive(self, worker: Worker) -> None:
         """Start a new process in the place of one that died, and reset its copies.
 
         Raises:
@@ -198,7 +188,7 @@ class Workers(Copies):
             self._ask(worker, ("set_states", states[worker.first : worker.last]))
         self._seeds = [state["seed"] for state in states]
 
-    def _ask(self, worker: _Worker, message: Any) -> Any:
+    def _ask(self, worker: Worker, message: Any) -> Any:
         worker.send(message)
         try:
             return worker.receive()
@@ -209,238 +199,3 @@ class Workers(Copies):
     def close(self) -> None:
         """End the processes."""
         self._closing()
-
-
-class _Arrays:
-    """Arrays of some copies over the shared memory."""
-
-    def __init__(self, get: Callable[[str, tuple[int, ...], Any], Any], shared: _Shared) -> None:
-        def each(kind: str, found: Sequence[Leaf]) -> Arrays:
-            return {leaf.key: get(f"{kind} {leaf.key}", leaf.shape, leaf.dtype) for leaf in found}
-
-        self.action = each("action", shared.action)
-        self.active = get("active", (), np.bool_)
-        self.mended = get("mended", (), np.bool_)
-        self.result = StepArrays(
-            next_observation=each("next", shared.observation),
-            observation=each("observation", shared.observation),
-            reward=get("reward", (), np.float32),
-            terminated=get("terminated", (), np.bool_),
-            truncated=get("truncated", (), np.bool_),
-            env_steps=get("env_steps", (), np.int32),
-        )
-
-
-class _Shared:
-    """Memory that processes share, and what is where in it."""
-
-    def __init__(self, num_envs: int, observation: Sequence[Leaf], action: Sequence[Leaf]) -> None:
-        self.num_envs = num_envs
-        # Spaces stay here: workers know their own, and some cannot be sent.
-        self.observation = [_without_space(leaf) for leaf in observation]
-        self.action = [_without_space(leaf) for leaf in action]
-        self.places: dict[str, int] = {}
-        self.size = 0
-        _Arrays(self._reserve, self)
-        self.memory: Any = _CONTEXT.RawArray("b", max(self.size, 1))
-
-    def _reserve(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
-        size = int(np.prod((self.num_envs, *shape))) * np.dtype(dtype).itemsize
-        self.places[name] = self.size
-        self.size += -(-size // 64) * 64
-
-    def arrays(self, first: int = 0, last: int | None = None) -> _Arrays:
-        """Return the arrays of copies ``first`` to ``last``, without the last one."""
-
-        def view(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-            whole = (self.num_envs, *shape)
-            start = self.places[name]
-            count = int(np.prod(whole))
-            array = np.frombuffer(self.memory, np.dtype(dtype), count, start).reshape(whole)
-            return array[first:last]
-
-        return _Arrays(view, self)
-
-
-def _without_space(leaf: Leaf) -> Leaf:
-    return Leaf(leaf.key, leaf.path, None, leaf.shape, leaf.dtype)
-
-
-class _Worker:
-    """One process, seen from the outside.
-
-    Args:
-        how: pickled arguments of the copies.
-        shared: memory.
-        first: number of its first copy.
-        last: number after its last copy.
-    """
-
-    def __init__(self, how: bytes, shared: _Shared, first: int, last: int) -> None:
-        self.how, self.shared, self.first, self.last = how, shared, first, last
-        self.process: Any = None
-        self.pipe: Connection | None = None
-
-    def start(self) -> None:
-        """Start the process; it says with a first message that it is ready."""
-        self.stop(0.0)
-        self.pipe, theirs = _CONTEXT.Pipe()
-        arguments = (theirs, self.how, self.shared, self.first, self.last)
-        self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
-        with without_main():
-            self.process.start()
-        theirs.close()
-
-    def send(self, message: Any) -> None:
-        """Send a command, ``None`` for a step. One that cannot be sent is found dead later."""
-        assert self.pipe is not None
-        with contextlib.suppress(OSError):
-            self.pipe.send_bytes(b"" if message is None else pickle.dumps(message))
-
-    def receive(self) -> Any:
-        """Wait for the answer.
-
-        Raises:
-            EOFError: if the process has died.
-            Exception: what was raised in the process.
-        """
-        assert self.pipe is not None
-        answer = self.pipe.recv_bytes()
-        if not answer:
-            return None
-        value = pickle.loads(answer)
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-    def exit_code(self) -> str:
-        """Return how the process ended, in words."""
-        self.process.join(_SECONDS_TO_CLOSE)
-        code = self.process.exitcode
-        if code is not None and code < 0:
-            return f"signal {signal.Signals(-code).name}"
-        return f"exit code {code}"
-
-    def stop(self, seconds: float) -> None:
-        """End the process: ask, wait, and then insist."""
-        if self.process is None:
-            return
-        assert self.pipe is not None
-        if seconds:
-            self.send(("close",))
-        self.pipe.close()
-        self.process.join(seconds)
-        for insist in (self.process.terminate, self.process.kill):
-            if self.process.is_alive():
-                insist()
-                self.process.join(1.0)
-        self.process = None
-
-
-def _stop(workers: list[_Worker]) -> None:
-    for worker in workers:
-        if worker.process is not None:
-            worker.send(("close",))
-    for worker in workers:
-        worker.stop(_SECONDS_TO_CLOSE)
-
-
-@contextlib.contextmanager
-def without_main() -> Iterator[None]:
-    """Hide the main module while processes are spawned.
-
-    Each would import it again, and with it torch: seconds and half a gigabyte for every copy. The
-    processes do not need it: what they make is sent by value.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-# ---------------------------------------------------------------------- in the process
-def _serve(pipe: Connection, how: bytes, shared: _Shared, first: int, last: int) -> None:
-    """Do what the pipe says until it says to close, or is closed at the other end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then closes
-    copies = None
-    try:
-        copies = _make(how, first, last)
-        served = _Served(copies, shared.arrays(first, last))
-        pipe.send_bytes(b"")
-        while True:
-            message = pipe.recv_bytes()
-            if not message:
-                pipe.send_bytes(served.step())
-                continue
-            command, *arguments = pickle.loads(message)
-            if command == "close":
-                return
-            pipe.send_bytes(served.answer(command, arguments))
-    except (EOFError, OSError):
-        return
-    except Exception as error:
-        with contextlib.suppress(OSError):
-            pipe.send_bytes(_pickled(error))
-    finally:
-        if copies is not None:
-            copies.close()
-
-
-def _make(how: bytes, first: int, last: int) -> InProcess:
-    make, name, restarts = pickle.loads(how).fn
-    return InProcess(make, last - first, name, restarts=restarts, first=first)
-
-
-class _Served:
-    """The copies of one process, and the shared memory they read and write."""
-
-    def __init__(self, copies: InProcess, arrays: _Arrays) -> None:
-        self.copies, self.arrays = copies, arrays
-        self._told: list[EnvironmentFault] = []
-        copies.tell = self._told.append
-
-    def step(self) -> bytes:
-        """Take one step; return the faults that were mended, if any."""
-        result = self.arrays.result
-        result.terminated[...] = False
-        result.truncated[...] = False
-        result.env_steps[...] = 1
-        active = self.arrays.active
-        try:
-            mended = self.copies.step(
-                self.arrays.action, result, None if active.all() else active.copy()
-            )
-        except Exception as error:
-            return _pickled(error)
-        self.arrays.mended[...] = False if mended is None else mended
-        return self._faults()
-
-    def _faults(self) -> bytes:
-        if not self._told:
-            return b""
-        told = pickle.dumps(self._told)
-        self._told.clear()
-        return told
-
-    def answer(self, command: str, arguments: list[Any]) -> bytes:
-        """Do one command and return the answer, pickled."""
-        try:
-            if command == "reset":
-                seeds, mask = arguments
-                self.copies.reset(self.arrays.result.observation, seeds, mask)
-                return self._faults()
-            if command == "states":
-                return pickle.dumps(self.copies.full_states())
-            self.copies.set_full_states(arguments[0])
-            return b""
-        except Exception as error:
-            return _pickled(error)
-
-
-def _pickled(error: Exception) -> bytes:
-    """Return an exception as it can be sent: faults as they are, others by their text."""
-    if isinstance(error, (EnvironmentFault, CannotCapture)):
-        return pickle.dumps(error)
-    return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
