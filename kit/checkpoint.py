@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchrl.checkpoint import (
     Checkpoint,
@@ -13,6 +13,14 @@ from torchrl.checkpoint import (
     GlobalRNGState,
     StateDictCheckpointAdapter,
 )
+
+from kit.update import Update
+
+if TYPE_CHECKING:
+    from kit.trainer import Trainer
+
+
+__all__ = ["CheckpointError", "Checkpoints", "NotSaved", "normalization_of", "parts_of"]
 
 
 class NotSaved(RuntimeError):
@@ -87,4 +95,27 @@ class Checkpoints:
         return CheckpointRotation(folder, keep_last=1).latest()  # type: ignore[no-any-return]
 
 
-__all__ = ["CheckpointError", "Checkpoints", "NotSaved"]
+def parts_of(trainer: Trainer) -> dict[str, Any]:
+    """Return what of a trainer has a state that a resumed run needs, by name."""
+    parts: dict[str, Any] = {
+        "ledger": trainer.ledger,
+        "clock": trainer.clock,
+        "source": trainer.source,
+        "buffer": trainer.buffer,
+        "journal": trainer.journal,
+    }
+    # A stepper of TorchRL is among the registered modules; its optimiser need not be its own.
+    own = "update" if isinstance(trainer.update, Update) else "optimizer"
+    for name in ("loss_module", own, "advantage"):
+        if hasattr(getattr(trainer, name), "load_state_dict"):
+            parts[name] = getattr(trainer, name)
+    parts |= normalization_of(trainer)
+    modules = trainer.registered_modules.items()
+    with_state = {name: module for name, module in modules if hasattr(module, "load_state_dict")}
+    return parts | {f"hook {name}": module for name, module in with_state.items()}
+
+
+def normalization_of(trainer: Trainer) -> dict[str, Any]:
+    """Return the running normalisation of the environments; it can be loaded without the rest."""
+    normalizer = getattr(getattr(trainer.collector, "env", None), "normalizer", None)
+    return {} if normalizer is None else {"normalization": normalizer}

@@ -23,6 +23,7 @@ class Hooked:
 
     Attributes:
         stages: what is registered.
+        registered_modules: what is kept in checkpoints on behalf of hooks, by name.
         stop_reason: why the run ended before its plan; ``None`` otherwise.
     """
 
@@ -34,7 +35,7 @@ class Hooked:
         self._stop_training = False
         self._skip_phase = False
         self._log_dict: defaultdict[str, list[Any]] = defaultdict(list)
-        self._modules: dict[str, Any] = {}
+        self.registered_modules: dict[str, Any] = {}
 
     def add(self, hook: Any, name: str | None = None) -> Self:
         """Register a hook object under ``name``, or under the one that it chooses.
@@ -67,14 +68,14 @@ class Hooked:
         Raises:
             SettingError: if the name is used already.
         """
-        if module_name in self._modules:
+        if module_name in self.registered_modules:
             raise SettingError(
                 "hook",
                 module_name,
                 "is registered already",
                 "choose another name: add(hook, name)",
             )
-        self._modules[module_name] = module
+        self.registered_modules[module_name] = module
 
     def request_stop(self, reason: str | None = None) -> None:
         """End the run after this iteration."""

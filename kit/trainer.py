@@ -14,7 +14,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
 from kit.buffers import Minibatches, Passes, as_minibatches
-from kit.checkpoint import Checkpoints
+from kit.checkpoint import Checkpoints, normalization_of, parts_of
 from kit.checks import check_hooks, check_parts
 from kit.collectors.source import Source
 from kit.hooked import Hooked
@@ -319,28 +319,6 @@ class Trainer(Hooked):
         self.ledger.evaluated(self.evaluate.episodes)
 
     # ------------------------------------------------------------------ save and resume
-    def _parts(self) -> dict[str, Any]:
-        parts = {
-            "ledger": self.ledger,
-            "clock": self.clock,
-            "source": self.source,
-            "buffer": self.buffer,
-            "journal": self.journal,
-        }
-        # A stepper of TorchRL is among the registered modules; its optimiser need not be its own.
-        own = "update" if isinstance(self.update, Update) else "optimizer"
-        for name in ("loss_module", own, "advantage"):
-            if hasattr(getattr(self, name), "load_state_dict"):
-                parts[name] = getattr(self, name)
-        parts |= self._normalization()
-        with_state = {n: m for n, m in self._modules.items() if hasattr(m, "load_state_dict")}
-        return parts | {f"hook {name}": module for name, module in with_state.items()}
-
-    def _normalization(self) -> dict[str, Any]:
-        """The running normalisation of the environments; apart, so that it can be loaded alone."""
-        normalizer = getattr(getattr(self.collector, "env", None), "normalizer", None)
-        return {} if normalizer is None else {"normalization": normalizer}
-
     def save(self) -> Path | None:
         """Write a checkpoint now, between two iterations.
 
@@ -351,7 +329,7 @@ class Trainer(Hooked):
             return None
         self.source.count_environment(self.ledger)
         if self.checkpoints is None:
-            self.checkpoints = Checkpoints(self.folder / "checkpoints", self._parts())
+            self.checkpoints = Checkpoints(self.folder / "checkpoints", parts_of(self))
         self.last_checkpoint = self.checkpoints.save(
             self.policy_steps, {"counters": self.ledger.counters()}
         )
@@ -360,7 +338,7 @@ class Trainer(Hooked):
     def load(self, checkpoint: Path | str) -> Trainer:
         """Go on from a checkpoint of a trainer that was built in the same way."""
         self.last_checkpoint = Path(checkpoint)
-        Checkpoints(self.last_checkpoint.parent, self._parts()).load(self.last_checkpoint)
+        Checkpoints(self.last_checkpoint.parent, parts_of(self)).load(self.last_checkpoint)
         if not self.source.exact_resume and hasattr(self.buffer, "close_open_episodes"):
             self.buffer.close_open_episodes(self.plan.num_envs)
         return self
@@ -371,7 +349,7 @@ class Trainer(Hooked):
         Returns:
             Policy steps after which the checkpoint was written.
         """
-        parts = {"loss_module": self.loss_module, **self._normalization()}
+        parts = {"loss_module": self.loss_module, **normalization_of(self)}
         checkpoints = Checkpoints(Path(checkpoint).parent, parts, random_numbers=False)
         return int(checkpoints.load(Path(checkpoint))["counters"]["policy_steps"])
 
