@@ -47,7 +47,7 @@ class Console(Hook):
         trainer.register_op("shutdown", self.end)
 
     def begin(self) -> None:
-        """Print the plan."""
+        """Print the plan, and start the progress bar where there is a terminal."""
         plan, done = self.trainer.plan, self.trainer.policy_steps
         self.console.print(f"\n[bold]{self.title}[/bold]\n")
         self.console.print(plan.table(), markup=False)
@@ -112,8 +112,10 @@ class Console(Hook):
                 f"± {_short(latest['evaluation/return_std'])} "
                 f"over {self.trainer.plan.evaluation_episodes} episodes"
             )
-        seconds = self.trainer.journal.elapsed
-        self.console.print(f"seconds: {seconds:.1f}")
+        self.console.print(f"seconds: {self.trainer.journal.elapsed:.1f}")
+        folder = self.trainer.folder
+        if folder is not None and (folder / "curve.png").is_file():
+            self.console.print(f"learning curve: {folder / 'curve.png'}", markup=False)
 
 
 def _short(value: float) -> str:
