@@ -115,7 +115,7 @@ class _Served:
         batch = self.collector.collect()
         self.made += 1
         collector = self.collector
-        normalizer = getattr(getattr(collector, "env", None), "normalizer", None)
+        normalizer = collector.normalizer
         facts = {
             "slot": self._store(batch.cpu()),
             "version": version,

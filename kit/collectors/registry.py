@@ -81,7 +81,7 @@ def make_collector(
         _check_fits(inner, plan)
         return make(env, policy, **_amounts(plan), **kwargs)
     if make is TensorCollector:
-        env = _written_in_torch(env)
+        env = _written_in_torch(env, device)
     return make(env, policy, **_amounts(plan), **kwargs)
 
 
@@ -135,13 +135,16 @@ def _per_process(plan: StepPlan, **totals: int) -> dict[str, int]:
     return {name: total // plan.world_size for name, total in totals.items()}
 
 
-def _written_in_torch(env: Any) -> Any:
-    """Return ``env``, or its like written in torch.
+def _written_in_torch(env: Any, device: torch.device | str | None) -> Any:
+    """Return ``env``, or its like written in torch, on ``device``; normalisation is shared.
 
     Raises:
         SettingError: if there is none.
     """
-    if not isinstance(env, VectorEnv) or isinstance(env.copies, TensorCopies):
+    if not isinstance(env, VectorEnv):
+        return env
+    here = torch.device(device or "cpu").type
+    if isinstance(env.copies, TensorCopies) and env.copies.env.device.type == here:
         return env
     if env.make_again is None or env.name not in TENSOR_ENVS:
         raise SettingError(
@@ -150,7 +153,8 @@ def _written_in_torch(env: Any) -> Any:
             f"needs an environment written in torch, which {env.name} is not",
             "use one of " + ", ".join(TENSOR_ENVS) + ", or collector='vector'",
         )
-    again = env.make_again(vectorization="tensor")
+    again = env.make_again(vectorization="tensor", device=device)
+    again.normalizer = env.normalizer
     env.close(raise_if_closed=False)
     return again
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -14,53 +14,19 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.acting import Acting
 from kit.collectors.base import StepsCollector
-from kit.collectors.blocks import Block, Function, keep_freed_memory
+from kit.collectors.blocks import keep_freed_memory
 from kit.collectors.finished import FinishedEpisodes
-from kit.collectors.policy import IS_INIT, Policy, PolicyRunner, Tensors
-from kit.collectors.tensor_memory import TensorMemory, write
+from kit.collectors.policy import Policy
+from kit.collectors.tensor_memory import TensorMemory
+from kit.collectors.tensor_steps import StepsTensors, TensorSteps
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
-from kit.envs.spaces import Key, Leaf
-from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorCopies, TensorStep
+from kit.envs.normalize import Normalizer
+from kit.envs.tensor import TENSOR_ENVS, TensorCopies
+from kit.envs.tensor.normalize import Statistics, TensorNormalizer
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
-
-
-@runtime_checkable
-class StepsTensors(Protocol):
-    """What the collector asks of a torch environment; see :class:`~kit.envs.tensor.TensorEnv`."""
-
-    num_envs: int
-    action_repeat: int
-    uniform_size: int
-    dtype: torch.dtype
-    generator: torch.Generator
-    device: Any
-    full_action_spec: Any
-    observation_leaves: list[Leaf]
-    action_leaves: list[Leaf]
-
-    @property
-    def episodes(self) -> EpisodeState:
-        """Where every copy stands: tensors that keep their memory."""
-
-    def observe(self, physics: Tensor) -> Tensor:
-        """Return what the agent sees, ``[num_envs, observation_size]``."""
-
-    def advance(
-        self, episodes: EpisodeState, action: Tensor, uniform: Tensor
-    ) -> tuple[EpisodeState, TensorStep]:
-        """Make a step, and begin new episodes where one ended, as a pure function."""
-
-    def reset_tensors(self, seed: int | None = None) -> Tensor:
-        """Begin an episode in every copy."""
-
-    def state_dict(self) -> Any:
-        """Return the state of all copies and of the generator."""
-
-    def load_state_dict(self, state_dict: Any) -> Any:
-        """Restore what :meth:`state_dict` returned."""
 
 
 class TensorCollector(StepsCollector):
@@ -69,6 +35,7 @@ class TensorCollector(StepsCollector):
     Several steps of policy, sampling, environment and the writing of the batch run as one flat
     program (on a GPU as one CUDA graph). Env steps, finished episodes and returns stay on the
     device until they are asked for. On a CPU a batch is checked for NaN; on a GPU that would wait.
+    Running normalisation that was asked of ``make_env`` is part of the program, too.
 
     Args:
         create_env_fn: a torch environment, or one of ``make_env(..., vectorization="tensor")``, or
@@ -116,7 +83,7 @@ class TensorCollector(StepsCollector):
         block: int = 16,
         keep_memory: bool = True,
     ) -> None:
-        self.env = as_tensor_env(create_env_fn)
+        self.env, self._outer = as_tensor_env(create_env_fn)
         self.device = torch.device(self.env.device)
         if device is not None and torch.device(device).type != self.device.type:
             raise SettingError(
@@ -136,8 +103,6 @@ class TensorCollector(StepsCollector):
         )
         self.storing_device = torch.device(storing_device or self.device)
         self.policy = policy
-        self.block = whole_number("block", block, at_least=1)
-        self._fast = fast_policy
         self._acting = Acting(
             self.env,
             policy,
@@ -148,11 +113,18 @@ class TensorCollector(StepsCollector):
             device=self.device,
             fast=fast_policy,
         )
-        self._written: dict[Key, Tensor] = {}
-        self._blocks: dict[tuple[int, int], Block] = {}
+        self._normalization = self._normalized()
+        self._steps = TensorSteps(
+            self.env,
+            self._acting,
+            self._normalization,
+            block=whole_number("block", block, at_least=1),
+            fast=fast_policy,
+        )
         self._ended = FinishedEpisodes(self.num_envs, self.device)
         self._repeated = torch.zeros((), dtype=torch.int64, device=self.device)
         self._episode = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        self._begun = self._outer is not None and self._outer.is_started
         if keep_memory and self.device.type == "cpu":
             keep_freed_memory()
 
@@ -162,16 +134,17 @@ class TensorCollector(StepsCollector):
         if self.reset_at_each_iter and self._iter > 0:
             env.reset_tensors()
             self._restart()
-        self._prepare()
+        self._steps.prepare()
+        learn = self._begin()
         shape = (steps, env.uniform_size, self.num_envs)
         uniform = torch.rand(shape, generator=env.generator, dtype=env.dtype, device=self.device)
-        observation = env.observe(env.episodes.physics)
-        memory = TensorMemory(steps, observation, self._outputs(observation), self._repeats)
+        memory = self._steps.memory(steps)
         start = 0
         for stretch in self._acting.stretches(self.policy_steps, steps):
             end = start + stretch.steps
             while start < end:
-                start += self._run(stretch.runner, memory, uniform, range(start, end))
+                left = range(start, end)
+                start += self._steps.run(stretch.runner, memory, uniform, left, learn)
             if stretch.runner is None:
                 self.random_policy_steps += stretch.steps * self.num_envs
         if self.device.type == "cpu":
@@ -180,100 +153,30 @@ class TensorCollector(StepsCollector):
         batch = memory.tensordict(self._trajectories(memory))
         return batch if self.storing_device == self.device else batch.to(self.storing_device)
 
-    def _prepare(self) -> None:
-        """Forget blocks whose policy is no longer what was traced."""
-        runners = [r for r in (self._acting.runner, self._acting.explorer) if r is not None]
-        before = [runner.replays for runner in runners]
-        self._acting.mode()
-        kept = all(runner.replays for runner, was in zip(runners, before) if was)
-        if not kept or not all(block.is_valid() for block in self._blocks.values()):
-            self._blocks.clear()
+    # ------------------------------------------------------------------ normalisation
+    @property
+    def normalizer(self) -> Normalizer | None:
+        """The normaliser on the host, which follows the statistics that are kept here."""
+        return None if self._outer is None else self._outer.normalizer
 
-    def _outputs(self, observation: Tensor) -> dict[Key, Tensor]:
-        """Return one value of everything that is written besides what the environment gives."""
-        if not self._written:
-            runner = self._acting.runner
-            if runner is None:
-                drawn = self.env.full_action_spec.zero()
-                self._written = {key: drawn.get(key) for key in self._acting.action_keys}
-            else:
-                values = runner.peek(self._seen(observation, self.env.episodes))
-                self._written = dict(zip(runner.out_keys, values))
-        return self._written
+    def _normalized(self) -> TensorNormalizer | None:
+        if self._outer is None or self._outer.normalizer is None:
+            return None
+        size = self.env.observe(self.env.episodes.physics).shape[-1]
+        return TensorNormalizer(self._outer.normalizer, self.num_envs, size, self.device)
 
-    def _run(
-        self,
-        runner: PolicyRunner | None,
-        memory: TensorMemory,
-        uniform: Tensor,
-        steps: range,
-    ) -> int:
-        """Take the next of ``steps``, one block at most, and return how many."""
-        fast = self._fast and (runner is None or runner.replays)
-        start, count = steps.start, min(self.block, len(steps)) if fast else 1
-        remembered = {} if runner is None else dict(runner.memory)
-        function = self._steps(runner, count, fast, list(remembered))
-        part = memory.part(start, count)
-        inputs = (*self.env.episodes, uniform[start : start + count], *remembered.values(), *part)
-        if fast:
-            key = (id(runner), count)
-            if key not in self._blocks:
-                self._blocks[key] = Block(function, len(part))
-            outputs = self._blocks[key](*inputs)
-        else:
-            outputs = function(*inputs)
-        for present, after in zip(self.env.episodes, outputs):
-            present.copy_(after)
-        if runner is not None and fast:
-            runner.memory = dict(zip(remembered, outputs[len(self.env.episodes) :]))
-        return count
-
-    def _steps(
-        self, runner: PolicyRunner | None, count: int, fast: bool, remembered: list[Key]
-    ) -> Function:
-        """Return ``count`` steps of policy and environment as a function of tensors.
-
-        It takes where the copies stand, uniform random numbers, what the policy remembers, and
-        memory to write to; it returns where the copies stand then, and what is remembered.
-        """
-        env, acting, keys = self.env, self._acting, list(self._written)
-        state = type(env.episodes)
-        size = len(env.episodes)
-
-        def steps(*tensors: Tensor) -> list[Tensor]:
-            now, uniform = state(*tensors[:size]), tensors[size]
-            first = size + 1 + len(remembered)
-            part = tensors[first:]
-            if runner is not None and fast:
-                runner.memory = dict(zip(remembered, tensors[size + 1 : first]))
-            for time_step in range(count):
-                observation = env.observe(now.physics)
-                seen = self._seen(observation, now)
-                if runner is None:
-                    drawn = env.full_action_spec.rand()
-                    outputs = {key: drawn.get(key) for key in acting.action_keys}
-                else:
-                    values = runner.plainly(seen) if fast else runner(seen)
-                    outputs = dict(zip(runner.out_keys, values))
-                now, step = env.advance(now, outputs[acting.action_keys[0]], uniform[time_step])
-                if runner is not None and runner.remembers:
-                    runner.ended(step.terminated | step.truncated)
-                outputs.setdefault(IS_INIT, seen[IS_INIT])
-                write(part, time_step, observation, step, [outputs.get(key) for key in keys])
-            after = [] if runner is None else [runner.memory[key] for key in remembered]
-            return [*now, *after]
-
-        return steps
-
-    def _seen(self, observation: Tensor, episodes: EpisodeState) -> Tensors:
-        starts = (episodes.episode_length == 0).unsqueeze(-1)
-        return {"observation": observation, IS_INIT: starts}
+    def _begin(self) -> bool:
+        """Take in the observations of a reset; return whether statistics change with the batch."""
+        if self._outer is None or self._normalization is None:
+            return False
+        if not self._begun and self._outer.training:
+            seen = self.env.observe(self.env.episodes.physics)
+            before = self._normalization.statistics
+            self._normalization.store(self._normalization.first(before, seen))
+        self._begun = True
+        return bool(self._outer.training)
 
     # ------------------------------------------------------------------ after a batch
-    @property
-    def _repeats(self) -> bool:
-        return self.env.action_repeat > 1
-
     def _count(self, memory: TensorMemory) -> None:
         self.policy_steps += memory.steps * self.num_envs
         self._ended.add(
@@ -339,6 +242,7 @@ class TensorCollector(StepsCollector):
 
     # ------------------------------------------------------------------ in and out
     def _restart(self) -> None:
+        self._begun = False
         self._episode += 1
         self._ended.restart()
         self._acting.restart()
@@ -356,7 +260,7 @@ class TensorCollector(StepsCollector):
         """Release the blocks; the collector cannot be used afterwards."""
         del timeout, close_env, raise_on_error
         self.closed = True
-        self._blocks.clear()
+        self._steps.clear()
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return counters, random numbers, and the state of the environment; waits for it."""
@@ -366,6 +270,9 @@ class TensorCollector(StepsCollector):
         state["episode"] = self._episode.clone()
         state["acting"] = self._acting.state_dict()
         state["env"] = dict(self.env.state_dict())
+        state["begun"] = self._begun
+        if self._normalization is not None:
+            state["statistics"] = [t.clone() for t in self._normalization.statistics]
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
@@ -375,25 +282,23 @@ class TensorCollector(StepsCollector):
         self._episode = state_dict["episode"].to(self.device).clone()
         self._acting.load_state_dict(state_dict["acting"])
         self.env.load_state_dict(state_dict["env"])
+        self._begun = bool(state_dict["begun"])
+        if self._normalization is not None:
+            self._normalization.store(Statistics(*state_dict["statistics"]))
 
 
-def as_tensor_env(create_env_fn: Any) -> StepsTensors:
-    """Return the torch environment, made if need be.
+def as_tensor_env(create_env_fn: Any) -> tuple[StepsTensors, VectorEnv | None]:
+    """Return the torch environment, made if need be, and the vector environment it was in.
 
     Raises:
-        SettingError: if it is another kind of environment, or has something around it that a torch
-            environment cannot have.
+        SettingError: if it is another kind of environment.
     """
     env = create_env_fn
     if not isinstance(env, (EnvBase, StepsTensors)) and callable(env):
         env = env()
-    if isinstance(env, VectorEnv):
-        if env.normalizer is not None:
-            raise SettingError(
-                "normalize_observation", True, "is not possible on tensors", [False],
-                "or collector='vector'",
-            )  # fmt: skip
-        env = env.copies.env if isinstance(env.copies, TensorCopies) else env
+    outer = None
+    if isinstance(env, VectorEnv) and isinstance(env.copies, TensorCopies):
+        outer, env = env, env.copies.env
     if not isinstance(env, StepsTensors):
         raise SettingError(
             "collector",
@@ -401,4 +306,4 @@ def as_tensor_env(create_env_fn: Any) -> StepsTensors:
             f"needs an environment written in torch, not {type(env).__name__}",
             "make_env(..., vectorization='tensor') with one of: " + ", ".join(TENSOR_ENVS),
         )
-    return env
+    return env, outer

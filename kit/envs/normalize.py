@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium.wrappers.utils import RunningMeanStd
@@ -12,7 +12,17 @@ from kit.envs.copies import Mask, StepArrays
 from kit.envs.spaces import Arrays, Leaf
 from kit.steps.errors import SettingError
 
-_EPSILON = 1e-8
+EPSILON = 1e-8
+
+
+class KeepsStatistics(Protocol):
+    """Where statistics are kept if not on the host: on the device of a collector."""
+
+    def pull(self, normalizer: Normalizer) -> None:
+        """Give a normaliser on the host the statistics."""
+
+    def push(self, normalizer: Normalizer) -> None:
+        """Take over the statistics of a normaliser on the host."""
 
 
 class Normalizer:
@@ -29,6 +39,10 @@ class Normalizer:
         reward: whether rewards are normalised.
         gamma: discount of the sum whose deviation divides the rewards, in [0, 1].
         clip: largest absolute value of a normalised observation or reward.
+
+    Attributes:
+        elsewhere: where the statistics really are; ``None``: here. This normaliser then looks there
+            when episodes begin, for evaluations and checkpoints.
 
     Raises:
         SettingError: if observations are to be normalised and none is floating.
@@ -53,6 +67,12 @@ class Normalizer:
         self.reward = RunningMeanStd() if reward else None
         self.returns = np.zeros(num_envs)
         self.gamma, self.clip = gamma, clip
+        self.elsewhere: KeepsStatistics | None = None
+
+    def bring_here(self) -> None:
+        """Bring the statistics up to date, if they are kept elsewhere."""
+        if self.elsewhere is not None:
+            self.elsewhere.pull(self)
 
     def first(self, observation: Arrays, learn: bool, rows: Any = slice(None)) -> None:
         """Normalise observations of a reset, in place.
@@ -62,9 +82,10 @@ class Normalizer:
             learn: whether the statistics take them in.
             rows: the copies that were reset.
         """
+        self.bring_here()
         for key, statistics in self.observation.items():
             if learn:
-                statistics.update(observation[key][rows])
+                _learn(statistics, observation[key][rows])
             self._apply(statistics, observation[key], rows)
         if learn:  # frozen statistics belong to somebody else, perhaps with other copies
             self.returns[rows] = 0.0
@@ -88,7 +109,7 @@ class Normalizer:
         stepped = rows if mended is None else ~mended & (True if active is None else active)
         for key, statistics in self.observation.items():
             if learn:
-                statistics.update(result.observation[key][rows])
+                _learn(statistics, result.observation[key][rows])
             self._apply(statistics, result.observation[key], rows)
             self._apply(statistics, result.next_observation[key], stepped)
         if self.reward is None:
@@ -97,19 +118,20 @@ class Normalizer:
         result.raw_reward[...] = result.reward
         if learn:
             self.returns[rows] = self.returns[rows] * self.gamma + result.reward[rows]
-            self.reward.update(self.returns[rows])
+            _learn(self.reward, self.returns[rows])
             self.returns[result.terminated | result.truncated] = 0.0
-        scaled = result.reward / np.sqrt(self.reward.var + _EPSILON)
+        scaled = result.reward / np.sqrt(self.reward.var + EPSILON)
         np.clip(scaled, -self.clip, self.clip, out=scaled)
         result.reward[...] = scaled
 
     def _apply(self, statistics: RunningMeanStd, values: NDArray[Any], rows: Any) -> None:
-        scaled = (values[rows] - statistics.mean) / np.sqrt(statistics.var + _EPSILON)
+        scaled = (values[rows] - statistics.mean) / np.sqrt(statistics.var + EPSILON)
         np.clip(scaled, -self.clip, self.clip, out=scaled)
         values[rows] = scaled
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics: arrays and numbers."""
+        self.bring_here()
         state: dict[str, Any] = {"returns": self.returns.tolist()}
         for name, statistics in self._named():
             state[name] = {
@@ -128,7 +150,23 @@ class Normalizer:
             statistics.count = saved["count"]
         if len(state_dict["returns"]) == len(self.returns):
             self.returns = np.asarray(state_dict["returns"], np.float64)
+        if self.elsewhere is not None:
+            self.elsewhere.push(self)
 
     def _named(self) -> list[tuple[str, RunningMeanStd]]:
         named = [(f"observation {key}", value) for key, value in self.observation.items()]
         return [*named, *([("reward", self.reward)] if self.reward is not None else [])]
+
+
+def _learn(statistics: RunningMeanStd, values: NDArray[Any]) -> None:
+    """Take values in, but none among which is a NaN: it would spread to every copy.
+
+    So whoever looks for a NaN finds it in the copy that returned it.
+    """
+    values = values.astype(np.float64, copy=False)
+    new = len(values)
+    mean = np.add.reduce(values) / new  # np.mean and np.var, without their five times longer way
+    apart = values - mean
+    var = np.add.reduce(apart * apart) / new
+    if not np.isnan(var).any():
+        statistics.update_from_moments(mean, var, new)

@@ -133,6 +133,11 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._now.observation = result.observation
 
     @property
+    def is_started(self) -> bool:
+        """Whether the copies have been reset, and not been seeded since."""
+        return self._now.started
+
+    @property
     def env_steps(self) -> NDArray[np.int32]:
         """Env steps that each copy made in the last step with TensorDicts, ``[num_envs]``."""
         return self._now.env_steps
