@@ -14,6 +14,8 @@ from torchrl.checkpoint import (
     StateDictCheckpointAdapter,
 )
 
+from kit.collectors.base import KitCollector
+from kit.files import NotSaved
 from kit.update import Update
 
 if TYPE_CHECKING:
@@ -21,10 +23,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["CheckpointError", "Checkpoints", "NotSaved", "normalization_of", "parts_of"]
-
-
-class NotSaved(RuntimeError):
-    """A checkpoint could not be written; those written before are untouched."""
 
 
 class Checkpoints:
@@ -70,12 +68,15 @@ class Checkpoints:
             return Path(
                 self._rotation.save(self._checkpoint, step=policy_steps, metadata=dict(metadata))
             )
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
+            reason = _why_not_written(error)
+            if reason is None:
+                raise
             latest = self.latest(self.folder)
             kept = f"the newest one is {latest.name}" if latest else "there is none yet"
             raise NotSaved(
                 f"the checkpoint at {policy_steps} policy steps was not written to {self.folder}: "
-                f"{error.strerror or error}; earlier checkpoints are untouched, {kept}"
+                f"{reason}; earlier checkpoints are untouched, {kept}"
             ) from error
 
     def load(self, path: Path) -> dict[str, Any]:
@@ -93,6 +94,17 @@ class Checkpoints:
         if not folder.is_dir():
             return None
         return CheckpointRotation(folder, keep_last=1).latest()  # type: ignore[no-any-return]
+
+
+def _why_not_written(error: BaseException) -> str | None:
+    """What the system said; ``None`` if it is no error of writing."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if not any(writer in str(error) for writer in ("inline_container", "PytorchStreamWriter")):
+        return None
+    # PyTorch tells that it could not write, but not why.
+    before = error.__context__
+    return _why_not_written(before) if isinstance(before, OSError) else "is the disk full?"
 
 
 def parts_of(trainer: Trainer) -> dict[str, Any]:
@@ -117,5 +129,7 @@ def parts_of(trainer: Trainer) -> dict[str, Any]:
 
 def normalization_of(trainer: Trainer) -> dict[str, Any]:
     """Return the running normalisation of the environments; it can be loaded without the rest."""
-    normalizer = getattr(getattr(trainer.collector, "env", None), "normalizer", None)
+    collector = trainer.collector
+    env = collector if isinstance(collector, KitCollector) else getattr(collector, "env", None)
+    normalizer = getattr(env, "normalizer", None)
     return {} if normalizer is None else {"normalization": normalizer}

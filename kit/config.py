@@ -8,9 +8,10 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from kit.documentation import field_docs
+from kit.limits import Count, Limits, Positive
 from kit.steps import SettingError
 from kit.steps.errors import nearest_first
 
@@ -21,14 +22,14 @@ class EnvConfig:
 
     id: str = "CartPole-v1"
     """Gymnasium id."""
-    num_envs: int = 8
+    num_envs: Count = 8
     """environment copies in one process."""
     vectorization: str = "sync"
     """how copies are stepped: sync (one after the other), async (a process each), native (the
     environment's own vector environment) or envpool."""
-    action_repeat: int = 1
+    action_repeat: Count = 1
     """env steps one action is held for."""
-    max_episode_steps: int | None = None
+    max_episode_steps: Count | None = None
     """policy steps after which an episode is truncated; null: as the environment is registered."""
     normalize_observation: bool = False
     """whether observations get running mean 0 and variance 1."""
@@ -46,11 +47,11 @@ class RunConfig:
     collector: str | None = None
     """what collects: vector, tensor (environments written in torch), episode (whole episodes),
     async (while the learner works) or torchrl; null: vector, or episode if the plan asks for it."""
-    seed: int = 0
+    seed: Annotated[int, Limits(0)] = 0
     """of environments, initial weights, exploration and minibatches."""
     device: str = "cpu"
     """where networks, batches and buffers are: cpu, cuda, cuda:1."""
-    threads: int | None = 1
+    threads: Count | None = 1
     """threads of PyTorch on the CPU; more pay for large networks only. null: PyTorch's choice."""
     compile: Any = "auto"
     """how losses run: auto (flat programs, bitwise as eager), true (torch.compile) or false."""
@@ -60,24 +61,25 @@ class RunConfig:
     """folder in which each run gets a folder of its own."""
     resume: str | None = None
     """run folder to go on with, or "latest"."""
-    log_every: int | None = None
+    log_every: Count | None = None
     """policy steps between two rows of metrics; null: a hundredth of the run."""
-    checkpoint_every: int | None = None
+    checkpoint_every: Count | None = None
     """policy steps between two checkpoints; null: a tenth of the run."""
-    time_limit: float | None = None
+    time_limit: Positive | None = None
     """seconds after which the run ends, after the iteration that is under way; null: none."""
     progress: bool = True
     """whether plan, progress and ledger are shown in the terminal."""
 
 
 # ---------------------------------------------------------------------- names
-def resolve(name: str | type, package: str) -> Any:
+def resolve(name: str | type, package: str, field: str = "loss") -> Any:
     """Return the class or function called ``name``.
 
     Args:
         name: an attribute of ``package`` (``ClipPPOLoss``), a full name (``my_module:MyLoss``), or
             the class itself.
         package: where short names are looked for.
+        field: setting that asks for it, for the error.
 
     Raises:
         SettingError: if there is none; the nearest spelling comes first.
@@ -88,11 +90,11 @@ def resolve(name: str | type, package: str) -> Any:
     try:
         module = importlib.import_module(module_name or package)
     except ImportError as error:
-        raise SettingError("name", name, f"cannot be imported: {error}") from None
+        raise SettingError(field, name, f"cannot be imported: {error}") from None
     if not hasattr(module, attribute):
         known = [entry for entry in dir(module) if not entry.startswith("_")]
         raise SettingError(
-            "name", name, f"is not in {module.__name__}", nearest_first(attribute, known)[:3]
+            field, name, f"is not in {module.__name__}", nearest_first(attribute, known)[:3]
         )
     return getattr(module, attribute)
 
@@ -125,7 +127,7 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
         SettingError: at the first name that is no field or value of another type.
     """
     known = {f.name: f for f in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     made: dict[str, Any] = {}
     for name, value in values.items():
         full = f"{path}{name}"
@@ -140,6 +142,16 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
     return cls(**made)
 
 
+def check(config: Any, path: str = "") -> None:
+    """Refuse settings of a wrong type or out of their limits, however the dataclass was made.
+
+    Raises:
+        SettingError: at the first one.
+    """
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    from_plain(type(config), values, path)
+
+
 def _checked(path: str, value: Any, hint: Any, described: dataclasses.Field[Any]) -> Any:
     if hint is Any:
         default = described.default_factory
@@ -151,11 +163,24 @@ def _checked(path: str, value: Any, hint: Any, described: dataclasses.Field[Any]
         return value
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast("type", hint)):
+            check(value, f"{path}.")
             return value
         if not isinstance(value, Mapping):
             raise SettingError(path, value, "is not a group of settings", f"use {path}.name=value")
         return from_plain(typing.cast("type", hint), value, f"{path}.")
-    return _plain_value(path, value, hint)
+    value = _plain_value(path, value, hint)
+    for limits in _limits(hint):
+        if value is not None:
+            limits.check(path, value, described.default)
+    return value
+
+
+def _limits(hint: Any) -> list[Limits]:
+    """The limits of a type such as ``Count`` or ``Count | None``."""
+    own = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Limits)]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [limits for option in typing.get_args(hint) for limits in _limits(option)]
+    return own
 
 
 def _dialect(value: Mapping[str, Any]) -> Any:
@@ -167,6 +192,8 @@ def _dialect(value: Mapping[str, Any]) -> Any:
 
 def _plain_value(path: str, value: Any, hint: Any) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _plain_value(path, value, arguments[0])
     if origin in (typing.Union, types.UnionType):
         for option in arguments:
             if option is type(None) and value is None:
@@ -176,11 +203,11 @@ def _plain_value(path: str, value: Any, hint: Any) -> Any:
                 return _plain_value(path, value, option)
             except SettingError:
                 continue
-        raise _wrong(path, value, " or ".join(_called(option) for option in arguments))
+        raise _wrong(path, value, _called(hint))
     if origin is Literal:
         if value in arguments:
             return value
-        raise SettingError(path, value, "is not a choice", list(arguments))
+        raise SettingError(path, value, "is not a choice", nearest_first(value, arguments))
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
             raise _wrong(path, value, "a list such as [64,64]")
@@ -205,6 +232,8 @@ def _scalar(path: str, value: Any, hint: Any) -> Any:
         return str(value)
     if hint is bool and isinstance(value, bool):
         return value
+    if isinstance(hint, type) and hint not in _CALLED and isinstance(value, hint):
+        return value
     raise _wrong(path, value, _called(hint))
 
 
@@ -217,22 +246,33 @@ _CALLED = {
     float: "a number",
     str: "a text",
     bool: "true or false",
+    dict: "a mapping",
     type(None): "null",
+    Any: "any value",
 }
 
 
 def _called(hint: Any) -> str:
-    return _CALLED.get(hint, str(hint))
+    """What a type is called in messages and in the help."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return " ".join([_called(arguments[0]), *map(str, _limits(hint))])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_called, arguments))
+    if origin is Literal:
+        return " or ".join(map(str, arguments))
+    if origin in (list, tuple):
+        return f"a list, each {_called(arguments[0])}"
+    return _CALLED.get(origin or hint, getattr(hint, "__name__", str(hint)))
 
 
 def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Yield dotted name, value, type and documentation of every setting of a dataclass."""
+    """Yield dotted name, value, type in words and documentation of every setting."""
     cls: type = type(config)
-    docs, hints = field_docs(cls), typing.get_type_hints(cls)
+    docs, hints = field_docs(cls), typing.get_type_hints(cls, include_extras=True)
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if dataclasses.is_dataclass(value):
             yield from settings(value, f"{path}{f.name}.")
         else:
-            kind = str(getattr(hints[f.name], "__name__", hints[f.name]))
-            yield f"{path}{f.name}", value, kind, docs.get(f.name, "")
+            yield f"{path}{f.name}", value, _called(hints[f.name]), docs.get(f.name, "")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +19,7 @@ from kit.config import RunConfig, from_plain, settings, to_plain
 from kit.run import find_run, read_config
 from kit.steps import SettingError
 from kit.steps.dialects import DIALECTS, dialect
-from kit.steps.errors import nearest_first
+from kit.steps.errors import nearest_first, one_of
 
 Build = Callable[..., Any]
 
@@ -127,18 +129,60 @@ def _split(argument: str) -> tuple[str, str]:
 
 
 def _check_names(base: Mapping[str, Any], arguments: Sequence[str]) -> None:
-    """Refuse settings that do not exist, with the nearest ones that do."""
+    """Refuse options and settings that do not exist, with the nearest ones that do."""
     known = list(_names(base))
     groups = {name.rsplit(".", 1)[0] for name in known if "." in name}
+    sweeps = "--multirun" in arguments or "-m" in arguments
     for argument in arguments:
-        if argument.startswith("-") or "=" not in argument:
+        if argument.startswith("-"):
+            one_of("option", argument.split("=")[0], _OPTIONS)
             continue
         key, value = _split(argument)
+        if "=" not in argument or argument.startswith("~"):
+            near = _nearest_names(key, known) or ["seed"]
+            why = "is not of the form name=value"
+            raise SettingError("command line", argument, why, [f"{near[0]}=VALUE"])
+        _check_value(argument, sweeps)
         if key == "preset" or key.startswith("hydra") or key in known or key in groups:
             continue
-        if any(key.startswith(f"{name}.") for name in known if name.endswith("kwargs")):
-            continue
-        raise SettingError(key, value, "is not a setting", nearest_first(key, known)[:3])
+        if not _is_argument(base, key):
+            works = _nearest_names(key, known) or "--help lists all settings"
+            raise SettingError(key, value, "is not a setting", works)
+
+
+_OPTIONS = ("--multirun", "-m", "--help", "-h")
+
+
+def _check_value(argument: str, sweeps: bool) -> None:
+    """Refuse what Hydra cannot read as a value, and several values outside a sweep."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, value = _split(argument)
+    try:
+        parsed = OverridesParser.create().parse_override(argument)
+    except HydraException as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        why = f"cannot be read: {reason}"
+        raise SettingError(key, value, why, f"quote it: '{key}=\"...\"'") from None
+    if parsed.is_sweep_override() and not sweeps:
+        first = value.split(",")[0]
+        raise SettingError(
+            key, value, "is several values", [first, "--multirun, for a run of each"]
+        )
+
+
+def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
+    """Settings that are spelled like ``name``: those of another group first, at most three."""
+    last = name.rpartition(".")[2]
+    same = [entry for entry in known if entry.rpartition(".")[2] == last]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.55)
+    return [*same, *(entry for entry in near if entry not in same)][:3]
+
+
+def _is_argument(base: Mapping[str, Any], key: str) -> bool:
+    """Whether a setting is an argument of the environment itself: ``env.kwargs.gravity``."""
+    return key.startswith("env.kwargs") and "env" in base
 
 
 def _names(values: Mapping[str, Any], path: str = "") -> Any:
@@ -157,8 +201,11 @@ def _compose(
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     plain = [a for a in arguments if _split(a)[0] not in ("steps", "resume", "preset")]
+    plain.sort(key=lambda argument: not argument.startswith("-"))  # options first: argparse
+    plain = [f"++{a.lstrip('+')}" if _is_argument(base, _split(a)[0]) else a for a in plain]
     sweep = f"{base['runs']}/{name}/sweeps/{datetime.now():%Y%m%d-%H%M%S}"
     node = {
         **base,
@@ -178,26 +225,31 @@ def _compose(
     failed: list[BaseException] = []
 
     def task(config: Any) -> None:
-        values = OmegaConf.to_container(config, resolve=True)
-        assert isinstance(values, dict)
         try:
+            values = OmegaConf.to_container(config, resolve=True)
+            assert isinstance(values, dict)
             run({str(key): value for key, value in values.items()})
         except Exception as error:
             # Hydra would wrap it; it is raised again outside.
             failed.append(error)
 
-    before = sys.argv
+    before, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [name, *plain]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise what is wrong instead of printing it and leaving
     try:
         with contextlib.suppress(KeyError):
             logging.getLogger("hydra").setLevel(logging.ERROR)
         hydra.main(version_base="1.3", config_path=None, config_name=f"kit_{name}")(task)()
-    except HydraException as error:
-        raise SettingError("command line", " ".join(plain), f"is refused: {error}") from None
+        if failed:
+            raise failed[0]
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise SettingError("command line", " ".join(plain), f"is refused: {reason}") from None
     finally:
         sys.argv = before
-    if failed:
-        raise failed[0]
+        del os.environ["HYDRA_FULL_ERROR"]
+        if full is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full
 
 
 # ---------------------------------------------------------------------- help

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import difflib
+import io
 import math
 import os
 import secrets
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 from torchrl.record.loggers import Logger
 
+from kit.files import append, make_folder, write_whole
 from kit.steps import SettingError
 
 Row = Mapping[str, float | int]
@@ -63,7 +65,7 @@ class CsvLogger:
 
     def start(self) -> None:
         """Make the folder."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
 
     def log_row(self, row: Row) -> None:
         """Append to both files; a name not seen before becomes a new column."""
@@ -106,8 +108,7 @@ class _CsvFile:
             before = self._read() if self.rows else []
             self.columns += new
             self._rewrite(before)
-        with self.path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(self._cells(row))
+        append(self.path, _lines([self._cells(row)]))
         self.rows += 1
 
     def _cells(self, row: Mapping[str, Any]) -> list[str]:
@@ -119,12 +120,7 @@ class _CsvFile:
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write header and rows to a new file that takes the place of the old one."""
-        temporary = self.path.with_suffix(".new")
-        with temporary.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(self.columns)
-            writer.writerows(self._cells(row) for row in rows)
-        os.replace(temporary, self.path)
+        write_whole(self.path, _lines([self.columns, *map(self._cells, rows)]))
 
     def state_dict(self) -> dict[str, Any]:
         return {"columns": list(self.columns), "rows": self.rows}
@@ -133,6 +129,12 @@ class _CsvFile:
         self.columns, self.rows = list(state_dict["columns"]), int(state_dict["rows"])
         if self.path.exists():
             self._rewrite(self._read()[: self.rows])
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def _cell(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kit.config import EnvConfig
+from kit.envs import VectorEnv
 from kit.steps import SettingError, StepPlan
 from kit.steps.dialects import as_plan
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
@@ -24,11 +25,16 @@ def make_plan(steps: Any, env: EnvConfig, algo: str, family: str) -> StepPlan:
         SettingError: if the settings make no plan, or contradict the environment's.
     """
     if isinstance(steps, (OnPolicySteps, OffPolicySteps)):
-        return steps.to_plan(
-            num_envs=env.num_envs,
-            action_repeat=env.action_repeat,
-            max_episode_steps=env.max_episode_steps,
-        )
+        try:
+            return steps.to_plan(
+                num_envs=env.num_envs,
+                action_repeat=env.action_repeat,
+                max_episode_steps=env.max_episode_steps,
+            )
+        except SettingError as error:
+            group = "steps" if hasattr(steps, error.field) else "env"
+            name = f"{group}.{error.field}"
+            raise SettingError(name, error.value, error.why, error.works, error.hint) from None
     plan = as_plan(steps, algo, family)
     for field in ("action_repeat", "max_episode_steps"):
         theirs, ours = getattr(plan, field), getattr(env, field)
@@ -40,6 +46,28 @@ def make_plan(steps: Any, env: EnvConfig, algo: str, family: str) -> StepPlan:
     return plan.replace(
         action_repeat=max(plan.action_repeat, env.action_repeat),
         max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
+    )
+
+
+def check_continuous(env: VectorEnv, algo: str) -> None:
+    """Refuse an environment whose actions are not one array of real numbers.
+
+    Args:
+        env: the environment.
+        algo: algorithm that needs them.
+
+    Raises:
+        SettingError: if they are not.
+    """
+    leaves = env.action_leaves
+    if len(leaves) == 1 and leaves[0].dtype.kind == "f":
+        return
+    kinds = ", ".join(str(leaf.dtype if leaf.space is None else leaf.space) for leaf in leaves)
+    raise SettingError(
+        "env.id",
+        env.name,
+        f"has actions that are not continuous ({kinds}), and {algo} chooses only such",
+        "use an environment with a Box of actions, or another recipe, such as ppo",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +13,8 @@ import yaml
 from torchrl.trainers import TrainerHookBase
 
 from kit.checkpoint import Checkpoints
-from kit.config import RunConfig, to_plain
+from kit.config import RunConfig, check, to_plain
+from kit.files import make_folder, write_whole
 from kit.hooks.console import Console
 from kit.hooks.curve import LearningCurve
 from kit.hooks.guards import NaNGuard, TimeLimit
@@ -45,8 +45,7 @@ class Run:
     """
 
     def __init__(self, recipe: str, config: RunConfig) -> None:
-        if config.seed < 0:
-            raise SettingError("seed", config.seed, "is negative", [0])
+        check(config)
         _check_device(config.device)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -112,7 +111,7 @@ class RunFiles(TrainerHookBase):
     def begin(self) -> None:
         """Make the folder; write ``config.yaml`` and ``plan.txt``."""
         folder = self.run.folder
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if not (folder / "config.yaml").exists():
             text = yaml.safe_dump(self.run.config, sort_keys=False, allow_unicode=True)
             write_whole(folder / "config.yaml", text)
@@ -139,13 +138,6 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there completely or not at all."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def new_folder(runs: Path, recipe: str, env_id: str, seed: int) -> Path:

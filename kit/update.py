@@ -131,10 +131,10 @@ class Update(OptimizationStepper):
     def losses(self, minibatch: TensorDictBase) -> TensorDictBase:
         """Return what the loss module makes of a minibatch, in the type it may compute in."""
         if self.autocast is None:
-            return self.loss_module(minibatch)  # type: ignore[no-any-return]
+            return _flat(self.loss_module(minibatch))
         kind = self._parameters[0].device.type
         with torch.autocast(kind, dtype=self.autocast):
-            return self.loss_module(minibatch)  # type: ignore[no-any-return]
+            return _flat(self.loss_module(minibatch))
 
     def minimize(self, losses: TensorDictBase) -> TensorDict:
         """Make one gradient step on losses that were computed elsewhere, eagerly.
@@ -300,6 +300,13 @@ def _positive(field: str, value: float | None) -> float | None:
     if value is not None and not value > 0:
         raise SettingError(field, value, "is not positive", [None, 0.5])
     return value
+
+
+def _flat(losses: TensorDictBase) -> TensorDictBase:
+    """Losses of several actions come with a group of entropies: ``entropy.gear_entropy``."""
+    if any(isinstance(value, TensorDictBase) for value in losses.values()):
+        return losses.flatten_keys(".")  # type: ignore[no-any-return]
+    return losses
 
 
 def _target_step(updater: TargetNetUpdater | None, flat: bool) -> Callable[[], Any] | None:

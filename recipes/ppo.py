@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -22,6 +22,7 @@ from kit.config import EnvConfig, RunConfig, resolve
 from kit.envs import make_env
 from kit.hooks import AnnealLearningRate, Evaluator, TargetKL
 from kit.launch import main
+from kit.limits import NotNegative, Positive, Share
 from kit.modules import make_actor, make_body, make_value
 from kit.recipe import adapted_env, collector_name, make_plan, whole_run
 from kit.run import Run
@@ -49,25 +50,25 @@ class Config(RunConfig):
     """logarithm of the initial deviation of continuous actions."""
     loss: str = "ClipPPOLoss"
     """of torchrl.objectives, or module:Class; ClipPPOLoss, KLPENPPOLoss, PPOLoss."""
-    clip_epsilon: float = 0.2
+    clip_epsilon: Positive = 0.2
     """how far the ratio of probabilities may leave 1; ClipPPOLoss only."""
-    entropy_coeff: float = 0.0
+    entropy_coeff: NotNegative = 0.0
     """weight of the entropy bonus."""
-    critic_coeff: float = 0.5
+    critic_coeff: NotNegative = 0.5
     """weight of the value loss."""
     normalize_advantage: bool = True
     """whether advantages get mean 0 and deviation 1 in each minibatch."""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """discount."""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """weight of longer advantage estimates."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """of Adam, at the beginning."""
-    anneal: str = "linear"
-    """schedule of the learning rate down to 0: linear, cosine, constant."""
-    clip_norm: float = 0.5
+    anneal: Literal["linear", "cosine", "constant"] = "linear"
+    """schedule of the learning rate down to 0."""
+    clip_norm: Positive = 0.5
     """largest norm of the gradient."""
-    target_kl: float | None = None
+    target_kl: Positive | None = None
     """divergence beyond which (times 1.5) the rest of an update phase is skipped; null: never."""
 
 

@@ -22,8 +22,15 @@ from kit.config import EnvConfig, RunConfig, resolve
 from kit.envs import make_env
 from kit.hooks import Evaluator
 from kit.launch import main
+from kit.limits import Count, Positive, Share
 from kit.modules import make_action_value, make_actor
-from kit.recipe import adapted_env, collector_name, make_plan, sampled_transitions
+from kit.recipe import (
+    adapted_env,
+    check_continuous,
+    collector_name,
+    make_plan,
+    sampled_transitions,
+)
 from kit.run import Run
 from kit.steps.settings import OffPolicySteps
 from kit.trainer import Trainer
@@ -42,23 +49,23 @@ class Config(RunConfig):
     """between them: tanh, relu, elu, silu, gelu."""
     loss: str = "SACLoss"
     """of torchrl.objectives, or module:Class."""
-    critics: int = 2
+    critics: Count = 2
     """action-value functions, the least of which is believed."""
-    buffer_size: int = 1_000_000
+    buffer_size: Count = 1_000_000
     """transitions the replay buffer holds."""
-    n_step: int = 1
+    n_step: Count = 1
     """rewards summed before bootstrapping."""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """discount."""
-    tau: float = 0.005
+    tau: Share = 0.005
     """share of the way that target networks go in one gradient step."""
-    initial_alpha: float = 1.0
+    initial_alpha: Positive = 1.0
     """entropy coefficient at the beginning; it is learnt."""
     target_entropy: float | None = None
     """entropy that it is learnt for; null: minus the number of action dimensions."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """of Adam, for policy, critics and entropy coefficient."""
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     """largest norm of the gradient; null: unclipped."""
 
 
@@ -81,6 +88,7 @@ def build(
     plan = make_plan(cfg.steps, cfg.env, algo="sac", family="off_policy")
     env_config = adapted_env(cfg.env, plan)
     env = make_env(**env_config, seed=cfg.seed, gamma=cfg.gamma)
+    check_continuous(env, "sac")
 
     shape = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
     actor = make_actor(

@@ -273,7 +273,8 @@ def _check_reads(policy: Any, given: Sequence[Key], first: Tensors) -> None:
     wanted = getattr(policy, "in_keys", None) or []
     written = getattr(policy, "out_keys", None) or []
     remembered = {_read_as(key) for key in written if _is_next(key)}
-    known = {*given, *first, *remembered, IS_INIT}
+    groups = {key[0] for key in written if isinstance(key, tuple)}  # ("params", "force", "loc")
+    known = {*given, *first, *remembered, *groups, IS_INIT}
     missing = [key for key in wanted if key not in known]
     if missing:
         raise SettingError(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from kit.envs.errors import EnvironmentFault
+from kit.envs.mujoco_warnings import told_once
 from kit.envs.wrappers import ActionRepeat
 from kit.steps.errors import SettingError
 
@@ -28,11 +31,12 @@ def make_copy(
 
     Raises:
         SettingError: if a package is missing, or what is made is no environment.
+        EnvironmentFault: if making it raises.
     """
     if isinstance(id, EnvSpec):
         env = _make(id, -1 if max_episode_steps is not None else None, kwargs or {})
     else:
-        env = id(**(kwargs or {}))
+        env = _call(id, kwargs or {})
         if not isinstance(env, gym.Env):
             raise SettingError(
                 "env.id",
@@ -50,26 +54,33 @@ def make_copy(
 
 
 def find_spec(id: str) -> EnvSpec:
-    """Return Gymnasium's entry for ``id``.
+    """Return Gymnasium's entry for ``id``; ``module:id`` imports a module that registers it.
 
     Raises:
         SettingError: if there is none; the message names the ids most like it.
     """
     if id.startswith("ALE/"):
-        _register_atari()
+        _register_atari(id)
+    module, _, name = id.rpartition(":")
     try:
-        return gym.spec(id)
+        if module:
+            importlib.import_module(module)
+        return gym.spec(name)
     except gym.error.UnregisteredEnv:
         pass
-    except (gym.error.Error, ModuleNotFoundError) as error:
+    except ImportError as error:
+        works = "install what registers it" if module else _similar(name)
+        raise SettingError("env.id", id, f"cannot be made: {error}", works) from None
+    except gym.error.Error as error:
         reason = str(error).rstrip(".")
-        raise SettingError("env.id", id, f"cannot be made: {reason}", _similar(id)) from None
+        raise SettingError("env.id", id, f"cannot be made: {reason}", _similar(name)) from None
     raise SettingError("env.id", id, "is not a registered Gymnasium environment", _similar(id))
 
 
 def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     try:
-        return gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **kwargs)
+        with told_once(spec):
+            return gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **kwargs)
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         why = "needs a package that is missing"
         raise SettingError("env.id", spec.id, why, _install(error)) from None
@@ -77,14 +88,32 @@ def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[A
         reason = str(error).rstrip(".")
         raise SettingError("env.id", spec.id, f"cannot be made: {reason}") from None
     except TypeError as error:
+        if not kwargs:
+            raise _not_made(spec.id, error) from error
         raise SettingError("env.kwargs", kwargs, f"are refused by {spec.id}: {error}") from None
+    except Exception as error:
+        raise _not_made(spec.id, error) from error
 
 
-def _register_atari() -> None:
+def _call(make: MakeEnv, kwargs: dict[str, Any]) -> Any:
+    try:
+        return make(**kwargs)
+    except SettingError:
+        raise
+    except Exception as error:
+        raise _not_made(getattr(make, "__name__", type(make).__name__), error) from error
+
+
+def _not_made(name: str, error: Exception) -> EnvironmentFault:
+    return EnvironmentFault(name, None, f"making it raised {type(error).__name__}: {error}")
+
+
+def _register_atari(id: str) -> None:
     try:
         import ale_py
     except ImportError:
-        return
+        install = "pip install 'torchrl-kit[atari]'"
+        raise SettingError("env.id", id, "needs a package that is missing", install) from None
     gym.register_envs(ale_py)
 
 

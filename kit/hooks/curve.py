@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit.files import not_written
 from kit.hooks.base import Hook
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
         metrics: the file of rows.
         picture: PNG file to write.
         title: above the axes.
+
+    Raises:
+        NotSaved: if it cannot be written; one that was there before is untouched.
     """
     import matplotlib
 
@@ -72,8 +77,15 @@ def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="best")
     figure.tight_layout()
-    figure.savefig(picture)
-    plt.close(figure)
+    temporary = picture.with_name(f"{picture.name}.new")
+    try:
+        figure.savefig(temporary, format="png")
+        os.replace(temporary, picture)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise not_written(picture, error) from error
+    finally:
+        plt.close(figure)
 
 
 def _column(rows: list[dict[str, str]], name: str) -> tuple[list[int], list[float]]:

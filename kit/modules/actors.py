@@ -14,7 +14,7 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import Tensor, nn
-from torchrl.data import Bounded, MultiCategorical, Unbounded
+from torchrl.data import Binary, Bounded, MultiCategorical, Unbounded
 from torchrl.data import Categorical as CategoricalSpec
 from torchrl.modules import IndependentNormal, ProbabilisticActor, TanhNormal, ValueOperator
 
@@ -184,6 +184,8 @@ def _parameter_keys(heads: dict[Any, _Parameters]) -> list[Any]:
 def _head(env: Any, key: Any, continuous: Continuous, log_scale: float) -> _Parameters:
     spec = env.full_action_spec[key]
     shape = tuple(spec.shape[1:])
+    if isinstance(spec, Binary):  # which TorchRL derives from Categorical
+        return _Choices(2 * shape[-1], choices=[2] * shape[-1])
     if isinstance(spec, CategoricalSpec):
         return _Parameters(int(spec.n))
     if isinstance(spec, MultiCategorical):

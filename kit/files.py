@@ -1,0 +1,64 @@
+"""Writing files so that a full disk loses nothing that was written before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class NotSaved(RuntimeError):
+    """Something of a run could not be written; what was written before is untouched."""
+
+    stops_the_run = True
+
+
+def not_written(path: Path, error: OSError) -> NotSaved:
+    """Return what to raise where ``path`` could not be written."""
+    return NotSaved(
+        f"{path} cannot be written: {error.strerror or error}; all that was written before is "
+        "untouched. Make room or choose another folder with runs=..."
+    )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there completely or not at all.
+
+    Raises:
+        NotSaved: if it cannot be written; a file that was there before is untouched.
+    """
+    temporary = path.with_name(path.name + ".new")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise not_written(path, error) from error
+
+
+def append(path: Path, text: str) -> None:
+    """Add ``text`` to the end of a file, completely or not at all.
+
+    Raises:
+        NotSaved: if it cannot be written; the file is as it was before.
+    """
+    size = None
+    try:
+        with path.open("a", newline="") as file:
+            size = file.tell()
+            file.write(text)
+    except OSError as error:
+        if size is not None:
+            os.truncate(path, size)
+        raise not_written(path, error) from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it.
+
+    Raises:
+        NotSaved: if that is not possible.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_written(path, error) from error
