@@ -1,0 +1,50 @@
+"""What MuJoCo prints and writes while models are read."""
+
+from __future__ import annotations
+
+import warnings
+
+import gymnasium as gym
+import pytest
+
+from kit.envs import make_env
+from kit.envs.mujoco_warnings import told_once
+
+mujoco = pytest.importorskip("mujoco")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_making_copies_prints_nothing_and_writes_nothing(
+    vectorization, capfd, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    make_env("HalfCheetah-v5", 2, vectorization=vectorization).close()
+    out, err = capfd.readouterr()
+    assert "WARNING" not in out + err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_deprecation_becomes_a_python_warning():
+    spec = gym.spec("HalfCheetah-v5")
+    with pytest.warns(UserWarning, match=r"HalfCheetah-v5: the floor is lava"), told_once(spec):
+        mujoco.get_mju_user_warning()("the floor is lava")
+
+
+def test_the_handler_that_was_there_is_put_back():
+    heard = []
+    mujoco.set_mju_user_warning(heard.append)
+    try:
+        with told_once(gym.spec("HalfCheetah-v5")):
+            pass
+        mujoco.get_mju_user_warning()("after")
+        assert heard == ["after"]
+    finally:
+        mujoco.set_mju_user_warning(None)
+
+
+def test_other_environments_are_left_alone():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = mujoco.get_mju_user_warning()
+        with told_once(gym.spec("CartPole-v1")):
+            assert mujoco.get_mju_user_warning() is before
