@@ -13,7 +13,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.collectors import BaseCollector
 
+from kit.collectors.weights import copy_weights
 from kit.envs.episodes import Episode
+from kit.envs.normalize import Normalizer
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
@@ -46,6 +48,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     env_steps: int
     episodes: int
     environment_errors: int
+    policy: Any = None
     frames_per_batch = requested_frames_per_batch = -1
     prefill_frames = 0
     exact_resume = True
@@ -112,6 +115,11 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     def _collect(self) -> TensorDictBase:
         """Take policy steps, count them and return the batch."""
 
+    @property
+    def normalizer(self) -> Normalizer | None:
+        """Running normalisation of the environments, if there is any."""
+        return getattr(getattr(self, "env", None), "normalizer", None)
+
     def take_episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call, and forget them."""
         finished, self._finished = self._finished, []
@@ -121,10 +129,28 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         """Return what is worth a column of the log besides the counters; nothing by default."""
         return {}
 
-    def update_policy_weights_(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: on one device the policy shares the learner's weights."""
-        if args or kwargs:
-            super().update_policy_weights_(*args, **kwargs)
+    def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
+        """Copy weights into the policy; without any, do nothing: it shares the learner's.
+
+        Args:
+            policy_or_weights: a module, its ``state_dict``, or a TensorDict of its parameters.
+            **kwargs: as TorchRL has them; of ``weights_dict``, the entry ``policy`` is taken.
+
+        Raises:
+            SettingError: if they are not weights of this policy.
+        """
+        by_name = kwargs.pop("weights_dict", None)
+        given = by_name.get("policy") if by_name else policy_or_weights
+        if given is not None or kwargs:
+            super().update_policy_weights_(given, **kwargs)
+
+    def _maybe_fallback_update(
+        self, policy_or_weights: Any = None, *, model_id: Any = None
+    ) -> None:
+        """Where TorchRL's collectors without a scheme for sending weights take them."""
+        del model_id
+        if policy_or_weights is not None:
+            copy_weights(policy_or_weights, self.policy)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed random actions, the policy's sampling and the environments.

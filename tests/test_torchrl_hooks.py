@@ -1,0 +1,603 @@
+"""Every hook object of TorchRL registers unchanged in the kit's trainer, works, and is saved."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tiny import (
+    Rows,
+    assert_equal,
+    collector_of,
+    off_policy_plan,
+    on_policy_plan,
+    ppo_parts,
+    ppo_trainer,
+    sac_parts,
+    sac_trainer,
+    transitions_buffer,
+    weights,
+)
+from torchrl.data import (
+    LazyTensorStorage,
+    OfflineToOnlineReplayBuffer,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
+from torchrl.envs import Compose, GymEnv, StepCounter, TransformedEnv
+from torchrl.objectives import SoftUpdate, TD3Loss
+from torchrl.trainers import (
+    BatchSubSampler,
+    ClearCudaCache,
+    CountFramesLog,
+    DefaultOptimizationStepper,
+    EarlyStopping,
+    LogScalar,
+    LogTiming,
+    LogValidationReward,
+    LRSchedulerHook,
+    MixedPrecisionOptimizationStepper,
+    OptimizationStepper,
+    OptimizerHook,
+    ReplayBufferTrainer,
+    RewardNormalizer,
+    SelectKeys,
+    TargetNetUpdaterHook,
+    TrainerHookBase,
+    UpdateWeights,
+    UTDRHook,
+    ValueEstimatorHook,
+    algorithms,
+    trainers,
+)
+from torchrl.trainers.algorithms.offline_to_online import (
+    OfflineToOnlineAnnealHook,
+    OfflineToOnlineReplayBufferHook,
+)
+from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
+
+from kit.envs import make_env
+from kit.modules import make_action_value, make_actor
+from kit.stages import HookError
+from kit.steps import StepPlan
+from kit.trainer import PlanNotKept, Trainer
+from kit.update import Update
+
+REWARD = ("next", "reward")
+TESTED: set[type] = set()
+
+
+def runs(*hooks: type) -> Callable[[Any], Any]:
+    """Mark a test as the one of these hooks."""
+    TESTED.update(hooks)
+    return lambda test: test
+
+
+def last_row(trainer: Trainer) -> dict[str, Any]:
+    """Run and return the newest value of every metric."""
+    trainer.run()
+    return trainer.journal.latest
+
+
+def bare_ppo(plan: StepPlan, *leave_out: str, **parts: Any) -> Trainer:
+    """A trainer that lacks some parts, and still has loss and optimiser for hooks to find."""
+    own = ppo_parts(plan)
+    update = own["update"]
+    kept = {name: part for name, part in own.items() if name not in leave_out}
+    found = {"loss_module": update.loss_module, "optimizer": update.optimizers["optimizer"]}
+    return Trainer(plan, **{**found, **kept, **parts})
+
+
+class WholeBatch:
+    """Gives the whole batch for every gradient step; a hook cuts the minibatch from it."""
+
+    def extend(self, batch: TensorDictBase) -> None:
+        self.batch = batch
+
+    def epoch(self, plan: StepPlan, limit: int) -> Iterator[list[TensorDictBase]]:
+        del plan
+        return iter([[self.batch]] * limit)
+
+    def update_priority(self, minibatch: TensorDictBase) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+# ---------------------------------------------------------------------- all of them
+def test_every_hook_class_of_the_installed_torchrl_is_in_this_file():
+    modules = {inspect.getmodule(cls) for _, cls in inspect.getmembers(algorithms, inspect.isclass)}
+    classes = {
+        cls
+        for module in modules | {trainers}
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if issubclass(cls, TrainerHookBase) and cls.__module__.startswith("torchrl")
+    }
+    abstract = {TrainerHookBase, OptimizationStepper}
+    assert {cls.__name__ for cls in classes - abstract - TESTED} == {"DreamerV3OptimizationStepper"}
+    assert classes >= TESTED
+
+
+# ---------------------------------------------------------------------- batches and minibatches
+@runs(SelectKeys)
+def test_select_keys_leaves_only_these_keys_in_a_batch():
+    kept = ["observation", "action", "action_log_prob", "next"]
+    trainer = ppo_trainer(hooks=[SelectKeys(kept)])
+    seen = []
+    trainer.register_op("pre_steps_log", lambda batch: seen.append(set(batch.keys())))
+    trainer.run()
+    assert seen == [set(kept)] * 4
+
+
+@runs(BatchSubSampler)
+def test_batch_sub_sampler_cuts_the_minibatches():
+    plan = on_policy_plan(update_epochs=None, gradient_steps_per_iteration=3)
+    hook = BatchSubSampler(batch_size=8, sub_traj_len=4)
+    trainer = ppo_trainer(plan, hooks=[hook], buffer=WholeBatch())
+    shapes = []
+    trainer.register_op("post_loss", lambda minibatch: shapes.append(tuple(minibatch.shape)))
+    trainer.run()
+    assert shapes == [(2, 4)] * 12
+
+
+def test_batch_sub_sampler_cannot_train_on_less_than_planned_unseen():
+    trainer = ppo_trainer(hooks=[BatchSubSampler(batch_size=4)])
+    with pytest.raises(PlanNotKept, match="samples: planned 128, counted 64"):
+        trainer.run()
+
+
+@runs(RewardNormalizer)
+def test_reward_normalizer_centres_and_scales_rewards_of_minibatches():
+    hook = RewardNormalizer(decay=1.0, scale=2.0)
+    trainer = sac_trainer(hooks=[hook])
+    collected, pairs = [], []
+    trainer.register_op("pre_steps_log", lambda batch: collected.append(batch[REWARD].clone()))
+    trainer.register_op("process_optim_batch", lambda m: pairs.append((m[REWARD], m["step"])))
+    trainer.register_op(
+        "batch_process", lambda b: b.set("step", torch.full((1, 1), len(collected)))
+    )
+    trainer.run()
+    rewards = torch.cat(collected).flatten()
+    assert len(pairs) == 31
+    for number, (normalized, step) in enumerate(pairs, start=10):
+        known = rewards[:number]
+        expected = 2 * (rewards[step.flatten()] - known.mean()) / known.std()
+        torch.testing.assert_close(normalized.flatten(), expected, rtol=1e-3, atol=1e-4)
+
+
+@runs(ReplayBufferTrainer)
+def test_replay_buffer_trainer_stores_batches_and_draws_minibatches():
+    plan = off_policy_plan()
+    parts = {**sac_parts(plan), "buffer": None}
+    buffer = transitions_buffer(batch_size=4)
+    hook = ReplayBufferTrainer(buffer, flatten_tensordicts=True)
+    ledger = Trainer(plan, **parts, hooks=[hook]).run()
+    assert len(buffer) == 40
+    assert ledger.samples == 31 * 4
+
+
+def test_replay_buffer_trainer_tells_the_buffer_the_errors_of_every_minibatch():
+    errors = []
+
+    class Noting(TensorDictReplayBuffer):
+        def update_tensordict_priority(self, data):
+            errors.append(data["td_error"].clone())
+
+    plan = off_policy_plan()
+    parts = {**sac_parts(plan), "buffer": None}
+    buffer = Noting(storage=LazyTensorStorage(100), batch_size=4)
+    hook = ReplayBufferTrainer(buffer, flatten_tensordicts=True)
+    Trainer(plan, **parts, hooks=[hook]).run()
+    assert [len(each) for each in errors] == [4] * 31
+    assert (torch.cat(errors) > 0).all()
+
+
+def test_a_pass_that_ends_in_replay_buffer_trainer_leaves_no_gradient_step_out():
+    plan = on_policy_plan(update_epochs=3)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(16), sampler=SamplerWithoutReplacement(), batch_size=8
+    )
+    hook = ReplayBufferTrainer(buffer, iterate=True)
+    trainer = ppo_trainer(plan)
+    trainer.register_op("pre_epoch", lambda batch: hook.extend(batch.reshape(-1)))
+    trainer.register_op("process_optim_batch", hook.sample)
+    ledger = trainer.run()
+    assert ledger.gradient_steps == 4 * 3 * 2
+    assert ledger.samples == 4 * 3 * 16
+
+
+@runs(OfflineToOnlineReplayBufferHook, OfflineToOnlineAnnealHook)
+def test_offline_data_makes_place_for_online_data():
+    plan = off_policy_plan(learning_starts=0)
+    parts = {**sac_parts(plan), "buffer": None}
+    offline = ReplayBuffer(storage=LazyTensorStorage(20))
+    collector = sac_parts(off_policy_plan(steps_per_env=20), seed=1)["collector"]
+    offline.extend(next(iter(collector)).reshape(-1).exclude("collector"))
+    both = OfflineToOnlineReplayBuffer(
+        offline, online_capacity=100, offline_fraction=0.5, batch_size=4
+    )
+    trainer = Trainer(plan, **parts, hooks=[OfflineToOnlineReplayBufferHook(both)])
+    trainer.add(OfflineToOnlineAnnealHook(trainer, both, anneal_frames=20))
+    fractions = []
+    trainer.register_op("post_steps", lambda: fractions.append(both.offline_fraction))
+    ledger = trainer.run()
+    expected = [0.5 * max(0.0, 1 - step / 20) for step in range(1, 41)]
+    assert fractions == pytest.approx(expected)
+    assert (len(both.offline_buffer), len(both.online_buffer)) == (20, 40)
+    assert ledger.samples == 40 * 4
+
+
+# ---------------------------------------------------------------------- what a batch needs
+@runs(ValueEstimatorHook)
+def test_value_estimator_hook_gives_the_advantages():
+    plan = on_policy_plan(update_epochs=1)
+    own = ppo_trainer(plan)
+    own.run()
+    parts = ppo_parts(plan)
+    hook = ValueEstimatorHook(parts.pop("advantage"))
+    theirs = Trainer(plan, **parts, hooks=[hook])
+    theirs.run()
+    assert_equal(weights(own), weights(theirs))
+
+
+def test_value_estimator_hook_estimates_anew_in_every_epoch():
+    plan = on_policy_plan(update_epochs=3)
+    parts = ppo_parts(plan)
+    estimator = parts.pop("advantage")
+    calls = []
+    hook = ValueEstimatorHook(lambda batch: calls.append(batch.shape) or estimator(batch))
+    Trainer(plan, **parts, hooks=[hook]).run()
+    assert calls == [(2, 8)] * 12
+
+
+# ---------------------------------------------------------------------- gradient steps
+@runs(OptimizerHook)
+@pytest.mark.filterwarnings("ignore:OptimizerHook:FutureWarning")
+def test_optimizer_hook_makes_the_gradient_steps():
+    plan = on_policy_plan()
+    own = ppo_trainer(plan)
+    own.run()
+    trainer = bare_ppo(plan, "update")
+    trainer.clip_norm = 0.5
+    trainer.add(OptimizerHook(trainer.optimizer))
+    row = last_row(trainer)
+    assert row["gradient_steps"] == 16
+    assert row["train/grad_norm_0"] > 0
+    assert_equal(weights(own), weights(trainer))
+
+
+@pytest.mark.filterwarnings("ignore:OptimizerHook:FutureWarning")
+def test_several_optimizer_hooks_share_the_losses():
+    plan = on_policy_plan()
+    trainer = bare_ppo(plan, "update")
+    loss = trainer.loss_module
+    critic = torch.optim.SGD(loss.critic_network_params.flatten_keys().values(), lr=0.0)
+    trainer.add(OptimizerHook(critic, ["loss_critic"]), "critic")
+    actor = torch.optim.SGD(loss.actor_network_params.flatten_keys().values(), lr=0.1)
+    trainer.add(OptimizerHook(actor, ["loss_objective"]), "actor")
+    before = weights(trainer)
+    row = last_row(trainer)
+    changed = {name for name, value in weights(trainer).items() if not value.equal(before[name])}
+    assert changed
+    assert all(name.startswith("actor") for name in changed)
+    assert {"train/grad_norm_0", "train/grad_norm_1"} <= row.keys()
+
+
+@runs(DefaultOptimizationStepper)
+def test_default_optimization_stepper_makes_the_gradient_steps():
+    plan = on_policy_plan()
+    own = ppo_trainer(plan)
+    own.run()
+    trainer = bare_ppo(plan, "update", update=DefaultOptimizationStepper())
+    trainer.clip_norm = 0.5
+    assert last_row(trainer)["gradient_steps"] == 16
+    assert_equal(weights(own), weights(trainer))
+
+
+@runs(MixedPrecisionOptimizationStepper)
+def test_mixed_precision_stepper_accumulates_as_planned():
+    plan = on_policy_plan(minibatches_per_gradient_step=2)
+    parts = ppo_parts(plan)
+    update = parts.pop("update")
+    stepper = MixedPrecisionOptimizationStepper(
+        update.optimizers["optimizer"], mixed_precision=True, gradient_accumulation_steps=2
+    )
+    ledger = Trainer(plan, **parts, update=stepper, loss_module=update.loss_module).run()
+    assert stepper.optimizer_step_count == ledger.gradient_steps == 8
+
+
+@runs(TD3OptimizationStepper)
+def test_td3_stepper_makes_the_gradient_steps():
+    plan = off_policy_plan()
+    env = make_env("Pendulum-v1", 1)
+    policy = make_actor(env, (8,), continuous="tanh_deterministic")
+    loss = TD3Loss(policy, make_action_value(env, (8,)), action_spec=env.full_action_spec_unbatched)
+    loss.make_value_estimator(gamma=0.99)
+    stepper = TD3OptimizationStepper(
+        torch.optim.Adam(loss.actor_network_params.flatten_keys().values()),
+        torch.optim.Adam(loss.qvalue_network_params.flatten_keys().values()),
+    )
+    before = {name: value.clone() for name, value in loss.state_dict().items()}
+    trainer = Trainer(
+        plan, collector=collector_of(plan, env, policy), update=stepper, loss_module=loss,
+        buffer=transitions_buffer(batch_size=4),
+    )  # fmt: skip
+    assert last_row(trainer)["train/loss_qvalue"] > 0
+    assert stepper._update_counter == trainer.ledger.gradient_steps == 31
+    changed = {n.split("_")[0] for n, v in weights(trainer).items() if not v.equal(before[n])}
+    assert changed == {"actor", "qvalue"}
+
+
+@runs(TargetNetUpdaterHook)
+def test_target_net_updater_hook_updates_the_targets_after_each_iteration():
+    plan = off_policy_plan()
+
+    def trained(*hook: type, tau: float = 0.5) -> dict[str, torch.Tensor]:
+        parts = sac_parts(plan)
+        loss = parts["update"].loss_module
+        parts["update"] = Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3))
+        hooks = [make(SoftUpdate(loss, tau=tau)) for make in hook]
+        trainer = Trainer(plan, **parts, hooks=hooks)
+        trainer.run()
+        assert trainer.ledger.gradient_steps == 31
+        return weights(trainer)
+
+    def targets(state: dict[str, torch.Tensor], kind: str) -> list[torch.Tensor]:
+        return [value for name, value in state.items() if name.startswith(kind)]
+
+    initial = weights(sac_trainer(plan))
+    kept, moved = trained(), trained(TargetNetUpdaterHook, tau=1.0)
+    target = "target_qvalue_network_params"
+    for before, unmoved in zip(targets(initial, target), targets(kept, target)):
+        assert torch.equal(before, unmoved)
+    for source, after in zip(targets(moved, "qvalue_network_params"), targets(moved, target)):
+        assert torch.equal(source, after)
+
+
+@runs(LRSchedulerHook)
+@pytest.mark.parametrize(("interval", "times"), [("batch", 4), ("optim", 16)])
+def test_lr_scheduler_hook_lowers_the_learning_rate(interval, times):
+    trainer = ppo_trainer()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+    trainer.add(LRSchedulerHook(scheduler, interval))
+    trainer.run()
+    assert trainer.optimizer.param_groups[0]["lr"] == 1e-3 * 0.5**times
+
+
+def test_lr_scheduler_hook_waits_for_learning_to_start():
+    trainer = sac_trainer()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+    trainer.add(LRSchedulerHook(scheduler))
+    trainer.run()
+    assert trainer.optimizer.param_groups[0]["lr"] == 1e-3 * 0.5**31
+
+
+def test_lr_scheduler_hook_changes_the_steps_that_are_made():
+    def trained(factor: float) -> dict[str, torch.Tensor]:
+        trainer = ppo_trainer()
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, factor)
+        trainer.add(LRSchedulerHook(scheduler, "optim"))
+        trainer.register_op(
+            "post_optim",
+            lambda: trainer.ledger.gradient_steps == 1 and after_one.append(weights(trainer)),
+        )
+        trainer.run()
+        return weights(trainer)
+
+    after_one: list[dict[str, torch.Tensor]] = []
+    assert_equal(trained(0.0), after_one[0])  # from the second step on, the rate is 0
+    with pytest.raises(AssertionError):
+        assert_equal(trained(0.5), after_one[0])
+
+
+@runs(ClearCudaCache)
+def test_clear_cuda_cache_clears_at_every_second_update_phase(monkeypatch):
+    cleared = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append(True))
+    ppo_trainer(hooks=[ClearCudaCache(2)]).run()
+    assert len(cleared) == 2
+
+
+# ---------------------------------------------------------------------- weights of the collector
+@runs(UpdateWeights)
+def test_update_weights_sends_weights_to_the_collector():
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    collector = parts["collector"]
+    torch.manual_seed(9)
+    other = make_actor(collector.env, (8,))
+    sent = UpdateWeights(collector, 1, lambda: TensorDict.from_module(other).data)
+    Trainer(plan, **parts, hooks=[sent]).run()
+    assert_equal(dict(collector.policy.state_dict()), dict(other.state_dict()))
+
+
+def test_update_weights_finds_the_learners_weights_by_name():
+    own = ppo_trainer()
+    own.run()
+    trainer = ppo_trainer()
+    by_name = {"policy": "loss_module.actor_network"}
+    trainer.add(UpdateWeights(trainer.collector, 1, weight_update_map=by_name, trainer=trainer))
+    trainer.run()
+    assert_equal(weights(own), weights(trainer))
+
+
+def test_weights_of_another_policy_are_refused():
+    trainer = ppo_trainer()
+    other = make_actor(trainer.collector.env, (9,))
+    trainer.add(UpdateWeights(trainer.collector, 1, lambda: other))
+    with pytest.raises(
+        HookError, match=r"UpdateWeights.*weights=.*has shape \(9,\), \(8,\) in the"
+    ):
+        trainer.run()
+
+
+@pytest.mark.parametrize(("unit", "interval", "times"), [("batches", 2, 2), ("optim_steps", 4, 4)])
+def test_update_weights_keeps_its_interval(unit, interval, times):
+    class Sender:
+        sent = 0
+
+        def update_weights(self):
+            self.sent += 1
+
+    trainer, sender = ppo_trainer(), Sender()
+    trainer.add(
+        UpdateWeights(
+            update_weights_interval=interval, trainer=trainer, sender=sender, interval_unit=unit
+        )
+    )
+    trainer.run()
+    assert sender.sent == times
+
+
+# ---------------------------------------------------------------------- metrics
+@runs(LogScalar)
+def test_log_scalar_is_in_the_rows():
+    rows = Rows()
+    observation = LogScalar("observation", logname="largest", reduction="max", include_std=False)
+    trainer = ppo_trainer(hooks=[LogScalar(REWARD, logname="reward"), observation], logger=rows)
+    largest = []
+    trainer.register_op("post_steps_log", lambda b: largest.append(b["observation"].max().item()))
+    trainer.log_every = 16
+    trainer.run()
+    assert [(row["reward"], row["reward_std"]) for row in rows.rows] == [(1.0, 0.0)] * 4
+    assert [row["largest"] for row in rows.rows] == largest
+
+
+@runs(CountFramesLog)
+def test_count_frames_log_counts_policy_steps():
+    rows = Rows()
+    ppo_trainer(hooks=[CountFramesLog(frame_skip=3)], logger=rows, log_every=16).run()
+    assert [row["n_frames"] for row in rows.rows] == [48, 96, 144, 192]
+
+
+@runs(LogTiming)
+def test_log_timing_tells_what_was_measured_with_timeit():
+    from torchrl._utils import timeit
+
+    timeit.erase()
+    trainer = ppo_trainer(hooks=[LogTiming(prefix="measured", erase=True)])
+
+    def work() -> None:
+        with timeit("work"):
+            sum(range(1_000))
+
+    trainer.register_op("post_steps", work)
+    assert last_row(trainer)["measured/work"] > 0
+    timeit.erase()
+
+
+@runs(UTDRHook)
+def test_utdr_hook_finds_the_replay_buffer_and_the_gradient_steps():
+    rows = Rows()
+    trainer = sac_trainer(logger=rows, log_every=1)
+    trainer.add(UTDRHook(trainer))
+    trainer.run()
+    row = rows.rows[-1]
+    assert (row["write_count"], row["update_count"]) == (39, 30)  # before the last update
+    assert row["utd_ratio"] == 4 * 30 / 39
+
+
+@runs(LogValidationReward)
+def test_log_validation_reward_plays_in_its_own_environment():
+    plan, rows = on_policy_plan(), Rows()
+    parts = ppo_parts(plan)
+    env = TransformedEnv(GymEnv("CartPole-v1", categorical_action_encoding=True), Compose())
+    hook = LogValidationReward(
+        record_interval=10, record_frames=5, policy_exploration=parts["collector"].policy,
+        environment=env,
+    )  # fmt: skip
+    Trainer(plan, **parts, hooks=[hook], logger=rows, log_every=16).run()
+    assert [row.get("r_evaluation") for row in rows.rows] == [1.0, None, None, None]
+    assert rows.rows[0]["total_r_evaluation"] == 5.0
+    assert hook._count == 4
+
+
+@runs(EarlyStopping)
+def test_early_stopping_ends_the_run():
+    stop = EarlyStopping(monitor="reward", patience=32, wait_for=16)
+    trainer = ppo_trainer(hooks=[LogScalar(REWARD, logname="reward"), stop])
+    ledger = trainer.run()
+    assert ledger.policy_steps == 48  # the reward is 1 in every step, from the first batch on
+    assert trainer.stop_reason == stop.stop_reason
+    assert "'reward' did not improve for 32 frames" in trainer.stop_reason
+
+
+# ---------------------------------------------------------------------- saved and restored
+def hooks_with_state(trainer: Trainer) -> list[TrainerHookBase]:
+    """Hooks that keep something between iterations."""
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+    env = TransformedEnv(GymEnv("Pendulum-v1"), StepCounter())
+    return [
+        LogScalar(REWARD, logname="reward"),
+        CountFramesLog(frame_skip=1),
+        ClearCudaCache(1_000),
+        LogTiming(prefix="mine"),
+        LRSchedulerHook(scheduler),
+        EarlyStopping(monitor="reward", wait_for=0),
+        RewardNormalizer(),
+        UpdateWeights(trainer.collector),
+        ReplayBufferTrainer(transitions_buffer(40, batch_size=4), flatten_tensordicts=True),
+        LogValidationReward(
+            record_interval=100, record_frames=3, environment=env,
+            policy_exploration=lambda td: td.set("action", env.action_spec.rand()),
+        ),
+    ]  # fmt: skip
+
+
+def sac_with_hooks(**arguments: Any) -> Trainer:
+    plan = off_policy_plan()
+    trainer = Trainer(plan, **{**sac_parts(plan), "buffer": None}, **arguments)
+    for hook in hooks_with_state(trainer):
+        trainer.add(hook)
+    return trainer
+
+
+def test_what_hooks_know_is_in_the_checkpoint(tmp_path):
+    first = sac_with_hooks(folder=tmp_path)
+    first.run()
+    again = sac_with_hooks().load(first.last_checkpoint)
+    names = set(first.registered_modules)
+    assert {"lr_scheduler", "reward_normalizer", "replay_buffer", "early_stopping"} <= names
+    for name in names:
+        before = first.registered_modules[name].state_dict()
+        assert_same(again.registered_modules[name].state_dict(), before, name)
+    assert again.registered_modules["count_frames_log"].frame_count == 40
+
+
+def test_a_run_with_hooks_that_is_resumed_ends_as_if_it_had_not_been_interrupted(tmp_path):
+    whole = sac_with_hooks()
+    whole.run()
+    broken = sac_with_hooks(folder=tmp_path)
+    broken.register_op(
+        "post_steps", lambda: broken.request_stop() if broken.policy_steps == 20 else None
+    )
+    broken.run()
+    resumed = sac_with_hooks().load(broken.last_checkpoint)
+    resumed.run()
+    assert_equal(weights(resumed), weights(whole))
+
+
+def assert_same(one: Any, other: Any, where: str) -> None:
+    """Both states hold the same values."""
+    assert type(one) is type(other), where
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, (Mapping, TensorDictBase)):
+        assert set(one.keys()) == set(other.keys()), where
+        for key in one.keys():  # a TensorDict iterates over its rows
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for number, pair in enumerate(zip(one, other)):
+            assert_same(*pair, f"{where}/{number}")
+    else:
+        assert one == other, where
