@@ -1,0 +1,329 @@
+"""The kit's collectors in TorchRL's trainer and scripts, TorchRL's in the kit's: equal counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from tiny import (
+    Rows,
+    collector_of,
+    off_policy_plan,
+    on_policy_plan,
+    ppo_parts,
+    transitions_buffer,
+)
+from torch import nn
+from torchrl.collectors import BaseCollector, Collector, MultiSyncCollector
+from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    FrameSkipTransform,
+    GymEnv,
+    ObservationNorm,
+    RewardScaling,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
+from torchrl.modules import MLP, EGreedyModule, ProbabilisticActor, QValueActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss, DQNLoss, SoftUpdate
+from torchrl.objectives.value import GAE
+from torchrl.trainers import Trainer as TorchRLTrainer
+from torchrl.trainers.algorithms import PPOTrainer
+
+from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
+from kit.envs import make_env
+from kit.modules import make_actor, make_value
+from kit.steps import SettingError
+from kit.trainer import Trainer
+from kit.update import Update
+
+CARTPOLE = "CartPole-v1"
+
+
+# ---------------------------------------------------------------------- the kit's in TorchRL's
+def vector(env: EnvBase, policy: Any) -> VectorCollector:
+    return VectorCollector(env, policy, frames_per_batch=16, total_frames=64)
+
+
+def tensor(env: EnvBase, policy: Any) -> TensorCollector:
+    tensors = make_env(CARTPOLE, 2, vectorization="tensor", seed=0)
+    return TensorCollector(tensors, policy, frames_per_batch=16, total_frames=64)
+
+
+def asynchronous(env: EnvBase, policy: Any) -> AsyncCollector:
+    return AsyncCollector(env, policy, frames_per_batch=16, total_frames=64)
+
+
+def padded_episodes(env: EnvBase, policy: Any) -> EpisodeCollector:
+    return EpisodeCollector(env, policy, min_episodes=2, total_frames=64)
+
+
+def flat_episodes(env: EnvBase, policy: Any) -> EpisodeCollector:
+    return EpisodeCollector(env, policy, min_steps=16, total_frames=64, layout="flat")
+
+
+IN_PROCESS = [vector, tensor, padded_episodes, flat_episodes]
+Make = Callable[[EnvBase, Any], BaseCollector]
+
+
+class InTorchRL:
+    """A PPO of TorchRL's parts around a collector of the kit."""
+
+    def __init__(self, make: Make) -> None:
+        torch.manual_seed(0)
+        env = make_env(CARTPOLE, 2, seed=0)
+        self.actor, self.critic = make_actor(env, (8,)), make_value(env, (8,))
+        self.collector = make(env, self.actor)
+        self.loss = ClipPPOLoss(self.actor, self.critic)
+        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=1e-2)
+        self.gae = GAE(gamma=0.99, lmbda=0.95, value_network=self.critic)
+        self.sizes: list[int] = []
+
+    def prepared(self, batch: TensorDictBase) -> TensorDictBase:
+        """Advantages, and the steps that are none left out."""
+        self.gae(batch)
+        mask = batch.get(("collector", "mask"), None)
+        rows = batch.reshape(-1) if mask is None else batch[mask]
+        self.sizes.append(len(rows))
+        return rows
+
+
+@pytest.mark.parametrize("make", [*IN_PROCESS, asynchronous])
+def test_a_collector_of_the_kit_runs_in_torchrls_trainer(make):
+    parts = InTorchRL(make)
+    before = {name: value.clone() for name, value in parts.actor.state_dict().items()}
+    trainer = TorchRLTrainer(
+        collector=parts.collector, total_frames=64, frame_skip=1, optim_steps_per_batch=2,
+        loss_module=parts.loss, optimizer=parts.optimizer, progress_bar=False,
+    )  # fmt: skip
+    trainer.register_op("batch_process", parts.prepared)
+    trainer.train()
+    collector = parts.collector
+    assert trainer.collected_frames == collector.policy_steps == sum(parts.sizes)
+    assert trainer.collected_frames >= 64
+    if not isinstance(collector, EpisodeCollector):
+        assert parts.sizes == [16] * 4
+    assert trainer._optim_count == 2 * len(parts.sizes)
+    assert any(not value.equal(before[name]) for name, value in parts.actor.state_dict().items())
+    assert collector.closed
+
+
+@pytest.mark.parametrize("make", [*IN_PROCESS, pytest.param(asynchronous, marks=pytest.mark.slow)])
+def test_a_collector_of_the_kit_runs_in_a_script_of_torchrl(make):
+    parts = InTorchRL(make)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(200), sampler=SamplerWithoutReplacement(), batch_size=8
+    )
+    steps = 0
+    for batch in parts.collector:
+        buffer.empty()
+        buffer.extend(parts.prepared(batch))
+        for minibatch in buffer:
+            losses = parts.loss(minibatch)
+            sum(value for name, value in losses.items() if name.startswith("loss_")).backward()
+            parts.optimizer.step()
+            parts.optimizer.zero_grad()
+            steps += 1
+        parts.collector.update_policy_weights_()
+        parts.collector.update_policy_weights_(TensorDict.from_module(parts.actor).data)
+    parts.collector.shutdown()
+    assert parts.collector.policy_steps == parts.collector._frames == sum(parts.sizes) >= 64
+    assert steps == sum(-(-size // 8) for size in parts.sizes)
+
+
+def test_a_collector_of_the_kit_runs_in_torchrls_ppo_trainer():
+    parts = InTorchRL(vector)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(16), sampler=SamplerWithoutReplacement(), batch_size=8
+    )
+    trainer = PPOTrainer(
+        collector=parts.collector, total_frames=64, frame_skip=1, optim_steps_per_batch=2,
+        loss_module=parts.loss, optimizer=parts.optimizer, progress_bar=False, num_epochs=1,
+        replay_buffer=buffer, enable_logging=False,
+    )  # fmt: skip
+    before = {name: value.clone() for name, value in parts.actor.state_dict().items()}
+    trainer.train()
+    assert trainer.collected_frames == parts.collector.policy_steps == 64
+    assert any(not value.equal(before[name]) for name, value in parts.actor.state_dict().items())
+
+
+def test_the_kits_update_is_the_stepper_of_torchrls_trainer():
+    parts = InTorchRL(vector)
+    update = Update(parts.loss, parts.optimizer, clip_norm=0.5)
+    trainer = TorchRLTrainer(
+        collector=parts.collector, total_frames=64, frame_skip=1, optim_steps_per_batch=2,
+        loss_module=parts.loss, optimization_stepper=update, progress_bar=False,
+    )  # fmt: skip
+    trainer.register_op("batch_process", parts.prepared)
+    trainer.train()
+    assert update.optimizer_step_count == trainer._optim_count == 8
+
+
+def test_random_frames_are_those_that_torchrls_trainer_waits_for():
+    env = make_env(CARTPOLE, 2, seed=0)
+    parts = InTorchRL(vector)
+    collector = VectorCollector(
+        env, parts.actor, frames_per_batch=16, total_frames=64, init_random_frames=32
+    )
+    trainer = TorchRLTrainer(
+        collector=collector, total_frames=64, frame_skip=1, optim_steps_per_batch=1,
+        loss_module=parts.loss, optimizer=parts.optimizer, progress_bar=False,
+    )  # fmt: skip
+    trainer.register_op("process_optim_batch", parts.prepared)
+    trainer.train()
+    assert collector.random_policy_steps == 32
+    assert trainer._optim_count == 3  # from the batch on that reaches init_random_frames
+
+
+# ---------------------------------------------------------------------- TorchRL's in the kit's
+def gym_env() -> EnvBase:
+    return GymEnv(CARTPOLE, categorical_action_encoding=True)
+
+
+def transformed() -> EnvBase:
+    scaled = Compose(
+        ObservationNorm(0.0, 2.0, in_keys=["observation"]),
+        RewardScaling(0.0, 0.5),
+        StepCounter(max_steps=7),
+        RewardSum(),
+    )
+    return TransformedEnv(gym_env(), scaled)
+
+
+def serial() -> EnvBase:
+    return TransformedEnv(SerialEnv(2, gym_env), RewardSum())
+
+
+def kit_transformed() -> EnvBase:
+    return TransformedEnv(make_env(CARTPOLE, 2, seed=0), Compose(StepCounter(), RewardSum()))
+
+
+def torchrl_ppo() -> tuple[ProbabilisticActor, ValueOperator]:
+    """A policy and a critic of TorchRL's modules alone."""
+    torch.manual_seed(0)
+    head = TensorDictModule(
+        MLP(in_features=4, out_features=2, num_cells=[8]), ["observation"], ["logits"]
+    )
+    actor = ProbabilisticActor(
+        head, in_keys=["logits"], distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )  # fmt: skip
+    critic = ValueOperator(MLP(in_features=4, out_features=1, num_cells=[8]), ["observation"])
+    return actor, critic
+
+
+def kit_trainer(
+    make: Callable[[Any], BaseCollector], num_envs: int = 2, **arguments: Any
+) -> Trainer:
+    """The kit's trainer around a collector of TorchRL."""
+    plan = on_policy_plan(num_envs=num_envs, steps_per_env=16 // num_envs)
+    actor, critic = torchrl_ppo()
+    loss = ClipPPOLoss(actor, critic)
+    return Trainer(
+        plan, collector=make(actor), update=Update(loss, torch.optim.Adam(loss.parameters())),
+        advantage=GAE(gamma=0.99, lmbda=0.95, value_network=critic), **arguments,
+    )  # fmt: skip
+
+
+def noting_ends(trainer: Trainer) -> list[int]:
+    """Have each batch's number of finished episodes noted."""
+    ends: list[int] = []
+    trainer.register_op("pre_steps_log", lambda b: ends.append(int(b["next", "done"].sum())))
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("env", "num_envs"), [(gym_env, 1), (transformed, 1), (serial, 2), (kit_transformed, 2)]
+)
+def test_torchrls_collector_runs_in_the_kits_trainer(env, num_envs):
+    trainer = kit_trainer(
+        lambda actor: Collector(env(), actor, frames_per_batch=16, total_frames=64), num_envs
+    )
+    ends = noting_ends(trainer)
+    ledger = trainer.run()
+    assert (ledger.policy_steps, ledger.env_steps, ledger.gradient_steps) == (64, 64, 16)
+    assert ledger.episodes == sum(ends) > 0
+    assert trainer.collector.closed
+    assert ledger.compare(trainer.plan) == []
+
+
+def test_returns_of_torchrls_episodes_are_in_the_rows():
+    rows = Rows()
+    trainer = kit_trainer(
+        lambda actor: Collector(transformed(), actor, frames_per_batch=16, total_frames=64),
+        num_envs=1, logger=rows, log_every=64,
+    )  # fmt: skip
+    trainer.run()
+    (row,) = rows.rows
+    assert row["episode/return"] == row["episode/return_max"] == 3.5  # 7 steps of reward 1/2
+    assert row["episodes"] == 9
+
+
+def test_held_actions_of_torchrl_are_env_steps():
+    plan = off_policy_plan(action_repeat=2, learning_starts=20, steps_per_env=4)
+    env = TransformedEnv(gym_env(), FrameSkipTransform(2))
+    policy = QValueActor(MLP(in_features=4, out_features=2, num_cells=[8]), spec=env.action_spec)
+    explore = TensorDictSequential(policy, EGreedyModule(env.action_spec))
+    loss = DQNLoss(policy, action_space=env.action_spec, delay_value=True)
+    collector = Collector(env, explore, frames_per_batch=4, total_frames=40, init_random_frames=20)
+    ledger = Trainer(
+        plan, collector=collector, buffer=transitions_buffer(batch_size=4),
+        update=Update(
+            loss, torch.optim.Adam(loss.parameters()), target_updater=SoftUpdate(loss, tau=0.1)
+        ),
+    ).run()  # fmt: skip
+    assert (ledger.policy_steps, ledger.env_steps, ledger.gradient_steps) == (40, 80, 24)
+    assert ledger.random_policy_steps == 20
+
+
+@pytest.mark.slow
+def test_processes_of_torchrl_run_in_the_kits_trainer_with_the_newest_weights():
+    trainer = kit_trainer(
+        lambda actor: MultiSyncCollector(
+            [gym_env, gym_env], actor, frames_per_batch=16, total_frames=64, cat_results="stack"
+        )
+    )
+    logits: list[torch.Tensor] = []
+
+    def by_learner(batch: TensorDictBase) -> None:
+        with torch.no_grad():
+            own = trainer.loss_module.actor_network.module[0](batch.select("observation").clone())
+        logits.append((own["logits"] - batch["logits"]).abs().max())
+
+    trainer.register_op("batch_process", by_learner)
+    ledger = trainer.run()
+    assert (ledger.policy_steps, ledger.gradient_steps) == (64, 16)
+    assert max(logits) < 1e-6
+
+
+def test_a_collector_of_torchrl_with_other_batches_than_planned_is_refused():
+    def small(actor: nn.Module) -> BaseCollector:
+        return Collector(gym_env(), actor, frames_per_batch=8, total_frames=64)
+
+    with pytest.raises(SettingError, match=r"collector=8 policy steps in a batch.*plan.*16"):
+        kit_trainer(small, num_envs=1)
+
+
+# ---------------------------------------------------------------------- TorchRL's environments
+def test_the_kits_collector_takes_torchrls_environments():
+    plan = on_policy_plan()
+    env = make_env(serial(), seed=0)
+    parts = ppo_parts(plan)
+    actor, critic = make_actor(env, (8,)), make_value(env, (8,))
+    loss = ClipPPOLoss(actor, critic)
+    update = Update(loss, torch.optim.Adam(loss.parameters()))
+    parts |= {"collector": collector_of(plan, env, actor), "update": update}
+    parts["advantage"].value_network = critic
+    trainer = Trainer(plan, **parts)
+    ends = noting_ends(trainer)
+    ledger = trainer.run()
+    assert (ledger.policy_steps, ledger.env_steps) == (64, 64)
+    assert ledger.episodes == sum(ends) > 0
