@@ -108,7 +108,7 @@ def _check_fits(make: Any, plan: StepPlan) -> None:
             "collector",
             "episode",
             f"collects whole episodes, where the plan has steps_per_env={plan.steps_per_env}",
-            "give min_episodes or min_steps in place of steps_per_env",
+            f"give steps_per_env=null with min_steps={plan.frames_per_batch} or with min_episodes",
         )
 
 

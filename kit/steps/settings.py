@@ -14,8 +14,13 @@ class OnPolicySteps:
 
     total_policy_steps: int = 65_536
     """policy steps of the run, over all copies."""
-    steps_per_env: int = 64
-    """policy steps each copy takes in one iteration; a batch has num_envs times as many."""
+    steps_per_env: int | None = 64
+    """policy steps each copy takes in one iteration; a batch has num_envs times as many. null:
+    whole episodes are collected."""
+    min_episodes: int | None = None
+    """whole episodes of one iteration, at least; null: one, if min_steps is given."""
+    min_steps: int | None = None
+    """policy steps of one iteration in whole episodes, at least."""
     update_epochs: int = 10
     """passes over each batch."""
     minibatch_size: int = 128
@@ -46,8 +51,12 @@ class OffPolicySteps:
 
     total_policy_steps: int = 20_000
     """policy steps of the run, over all copies."""
-    steps_per_env: int = 1
-    """policy steps each copy takes in one iteration."""
+    steps_per_env: int | None = 1
+    """policy steps each copy takes in one iteration; null: whole episodes are collected."""
+    min_episodes: int | None = None
+    """whole episodes of one iteration, at least; null: one, if min_steps is given."""
+    min_steps: int | None = None
+    """policy steps of one iteration in whole episodes, at least."""
     learning_starts: int = 1_000
     """policy steps with random actions before the first gradient step."""
     replay_ratio: Any = 1
