@@ -171,8 +171,8 @@ class TorchRLLogger:
             self.logger.log_str(name, text, step=0)
 
     def log_config(self, config: Mapping[str, Any]) -> None:
-        """Log the settings of the run."""
-        self.logger.log_hparams(dict(config))
+        """Log the settings of the run, one by one (``env.id``): not all loggers take groups."""
+        self.logger.log_hparams(_settings(config))
 
     def state_dict(self) -> dict[str, Any]:
         """TorchRL's loggers keep no state that matters here."""
@@ -186,6 +186,18 @@ class TorchRLLogger:
         close = getattr(getattr(self.logger, "experiment", None), "close", None)
         if callable(close):
             close()
+
+
+def _settings(config: Mapping[str, Any], path: str = "") -> dict[str, str | int | float | bool]:
+    """Return nested settings as one level of numbers and texts."""
+    flat: dict[str, str | int | float | bool] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _settings(value, f"{path}{name}.")
+        else:
+            plain = isinstance(value, (str, int, float, bool))
+            flat[f"{path}{name}"] = value if plain else str(value)
+    return flat
 
 
 class WandbLogger(TorchRLLogger):
@@ -229,6 +241,10 @@ class WandbLogger(TorchRLLogger):
     def log_row(self, row: Row) -> None:
         """Log one row, once."""
         self.logger.experiment.log(dict(row))
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """Log the settings of the run, in their groups."""
+        self.logger.log_hparams(dict(config))
 
     def log_text(self, name: str, text: str) -> None:
         """Keep a text in the run's summary and as a file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from tiny import (
     Rows,
     assert_equal,
+    assert_same,
     collector_of,
     off_policy_plan,
     on_policy_plan,
@@ -584,20 +585,3 @@ def test_a_run_with_hooks_that_is_resumed_ends_as_if_it_had_not_been_interrupted
     resumed = sac_with_hooks().load(broken.last_checkpoint)
     resumed.run()
     assert_equal(weights(resumed), weights(whole))
-
-
-def assert_same(one: Any, other: Any, where: str) -> None:
-    """Both states hold the same values."""
-    assert type(one) is type(other), where
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif isinstance(one, (Mapping, TensorDictBase)):
-        assert set(one.keys()) == set(other.keys()), where
-        for key in one.keys():  # a TensorDict iterates over its rows
-            assert_same(one[key], other[key], f"{where}/{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), where
-        for number, pair in enumerate(zip(one, other)):
-            assert_same(*pair, f"{where}/{number}")
-    else:
-        assert one == other, where

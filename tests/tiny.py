@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
+from tensordict import TensorDictBase
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.objectives import ClipPPOLoss, SACLoss, SoftUpdate
 
@@ -190,6 +191,25 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     assert one.keys() == other.keys()
     different = [name for name in one if not torch.equal(one[name], other[name])]
     assert not different
+
+
+def assert_same(one: Any, other: Any, where: str = "") -> None:
+    """Both states hold the same values, bitwise."""
+    assert type(one) is type(other), where
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, np.ndarray):
+        assert np.array_equal(one, other), where
+    elif isinstance(one, (Mapping, TensorDictBase)):
+        assert set(one.keys()) == set(other.keys()), where
+        for key in one.keys():  # a TensorDict iterates over its rows
+            assert_same(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for number, pair in enumerate(zip(one, other)):
+            assert_same(*pair, f"{where}/{number}")
+    else:
+        assert one == other, where
 
 
 class Rows:
