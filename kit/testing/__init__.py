@@ -6,8 +6,10 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "BrokenPromise": "collectors",
-    "CollectorCase": "collectors",
+    "PROMISES": "collectors",
+    "TORCHRL_PROMISES": "collectors",
+    "BrokenPromise": "trial",
+    "CollectorCase": "trial",
     "check_collector": "collectors",
     "check_observed": "observed",
     "counter_env": "collectors",

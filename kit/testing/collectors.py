@@ -18,48 +18,20 @@ import io
 import multiprocessing
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.collectors import BaseCollector
 
 from kit.collectors.base import KitCollector
 from kit.envs import VectorEnv, make_env
 from kit.modules import make_actor
+from kit.steps.errors import one_of
 from kit.testing.counter import COUNTER, LIMIT
 from kit.testing.tensor_counter import expected
-
-
-@dataclass(frozen=True)
-class CollectorCase:
-    """What a collector is made for."""
-
-    num_envs: int = 3
-    """environment copies."""
-    steps_per_env: int = 5
-    """policy steps of each copy in a batch; whole episodes: their product at least."""
-    batches: int = 4
-    """in all."""
-    seed: int = 0
-    """of environments, policy and random actions."""
-    fast: bool = True
-    """whether a fast path may be taken, where there is one."""
-
-    @property
-    def frames_per_batch(self) -> int:
-        """Policy steps of a batch."""
-        return self.num_envs * self.steps_per_env
-
-    @property
-    def total_frames(self) -> int:
-        """Policy steps in all."""
-        return self.frames_per_batch * self.batches
-
-
-Make = Callable[[CollectorCase], BaseCollector]
+from kit.testing.trial import CollectorCase, Make, Trial, take_episodes
 
 CASES = (
     CollectorCase(),
@@ -67,20 +39,6 @@ CASES = (
     CollectorCase(num_envs=2, steps_per_env=13, batches=3),
 )
 """Odd sizes; episodes are 1 to 4 steps long."""
-
-
-class BrokenPromise(AssertionError):
-    """A collector does not do what it has to.
-
-    Args:
-        promise: name of the check.
-        case: what the collector was made for.
-        what: what is wrong.
-    """
-
-    def __init__(self, promise: str, case: CollectorCase, what: str) -> None:
-        self.promise, self.case = promise, case
-        super().__init__(f"{promise}: {what} ({case})")
 
 
 def counter_env(case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:
@@ -114,25 +72,29 @@ def check_collector(
 
     Raises:
         BrokenPromise: at the first that is not kept.
+        SettingError: if there is no such promise.
     """
-    names = list(PROMISES if promises is None else promises)
+    known = tuple(PROMISES)
+    names = [one_of("promises", name, known) for name in (promises or known)]
     for case in cases:
+        trial = Trial(make, replace(case))
         for name in names:
-            PROMISES[name](make, replace(case))
+            PROMISES[name](trial)
     return names
 
 
 # ---------------------------------------------------------------------- promises
-def _counts(make: Make, case: CollectorCase) -> None:
+def _counts(trial: Trial) -> None:
     """Batches have exactly the size asked for, and end with the total; counters agree."""
-    batches, collector = _run(make, case)
+    case, batches, collector = trial.case, trial.whole.batches, trial.whole.collector
     sizes = [_size(batch) for batch in batches]
-    if _whole_episodes(batches[0]):
+    if batches and _whole_episodes(batches[0]):
         least, most = case.frames_per_batch, case.frames_per_batch + case.num_envs * LIMIT
-        good = all(least <= size < most for size in sizes) and sum(sizes) >= case.total_frames
+        good = all(least <= size < most for size in sizes)
+        good &= sum(sizes[:-1]) < case.total_frames <= sum(sizes)
     else:
         good = sizes == [case.frames_per_batch] * case.batches
-    _demand("counts", case, good, f"batches of {sizes} policy steps")
+    trial.demand("counts", good, f"batches of {sizes} policy steps")
     if not isinstance(collector, KitCollector):
         return
     counted = {name: getattr(collector, name) for name in collector._COUNTERS}
@@ -144,113 +106,120 @@ def _counts(make: Make, case: CollectorCase) -> None:
         "episodes": ends,
         "environment_errors": 0,
     }
-    _demand("counts", case, counted == wanted, f"counted {counted}, the batches have {wanted}")
+    trial.demand("counts", counted == wanted, f"counted {counted}, the batches have {wanted}")
 
 
-def _transitions(make: Make, case: CollectorCase) -> None:
+def _transitions(trial: Trial) -> None:
     """Every step leads where the environment leads, also the last one of an episode."""
-    for batch in _run(make, case)[0]:
+    for batch in trial.whole.batches:
         rows = _rows(batch)
         wanted = expected(rows["observation"], _integers(rows["action"]))
         for name, value in wanted.items():
             found = rows["next", name]
             same = torch.allclose(found.to(value.dtype).float(), value.float(), atol=1e-5)
-            _demand("transitions", case, same, f"next {name} is {found}, not {value}")
+            trial.demand("transitions", same, f"next {name} is {found}, not {value}")
         done = rows["next", "terminated"] | rows["next", "truncated"]
-        _demand("transitions", case, torch.equal(rows["next", "done"], done), "done is wrong")
+        trial.demand("transitions", torch.equal(rows["next", "done"], done), "done is wrong")
 
 
-def _continuity(make: Make, case: CollectorCase) -> None:
+def _continuity(trial: Trial) -> None:
     """Within an episode steps follow one another; after its end comes the start of another."""
-    batches = _run(make, case)[0]
+    batches, copies = trial.whole.batches, range(trial.case.num_envs)
     if _whole_episodes(batches[0]):
         sequences = [row for batch in batches for row in _episodes_of(batch)]
     else:
-        sequences = [torch.cat([batch[copy] for batch in batches]) for copy in range(case.num_envs)]
+        sequences = [torch.cat([batch[copy] for batch in batches]) for copy in copies]
     for sequence in sequences:
         done = sequence["next", "done"].squeeze(-1)
         seen, following = sequence["observation"], sequence["next", "observation"]
         follows = (seen[1:] == following[:-1]).all(-1)
         begins = (seen[1:, 1:] == 0).all(-1)
         good = torch.where(done[:-1], begins, follows).all() and bool((seen[0, 1:] == 0).all())
-        _demand("continuity", case, bool(good), f"observations are {seen}, ends {done}")
+        trial.demand("continuity", bool(good), f"observations are {seen}, ends {done}")
 
 
-def _trajectories(make: Make, case: CollectorCase) -> None:
+def _trajectories(trial: Trial) -> None:
     """Steps have the same ``("collector", "traj_ids")`` if they are of the same episode."""
-    batches = _run(make, case)[0]
+    batches = trial.whole.batches
     steps = torch.cat([_rows(batch)["observation"][:, 0] for batch in batches])
     numbers = torch.cat([_rows(batch)["collector", "traj_ids"] for batch in batches])
     pairs = set(zip(numbers.tolist(), steps.tolist()))
     good = len(pairs) == len({n for n, _ in pairs}) == len({x for _, x in pairs})
-    _demand("trajectories", case, good, f"numbers and episodes are {sorted(pairs)}")
+    trial.demand("trajectories", good, f"numbers and episodes are {sorted(pairs)}")
 
 
-def _reports(make: Make, case: CollectorCase) -> None:
-    """The episodes that are reported are those of the batches."""
-    batches, collector = _run(make, case)
-    assert isinstance(collector, KitCollector)
-    reported = sorted((e.length, round(e.episode_return, 3)) for e in collector.take_episodes())
-    _demand("reports", case, not collector.take_episodes(), "episodes are reported twice")
+def _reports(trial: Trial) -> None:
+    """The episodes that are reported are those of the batches, and each is reported once."""
+    reported = sorted(
+        (e.length, round(e.episode_return, 3), e.env_steps, e.terminated)
+        for e in trial.whole.episodes
+    )
+    again = take_episodes(trial.whole.collector)
+    trial.demand("reports", not again, "episodes are reported twice")
     sums: dict[int, list[float]] = {}
     ended = []
-    for batch in batches:
+    for batch in trial.whole.batches:
         rows = _rows(batch)
-        ids, rewards = rows["collector", "traj_ids"].tolist(), rows["next", "reward"][:, 0].tolist()
-        for number, reward, done in zip(ids, rewards, rows["next", "done"][:, 0].tolist()):
+        names = (
+            ("collector", "traj_ids"),
+            *[("next", n) for n in ("reward", "done", "terminated")],
+        )
+        for number, reward, done, end in zip(*[rows[name].flatten().tolist() for name in names]):
             sums.setdefault(number, []).append(reward)
             if done:
-                ended.append((len(sums[number]), round(sum(sums[number]), 3)))
-    _demand("reports", case, reported == sorted(ended), f"{reported} for {sorted(ended)}")
+                length = len(sums[number])
+                ended.append((length, round(sum(sums[number]), 3), length, end))
+    trial.demand("reports", reported == sorted(ended), f"{reported} for {sorted(ended)}")
 
 
-def _seeds(make: Make, case: CollectorCase) -> None:
+def _seeds(trial: Trial) -> None:
     """The same seed gives the same batches, another one others."""
-    one, two = _run(make, case)[0], _run(make, case)[0]
-    _demand("seeds", case, _equal(one, two), "the same seed gives other batches")
-    other = _run(make, replace(case, seed=case.seed + 1))[0]
-    _demand("seeds", case, not _equal(one, other), "another seed gives the same batches")
+    one, two = trial.whole.batches, trial.run().batches
+    trial.demand("seeds", _equal(one, two), "the same seed gives other batches")
+    other = trial.run(seed=trial.case.seed + 1).batches
+    trial.demand("seeds", not _equal(one, other), "another seed gives the same batches")
 
 
-def _plain(make: Make, case: CollectorCase) -> None:
+def _plain(trial: Trial) -> None:
     """A fast path gives what the plain one gives, bit by bit."""
-    fast, plain = _run(make, case)[0], _run(make, replace(case, fast=False))[0]
-    _demand("plain", case, _equal(fast, plain), "the fast path gives other batches")
+    plain = trial.run(fast=False).batches
+    good = _equal(trial.whole.batches, plain)
+    trial.demand("plain", good, "the fast path gives other batches")
 
 
-def _random_numbers(make: Make, case: CollectorCase) -> None:
+def _random_numbers(trial: Trial) -> None:
     """Nobody else's random numbers are used or disturbed."""
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    quiet = _run(make, case)[0]
-    _demand(
-        "random_numbers", case, torch.equal(before, torch.get_rng_state()), "disturbs PyTorch's"
-    )
-    torch.manual_seed(2)
-    _demand("random_numbers", case, _equal(quiet, _run(make, case)[0]), "depends on PyTorch's")
+    runs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        runs.append(trial.run().batches)
+        undisturbed = torch.equal(before, torch.get_rng_state())
+        trial.demand("random_numbers", undisturbed, "disturbs PyTorch's")
+    trial.demand("random_numbers", _equal(*runs), "depends on PyTorch's")
 
 
-def _memory(make: Make, case: CollectorCase) -> None:
+def _memory(trial: Trial) -> None:
     """A batch belongs to the receiver: later ones do not change it, and he may change it."""
-    collector = make(case)
+    collector = trial.make(trial.case)
     try:
         iterator = iter(collector)
         first = next(iterator)
         kept = first.clone()
         second = next(iterator)
-        _demand("memory", case, _equal([kept], [first]), "a later batch changed the first one")
+        trial.demand("memory", _equal([kept], [first]), "a later batch changed the first one")
         kept = second.clone()
         first.zero_()
-        _demand("memory", case, _equal([kept], [second]), "batches share memory")
+        trial.demand("memory", _equal([kept], [second]), "batches share memory")
     finally:
         collector.shutdown()
 
 
-def _checkpoint(make: Make, case: CollectorCase) -> None:
+def _checkpoint(trial: Trial) -> None:
     """A collector goes on from a saved state, in the middle of episodes, bit by bit."""
-    whole, collector = _run(make, case)
-    half = case.batches // 2
-    saving, going_on = make(case), make(replace(case, seed=case.seed + 100))
+    whole, half = trial.whole, trial.case.batches // 2
+    saving = trial.make(trial.case)
+    going_on = trial.make(replace(trial.case, seed=trial.case.seed + 100))
     try:
         iterator = iter(saving)
         for _ in range(half):
@@ -259,31 +228,33 @@ def _checkpoint(make: Make, case: CollectorCase) -> None:
         torch.save(dict(saving.state_dict()), file)
         file.seek(0)
         going_on.load_state_dict(torch.load(file, weights_only=True))
-        good = _equal(whole[half:], list(going_on))
-        _demand("checkpoint", case, good, "other batches come after loading a saved state")
+        good = _equal(whole.batches[half:], list(going_on))
+        trial.demand("checkpoint", good, "other batches come after loading a saved state")
         for name in ("policy_steps", "env_steps", "episodes"):
-            counts = getattr(collector, name, None), getattr(going_on, name, None)
-            _demand("checkpoint", case, counts[0] == counts[1], f"{name} are {counts}")
+            counts = getattr(whole.collector, name, None), getattr(going_on, name, None)
+            trial.demand("checkpoint", counts[0] == counts[1], f"{name} are {counts}")
+        reported = whole.episodes, take_episodes(going_on)
+        trial.demand("checkpoint", reported[0] == reported[1], f"reports are {reported}")
     finally:
         saving.shutdown()
         going_on.shutdown()
 
 
-def _shutdown(make: Make, case: CollectorCase) -> None:
+def _shutdown(trial: Trial) -> None:
     """Nothing is left after :meth:`shutdown`: no process, no thread; twice is fine."""
     gc.collect()
     processes, threads = set(multiprocessing.active_children()), set(threading.enumerate())
-    collector = make(case)
+    collector = trial.make(trial.case)
     next(iter(collector))
     collector.shutdown()
     collector.shutdown()
     left = set(multiprocessing.active_children()) - processes
-    _demand("shutdown", case, not left, f"processes are left: {left}")
+    trial.demand("shutdown", not left, f"processes are left: {left}")
     alive = {t for t in set(threading.enumerate()) - threads if not t.daemon and t.is_alive()}
-    _demand("shutdown", case, not alive, f"threads are left: {alive}")
+    trial.demand("shutdown", not alive, f"threads are left: {alive}")
 
 
-Check = Callable[[Make, CollectorCase], None]
+Check = Callable[[Trial], None]
 
 PROMISES: dict[str, Check] = {
     "counts": _counts,
@@ -305,20 +276,6 @@ TORCHRL_PROMISES = ("counts", "transitions", "continuity", "trajectories", "seed
 
 
 # ---------------------------------------------------------------------- helpers
-def _demand(promise: str, case: CollectorCase, kept: bool, what: str) -> None:
-    if not kept:
-        raise BrokenPromise(promise, case, what)
-
-
-def _run(make: Make, case: CollectorCase) -> tuple[list[TensorDictBase], BaseCollector]:
-    """Return all batches of a collector, and the collector, shut down."""
-    collector = make(case)
-    try:
-        return [batch.clone() for batch in collector], collector
-    finally:
-        collector.shutdown()
-
-
 def _whole_episodes(batch: TensorDictBase) -> bool:
     return batch.ndim == 1 or batch.get(("collector", "mask"), None) is not None
 

@@ -137,11 +137,10 @@ def _on_policy(made: Sheeprl, plan: StepPlan, done: int) -> dict[str, Any]:
         sizes = [size // plan.num_envs for size in sizes]
     anneals = made.anneal_lr and made.algo != "a2c"
     total = done + plan.iterations
+    rates = [made.lr * (1 - k / total) if anneals else made.lr for k in range(done, total)]
     return {
         "minibatch_sizes_first_iteration": sizes,
-        "lr_first_optimizer_step_per_iteration": [
-            made.lr * (1 - k / total) if anneals else made.lr for k in range(done, total)
-        ],
+        "lr_first_optimizer_step_per_iteration": rates if sizes else [],
     }
 
 

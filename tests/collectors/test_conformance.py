@@ -1,0 +1,56 @@
+"""Every kind of collector keeps every promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.testing import PROMISES, TORCHRL_PROMISES, CollectorCase, check_collector
+from tests.collectors.kinds import KINDS, TORCHRL_KINDS, asynchronous, episodes, tensor, vector
+
+IN_PROCESSES = ("vector, async", "episode, async", "async")
+"""Kinds that start processes, which takes seconds each time; the fast suite does so once a kind."""
+ONE_CASE = (CollectorCase(batches=3),)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in IN_PROCESSES])
+def test_a_kind_in_this_process_keeps_every_promise(kind):
+    assert check_collector(KINDS[kind]) == list(PROMISES)
+
+
+@pytest.mark.parametrize("kind", ["vector, async", "episode, async"])
+def test_a_kind_with_worker_processes_keeps_every_promise(kind):
+    assert check_collector(KINDS[kind], cases=ONE_CASE) == list(PROMISES)
+
+
+def test_the_asynchronous_kind_keeps_the_promises_that_take_few_processes():
+    promises = [name for name in PROMISES if name not in ("seeds", "plain", "random_numbers")]
+    check_collector(asynchronous, promises=promises, cases=ONE_CASE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", IN_PROCESSES)
+def test_a_kind_in_processes_keeps_every_promise_at_all_sizes(kind):
+    assert check_collector(KINDS[kind]) == list(PROMISES)
+
+
+@pytest.mark.parametrize("kind", list(TORCHRL_KINDS))
+def test_a_collector_of_torchrl_keeps_the_promises_that_torchrl_makes(kind):
+    assert check_collector(TORCHRL_KINDS[kind], promises=TORCHRL_PROMISES)
+
+
+@pytest.mark.parametrize("make", [vector, tensor])
+def test_a_batch_can_be_a_single_policy_step_or_longer_than_many_episodes(make):
+    sizes = [
+        CollectorCase(num_envs=5, steps_per_env=1),
+        CollectorCase(num_envs=1, steps_per_env=50),
+    ]
+    check_collector(make, cases=sizes)
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_exactly_n_episodes_keep_every_promise_but_the_number_of_steps(layout):
+    def make(case):
+        return episodes(case, min_episodes=5, layout=layout)
+
+    others = [name for name in PROMISES if name not in ("counts", "checkpoint")]
+    check_collector(make, promises=others, cases=[CollectorCase(batches=9)])

@@ -1,0 +1,245 @@
+"""Running normalisation of torch environments: what the vector path does, without the host."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from kit.collectors import TensorCollector, VectorCollector
+from kit.envs import EnvironmentFault, make_env
+from kit.envs.vector_env import copy_seeds
+from kit.hooks import Evaluator
+from kit.modules import make_actor
+from kit.testing import PROMISES, CollectorCase, check_collector, counter_env, counter_policy
+
+BOTH = {"normalize_observation": True, "normalize_reward": True}
+COPIES, STEPS = 5, 20
+ONE_CASE = (CollectorCase(steps_per_env=18, batches=4),)
+
+
+def made(kind, id="CartPole-v1", seed=0, normalize=None, **changes):
+    """A collector of copies whose episodes have at most 13 steps, so that batches cut them."""
+    # A vector environment seeds its copies each with a seed of its own, the first of which is used.
+    seed = copy_seeds(seed, COPIES)[0] if kind is TensorCollector else seed
+    normalize = BOTH if normalize is None else normalize
+    env = make_env(
+        id, COPIES, vectorization="tensor", seed=seed, max_episode_steps=13, gamma=0.9, **normalize
+    )
+    torch.manual_seed(0)
+    return kind(env, make_actor(env, hidden_sizes=(8,)), steps_per_env=STEPS, seed=3, **changes)
+
+
+def collected(collector, batches=4):
+    return [collector.collect() for _ in range(batches)]
+
+
+def statistics(normalizer):
+    state = normalizer.state_dict()
+    flat = [state.pop("returns")]
+    for known in state.values():
+        flat += known.values()
+    return [torch.as_tensor(value, dtype=torch.float64) for value in flat]
+
+
+def assert_same(ours, theirs):
+    """Equal, numbers to the rounding of float32; trajectories are numbered in another way."""
+    for one, other in zip(ours, theirs, strict=True):
+        assert set(one.keys(True, True)) == set(other.keys(True, True))
+        for key in one.keys(True, True):
+            if key != ("collector", "traj_ids"):
+                torch.testing.assert_close(one.get(key), other.get(key), rtol=1e-6, atol=1e-6)
+
+
+every_choice = pytest.mark.parametrize(
+    "normalize", [BOTH, {"normalize_observation": True}, {"normalize_reward": True}]
+)
+
+
+# ---------------------------------------------------------------------- the same as on arrays
+@every_choice
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+def test_batches_and_statistics_are_those_of_the_vector_path(id, normalize):
+    tensor, vector = (made(k, id, normalize=normalize) for k in (TensorCollector, VectorCollector))
+    assert_same(collected(tensor), collected(vector))
+    ours, theirs = statistics(tensor.normalizer), statistics(vector.normalizer)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_new_episodes_with_each_batch_are_taken_in_as_on_the_vector_path():
+    tensor, vector = (
+        made(k, reset_at_each_iter=True, init_random_frames=0)
+        for k in (TensorCollector, VectorCollector)
+    )
+    assert_same(collected(tensor), collected(vector))
+    # One reset and 20 steps of 5 copies for each batch, on top of the first 1e-4.
+    assert tensor.normalizer.observation["observation"].count == pytest.approx(420.0001)
+
+
+def test_a_new_seed_begins_new_episodes_which_are_taken_in():
+    collector = made(TensorCollector)
+    collector.collect()
+    collector.set_seed(7)
+    collector.collect()
+    assert collector.normalizer.observation["observation"].count == pytest.approx(210.0001)
+    assert collector.normalizer.reward.count == pytest.approx(200.0001)
+
+
+def test_an_environment_that_was_reset_before_is_not_taken_in_twice():
+    tensor, vector = made(TensorCollector), made(VectorCollector)
+    env = make_env(
+        "CartPole-v1", COPIES, vectorization="tensor", max_episode_steps=13, gamma=0.9, **BOTH
+    )
+    env.start()
+    late = TensorCollector(env, tensor.policy, steps_per_env=STEPS, seed=3)
+    assert_same(collected(late), collected(vector))
+
+
+def test_blocks_give_bitwise_what_single_steps_give():
+    blocks, steps = made(TensorCollector, block=7), made(TensorCollector, fast_policy=False)
+    for one, other in zip(collected(blocks), collected(steps)):
+        assert all(torch.equal(one.get(key), other.get(key)) for key in one.keys(True, True))
+
+
+def test_finished_episodes_report_the_rewards_of_the_environment():
+    collector = made(TensorCollector)
+    collected(collector)
+    episodes = collector.take_episodes()
+    assert episodes
+    assert all(episode.episode_return == episode.length for episode in episodes)
+
+
+def test_without_normalisation_nothing_of_it_is_computed():
+    computed = []
+    for normalize in ({}, BOTH):
+        collector = made(TensorCollector, normalize=normalize, block=STEPS)
+        collected(collector)
+        (program,) = [block._program for block in collector._steps._blocks.values()]
+        computed.append(
+            {"aten.var_mean.correction", "aten.clamp.default"} & set(program.operations)
+        )
+    assert computed == [set(), {"aten.var_mean.correction", "aten.clamp.default"}]
+
+
+# ---------------------------------------------------------------------- frozen and shared
+def test_in_evaluation_mode_statistics_are_used_and_stay():
+    collector = made(TensorCollector)
+    collected(collector)
+    before = statistics(collector.normalizer)
+    collector._outer.eval()
+    batch = collector.collect()
+    assert all(map(torch.equal, before, statistics(collector.normalizer)))
+    assert 0.1 < batch["next", "observation"].std() < 10
+    collector._outer.train()
+    collector.collect()
+    assert not torch.equal(before[-1], statistics(collector.normalizer)[-1])
+
+
+def test_an_evaluator_uses_the_statistics_of_the_moment_without_changing_them():
+    tensor, vector = made(TensorCollector), made(VectorCollector)
+    returns = []
+    for collector in (tensor, vector):
+        env = make_env("CartPole-v1", 2, max_episode_steps=50)
+        env.normalizer = collector.normalizer  # before anything was collected
+        evaluate = Evaluator(env, collector.policy, episodes=4)
+        collected(collector)
+        before = statistics(collector.normalizer)
+        returns.append(evaluate(0))
+        assert all(map(torch.equal, before, statistics(collector.normalizer)))
+    assert returns[0] == returns[1]
+
+
+def test_statistics_alone_can_be_loaded_into_a_collector():
+    trained, fresh = made(TensorCollector), made(TensorCollector, seed=1)
+    collected(trained)
+    fresh.normalizer.load_state_dict(trained.normalizer.state_dict())
+    for ours, theirs in zip(fresh._normalization.statistics, trained._normalization.statistics):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_second_collector_of_an_environment_goes_on_from_its_statistics():
+    first = made(TensorCollector)
+    collected(first)
+    second = TensorCollector(first._outer, first.policy, steps_per_env=STEPS)
+    second.collect()
+    assert second.normalizer.reward.count == pytest.approx(500.0001)
+
+
+# ---------------------------------------------------------------------- saved
+def test_a_collector_goes_on_from_the_middle_of_episodes_bit_by_bit():
+    whole, saving, going_on = (
+        made(TensorCollector),
+        made(TensorCollector),
+        made(TensorCollector, seed=9),
+    )
+    expected = collected(whole, 5)[2:]
+    collected(saving, 2)
+    assert (saving.env.episode_length > 0).any()
+    file = io.BytesIO()
+    torch.save(dict(saving.state_dict()), file)
+    file.seek(0)
+    going_on.load_state_dict(torch.load(file, weights_only=True))
+    for one, other in zip(expected, collected(going_on, 3), strict=True):
+        assert all(torch.equal(one.get(key), other.get(key)) for key in one.keys(True, True))
+    ours, theirs = statistics(going_on.normalizer), statistics(whole.normalizer)
+    assert all(map(torch.equal, ours, theirs))
+
+
+# ---------------------------------------------------------------------- faults
+@pytest.mark.parametrize("kind", [TensorCollector, VectorCollector])
+def test_a_nan_is_found_in_the_copy_that_returned_it(kind):
+    collector = made(kind)
+    collector.collect()
+    env = collector.env if kind is TensorCollector else collector.env.copies.env
+    env.physics[:, 3] = torch.nan
+    with pytest.raises(EnvironmentFault, match="copy 3, after 20 policy steps: returned NaN"):
+        collector.collect()
+
+
+# ---------------------------------------------------------------------- promises
+def normalized(case, **changes):
+    env = counter_env(case, "tensor", **BOTH)
+    return TensorCollector(
+        env,
+        counter_policy(env),
+        frames_per_batch=case.frames_per_batch,
+        total_frames=case.total_frames,
+        seed=case.seed,
+        fast_policy=case.fast,
+        **changes,
+    )
+
+
+def test_every_promise_that_is_not_about_raw_values_is_kept():
+    about_values = {"transitions", "continuity", "trajectories", "reports"}
+    promises = [name for name in PROMISES if name not in about_values]
+    assert check_collector(normalized, promises=promises, cases=ONE_CASE) == promises
+
+
+def test_statistics_that_change_nothing_keep_every_promise():
+    def frozen(case):
+        collector = normalized(case)
+        collector._outer.eval()
+        # Mean 0 and variance 1 move the counts by 5e-9 of themselves; rewards reach 24.
+        collector._normalization.clip = 100.0
+        return collector
+
+    assert check_collector(frozen, cases=ONE_CASE) == list(PROMISES)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_graph_gives_what_single_steps_give_and_follows_the_host():
+    batches, known = [], []
+    for fast in (True, False):
+        env = make_env("CartPole-v1", 64, vectorization="tensor", device="cuda", **BOTH)
+        torch.manual_seed(0)
+        policy = make_actor(env, hidden_sizes=(8,)).to("cuda")
+        collector = TensorCollector(env, policy, steps_per_env=32, fast_policy=fast)
+        batches.append(collected(collector, 3))
+        known.append(statistics(collector.normalizer))
+    for one, other in zip(*batches):
+        for key in ("observation", ("next", "observation"), ("next", "reward")):
+            torch.testing.assert_close(one.get(key), other.get(key), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*known, rtol=1e-4, atol=1e-4)
