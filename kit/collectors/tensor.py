@@ -156,8 +156,11 @@ class TensorCollector(StepsCollector):
     # ------------------------------------------------------------------ normalisation
     @property
     def normalizer(self) -> Normalizer | None:
-        """The normaliser on the host, which follows the statistics that are kept here."""
-        return None if self._outer is None else self._outer.normalizer
+        """The normaliser on the host, with the statistics of now; waits for the device."""
+        normalizer = None if self._outer is None else self._outer.normalizer
+        if normalizer is not None:
+            normalizer.bring_here()
+        return normalizer
 
     def _normalized(self) -> TensorNormalizer | None:
         if self._outer is None or self._outer.normalizer is None:
