@@ -1,0 +1,292 @@
+"""The conformance suite finds the promise that a collector breaks, and names it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from kit.collectors import VectorCollector
+from kit.envs.errors import EnvironmentFault
+from kit.steps import SettingError
+from kit.testing import (
+    PROMISES,
+    BrokenPromise,
+    CollectorCase,
+    check_collector,
+    counter_env,
+    counter_policy,
+)
+from tests.collectors.kinds import amounts
+
+CASES = (CollectorCase(),)
+
+
+class OneStepShort(VectorCollector):
+    """Loses the last step of each batch."""
+
+    def collect(self):
+        return super().collect()[:, :-1]
+
+
+class NoEnd(VectorCollector):
+    """Goes on for one batch after the total."""
+
+    def iterator(self):
+        yield from super().iterator()
+        yield self.collect()
+
+
+class Miscounts(VectorCollector):
+    """Counts an env step too many."""
+
+    def _count(self, memory, stretches):
+        super()._count(memory, stretches)
+        self.env_steps += 1
+
+
+class FirstForLast(VectorCollector):
+    """Gives the first observation of the next episode as the last one of an episode."""
+
+    def collect(self):
+        batch = super().collect()
+        done = batch["next", "done"].clone()
+        done[:, -1] = False
+        following = batch["observation"].roll(-1, 1)
+        last = torch.where(done, following, batch["next", "observation"])
+        return batch.set(("next", "observation"), last)
+
+
+class NeverTerminates(VectorCollector):
+    """Reports truncations where the environment terminated."""
+
+    def collect(self):
+        batch = super().collect()
+        batch["next", "truncated"] = batch["next", "done"].clone()
+        return batch.set(("next", "terminated"), torch.zeros_like(batch["next", "done"]))
+
+
+class LosesAStep(VectorCollector):
+    """Takes a step between batches that no batch has."""
+
+    def collect(self):
+        batch = super().collect()
+        result = self.env.new_step()
+        self.env.step_arrays({"action": batch["action"][:, -1].numpy()}, result)
+        return batch
+
+
+class MixesCopies(VectorCollector):
+    """Hands out another copy's steps in every other batch."""
+
+    def collect(self):
+        batch = super().collect()
+        return batch.flip(0) if self._iter % 2 else batch
+
+
+class OneTrajectory(VectorCollector):
+    """Gives the episodes of a copy the same number."""
+
+    def collect(self):
+        batch = super().collect()
+        numbers = torch.arange(self.num_envs).unsqueeze(-1).expand(batch.shape)
+        return batch.set(("collector", "traj_ids"), numbers)
+
+
+class ForgetsEpisodes(VectorCollector):
+    """Reports the episodes of the last batch alone."""
+
+    def collect(self):
+        self._finished = []
+        return super().collect()
+
+
+class ReportsTwice(VectorCollector):
+    """Does not forget what it has reported."""
+
+    def take_episodes(self):
+        return list(self._finished)
+
+
+class OneSeed(VectorCollector):
+    """Ignores the seed."""
+
+    def __init__(self, env, policy, *, seed, **kwargs):
+        super().__init__(env, policy, seed=0, **kwargs)
+        self.set_seed(0)
+
+
+class NoSeed(VectorCollector):
+    """Draws its seed from the system."""
+
+    def __init__(self, env, policy, *, seed, **kwargs):
+        super().__init__(env, policy, seed=torch.seed() % 2**32, **kwargs)
+
+
+class FastRounds(VectorCollector):
+    """Rounds on its fast path."""
+
+    def __init__(self, env, policy, *, fast_policy, **kwargs):
+        super().__init__(env, policy, fast_policy=fast_policy, **kwargs)
+        self.rounds = fast_policy
+
+    def collect(self):
+        batch = super().collect()
+        if self.rounds:
+            batch["action_log_prob"] = batch["action_log_prob"].half().float()
+        return batch
+
+
+class DisturbsRandomNumbers(VectorCollector):
+    """Draws from everybody's random numbers."""
+
+    def collect(self):
+        torch.rand(1)
+        return super().collect()
+
+
+class DependsOnRandomNumbers(VectorCollector):
+    """Uses everybody's random numbers, and puts them back."""
+
+    def collect(self):
+        batch = super().collect()
+        state = torch.get_rng_state()
+        batch["noise"] = torch.rand(batch.shape)
+        torch.set_rng_state(state)
+        return batch
+
+
+class OneMemory(VectorCollector):
+    """All batches are in the same memory."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, reuse=True, **kwargs)
+
+
+class ForgetsRandomNumbers(VectorCollector):
+    """Does not save where its random numbers stand."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        own = self._random_numbers.state_dict()
+        super().load_state_dict(OrderedDict(state_dict, random_numbers=own))
+
+
+class ForgetsOpenEpisodes(VectorCollector):
+    """Does not save what open episodes have earned."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(state_dict)
+        self._accounts.restart()
+
+
+class BeginsAnew(VectorCollector):
+    """Resumes with new episodes."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(state_dict)
+        self.env.restart()
+
+
+class LeavesAThread(VectorCollector):
+    """Starts a thread that nobody stops."""
+
+    left: threading.Event
+
+    def collect(self):
+        self.left = self.__class__.left = threading.Event()
+        threading.Thread(target=self.left.wait).start()
+        return super().collect()
+
+
+class LeavesItsWorkers(VectorCollector):
+    """Does not close its environments."""
+
+    def shutdown(self, *args, **kwargs):
+        super().shutdown(close_env=False)
+
+
+def broken(kind: type[VectorCollector], vectorization: str = "sync"):
+    def make(case):
+        env = counter_env(case, vectorization)
+        return kind(env, counter_policy(env), **amounts(case))
+
+    return make
+
+
+def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
+    assert check_collector(broken(VectorCollector), cases=CASES) == list(PROMISES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "promise"),
+    [
+        (OneStepShort, "counts"),
+        (NoEnd, "counts"),
+        (Miscounts, "counts"),
+        (FirstForLast, "transitions"),
+        (NeverTerminates, "transitions"),
+        (LosesAStep, "continuity"),
+        (MixesCopies, "continuity"),
+        (OneTrajectory, "trajectories"),
+        (ForgetsEpisodes, "reports"),
+        (ReportsTwice, "reports"),
+        (OneSeed, "seeds"),
+        (NoSeed, "seeds"),
+        (FastRounds, "plain"),
+        (DisturbsRandomNumbers, "random_numbers"),
+        (DependsOnRandomNumbers, "random_numbers"),
+        (OneMemory, "memory"),
+        (ForgetsRandomNumbers, "checkpoint"),
+        (ForgetsOpenEpisodes, "checkpoint"),
+        (BeginsAnew, "checkpoint"),
+    ],
+)
+def test_the_promise_that_is_broken_is_named(kind, promise):
+    with pytest.raises(BrokenPromise, match=rf"^{promise}: ") as caught:
+        check_collector(broken(kind), cases=CASES)
+    assert (caught.value.promise, caught.value.case) == (promise, CASES[0])
+    assert "num_envs=3, steps_per_env=5" in str(caught.value)
+
+
+def test_a_thread_that_is_left_is_found():
+    try:
+        with pytest.raises(BrokenPromise, match=r"^shutdown: threads are left"):
+            check_collector(broken(LeavesAThread), cases=CASES, promises=["shutdown"])
+    finally:
+        LeavesAThread.left.set()
+
+
+def test_a_process_that_is_left_is_found():
+    before = set(multiprocessing.active_children())
+    try:
+        with pytest.raises(BrokenPromise, match=r"^shutdown: processes are left"):
+            check_collector(
+                broken(LeavesItsWorkers, "async"),
+                cases=[CollectorCase(num_envs=1)],
+                promises=["shutdown"],
+            )
+    finally:
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()
+            process.join()
+
+
+def test_only_the_promises_that_are_asked_for_are_checked():
+    assert check_collector(broken(OneMemory), promises=["seeds"], cases=CASES) == ["seeds"]
+
+
+def test_a_promise_that_nobody_makes_is_refused_with_those_that_there_are():
+    with pytest.raises(SettingError, match="what works: counts or transitions"):
+        check_collector(broken(VectorCollector), promises=["count"])
+
+
+def test_what_goes_wrong_in_a_collector_is_passed_on():
+    class Raises(VectorCollector):
+        def collect(self):
+            raise EnvironmentFault("env", 1, "fell over")
+
+    with pytest.raises(EnvironmentFault, match="fell over"):
+        check_collector(broken(Raises), cases=CASES)
