@@ -1,238 +1,156 @@
-"""Policy steps per second of the torch environments, alone and with a 64x64 policy.
+"""Policy steps per second of environments written in torch, with a policy, collected into batches.
 
-    python -m benchmarks.tensor_envs [--threads 1 2] [--copies 64 1024 4096] [--keep-memory]
+Run with ``python -m benchmarks.tensor_envs [--threads 1 2] [--copies 64 1024 4096]``, or with
+``--device cuda``, where blocks of steps are CUDA graphs.
 
-Every number is the median of interleaved repeats: each repeat measures every row once, so that
-other load on the machine falls on all of them. "traced" runs a block of steps as one flat graph
-(``torch.jit.trace`` of ``TensorEnv.advance``, and of the policy), without Python between the
-operations. With the policy, every step is also written into a batch: observations, actions,
-rewards and ends.
-
-The floors are what no environment can beat: the policy's three matrix products alone, and the
-policy alone. "sigmoid" policies compute tanh(x) as 2 sigmoid(2 x) - 1, which PyTorch's kernels do
-faster on a CPU than tanh, and equal up to rounding.
-
-``--keep-memory`` asks glibc not to give freed memory back to the system. By default a block of a
-megabyte, such as the hidden values of 4,096 copies, may be given back and faulted in again page by
-page in every step.
+Every figure is the median of interleaved rounds. The kit's ``TensorCollector`` samples actions of a
+policy with two hidden layers of 64 units, and keeps observations, actions, log-probabilities,
+rewards, ends and true next observations. The floors are what no collector can beat with PyTorch's
+kernels: the network's three matrix products alone, and those with the activations between them.
+The rival is the same environment, network and batch in JAX, one compiled scan per batch; JAX
+chooses its own threads, so it may use more of them than PyTorch does here.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import importlib.util
+import os
 import time
-import warnings
-from collections.abc import Callable
-from statistics import median
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorEnv, make_tensor_env
+from benchmarks.measure import interleaved, machine, markdown_table, median, ratio, write_results
 
-BLOCK = 16
-"""policy steps in one call of a traced block."""
-SECONDS = 0.3
-"""how long one repeat of one row runs, at least."""
+STEPS = 64
+"""policy steps of each copy in a batch."""
+SECONDS = 0.5
+"""how long one case runs in a round, at least."""
+ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
+OTHERS = ("Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1")
 
-Rows = dict[str, tuple[Callable[[], object], int]]
-"""What to call, and how many policy steps of every copy one call makes."""
-
-
-class SigmoidTanh(nn.Module):
-    """The hyperbolic tangent by the sigmoid."""
-
-    def forward(self, value: Tensor) -> Tensor:
-        """Return tanh(value), up to rounding."""
-        return (value + value).sigmoid_().mul_(2).sub_(1)
+Case = Callable[[], float]
 
 
-def environment_rows(env: TensorEnv) -> Rows:
-    """The environment alone, always with the same actions."""
-    action = env.rand_action()["action"]
+def rate_of(call: Callable[[], Any], policy_steps: int, device: torch.device) -> Case:
+    """Return a case: call for a while, and return policy steps per second."""
 
-    def block(*state: Tensor) -> tuple[Tensor, ...]:
-        *episodes, uniform = state
-        now, kept = EpisodeState(*episodes), []
-        for time_step in range(BLOCK):
-            now, step = env.advance(now, action, uniform[time_step])
-            kept.append(step.reward)
-        return (*now, torch.stack(kept))
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
 
-    def draw() -> tuple[Tensor, ...]:
-        return (draw_block(env, env.uniform_size),)
+    def run() -> float:
+        calls, began = 0, now()
+        while now() - began < SECONDS:
+            call()
+            calls += 1
+        return calls * policy_steps / (now() - began)
 
-    eager = (lambda: env.step_tensors(action)), 1
-    return {"environment": eager, "environment, traced": (traced(env, block, draw), BLOCK)}
-
-
-def policy_rows(env: TensorEnv, activation: type[nn.Module]) -> Rows:
-    """A 64x64 policy for two actions, alone and with the environment."""
-    name = "tanh" if activation is nn.Tanh else "sigmoid"
-    layers = [nn.Linear(4, 64), activation(), nn.Linear(64, 64), activation(), nn.Linear(64, 2)]
-    policy = nn.Sequential(*layers).requires_grad_(False).to(env.device)
-    batch = make_batch(env)
-
-    def choose(observation: Tensor, chance: Tensor) -> Tensor:
-        """Sample one of two actions: the second one with the sigmoid of the logits' difference."""
-        logits = policy(observation)
-        return ((logits[:, 1] - logits[:, 0]).sigmoid() > chance).long()
-
-    def keep(time_step: int, *values: Tensor) -> None:
-        for column, value in zip(batch, values):
-            column[time_step].copy_(value)
-
-    def step_by_step() -> None:
-        observation = env.observe(env.physics.clone())
-        for time_step in range(BLOCK):
-            action = choose(observation, draw_chance(env))
-            step = env.step_tensors(action)
-            keep(time_step, observation, action, *step[1:5])
-            observation = step.observation
-
-    def block(*state: Tensor) -> tuple[Tensor, ...]:
-        *episodes, uniform, chance = state
-        now = EpisodeState(*episodes)
-        observation = env.observe(now.physics)
-        for time_step in range(BLOCK):
-            action = choose(observation, chance[time_step, 0])
-            now, step = env.advance(now, action, uniform[time_step])
-            keep(time_step, observation, action, *step[1:5])
-            observation = step.observation
-        return tuple(now)
-
-    def draw() -> tuple[Tensor, ...]:
-        return draw_block(env, env.uniform_size), draw_block(env, 1)
-
-    observation = env.reset_tensors()
-    return {
-        f"{name} policy": ((lambda: choose(observation, draw_chance(env))), 1),
-        f"{name} policy and environment": (step_by_step, BLOCK),
-        f"{name} policy and environment, traced": (traced(env, block, draw), BLOCK),
-    }
+    for _ in range(3):  # the second call traces
+        call()
+    return run
 
 
-def floor_rows(env: TensorEnv) -> Rows:
-    """The policy's three matrix products."""
-    layers = [nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 2)]
-    layers = [layer.requires_grad_(False).to(env.device) for layer in layers]
-    inputs = [torch.randn(env.num_envs, size, device=env.device) for size in (4, 64, 64)]
+def collector(id: str, copies: int, device: torch.device, activation: str | None) -> Case:
+    """The kit's collector; without a policy actions are drawn at random."""
+    from kit.collectors import TensorCollector
+    from kit.envs import make_env
+    from kit.modules import make_actor
+
+    env = make_env(id, copies, vectorization="tensor", device=device, seed=0)
+    actor = None
+    if activation is not None:
+        actor = make_actor(env, hidden_sizes=(64, 64), activation=activation).to(device)
+    batches = iter(TensorCollector(env, actor, steps_per_env=STEPS, seed=0))
+    return rate_of(lambda: next(batches), STEPS * copies, device)
+
+
+def network(copies: int, device: torch.device, activation: str | None) -> Case:
+    """The network alone, or its matrix products alone."""
+    sizes = ((4, 64), (64, 64), (64, 2))
+    layers = [nn.Linear(*size).requires_grad_(False).to(device) for size in sizes]
+    inputs = [torch.randn(copies, size, device=device) for size, _ in sizes]
+    between = ACTIVATIONS[activation] if activation else None
 
     def products() -> None:
         for layer, value in zip(layers, inputs):
             layer(value)
 
-    return {"three matrix products": (products, 1)}
+    def whole() -> None:
+        assert between is not None
+        layers[2](between(layers[1](between(layers[0](inputs[0])))))
+
+    return rate_of(whole if between else products, copies, device)
 
 
-def draw_block(env: TensorEnv, size: int) -> Tensor:
-    """Uniform random numbers for a block of steps, ``[BLOCK, size, num_envs]``."""
-    shape = (BLOCK, size, env.num_envs)
-    return torch.rand(shape, generator=env.generator, device=env.device)
+def jax_scan(copies: int, device: torch.device, activation: str) -> Case:
+    """The same in JAX."""
+    from benchmarks.jax_cartpole import JaxCartPole
+
+    platform = "gpu" if device.type == "cuda" else "cpu"
+    return rate_of(JaxCartPole(copies, STEPS, activation, platform), STEPS * copies, device)
 
 
-def draw_chance(env: TensorEnv) -> Tensor:
-    """Uniform random numbers, ``[num_envs]``."""
-    return torch.rand(env.num_envs, generator=env.generator, device=env.device)
+def cases_of(copies: int, device: torch.device) -> dict[str, Case]:
+    """Everything that is measured with one number of copies."""
+    cases = {"floor: three matrix products": network(copies, device, None)}
+    for activation in ACTIVATIONS:
+        cases[f"floor: network, {activation}"] = network(copies, device, activation)
+    cases["CartPole-v1, random actions"] = collector("CartPole-v1", copies, device, None)
+    for activation in ACTIVATIONS:
+        cases[f"CartPole-v1, {activation}"] = collector("CartPole-v1", copies, device, activation)
+        if importlib.util.find_spec("jax"):
+            cases[f"CartPole-v1 in JAX, {activation}"] = jax_scan(copies, device, activation)
+    for id in OTHERS:
+        cases[f"{id}, tanh"] = collector(id, copies, device, "tanh")
+    return cases
 
 
-def make_batch(env: TensorEnv) -> list[Tensor]:
-    """Memory for a block of steps; an observation's entries lie as the environment's do."""
-    shape, device = (BLOCK, env.num_envs), env.device
-    observations = [torch.empty(BLOCK, 4, env.num_envs, device=device).mT for _ in range(2)]
-    action = torch.empty(shape, dtype=torch.int64, device=device)
-    ends = [torch.empty(shape, dtype=torch.bool, device=device) for _ in range(2)]
-    return [observations[0], action, observations[1], torch.empty(shape, device=device), *ends]
-
-
-def traced(
-    env: TensorEnv,
-    block: Callable[..., tuple[Tensor, ...]],
-    draw: Callable[[], tuple[Tensor, ...]],
-) -> Callable[[], None]:
-    """Make a block of steps one flat graph that goes on where the environment stands."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        graph = torch.jit.trace(block, (*env.episodes, *draw()), check_trace=False)
-
-    def run() -> None:
-        with torch.jit.optimized_execution(False):
-            after = graph(*env.episodes, *draw())
-        for buffer, value in zip(env.episodes, after):
-            buffer.copy_(value)
-
-    return run
-
-
-def measure(rows: Rows, num_envs: int, repeats: int, device: torch.device) -> dict[str, float]:
-    """Return the median policy steps per second of each row."""
-    rates: dict[str, list[float]] = {name: [] for name in rows}
-    for _ in range(repeats):
-        for name, (call, steps) in rows.items():
-            call()
-            calls, began = 0, start(device)
-            while time.perf_counter() - began < SECONDS:
-                call()
-                calls += 1
-            seconds = start(device) - began
-            rates[name].append(calls * steps * num_envs / seconds)
-    return {name: median(values) for name, values in rates.items()}
-
-
-def start(device: torch.device) -> float:
-    """Return the time when the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def keep_memory() -> None:
-    """Have glibc serve large blocks from its heap, and keep the heap."""
-    mmap_threshold, trim_threshold, gigabyte = -3, -1, 2**30  # names and numbers of mallopt(3)
-    libc = ctypes.CDLL(None)
-    for option in (mmap_threshold, trim_threshold):
-        if not libc.mallopt(option, gigabyte):
-            warnings.warn(f"mallopt refused option {option}", stacklevel=2)
-
-
-def rows_of(id: str, num_envs: int, device: torch.device) -> Rows:
-    """Everything that is measured of one environment."""
-    env = make_tensor_env(id, num_envs, device=device, seed=0)
-    rows = environment_rows(env)
-    if id == "CartPole-v1":
-        rows |= floor_rows(env) | policy_rows(env, nn.Tanh) | policy_rows(env, SigmoidTanh)
-    return {f"{id}: {name}": row for name, row in rows.items()}
+def table(copies: Sequence[int], device: torch.device, rounds: int) -> str:
+    """Measure with the present number of threads and return a table."""
+    columns: list[dict[str, list[float]]] = []
+    for number in copies:
+        columns.append(interleaved(cases_of(number, device), rounds))
+    rows = [
+        [name, *(f"{median(column[name]) / 1e3:,.0f}" for column in columns)] for name in columns[0]
+    ]
+    for activation in ACTIVATIONS:
+        ours, theirs = f"CartPole-v1, {activation}", f"CartPole-v1 in JAX, {activation}"
+        pairs = {"of the network alone": f"floor: network, {activation}", "of JAX": theirs}
+        for what, other in pairs.items():
+            if other in columns[0]:
+                ratios = (f"{ratio(column[ours], column[other]):.2f}" for column in columns)
+                rows.append([f"*CartPole-v1, {activation}: share {what}*", *ratios])
+    return markdown_table(["", *(f"{number:,} copies" for number in copies)], rows)
 
 
 @torch.no_grad()
-def main() -> None:
-    """Measure, and print a Markdown table for each number of threads."""
+def main(arguments: Sequence[str] = ()) -> Path:
+    """Measure, write a table for each number of threads, and return its path."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count() or 1])
     parser.add_argument("--copies", type=int, nargs="+", default=[64, 1024, 4096])
-    parser.add_argument("--ids", nargs="+", default=[i for i in TENSOR_ENVS if i != "CartPole-v0"])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--keep-memory", action="store_true")
-    given = parser.parse_args()
-    if given.keep_memory:
-        keep_memory()
-    for threads in sorted(set(given.threads)):
-        torch.set_num_threads(threads)
-        table: dict[str, list[float]] = {}
-        for copies in given.copies:
-            rows: Rows = {}
-            for id in given.ids:
-                rows |= rows_of(id, copies, given.device)
-            for name, rate in measure(rows, copies, given.repeats, given.device).items():
-                table.setdefault(name, []).append(rate)
-        print(f"\n{threads} thread(s), {given.device}, thousand policy steps per second\n")
-        print("| | " + " | ".join(f"{copies} copies" for copies in given.copies) + " |")
-        print("|---|" + "---:|" * len(given.copies))
-        for name, rates in table.items():
-            print(f"| {name} | " + " | ".join(f"{rate / 1e3:,.0f}" for rate in rates) + " |")
+    given = parser.parse_args(arguments)
+    threads = sorted(set(given.threads))
+    parts = [f"Thousand policy steps per second. {machine(threads[-1], ['jax'])}."]
+    if given.device.type == "cuda":
+        parts.append(f"Device: {torch.cuda.get_device_name(given.device)}.")
+    for number in threads:
+        torch.set_num_threads(number)
+        parts.append(f"With {number} PyTorch thread(s), {given.device.type}:")
+        parts.append(table(given.copies, given.device, given.rounds))
+    name = "tensor_envs" + ("_cuda" if given.device.type == "cuda" else "")
+    return write_results(name, "Environments written in torch", "\n\n".join(parts))
 
 
 if __name__ == "__main__":
-    main()
+    import sys
+
+    print(main(sys.argv[1:]).read_text())
