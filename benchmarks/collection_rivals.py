@@ -1,7 +1,7 @@
 """Others that collect: loops by hand, TorchRL, Stable-Baselines3, tianshou, nobody.
 
-Each function returns a case: a function that collects for a while and returns policy steps per
-second. All use a policy of two hidden layers of 64 units with tanh, sampled, on one environment.
+Each function returns a :class:`Case`. All sample from a policy with two hidden layers of 64 units
+and tanh, new and untrained, in the same environment.
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ SECONDS = 0.5
 STEPS = 128
 """policy steps of each copy in a batch."""
 
-Case = Callable[[], float]
 
+class Case:
+    """Collects for a while and returns policy steps per second.
 
-def case_of(collect: Callable[[], int]) -> Case:
-    """Return a case from a function that collects once and returns how many policy steps."""
+    Args:
+        collect: collects once and returns how many policy steps.
+        close: ends it.
+    """
 
-    def run() -> float:
+    def __init__(self, collect: Callable[[], int], close: Callable[[], Any] = lambda: None) -> None:
+        self.collect, self.close = collect, close
+        collect()
+
+    def __call__(self) -> float:
+        """Return policy steps per second."""
         steps, began = 0, time.perf_counter()
         while time.perf_counter() - began < SECONDS:
-            steps += collect()
+            steps += self.collect()
         return steps / (time.perf_counter() - began)
-
-    collect()
-    return run
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:
@@ -44,22 +49,32 @@ def network(inputs: int, outputs: int) -> nn.Sequential:
     )
 
 
+def random_actions(space: gym.Space[Any], count: int) -> list[Any]:
+    """Return actions like those of a policy that has not learnt: uniform, or clipped normal."""
+    rng = np.random.default_rng(0)
+    if isinstance(space, gym.spaces.Discrete):
+        return rng.integers(space.n, size=count).tolist()
+    noise = rng.standard_normal((count, *space.shape), dtype=np.float32)
+    return list(np.clip(noise, space.low, space.high))
+
+
 def environment_alone(id: str, num_envs: int) -> Case:
-    """Copies stepped one after the other, always with the same actions; finished ones reset."""
+    """Copies stepped one after the other, with actions drawn before; nothing is kept."""
     copies = [gym.make(id, disable_env_checker=True) for _ in range(num_envs)]
-    for copy in copies:
-        copy.reset(seed=0)
-    actions = [copy.action_space.sample() for copy in copies]
+    for number, copy in enumerate(copies):
+        copy.reset(seed=number)
+    drawn = random_actions(copies[0].action_space, STEPS * num_envs)
 
     def collect() -> int:
+        actions = iter(drawn)
         for _ in range(STEPS):
-            for copy, action in zip(copies, actions):
-                _, _, terminated, truncated, _ = copy.step(action)
+            for copy in copies:
+                _, _, terminated, truncated, _ = copy.step(next(actions))
                 if terminated or truncated:
                     copy.reset()
         return STEPS * num_envs
 
-    return case_of(collect)
+    return Case(collect)
 
 
 class _Head:
@@ -84,16 +99,17 @@ class _Head:
         return action, log_prob
 
 
-class _Buffers:
-    """What a loop by hand keeps of a batch, for PPO."""
+class _Batch:
+    """What a loop by hand keeps of a batch: what every collector of the kit keeps, as arrays."""
 
     def __init__(self, num_envs: int, env: gym.Env[Any, Any]) -> None:
-        size = (STEPS, num_envs)
-        self.observation = torch.empty(*size, *env.observation_space.shape)
-        kind = torch.int64 if isinstance(env.action_space, gym.spaces.Discrete) else torch.float32
-        self.action = torch.empty(*size, *env.action_space.shape, dtype=kind)
-        self.log_prob, self.reward = torch.empty(size), torch.empty(size)
-        self.done = torch.empty(size, dtype=torch.bool)
+        size, space = (STEPS, num_envs), env.action_space
+        kind = np.int64 if isinstance(space, gym.spaces.Discrete) else np.float32
+        self.observation = np.empty((*size, *env.observation_space.shape), np.float32)
+        self.next_observation = np.empty_like(self.observation)
+        self.action = np.empty((*size, *space.shape), kind)
+        self.log_prob, self.reward = np.empty((2, *size), np.float32)
+        self.terminated, self.truncated = np.empty((2, *size), np.bool_)
 
 
 def loop_of_copies(id: str, num_envs: int) -> Case:
@@ -104,94 +120,92 @@ def loop_of_copies(id: str, num_envs: int) -> Case:
 
     @torch.inference_mode()
     def collect() -> int:
-        batch = _Buffers(num_envs, copies[0])
-        rewards, done = batch.reward.numpy(), batch.done.numpy()
+        batch = _Batch(num_envs, copies[0])
         for step in range(STEPS):
-            observation = torch.from_numpy(seen)
-            action, log_prob = head(observation)
-            batch.observation[step], batch.action[step] = observation, action
-            batch.log_prob[step] = log_prob
+            batch.observation[step] = seen
+            action, log_prob = head(torch.from_numpy(seen))
+            batch.action[step], batch.log_prob[step] = action.numpy(), log_prob.numpy()
             if head.discrete:
                 chosen = action.tolist()
             else:
                 chosen = list(np.clip(action.numpy(), bounds.low, bounds.high))
             for number, copy in enumerate(copies):
                 now, reward, terminated, truncated, _ = copy.step(chosen[number])
-                ended = terminated or truncated
-                if ended:
+                batch.next_observation[step, number] = now
+                batch.reward[step, number] = reward
+                batch.terminated[step, number] = terminated
+                batch.truncated[step, number] = truncated
+                if terminated or truncated:
                     now, _ = copy.reset()
                 seen[number] = now
-                rewards[step, number], done[step, number] = reward, ended
         return STEPS * num_envs
 
-    return case_of(collect)
+    return Case(collect)
 
 
 def loop_of_vector(id: str, num_envs: int, mode: str = "sync") -> Case:
-    """A loop by hand over one of Gymnasium's vector environments."""
-    kwargs = {}
-    if mode == "sync":
-        kwargs["vector_kwargs"] = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
-    vector = gym.make_vec(id, num_envs=num_envs, vectorization_mode=mode, **kwargs)
+    """A loop by hand over one of Gymnasium's vector environments.
+
+    Those of ``mode="vector_entry_point"`` spend a step on each reset, which is kept and counted
+    like the others.
+    """
+    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    vector = gym.make_vec(
+        id, num_envs, mode, vector_kwargs=same_step if mode != "vector_entry_point" else None
+    )
     one = gym.make(id)
     head, bounds = _Head(one), one.action_space
-    seen = [vector.reset(seed=0)[0].astype(np.float32)]
+    now = vector.reset(seed=0)[0].astype(np.float32)
 
     @torch.inference_mode()
     def collect() -> int:
-        batch = _Buffers(num_envs, one)
-        now = seen[0]
+        nonlocal now
+        batch = _Batch(num_envs, one)
         for step in range(STEPS):
-            observation = torch.from_numpy(now)
-            action, log_prob = head(observation)
-            batch.observation[step], batch.action[step] = observation, action
-            batch.log_prob[step] = log_prob
+            batch.observation[step] = now
+            action, log_prob = head(torch.from_numpy(now))
+            batch.action[step], batch.log_prob[step] = action.numpy(), log_prob.numpy()
             chosen = action.numpy()
             if not head.discrete:
                 chosen = np.clip(chosen, bounds.low, bounds.high)
-            now, reward, terminated, truncated, _ = vector.step(chosen)
+            now, batch.reward[step], terminated, truncated, info = vector.step(chosen)
             now = now if now.dtype == np.float32 else now.astype(np.float32)
-            batch.reward[step] = torch.from_numpy(reward)
-            batch.done[step] = torch.from_numpy(terminated | truncated)
-        seen[0] = now
+            batch.next_observation[step] = now
+            batch.terminated[step], batch.truncated[step] = terminated, truncated
+            if "final_obs" in info:
+                for number in np.flatnonzero(info["_final_obs"]):
+                    batch.next_observation[step, number] = info["final_obs"][number]
         return STEPS * num_envs
 
-    return case_of(collect)
+    return Case(collect, vector.close)
 
 
-def torchrl(id: str, num_envs: int, batched: str) -> tuple[Case, Callable[[], None]]:
-    """TorchRL's ``Collector`` over ``SerialEnv`` or ``ParallelEnv``, and how to shut it down."""
-    from tensordict.nn import NormalParamExtractor, TensorDictModule
+def torchrl(id: str, num_envs: int, processes: int | None = None) -> Case:
+    """TorchRL's ``Collector``.
+
+    Observations of 64 bits stay so, and the policy is of 64 bits then: a transform costs more.
+
+    Args:
+        id: of the environment.
+        num_envs: number of copies.
+        processes: of ``ParallelEnv``, each with an equal share of the copies in a ``SerialEnv``;
+            ``None``: one ``SerialEnv`` here, or the environment itself where there is one copy.
+    """
     from torchrl.collectors import Collector
     from torchrl.envs import GymEnv, ParallelEnv, SerialEnv
-    from torchrl.modules import IndependentNormal, ProbabilisticActor
+
+    discrete = isinstance(gym.spec(id).make().action_space, gym.spaces.Discrete)
+    keywords = {"categorical_action_encoding": True} if discrete else {}
 
     def make() -> Any:
-        discrete = isinstance(gym.spec(id).make().action_space, gym.spaces.Discrete)
-        return GymEnv(id, categorical_action_encoding=True) if discrete else GymEnv(id)
+        return GymEnv(id, **keywords)
 
-    one = make()
-    discrete = not one.action_spec.is_discrete if False else one.action_spec.dtype == torch.int64
-    inputs = one.observation_spec["observation"].shape[-1]
-    if discrete:
-        net: nn.Module = network(inputs, int(one.action_spec.n))
-        keys, distribution = ["logits"], torch.distributions.Categorical
-    else:
-        net = nn.Sequential(network(inputs, 2 * one.action_spec.shape[-1]), NormalParamExtractor())
-        keys, distribution = ["loc", "scale"], IndependentNormal
-    policy = ProbabilisticActor(
-        TensorDictModule(net.float(), in_keys=["observation"], out_keys=keys),
-        in_keys=keys,
-        distribution_class=distribution,
-        return_log_prob=True,
-    )
-    if one.observation_spec["observation"].dtype == torch.float64:
-        policy = policy.double()
-    env = one
-    if num_envs > 1:
-        env = {"serial": SerialEnv, "parallel": ParallelEnv}[batched](num_envs, make)
-    elif batched == "parallel":
-        env = ParallelEnv(1, make)
+    def make_share() -> Any:
+        share = num_envs // (processes or 1)
+        return make() if share == 1 else SerialEnv(share, make)
+
+    policy = torchrl_policy(make())
+    env = make_share() if processes is None else ParallelEnv(processes, make_share)
     collector = Collector(
         env,
         policy,
@@ -201,7 +215,27 @@ def torchrl(id: str, num_envs: int, batched: str) -> tuple[Case, Callable[[], No
         auto_register_policy_transforms=False,
     )
     iterator = iter(collector)
-    return case_of(lambda: next(iterator).numel()), collector.shutdown
+    return Case(lambda: next(iterator).numel(), collector.shutdown)
+
+
+def torchrl_policy(env: Any) -> Any:
+    """Return a policy of TorchRL's and PyTorch's parts, for one copy of an environment."""
+    from tensordict.nn import NormalParamExtractor, TensorDictModule
+    from torchrl.modules import IndependentNormal, ProbabilisticActor
+
+    inputs, spec = env.observation_spec["observation"], env.action_spec
+    if spec.dtype == torch.int64:
+        net: nn.Module = network(inputs.shape[-1], int(spec.n))
+        keys, distribution = ["logits"], torch.distributions.Categorical
+    else:
+        net = nn.Sequential(network(inputs.shape[-1], 2 * spec.shape[-1]), NormalParamExtractor())
+        keys, distribution = ["loc", "scale"], IndependentNormal
+    return ProbabilisticActor(
+        TensorDictModule(net.to(inputs.dtype), in_keys=["observation"], out_keys=keys),
+        in_keys=keys,
+        distribution_class=distribution,
+        return_log_prob=True,
+    )
 
 
 def stable_baselines3(id: str, num_envs: int) -> Case:
@@ -220,23 +254,18 @@ def stable_baselines3(id: str, num_envs: int) -> Case:
         model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=STEPS)
         return STEPS * num_envs
 
-    return case_of(collect)
+    return Case(collect)
 
 
-def tianshou(id: str, num_envs: int) -> Case | None:
-    """Collector of tianshou 2; ``None`` where it is not installed."""
-    try:
-        from tianshou.algorithm.modelfree.reinforce import (
-            DiscreteActorPolicy,
-            ProbabilisticActorPolicy,
-        )
-        from tianshou.data import Collector, VectorReplayBuffer
-        from tianshou.env import DummyVectorEnv
-        from tianshou.utils.net.common import Net
-        from tianshou.utils.net.continuous import ContinuousActorProbabilistic
-        from tianshou.utils.net.discrete import DiscreteActor
-    except ImportError:
-        return None
+def tianshou(id: str, num_envs: int) -> Case:
+    """Collector of tianshou 2, over copies in this process, with a buffer of one batch."""
+    from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
+    from tianshou.data import Collector, VectorReplayBuffer
+    from tianshou.env import DummyVectorEnv
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.continuous import ContinuousActorProbabilistic
+    from tianshou.utils.net.discrete import DiscreteActor
+
     env = gym.make(id)
     inputs, space = env.observation_space.shape, env.action_space
     body = Net(state_shape=inputs, hidden_sizes=(64, 64), activation=nn.Tanh)
@@ -265,4 +294,4 @@ def tianshou(id: str, num_envs: int) -> Case | None:
             collector.collect(n_step=STEPS * num_envs)
         return STEPS * num_envs
 
-    return case_of(collect)
+    return Case(collect)

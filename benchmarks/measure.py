@@ -45,20 +45,26 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(above, below))
 
 
-def machine(threads: int) -> str:
+def machine(threads: int, also: Sequence[str] = ()) -> str:
     """Return one line about what was measured on.
 
     Args:
         threads: PyTorch's threads.
+        also: further packages whose versions matter, installed or not.
     """
-    versions = ", ".join(
-        f"{name} {metadata.version(name)}"
-        for name in ("torch", "torchrl", "tensordict", "gymnasium")
-    )
+    packages = ("torch", "torchrl", "tensordict", "gymnasium", *also)
+    versions = ", ".join(f"{name} {_version(name)}" for name in packages)
     return (
         f"{date.today()}, {os.cpu_count()} cores ({platform.machine()}), PyTorch threads: "
         f"{threads}, Python {platform.python_version()}, {versions}"
     )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,184 @@
+"""Policy steps per second of collectors, against other libraries and loops written by hand.
+
+    python -m benchmarks.collection [--rounds 5]
+
+All cases of one column run in turn in one process, round by round, each in batches of 128 policy
+steps of each copy; a figure is the median of the rounds, a ratio the median of the rounds' ratios.
+Everything but worker processes runs on one thread: PyTorch has one thread in all processes.
+
+What is kept: the kit's collectors and the loops by hand keep observation, action, log-probability,
+reward, terminated, truncated and the next observation (the true last one where an episode ends).
+TorchRL keeps this too. Stable-Baselines3 keeps no next observation, and calls its value network as
+it always does; tianshou keeps no log-probability. The policy of TorchRL's rows is one of PyTorch's
+and TorchRL's distributions; "kit, TorchRL's policy" is the kit's collector with that policy object.
+
+The environment alone is stepped copy after copy in this process, with actions drawn before, and
+nothing is kept. Two processes beside this one step two copies at the same time, so a row with
+workers may be faster than the environment alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks import collection_rivals as rivals
+from benchmarks.collection_rivals import STEPS, Case
+from benchmarks.measure import interleaved, machine, markdown_table, median, ratio, write_results
+
+THREADS = 1
+PROCESSES = 2
+"""of everything that steps environments in processes."""
+
+CARTPOLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
+COLUMNS = [(CARTPOLE, 1), (CARTPOLE, 8), (CARTPOLE, 64), (CHEETAH, 1), (CHEETAH, 4)]
+
+Column = tuple[str, int]
+Figures = dict[str, list[float]]
+
+
+def kit(id: str, num_envs: int, vectorization: str = "sync", theirs: bool = False) -> Case:
+    """Return the kit's ``VectorCollector`` as a case.
+
+    Args:
+        id: of the environment.
+        num_envs: number of copies.
+        vectorization: how the copies are stepped.
+        theirs: whether the policy is that of TorchRL's rows.
+    """
+    from kit.collectors import VectorCollector
+    from kit.envs import make_env
+    from kit.modules import make_actor
+
+    workers = min(PROCESSES, num_envs) if vectorization == "async" else None
+    env = make_env(id, num_envs, vectorization=vectorization, num_workers=workers)
+    policy = rivals.torchrl_policy(env) if theirs else make_actor(env, (64, 64), "tanh")
+    collector = VectorCollector(env, policy, steps_per_env=STEPS)
+    return Case(lambda: collector.collect().numel(), collector.shutdown)
+
+
+Maker = Callable[[str, int], Case]
+KIT: dict[str, Maker] = {
+    "kit, sync": kit,
+    "kit, async": functools.partial(kit, vectorization="async"),
+    "kit, native": functools.partial(kit, vectorization="native"),
+    "kit, sync, TorchRL's policy": functools.partial(kit, theirs=True),
+}
+LOOPS: dict[str, Maker] = {
+    "loop by hand over copies": rivals.loop_of_copies,
+    "loop by hand over SyncVectorEnv": rivals.loop_of_vector,
+}
+NATIVE_LOOP: dict[str, Maker] = {
+    "loop by hand over the native vector environment": functools.partial(
+        rivals.loop_of_vector, mode="vector_entry_point"
+    )
+}
+TORCHRL: dict[str, Maker] = {
+    "TorchRL, SerialEnv": rivals.torchrl,
+    "TorchRL, ParallelEnv": lambda id, n: rivals.torchrl(id, n, processes=min(PROCESSES, n)),
+}
+LIBRARIES: dict[str, Maker] = {
+    "Stable-Baselines3": rivals.stable_baselines3,
+    "tianshou": rivals.tianshou,
+}
+ALONE: dict[str, Maker] = {"environment alone": rivals.environment_alone}
+ROWS = {**KIT, **LOOPS, **NATIVE_LOOP, **TORCHRL, **LIBRARIES, **ALONE}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio to reach: the best row of ``ours`` over the best row of ``theirs``."""
+
+    id: str
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    at_least: dict[int, float]
+    """by number of copies."""
+
+    def lines(self, columns: dict[Column, Figures]) -> Iterator[list[str]]:
+        """Yield a line of the table for each number of copies."""
+        for num_envs, least in self.at_least.items():
+            figures = columns[self.id, num_envs]
+            ours, theirs = _best(figures, self.ours), _best(figures, self.theirs)
+            line = [f"{self.id}, {num_envs}: {ours or self.ours[0]} / {theirs or self.theirs[0]}"]
+            if ours is None or theirs is None:
+                yield [*line, f"{least:g}", "", "not measured"]
+                continue
+            reached = ratio(figures[ours], figures[theirs])
+            yield [*line, f"{least:g}", f"{reached:.2f}", "yes" if reached >= least else "**no**"]
+
+
+def _best(figures: Figures, names: tuple[str, ...]) -> str | None:
+    found = [name for name in names if figures.get(name)]
+    return max(found, key=lambda name: median(figures[name])) if found else None
+
+
+IN_PROCESS = ("kit, sync",)
+ANY = ("kit, sync", "kit, async", "kit, native")
+TARGETS = [
+    Target(CARTPOLE, IN_PROCESS, tuple(TORCHRL), {1: 6, 8: 12, 64: 20}),
+    Target(CARTPOLE, ANY, tuple(TORCHRL), {1: 6, 8: 12, 64: 20}),
+    Target(CARTPOLE, IN_PROCESS, ("Stable-Baselines3",), {1: 1, 8: 1, 64: 1}),
+    Target(CARTPOLE, IN_PROCESS, ("tianshou",), {1: 1, 8: 1, 64: 1}),
+    Target(CARTPOLE, IN_PROCESS, tuple(LOOPS), {1: 0.95, 8: 0.95, 64: 0.95}),
+    Target(CARTPOLE, ("kit, native",), tuple(NATIVE_LOOP), {1: 0.95, 8: 0.95, 64: 0.95}),
+    Target(CHEETAH, IN_PROCESS, ("environment alone",), {1: 0.6, 4: 0.75}),
+    Target(CHEETAH, IN_PROCESS, tuple(LOOPS), {1: 0.95, 4: 0.95}),
+]
+
+
+def measure(id: str, num_envs: int, rounds: int) -> Figures:
+    """Return the figures of every row that is possible, by its name."""
+    with contextlib.ExitStack() as stack:
+        cases = {}
+        for name, make in ROWS.items():
+            if id == CHEETAH and "native" in name:  # it has no vector environment of its own
+                continue
+            with contextlib.suppress(ImportError):  # a rival that is not installed
+                cases[name] = make(id, num_envs)
+                stack.callback(cases[name].close)
+        return interleaved(cases, rounds)
+
+
+def rates(columns: dict[Column, Figures]) -> str:
+    """Return the table of policy steps per second."""
+    rows = []
+    for name in ROWS:
+        figures = [columns[column].get(name) for column in COLUMNS]
+        if any(figures):
+            rows.append([name, *(f"{median(found):,.0f}" if found else "" for found in figures)])
+        else:
+            rows.append([name, "not installed", *[""] * (len(COLUMNS) - 1)])
+    return markdown_table(["", *(f"{id}, {n}" for id, n in COLUMNS)], rows)
+
+
+def main(rounds: int = 5) -> Path:
+    """Measure, write the table and return its path."""
+    threads = torch.get_num_threads()
+    os.environ["OMP_NUM_THREADS"] = str(THREADS)  # of processes that begin later
+    torch.set_num_threads(THREADS)
+    try:
+        columns = {column: measure(*column, rounds) for column in COLUMNS}
+    finally:
+        torch.set_num_threads(threads)
+    lines = [line for target in TARGETS for line in target.lines(columns)]
+    explained = __doc__.split("\n\n", 2)[2]
+    text = (
+        f"{machine(THREADS, ['stable_baselines3', 'tianshou', 'mujoco'])}; {rounds} rounds.\n\n"
+        f"{rates(columns)}\n\n{explained}\n## Targets\n\n"
+        f"{markdown_table(['copies: ours / theirs', 'at least', 'ratio', 'reached'], lines)}"
+    )
+    return write_results("collection", "Collection: policy steps per second", text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    print(main(parser.parse_args().rounds).read_text())
