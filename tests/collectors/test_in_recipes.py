@@ -1,0 +1,164 @@
+"""Every kind of collector, by its name, in the recipes as a user runs them."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import pytest
+import torch
+
+from kit.collectors import COLLECTORS, make_collector
+from kit.config import EnvConfig
+from kit.envs import make_env
+from kit.steps import SettingError, StepPlan
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from recipes import ppo, sac
+
+OF_STEPS = [name for name in COLLECTORS if name != "episode"]
+NORMALIZED = {"normalize_observation": True, "normalize_reward": True}
+
+
+def run_ppo(collector, tmp_path, id="CartPole-v1", hooks=(), **changes):
+    """Two iterations of PPO with its defaults, normalisation included; returns the trainer."""
+    few = OnPolicySteps(total_policy_steps=128, steps_per_env=16, minibatch_size=32)
+    config = ppo.Config(
+        env=EnvConfig(id=id, num_envs=4, **NORMALIZED),
+        **{"steps": few, "collector": collector, "runs": str(tmp_path), "progress": False}
+        | changes,
+    )
+    trainer = ppo.build(config, hooks=hooks)
+    trainer.run()
+    return trainer
+
+
+def run_sac(collector, tmp_path, **changes):
+    steps = OffPolicySteps(
+        **{
+            "total_policy_steps": 96,
+            "learning_starts": 32,
+            "replay_ratio": "1/4",
+            "minibatch_size": 16,
+        }
+        | changes
+    )
+    config = sac.Config(
+        env=EnvConfig(id="Pendulum-v1", num_envs=2, max_episode_steps=20),
+        steps=steps,
+        buffer_size=200,
+        collector=collector,
+        runs=str(tmp_path),
+        progress=False,
+    )
+    trainer = sac.build(config)
+    trainer.run()
+    return trainer
+
+
+def planned_and_counted(trainer):
+    planned, ledger = trainer.plan.after(trainer.plan.iterations), trainer.ledger
+    names = ("iterations", "policy_steps", "random_policy_steps", "gradient_steps")
+    return (
+        {name: getattr(planned, name) for name in names if hasattr(planned, name)},
+        {name: getattr(ledger, name) for name in names if hasattr(planned, name)},
+    )
+
+
+# ---------------------------------------------------------------------- by name
+@pytest.mark.parametrize("collector", OF_STEPS)
+def test_ppo_runs_as_planned_with_each_kind(collector, tmp_path):
+    trainer = run_ppo(collector, tmp_path)
+    assert type(trainer.collector) is COLLECTORS[collector]
+    planned, counted = planned_and_counted(trainer)
+    assert planned == counted
+    assert counted["policy_steps"] == trainer.ledger.env_steps == 128
+    assert counted["gradient_steps"] == 2 * 10 * 2
+    assert trainer.evaluate.env.normalizer.observation["observation"].count > 1
+
+
+@pytest.mark.parametrize("collector", ["vector", "tensor", "torchrl"])
+def test_ppo_runs_as_planned_with_continuous_actions(collector, tmp_path):
+    planned, counted = planned_and_counted(run_ppo(collector, tmp_path, id="Pendulum-v1"))
+    assert planned == counted
+
+
+@pytest.mark.parametrize("collector", OF_STEPS)
+def test_sac_runs_as_planned_with_each_kind(collector, tmp_path):
+    trainer = run_sac(collector, tmp_path)
+    assert type(trainer.collector) is COLLECTORS[collector]
+    planned, counted = planned_and_counted(trainer)
+    assert planned == counted
+    assert counted["gradient_steps"] == (96 - 32 + 2) // 4
+
+
+@pytest.mark.parametrize("collector", ["episode", None])
+def test_ppo_collects_whole_episodes_where_the_settings_say_so(collector, tmp_path):
+    steps = OnPolicySteps(total_policy_steps=200, steps_per_env=None, min_steps=50, min_episodes=4)
+    trainer = run_ppo(collector, tmp_path, steps=steps)
+    assert type(trainer.collector) is COLLECTORS["episode"]
+    ledger = trainer.ledger
+    assert ledger.policy_steps == ledger.env_steps >= 200
+    assert ledger.episodes >= 4 * ledger.iterations
+
+
+def test_sac_collects_whole_episodes_where_the_settings_say_so(tmp_path):
+    trainer = run_sac("episode", tmp_path, steps_per_env=None, min_episodes=1)
+    assert trainer.ledger.policy_steps == trainer.ledger.env_steps == 100
+    assert trainer.ledger.episodes == 5
+
+
+def test_the_evaluation_sees_the_statistics_of_a_collector_of_tensors(tmp_path):
+    trainer = run_ppo("tensor", tmp_path)
+    assert trainer.evaluate.env.normalizer is trainer.collector.normalizer
+    # A reset of 4 copies and 128 policy steps, on top of the first 1e-4.
+    seen = trainer.collector.normalizer.observation["observation"].count
+    assert seen == pytest.approx(132.0001)
+
+
+# ---------------------------------------------------------------------- what does not fit
+def test_a_kind_that_does_not_exist_is_an_error_that_names_the_nearest(tmp_path):
+    with pytest.raises(SettingError, match="'tensors' is no collector; what works: tensor or"):
+        run_ppo("tensors", tmp_path)
+
+
+def test_tensors_need_an_environment_written_in_torch():
+    env = make_env(lambda: gym.make("Pendulum-v1"), 2)
+    plan = StepPlan(total_policy_steps=8, num_envs=2, steps_per_env=4)
+    with pytest.raises(SettingError, match=r"which .* is not; use one of CartPole-v0"):
+        make_collector("tensor", env, None, plan)
+
+
+def test_whole_episodes_need_a_plan_of_them_and_the_error_says_how(tmp_path):
+    advice = "give steps_per_env=null with min_steps=64 or with min_episodes"
+    with pytest.raises(SettingError, match=advice):
+        run_ppo("episode", tmp_path)
+
+
+@pytest.mark.parametrize("collector", ["vector", "tensor", "torchrl"])
+def test_a_kind_of_steps_refuses_a_plan_of_whole_episodes(collector, tmp_path):
+    steps = OnPolicySteps(total_policy_steps=200, steps_per_env=None, min_episodes=4)
+    with pytest.raises(SettingError, match="collects steps, where the plan has whole episodes"):
+        run_ppo(collector, tmp_path, steps=steps)
+
+
+# ---------------------------------------------------------------------- resumed, learning
+def test_a_run_on_tensors_that_was_stopped_goes_on_bit_by_bit(tmp_path):
+    class Stop:
+        def register(self, trainer, name="stop"):
+            trainer.register_op("post_steps", lambda: trainer.request_stop("for the test"))
+
+    steps = OnPolicySteps(total_policy_steps=256, steps_per_env=16, minibatch_size=32)
+    whole = run_ppo("tensor", tmp_path / "whole", steps=steps)
+    stopped = run_ppo("tensor", tmp_path / "stopped", steps=steps, hooks=[Stop()])
+    assert stopped.ledger.policy_steps == 64
+    resumed = run_ppo("tensor", tmp_path / "stopped", steps=steps, resume=str(stopped.folder))
+    assert resumed.ledger.policy_steps == 256
+    ours, theirs = resumed.loss_module.state_dict(), whole.loss_module.state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert resumed.collector.normalizer.state_dict() == whole.collector.normalizer.state_dict()
+
+
+def test_ppo_learns_cartpole_on_tensors(tmp_path):
+    steps = OnPolicySteps(total_policy_steps=10_240, evaluation_every=None)
+    config = ppo.Config(collector="tensor", steps=steps, runs=str(tmp_path), progress=False)
+    trainer = ppo.build(config)
+    trainer.run()
+    assert trainer.journal.latest["evaluation/return"] >= 475
