@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.envs.copies import StepArrays
+from kit.envs.copies import StepArrays, fault_of
 from kit.envs.errors import EnvironmentFault
 from kit.envs.in_process import InProcess
 from kit.envs.spaces import Arrays, Leaf
@@ -100,6 +100,7 @@ class Worker:
         self.how, self.shared, self.first, self.last = how, shared, first, last
         self.process: Any = None
         self.pipe: Connection | None = None
+        self._mended: list[EnvironmentFault] = []
 
     def start(self) -> None:
         """Start the process; it says with a first message that it is ready."""
@@ -118,7 +119,7 @@ class Worker:
             self.pipe.send_bytes(b"" if message is None else pickle.dumps(message))
 
     def receive(self) -> Any:
-        """Wait for the answer.
+        """Wait for the answer, and keep what the process says it has mended.
 
         Raises:
             EOFError: if the process has died.
@@ -128,10 +129,16 @@ class Worker:
         answer = self.pipe.recv_bytes()
         if not answer:
             return None
-        value = pickle.loads(answer)
+        mended, value = pickle.loads(answer)
+        self._mended += mended
         if isinstance(value, Exception):
             raise value
         return value
+
+    def take_mended(self) -> list[EnvironmentFault]:
+        """Return the faults that the process has mended since the last call."""
+        mended, self._mended = self._mended, []
+        return mended
 
     def exit_code(self) -> str:
         """Return how the process ended, in words."""
@@ -187,7 +194,11 @@ def _serve(pipe: Connection, how: bytes, shared: SharedMemory, first: int, last:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then closes
     copies = None
     try:
-        copies = _make(how, first, last)
+        try:
+            copies = _make(how, first, last)
+        except Exception as error:
+            pipe.send_bytes(_pickled(error, []))
+            return
         served = _Served(copies, shared.arrays(first, last))
         pipe.send_bytes(b"")
         while True:
@@ -200,10 +211,7 @@ def _serve(pipe: Connection, how: bytes, shared: SharedMemory, first: int, last:
                 return
             pipe.send_bytes(served.answer(command, arguments))
     except (EOFError, OSError):
-        return
-    except Exception as error:
-        with contextlib.suppress(OSError):
-            pipe.send_bytes(_pickled(error))
+        return  # nobody is there any more
     finally:
         if copies is not None:
             copies.close()
@@ -211,7 +219,10 @@ def _serve(pipe: Connection, how: bytes, shared: SharedMemory, first: int, last:
 
 def _make(how: bytes, first: int, last: int) -> InProcess:
     make, name, restarts = pickle.loads(how).fn
-    return InProcess(make, last - first, name, restarts=restarts, first=first)
+    try:
+        return InProcess(make, last - first, name, restarts=restarts, first=first)
+    except Exception as error:
+        raise fault_of(name, None, error, "making it") from error
 
 
 class _Served:
@@ -234,14 +245,15 @@ class _Served:
                 self.arrays.action, result, None if active.all() else active.copy()
             )
         except Exception as error:
-            return _pickled(error)
+            return _pickled(error, self._told)
         self.arrays.mended[...] = False if mended is None else mended
-        return self._faults()
+        return self._answer()
 
-    def _faults(self) -> bytes:
-        if not self._told:
+    def _answer(self, value: Any = None) -> bytes:
+        """Return an answer, pickled, with what was mended; most often there is nothing to say."""
+        if value is None and not self._told:
             return b""
-        told = pickle.dumps(self._told)
+        told = pickle.dumps((self._told, value))
         self._told.clear()
         return told
 
@@ -251,17 +263,19 @@ class _Served:
             if command == "reset":
                 seeds, mask = arguments
                 self.copies.reset(self.arrays.result.observation, seeds, mask)
-                return self._faults()
+                return self._answer()
             if command == "states":
-                return pickle.dumps(self.copies.full_states())
+                return self._answer(self.copies.full_states())
             self.copies.set_full_states(arguments[0])
-            return b""
+            return self._answer()
         except Exception as error:
-            return _pickled(error)
+            return _pickled(error, self._told)
 
 
-def _pickled(error: Exception) -> bytes:
+def _pickled(error: Exception, told: list[EnvironmentFault]) -> bytes:
     """Return an exception as it can be sent: faults as they are, others by their text."""
-    if isinstance(error, (EnvironmentFault, CannotCapture)):
-        return pickle.dumps(error)
-    return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    if not isinstance(error, (EnvironmentFault, CannotCapture)):
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    pickled = pickle.dumps((told, error))
+    told.clear()
+    return pickled

@@ -5,7 +5,6 @@ The processes themselves, and what they exchange, are in :mod:`kit.envs.worker_p
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import pickle
@@ -69,7 +68,8 @@ class Workers(Copies):
                 worker.receive()
         except (RuntimeError, EOFError, OSError) as error:
             self.close()
-            raise EnvironmentFault(name, None, f"its processes did not start: {error}") from error
+            what = error.what if isinstance(error, EnvironmentFault) else error
+            raise EnvironmentFault(name, None, f"its processes did not start: {what}") from error
 
     # ------------------------------------------------------------------ all at once
     def reset(
@@ -141,11 +141,12 @@ class Workers(Copies):
     def _answered(self, worker: Worker) -> bool:
         """Wait for a worker and pass on what it mended; false if it has died."""
         try:
-            answer = worker.receive()
+            worker.receive()
         except (EOFError, OSError):
             return False
-        for fault in answer or ():
-            self._mended(fault)
+        finally:
+            for fault in worker.take_mended():
+                self._mended(fault)
         return True
 
     def _truncate(self, worker: Worker, result: StepArrays, active: Mask | None) -> None:
@@ -164,18 +165,27 @@ class Workers(Copies):
         Raises:
             EnvironmentFault: if no restart is left.
         """
+        fault = self._death(worker)
         while True:
-            which = f"copies {worker.first} to {worker.last - 1}"
-            what = f"the process of {which} died ({worker.exit_code()})"
-            self._mended(EnvironmentFault(self.name, None, what))
+            self._mended(fault)
             worker.start()
             seeds = self._seeds[worker.first : worker.last]
             worker_seeds = [rebuilt_seed(seed, self.faults) for seed in seeds]
-            with contextlib.suppress(EOFError, OSError):
+            try:
                 worker.receive()
                 worker.send(("reset", worker_seeds, None))
                 if self._answered(worker):
                     return
+                fault = self._death(worker)
+            except (EOFError, OSError):
+                fault = self._death(worker)
+            except EnvironmentFault as error:  # it cannot be made, or reset
+                fault = error
+
+    def _death(self, worker: Worker) -> EnvironmentFault:
+        which = f"copies {worker.first} to {worker.last - 1}"
+        what = f"the process of {which} died ({worker.exit_code()})"
+        return EnvironmentFault(self.name, None, what)
 
     # ------------------------------------------------------------------ in and out
     def full_states(self) -> list[Any]:
@@ -193,8 +203,7 @@ class Workers(Copies):
         try:
             return worker.receive()
         except (EOFError, OSError) as error:
-            what = f"its process died ({worker.exit_code()})"
-            raise EnvironmentFault(self.name, None, what) from error
+            raise self._death(worker) from error
 
     def close(self) -> None:
         """End the processes."""

@@ -1,0 +1,281 @@
+"""Copies in worker processes: the same steps as in this process, and what happens when one dies."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kit.envs import make_env
+from kit.envs.errors import EnvironmentFault
+from kit.testing.counter import COUNTER
+from tests.envs.odd_envs import BadReset, ManySpaces, Raises, Returns, Steps
+
+
+def processes() -> set:
+    return set(multiprocessing.active_children())
+
+
+@pytest.fixture
+def workers():
+    """Makes environments in worker processes, and closes them."""
+    made = []
+
+    def make(id=Steps, num_envs=2, **kwargs):
+        made.append(make_env(id, num_envs, vectorization="async", **kwargs))
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close(raise_if_closed=False)
+
+
+def step(env, action=0):
+    """Take one step with the same discrete action in every copy."""
+    result = env.new_step()
+    env.step_arrays({"action": np.full(env.num_envs, action)}, result)
+    return result
+
+
+def kill(env, number=0):
+    """Kill a worker process and wait until it is dead."""
+    process = env.copies._workers[number].process
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+# ---------------------------------------------------------------------- steps
+def test_workers_step_as_copies_in_this_process_do(workers):
+    here, there = make_env(COUNTER, 3, seed=5), workers(COUNTER, 3, seed=5, num_workers=2)
+    assert np.array_equal(here.start()["observation"], there.start()["observation"])
+    for action in (0, 1, 2, 0, 1, 2, 0):
+        one, other = step(here, action), step(there, action)
+        for name in ("reward", "terminated", "truncated", "env_steps"):
+            assert np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("observation", "next_observation"):
+            assert np.array_equal(
+                getattr(one, name)["observation"], getattr(other, name)["observation"]
+            )
+
+
+def test_spaces_of_all_kinds_go_through_shared_memory(workers):
+    here, there = make_env(ManySpaces, 2, seed=1), workers(ManySpaces, 2, seed=1, num_workers=1)
+    actions = {}
+    for leaf in here.action_leaves:
+        drawn = here.full_action_spec.rand().get(leaf.key).numpy()
+        actions[leaf.key] = drawn.astype(leaf.dtype)
+    one, other = here.new_step(), there.new_step()
+    for env, result in ((here, one), (there, other)):
+        env.start()
+        env.step_arrays(actions, result)
+    for leaf in here.observation_leaves:
+        seen = one.next_observation[leaf.key], other.next_observation[leaf.key]
+        assert seen[0].dtype == seen[1].dtype == leaf.dtype
+        assert np.array_equal(*seen)
+    assert np.array_equal(one.reward, other.reward)
+
+
+def test_copies_that_are_left_out_stand_still(workers):
+    env = workers(Steps, 3, num_workers=2)
+    env.start()
+    result = env.new_step()
+    env.step_arrays({"action": np.zeros(3, int)}, result, np.array([True, False, True]))
+    assert result.next_observation["observation"][:, 0].tolist() == [1, 0, 1]
+    assert result.reward.tolist() == [1, 0, 1]
+    assert result.env_steps.tolist() == [1, 0, 1]
+
+
+def test_there_is_a_process_for_as_many_copies_as_are_asked_for(workers):
+    before = processes()
+    workers(Steps, 3, num_workers=2)
+    assert len(processes() - before) == 2
+
+
+def test_there_are_no_more_processes_than_copies(workers):
+    before = processes()
+    workers(Steps, 1, num_workers=4)
+    assert len(processes() - before) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of libraries")
+def test_a_worker_does_not_load_torch(workers):
+    env = workers(COUNTER, 1)
+    env.start()
+    maps = Path(f"/proc/{env.copies._workers[0].process.pid}/maps").read_text()
+    assert "libtorch" not in maps
+    assert "libtorch" in Path("/proc/self/maps").read_text()
+
+
+# ---------------------------------------------------------------------- faults
+def raising(tmp_path, *at, **kwargs):
+    return functools.partial(Raises, at=at, path=str(tmp_path / "calls"), **kwargs)
+
+
+def test_a_copy_that_raises_is_rebuilt_and_its_episode_truncated(workers, tmp_path):
+    env = workers(raising(tmp_path, 3), 2, num_workers=1, restart_on_error=1)
+    env.start()
+    step(env)
+    with pytest.warns(RuntimeWarning, match=r"copy 0: step\(\) raised OSError: the simulator fell"):
+        result = step(env)  # calls 3 and 4
+    assert result.truncated.tolist() == [True, False]
+    assert result.terminated.tolist() == [False, False]
+    assert result.reward.tolist() == [0, 1]
+    assert result.next_observation["observation"][:, 0].tolist() == [1, 2]
+    assert result.observation["observation"][:, 0].tolist() == [0, 2]
+    assert result.env_steps.tolist() == [1, 1]
+    assert env.copies.faults == 1
+
+
+def test_a_worker_that_is_killed_is_started_anew_and_its_episodes_truncated(workers):
+    env = workers(Steps, 4, num_workers=2, restart_on_error=1)
+    env.start()
+    step(env)
+    kill(env, 0)
+    with pytest.warns(RuntimeWarning, match=r"the process of copies 0 to 1 died \(signal SIGKILL"):
+        result = step(env)
+    assert result.truncated.tolist() == [True, True, False, False]
+    assert result.reward.tolist() == [0, 0, 1, 1]
+    assert result.next_observation["observation"][:, 0].tolist() == [1, 1, 2, 2]
+    assert result.observation["observation"][:, 0].tolist() == [0, 0, 2, 2]
+    assert step(env).next_observation["observation"][:, 0].tolist() == [1, 1, 3, 3]
+    assert env.copies.faults == 1
+
+
+def test_a_worker_that_dies_between_episodes_is_started_anew_by_the_reset(workers):
+    env = workers(Steps, 2, num_workers=1, restart_on_error=1)
+    env.start()
+    step(env)
+    kill(env)
+    with pytest.warns(RuntimeWarning, match="SIGKILL"):
+        assert env.restart()["observation"][:, 0].tolist() == [0, 0]
+    assert env.copies.faults == 1
+
+
+def test_the_simulator_that_ends_its_process_is_named_with_the_exit_code(workers, tmp_path):
+    env = workers(raising(tmp_path, 1, how="die"), 1)
+    env.start()
+    with pytest.raises(EnvironmentFault, match=r"process of copies 0 to 0 died \(exit code 3\)"):
+        step(env)
+
+
+def test_the_fault_after_the_last_restart_is_raised_with_the_message_of_the_environment(
+    workers, tmp_path
+):
+    env = workers(raising(tmp_path, 1, 2), 1, restart_on_error=1)
+    env.start()
+    with pytest.warns(RuntimeWarning, match="1 of 1"):
+        step(env)
+    with pytest.raises(EnvironmentFault, match="raised OSError: the simulator fell over"):
+        step(env)
+
+
+def test_restarts_are_counted_over_all_workers(workers):
+    env = workers(Steps, 2, num_workers=2, restart_on_error=1)
+    env.start()
+    kill(env, 0)
+    with pytest.warns(RuntimeWarning, match="1 of 1"):
+        step(env)
+    kill(env, 1)
+    with pytest.raises(EnvironmentFault, match="copies 1 to 1 died"):
+        step(env)
+
+
+def test_a_rebuilt_copy_draws_the_same_first_state_in_every_run(workers):
+    seen = []
+    for _ in range(2):
+        env = workers(COUNTER, 2, num_workers=1, seed=3, restart_on_error=1)
+        before = env.start()["observation"][:, 0].copy()
+        kill(env)
+        with pytest.warns(RuntimeWarning):
+            seen.append(step(env).observation["observation"][:, 0].tolist())
+        assert not set(before.tolist()) & set(seen[-1])
+    assert seen[0] == seen[1]
+
+
+def test_an_impossible_observation_is_named_with_the_copy(workers):
+    env = workers(functools.partial(Returns, np.zeros(2, np.float32)), 2, num_workers=2)
+    env.start()
+    step(env)
+    with pytest.raises(EnvironmentFault, match=r"copy 0: returned observation of shape \(2,\)"):
+        step(env)
+
+
+def test_an_environment_that_cannot_be_reset_is_a_fault_after_all_restarts(workers):
+    env = workers(BadReset, 1, restart_on_error=2)
+    with (
+        pytest.warns(RuntimeWarning, match="no power"),
+        pytest.raises(EnvironmentFault, match=r"reset\(\) raised RuntimeError: no power"),
+    ):
+        env.start()
+
+
+def test_an_environment_that_cannot_be_made_leaves_no_process(workers):
+    class OnlyHere(Steps):
+        """Can be made in this process alone."""
+
+        here = os.getpid()
+
+        def __init__(self):
+            super().__init__()
+            if os.getpid() != self.here:
+                raise OSError("no licence")
+
+    before = processes()
+    with pytest.raises(EnvironmentFault, match=r"did not start: .*OSError: no licence"):
+        workers(OnlyHere, 2)
+    assert processes() == before
+
+
+def test_the_state_of_a_dead_worker_is_a_fault_that_says_so(workers):
+    env = workers(COUNTER, 1)
+    env.start()
+    kill(env)
+    with pytest.raises(EnvironmentFault, match=r"died \(signal SIGKILL"):
+        env.full_state()
+
+
+def test_a_worker_that_cannot_be_started_anew_is_a_fault_with_the_reason(workers, tmp_path):
+    licences = tmp_path / "licences"
+    licences.touch()
+
+    class Licensed(Steps):
+        """Can be made while there are licences."""
+
+        def __init__(self, path=str(licences)):
+            super().__init__()
+            if not os.path.exists(path):
+                raise OSError("no licence")
+
+    env = workers(Licensed, 2, num_workers=1, restart_on_error=1)
+    env.start()
+    licences.unlink()
+    kill(env)
+    with (
+        pytest.warns(RuntimeWarning, match="SIGKILL"),
+        pytest.raises(EnvironmentFault, match="making it raised OSError: no licence"),
+    ):
+        step(env)
+
+
+# ---------------------------------------------------------------------- the end
+def test_closing_ends_the_processes_and_can_be_repeated(workers):
+    before = processes()
+    env = workers(Steps, 2, num_workers=2)
+    env.close(raise_if_closed=False)
+    env.close(raise_if_closed=False)
+    assert processes() == before
+
+
+def test_processes_end_with_the_environment_that_nobody_holds():
+    before = processes()
+    env = make_env(Steps, 1, vectorization="async")
+    assert len(processes() - before) == 1
+    del env
+    gc.collect()
+    assert processes() == before
