@@ -16,6 +16,7 @@ from torchrl.checkpoint import (
 
 from kit.collectors.base import KitCollector
 from kit.files import NotSaved
+from kit.steps import SettingError
 from kit.update import Update
 
 if TYPE_CHECKING:
@@ -83,9 +84,18 @@ class Checkpoints:
         """Restore every part from ``path`` and return the metadata of the checkpoint.
 
         Raises:
-            CheckpointError: if it does not fit the parts.
+            SettingError: if it cannot be read or does not fit the parts.
         """
-        result = self._checkpoint.load(path)
+        try:
+            result = self._checkpoint.load(path)
+        except Exception as error:
+            reason = " ".join(str(error).split(". ")[0].split())
+            raise SettingError(
+                "checkpoint",
+                str(path),
+                f"cannot be loaded: {type(error).__name__}: {reason}",
+                "remove this folder to go on from the checkpoint before it, if there is one",
+            ) from error
         return dict(result.manifest.get("metadata", {}))
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import types
 import typing
@@ -132,12 +133,9 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
     for name, value in values.items():
         full = f"{path}{name}"
         if name not in known:
-            raise SettingError(
-                full,
-                value,
-                f"is not a setting of {cls.__name__}",
-                nearest_first(name, list(known))[:3],
-            )
+            near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.55)
+            why = f"is not a setting of {cls.__name__}"
+            raise SettingError(full, value, why, near or list(known))
         made[name] = _checked(full, value, hints[name], known[name])
     return cls(**made)
 

@@ -41,8 +41,11 @@ class Hooked:
         """Register a hook object under ``name``, or under the one that it chooses.
 
         Raises:
-            SettingError: if another hook has this name.
+            SettingError: if another hook has this name, or it is none.
         """
+        if not callable(getattr(hook, "register", None)):
+            works = "give an object with register(trainer, name), or use register_op(stage, f)"
+            raise SettingError("hook", hook, "is no hook", works)
         if name is None and not _names_itself(hook):
             name = "".join("_" + c.lower() if c.isupper() else c for c in type(hook).__name__)[1:]
         if name is None:

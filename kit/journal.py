@@ -166,7 +166,7 @@ class Journal:
             "noted": self._noted.state_dict(),
             "values": dict(self._values),
             "floats": {name: list(values) for name, values in self._floats.items()},
-            "loggers": [logger.state_dict() for logger in self.loggers],
+            "loggers": [[_kind(logger), logger.state_dict()] for logger in self.loggers],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -176,6 +176,15 @@ class Journal:
         self.metrics.load_state_dict(state_dict["metrics"])
         self._noted.load_state_dict(state_dict["noted"])
         self._values, self._floats = dict(state_dict["values"]), dict(state_dict["floats"])
-        for logger, state in zip(self.loggers, state_dict["loggers"]):
-            logger.load_state_dict(state)
+        saved = list(state_dict["loggers"])
+        for logger in self.loggers:  # which may be others than before
+            for entry in saved:
+                if entry[0] == _kind(logger):
+                    logger.load_state_dict(entry[1])
+                    saved.remove(entry)
+                    break
         self._resumed = True
+
+
+def _kind(logger: RowLogger) -> str:
+    return type(logger).__name__

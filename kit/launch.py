@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import textwrap
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -47,7 +48,7 @@ def main(
         presets = (
             Path(sys.modules[config_class.__module__].__file__ or "").parent / "presets" / name
         )
-        base = _base(config_class, arguments, presets)
+        base = _base(config_class, name, arguments, presets)
         _check_names(base, arguments)
         _compose(base, name, arguments, lambda values: _run(config_class, build, values))
     except Exception as error:
@@ -77,15 +78,15 @@ def explains_itself(error: BaseException) -> bool:
 
 
 # ---------------------------------------------------------------------- settings and overrides
-def _base(config_class: type[RunConfig], arguments: Sequence[str], presets: Path) -> dict[str, Any]:
+def _base(
+    config_class: type[RunConfig], recipe: str, arguments: Sequence[str], presets: Path
+) -> dict[str, Any]:
     """The settings before overrides: defaults, a preset, a resumed run's, a chosen vocabulary."""
     chosen = dict(_split(argument) for argument in arguments if "=" in argument)
     resume = chosen.get("resume")
     if resume not in (None, "null", ""):
-        folder = find_run(resume, Path(chosen.get("runs", "runs")))
-        saved = read_config(folder)
-        saved.pop("recipe", None)
-        return {**saved, "resume": str(folder)}
+        folder = find_run(resume, Path(chosen.get("runs", "runs")), recipe)
+        return {**_resumed(config_class, recipe, folder, chosen), "resume": str(folder)}
     values: dict[str, Any] = to_plain(config_class())
     if "preset" in chosen:
         _update(values, _preset(chosen["preset"], presets))
@@ -100,6 +101,22 @@ def _base(config_class: type[RunConfig], arguments: Sequence[str], presets: Path
             nearest_first(chosen["steps"], ["kit", *DIALECTS]),
         )
     return values
+
+
+def _resumed(
+    config_class: type[RunConfig], recipe: str, folder: Path, chosen: Mapping[str, str]
+) -> dict[str, Any]:
+    """The settings of a run that goes on."""
+    saved = read_config(folder)
+    made_by = saved.pop("recipe", recipe)
+    if made_by != recipe:
+        works = f"python -m recipes.{made_by} resume={folder}"
+        raise SettingError("resume", str(folder), f"is a run of {made_by}, not of {recipe}", works)
+    for name in ("steps", "preset"):
+        if name in chosen:
+            why = "cannot be chosen again for a run that goes on"
+            raise SettingError(name, chosen[name], why, "leave it out")
+    return typing.cast("dict[str, Any]", to_plain(from_plain(config_class, saved)))
 
 
 def _preset(name: str, presets: Path) -> dict[str, Any]:

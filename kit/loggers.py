@@ -231,6 +231,7 @@ class WandbLogger(TorchRLLogger):
             id=self.id,
             project=self.project,
             settings=_quiet(),
+            log_env_packages=False,  # under "env", where the run's settings are
             **({} if _logged_in() else {"mode": "offline"}),
         )
         for axis in AXES:

@@ -193,7 +193,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text())
     except (OSError, yaml.YAMLError) as error:
-        raise SettingError("resume", str(folder), f"has no readable config.yaml: {error}") from None
+        reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
+        raise SettingError(
+            "resume", str(folder), f"has no readable config.yaml: {reason}"
+        ) from None
     if not isinstance(config, dict):
         raise SettingError("resume", str(folder), "has an empty config.yaml")
     return config

@@ -1,0 +1,498 @@
+"""What makes no sense is refused in one line that says what works, and loses nothing."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import gc
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from tiny import Scripted
+
+import recipes.ppo
+import recipes.sac
+from kit.checkpoint import Checkpoints, NotSaved
+from kit.config import EnvConfig
+from kit.envs import EnvironmentFault
+from kit.launch import main
+from kit.stages import HookError
+from kit.steps import SettingError
+from kit.steps.settings import OnPolicySteps
+from recipes.ppo import Config, build
+
+RECIPES = {"ppo": recipes.ppo, "sac": recipes.sac}
+SHORT = {
+    "ppo": ["env.id=CartPole-v1", "env.num_envs=2", "steps.total_policy_steps=64",
+            "steps.steps_per_env=8", "steps.minibatch_size=8", "steps.update_epochs=1"],
+    "sac": ["env.id=Pendulum-v1", "steps.total_policy_steps=40", "steps.learning_starts=20",
+            "steps.minibatch_size=4"],
+}  # fmt: skip
+COMMON = ["steps.evaluation_every=null", "steps.evaluation_episodes=1", "hidden_sizes=[8]",
+          "progress=false"]  # fmt: skip
+
+
+@pytest.fixture
+def command(tmp_path, capsys, monkeypatch):
+    """Runs a recipe as the command line does and returns what it says on the error stream."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(words: str, code: int = 1) -> str:
+        recipe, *given = words.split()
+        module = RECIPES[recipe]
+        chosen = {word.split("=")[0] for word in given}
+        usual = [w for w in [*SHORT[recipe], *COMMON] if w.split("=")[0] not in chosen]
+        arguments = given if any(w.startswith(("steps=", "resume=")) for w in given) else usual
+        arguments = [*given, *arguments] if arguments is usual else given
+        if code == 0:
+            main(module.Config, module.build, recipe, arguments)
+        else:
+            with pytest.raises(SystemExit) as ended:
+                main(module.Config, module.build, recipe, arguments)
+            assert ended.value.code == code
+        return capsys.readouterr().err
+
+    return run
+
+
+def one_line(text: str) -> str:
+    """The message, after checking that it is one line and no stack trace."""
+    assert text.startswith("\nerror: "), text
+    assert text.count("\n") == 2, text
+    assert "Traceback" not in text
+    return text.removeprefix("\nerror: ").strip()
+
+
+REFUSED = {
+    # environments
+    "ppo env.id=CartPole-v2": "env.id='CartPole-v2' is not a registered Gymnasium environment; "
+    "what works: CartPole-v1 or",
+    "ppo env.id=HalfCheeta-v5": "what works: HalfCheetah-v5 or",
+    "ppo env.id=nowhere_at_all:Bar-v0": "cannot be made: No module named 'nowhere_at_all'",
+    "ppo env.id=Blackjack-v1": "observation_space=Tuple(Discrete(32), Discrete(11), Discrete(2)) "
+    "is a space this kit has no array for; use Box, Discrete, MultiDiscrete, MultiBinary",
+    "sac env.id=CartPole-v1": "env.id='CartPole-v1' has actions that are not continuous "
+    "(Discrete(2)), and sac chooses only such",
+    "ppo env.kwargs.foo=1": "env.kwargs={'foo': 1} are refused by CartPole-v1",
+    "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a choice; what works: async or",
+    "ppo env.num_envs=0": "env.num_envs=0 is less than 1; what works: 1.",
+    "ppo env.num_envs=2.5": "env.num_envs=2.5 is not a whole number",
+    "ppo env.num_envs=nan": "env.num_envs=nan is not a whole number",
+    "ppo env.action_repeat=-1": "env.action_repeat=-1 is less than 1; what works: 1.",
+    "ppo env.max_episode_steps=0": "env.max_episode_steps=0 is less than 1; what works: 1.",
+    # steps
+    "ppo steps.total_policy_steps=72": "steps.total_policy_steps=72 is not a whole number of "
+    "iterations of 16 policy steps; what works: 64 or 80; or rounding='down' or 'up'.",
+    "ppo steps.minibatch_size=17": "steps.minibatch_size=17 is larger than the 16 of one batch "
+    "(num_envs=2 x steps_per_env=8); what works: 16.",
+    "ppo steps.minibatch_size=0": "steps.minibatch_size=0 is less than 1; what works: 1.",
+    "ppo steps.total_policy_steps=-1": "steps.total_policy_steps=-1 is less than",
+    "ppo steps.rounding=upp": "steps.rounding='upp' is not a choice; what works: up or",
+    "ppo steps.evaluation_episodes=0": "steps.evaluation_episodes=0 is less than 1",
+    "sac steps.replay_ratio=nan": "steps.replay_ratio=nan is not a finite number; use a number "
+    "such as 0.5 or '1/3'.",
+    "sac steps.replay_ratio=-1": "steps.replay_ratio=-1 is negative; what works: 0.",
+    "sac steps.learning_starts=-1": "steps.learning_starts=-1 is less than 0; what works: 0.",
+    "sac buffer_size=3": "minibatch_size=4 is larger than buffer_size=3; what works: 3.",
+    "ppo steps=tianshu": "steps='tianshu' is no vocabulary; what works: tianshou or",
+    "ppo steps=sb3 steps.n_step=8": "steps.n_step='8' is not a setting; what works: steps.n_steps",
+    # names
+    "ppo learning_rat=1": "learning_rat='1' is not a setting; what works: learning_rate or",
+    "ppo num_envs=3": "num_envs='3' is not a setting; what works: env.num_envs.",
+    "ppo steps.total=3": "steps.total='3' is not a setting; what works: steps.total_policy_steps",
+    "ppo +zzz=3": "zzz='3' is not a setting; --help lists all settings.",
+    "ppo seed": "command line='seed' is not of the form name=value; what works: seed=VALUE.",
+    "ppo ~seed": "command line='~seed' is not of the form name=value",
+    "ppo --multirn": "option='--multirn' is not a choice; what works: --multirun or",
+    "ppo env.id=[1,2": "env.id='[1,2' cannot be read",
+    "ppo seed=1,2": "seed='1,2' is several values; what works: 1 or --multirun",
+    "ppo env.id=${bar}": "Interpolation key 'bar' not found",
+    "ppo preset=mujco": "preset='mujco' does not exist; what works: mujoco.",
+    "ppo loss=ClipPPOLos": "loss='ClipPPOLos' is not in torchrl.objectives; what works: "
+    "ClipPPOLoss or",
+    "ppo loss=nowhere_at_all:Loss": "cannot be imported: No module named 'nowhere_at_all'",
+    "ppo anneal=lin": "anneal='lin' is not a choice; what works: linear or",
+    "ppo activation=tan": "activation='tan' is unknown; what works: tanh or",
+    "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
+    "ppo logger=wanb": "logger='wanb' is not a logger; what works: wandb.",
+    # values
+    "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; what works: 0.001.",
+    "ppo learning_rate=nan": "learning_rate=nan is not a number.",
+    "ppo learning_rate=inf": "learning_rate=inf is not a finite number; what works: 0.001.",
+    "ppo learning_rate=much": "learning_rate='much' is not a number",
+    "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
+    "ppo gae_lambda=-0.5": "gae_lambda=-0.5 is less than 0; what works: 0.",
+    "ppo clip_epsilon=0": "clip_epsilon=0.0 is not above 0; what works: 0.2.",
+    "ppo clip_norm=nan": "clip_norm=nan is not a number.",
+    "sac clip_norm=0": "clip_norm=0.0 is not above 0; use a number above 0.",
+    "ppo target_kl=-1": "target_kl=-1.0 is not above 0",
+    "ppo entropy_coeff=-1": "entropy_coeff=-1.0 is less than 0; what works: 0.",
+    "sac tau=1.5": "tau=1.5 is more than 1; what works: 1.",
+    "sac initial_alpha=0": "initial_alpha=0.0 is not above 0; what works: 1.0.",
+    "sac critics=0": "critics=0 is less than 1; what works: 1.",
+    "sac n_step=0": "n_step=0 is less than 1; what works: 1.",
+    "ppo seed=-1": "seed=-1 is less than 0; what works: 0.",
+    "ppo threads=0": "threads=0 is less than 1; what works: 1.",
+    "ppo hidden_sizes=64": "hidden_sizes=64 is not a list such as [64,64]",
+    "ppo hidden_sizes=[64,-1]": "hidden_sizes=(64, -1) has a size below 1",
+    "ppo progress=maybe": "progress='maybe' is not true or false",
+    "ppo device=gpu": "device='gpu' cannot be used",
+    "ppo compile=maybe": "compile='maybe' is not a way to run; what works: auto or",
+    "ppo log_every=0": "log_every=0 is less than 1; what works: 1.",
+    "ppo checkpoint_every=-5": "checkpoint_every=-5 is less than 1; what works: 1.",
+    "ppo time_limit=0": "time_limit=0.0 is not above 0; use a number above 0.",
+    "ppo runs=/proc/no": "/proc/no/ppo/CartPole-v1/",
+    "ppo resume=nowhere": "resume='nowhere' is not a run folder (it has no config.yaml)",
+    "ppo resume=latest": "resume='latest' finds no run in runs/ppo.",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_the_command_line_refuses_in_one_line_what_makes_no_sense(command, words, tmp_path):
+    assert REFUSED[words] in one_line(command(words))
+    assert not list(tmp_path.iterdir())  # before anything was written
+
+
+PYTHON: dict[str, tuple[dict[str, Any], str]] = {
+    "a discount": ({"gamma": 2.0}, "gamma=2.0 is more than 1"),
+    "a type": ({"gamma": "high"}, "gamma='high' is not a number"),
+    "a nested field": ({"env": EnvConfig(num_envs=-1)}, "env.num_envs=-1 is less than 1"),
+    "an environment": ({"env": EnvConfig(id="CartPole-v2")}, "what works: CartPole-v1"),
+    "no group": ({"env": None}, "env=None is not a group of settings"),
+    "no steps": ({"steps": 3}, "steps=3 is neither a plan nor a dialect"),
+    "a total": (
+        {"steps": OnPolicySteps(total_policy_steps=500)},
+        "steps.total_policy_steps=500 is not a whole number of iterations of 512",
+    ),
+    "NaN": ({"learning_rate": float("nan")}, "learning_rate=nan is not a number"),
+    "a negative seed": ({"seed": -1}, "seed=-1 is less than 0"),
+}
+
+
+@pytest.mark.parametrize("case", PYTHON)
+def test_a_configuration_made_in_python_is_refused_likewise(case):
+    settings, message = PYTHON[case]
+    with pytest.raises(SettingError, match=re.escape(message)):
+        build(Config(**settings))
+
+
+def test_a_hook_that_is_none_is_refused(tmp_path):
+    with pytest.raises(SettingError, match="hook=3 is no hook; give an object with register"):
+        build(Config(runs=str(tmp_path)), hooks=[3])
+
+
+# ---------------------------------------------------------------------- environments that fail
+def raises(step: int) -> None:
+    if step == 30:
+        raise OSError("the simulator fell over")
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "raises": (raises, "step() raised OSError: the simulator fell over"),
+    "nan": (
+        lambda step: np.full(2, np.nan, np.float32) if step == 30 else None,
+        "returned NaN as observation, 1 policy steps into its episode",
+    ),
+    "shape": (
+        lambda step: np.zeros(3, np.float32) if step == 30 else None,
+        "returned observation of shape (3,) as observation, its space says shape (2,)",
+    ),
+    "text": (
+        lambda step: "nothing" if step == 30 else None,
+        "returned observation of shape () as observation, its space says shape (2,)",
+    ),
+}
+
+
+class NotANumber(Scripted):
+    """Gives a reward of NaN in its thirtieth step."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, np.nan if self.total == 30 else reward, *rest
+
+
+class NoReset(Scripted):
+    """Cannot be reset."""
+
+    def reset(self, **_):
+        raise RuntimeError("no power")
+
+
+class NotMade(Scripted):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no licence")
+
+
+class Pair(Scripted):
+    """Has actions of a kind that no policy here chooses."""
+
+    action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2)))
+
+
+@pytest.fixture
+def odd(monkeypatch):
+    """Registers environments that misbehave as ``odd/<name>-v0``."""
+    made = {
+        **{name: lambda fault=fault: Scripted(7, fault) for name, (fault, _) in FAULTS.items()},
+        "reward": lambda: NotANumber(7),
+        "reset": NoReset,
+        "made": NotMade,
+        "pair": Pair,
+    }
+    before = dict(gym.registry)
+    for name, make in made.items():
+        gym.register(f"odd/{name}-v0", entry_point=make)
+    yield
+    gym.registry.clear()
+    gym.registry.update(before)
+
+
+@pytest.mark.usefixtures("odd")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_environment_that_misbehaves_is_named_with_its_copy_and_step(command, fault):
+    message = one_line(command(f"ppo env.id=odd/{fault}-v0"))
+    assert message.startswith(f"environment odd/{fault}-v0, copy 0, after 29 policy steps: ")
+    assert FAULTS[fault][1] in message
+
+
+@pytest.mark.usefixtures("odd")
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("reward", ", copy 0, after 29 policy steps: returned NaN as reward"),
+        ("reset", ", copy 0: reset() raised RuntimeError: no power"),
+        ("made", ": making it raised RuntimeError: no licence"),
+    ],
+)
+def test_other_faults_are_named_too(command, name, what):
+    message = one_line(command(f"ppo env.id=odd/{name}-v0"))
+    assert message.startswith(f"environment odd/{name}-v0{what}")
+
+
+@pytest.mark.usefixtures("odd")
+def test_a_space_that_no_policy_handles_is_refused(command):
+    message = one_line(command("ppo env.id=odd/pair-v0"))
+    assert message.startswith("action_space=Tuple(Discrete(2), Discrete(2)) is a space this kit")
+
+
+def the_run(folder: Path) -> Path:
+    (config,) = folder.glob("runs/*/*/*/config.yaml")
+    return config.parent
+
+
+def rows_in(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return [{k: v for k, v in row.items() if v} for row in csv.DictReader(file)]
+
+
+def policy_steps_in(run: Path) -> list[int]:
+    return [int(row["policy_steps"]) for row in rows_in(run)]
+
+
+@pytest.mark.usefixtures("odd")
+def test_a_run_that_fails_ends_its_processes_and_keeps_what_was_written(command, tmp_path):
+    gc.collect()
+    before = {process.pid for process in multiprocessing.active_children()}
+    words = "ppo env.id=odd/raises-v0 env.vectorization=async checkpoint_every=16 log_every=16"
+    assert one_line(command(words)).startswith("environment odd/raises-v0, copy 0, after 29 policy")
+    assert {process.pid for process in multiprocessing.active_children()} <= before
+    opened = [os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.exists()]
+    assert not [path for path in opened if path.startswith(str(tmp_path))]
+    run = the_run(tmp_path)
+    assert policy_steps_in(run) == [16, 32, 48]
+    latest = Checkpoints.latest(run / "checkpoints")
+    assert latest is not None
+    assert latest.name == "checkpoint-000000000048"
+    assert re.search(r"^policy steps +64 +64 +48$", (run / "plan.txt").read_text(), re.MULTILINE)
+    assert (run / "curve.png").is_file()
+
+
+# ---------------------------------------------------------------------- hooks that raise
+class Fails:
+    """Raises at the third batch."""
+
+    batches = 0
+
+    def register(self, trainer, name="fails"):
+        trainer.register_op("batch_process", self.look)
+
+    def look(self, batch):
+        self.batches += 1
+        if self.batches == 3:
+            raise KeyError("reward")
+
+
+def tiny_config(tmp_path: Path, **changes: Any) -> Config:
+    settings: dict[str, Any] = {
+        "env": EnvConfig(num_envs=2),
+        "steps": OnPolicySteps(
+            total_policy_steps=64, steps_per_env=8, update_epochs=1, minibatch_size=8,
+            evaluation_every=None, evaluation_episodes=1,
+        ),
+        "hidden_sizes": [8], "runs": str(tmp_path / "runs"), "progress": False,
+        "checkpoint_every": 16, "log_every": 16,
+    }  # fmt: skip
+    return Config(**{**settings, **changes})
+
+
+def test_a_hook_that_raises_is_named_with_its_stage_and_the_run_can_go_on(tmp_path, command):
+    with pytest.raises(HookError) as raised:
+        build(tiny_config(tmp_path), hooks=[Fails()]).run()
+    assert str(raised.value) == (
+        "hook Fails.look at stage 'batch_process' raised KeyError: 'reward'"
+    )
+    run = the_run(tmp_path)
+    assert policy_steps_in(run) == [16, 32]
+    command(f"ppo resume={run}", code=0)
+    assert policy_steps_in(run) == [16, 32, 48, 64]
+
+
+def test_the_command_line_names_a_hook_that_raises(command, monkeypatch):
+    monkeypatch.setattr(
+        recipes.ppo, "build", lambda config: build(config, hooks=[Fails()])
+    )  # as a recipe of a user might
+    message = one_line(command("ppo"))
+    assert message == "hook Fails.look at stage 'batch_process' raised KeyError: 'reward'"
+
+
+# ---------------------------------------------------------------------- a full disk
+def full_from(monkeypatch, path: str, call: int) -> None:
+    """Let the disk be full from the given opening of a file called so on."""
+    opened, before = [], Path.open
+
+    def open_file(self, mode="r", *rest, **kwargs):
+        if self.name == path and "r" not in mode:
+            opened.append(self)
+            if len(opened) >= call:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return before(self, mode, *rest, **kwargs)
+
+    monkeypatch.setattr(Path, "open", open_file)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    from torchrl.checkpoint import CheckpointRotation
+
+    save = CheckpointRotation.save
+
+    def once(self, *args, step, **kwargs):
+        if step > 16:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(self, *args, step=step, **kwargs)
+
+    monkeypatch.setattr(CheckpointRotation, "save", once)
+    with pytest.raises(NotSaved) as raised:
+        build(tiny_config(tmp_path)).run()
+    run = the_run(tmp_path)
+    assert str(raised.value) == (
+        f"the checkpoint at 32 policy steps was not written to {run}/checkpoints: No space left "
+        "on device; earlier checkpoints are untouched, the newest one is checkpoint-000000000016"
+    )
+    monkeypatch.undo()
+    assert build(tiny_config(tmp_path, resume=str(run))).run().policy_steps == 64
+
+
+def test_rows_that_cannot_be_written_leave_those_before(tmp_path, monkeypatch):
+    full_from(monkeypatch, "metrics.csv", 3)
+    with pytest.raises(NotSaved, match=r"metrics.csv cannot be written: No space left on device"):
+        build(tiny_config(tmp_path)).run()
+    run = the_run(tmp_path)
+    before = rows_in(run)
+    assert policy_steps_in(run) == [16, 32]
+    monkeypatch.undo()
+    build(tiny_config(tmp_path, resume=str(run))).run()
+    assert policy_steps_in(run) == [16, 32, 48, 64]
+    assert rows_in(run)[:2] == before
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_run_as_it_is(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(NotSaved, match=r"curve.png cannot be written: No space left on device"):
+        build(tiny_config(tmp_path)).run()
+    assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
+    assert Checkpoints.latest(the_run(tmp_path) / "checkpoints").name.endswith("64")
+
+
+def test_a_disk_that_is_really_full_is_said_in_one_line(tmp_path):
+    """Files may have 20,000 bytes, as the system enforces: enough for rows, not for weights."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+    words = [*SHORT["ppo"], *COMMON, "hidden_sizes=[64,64]", "checkpoint_every=32", "log_every=16"]
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "recipes.ppo", *words, f"runs={tmp_path}/runs"],
+        check=False, capture_output=True, text=True, preexec_fn=limit,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    message = one_line(ran.stderr)
+    assert message.startswith("the checkpoint at 32 policy steps was not written to ")
+    assert message.endswith("earlier checkpoints are untouched, there is none yet")
+    run = the_run(tmp_path)
+    assert policy_steps_in(run) == [16, 32]
+    assert not list((run / "checkpoints").glob("*"))  # nothing half-written
+
+
+# ---------------------------------------------------------------------- resuming something else
+@pytest.fixture
+def finished(tmp_path) -> Path:
+    build(tiny_config(tmp_path)).run()
+    return the_run(tmp_path)
+
+
+def test_a_resume_with_other_settings_names_all_that_differ(command, finished):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    message = one_line(command(f"ppo resume={finished} gamma=0.5 env.num_envs=4 logger=none"))
+    assert message == (
+        f"resume='{finished}' was made with other settings (env.num_envs: 2 there, 4 here; "
+        "gamma: 0.99 there, 0.5 here); leave these settings out, or start a new run without resume."
+    )
+    assert before == {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("sac resume={}", "is a run of ppo, not of sac; python -m recipes.ppo resume={}"),
+        ("ppo resume={} steps=sb3", "steps='sb3' cannot be chosen again for a run that goes on"),
+        ("ppo resume={} preset=mujoco", "preset='mujoco' cannot be chosen again"),
+        ("ppo resume={} gama=1", "gama='1' is not a setting; what works: gamma"),
+    ],
+)
+def test_a_resume_of_something_else_is_refused(command, finished, words, message):
+    assert message.format(finished) in one_line(command(words.format(finished)))
+
+
+def test_settings_that_cannot_be_read_are_said_in_one_line(command, finished):
+    (finished / "config.yaml").write_text("env: [")
+    assert "has no readable config.yaml" in one_line(command(f"ppo resume={finished}"))
+    (finished / "config.yaml").write_text("learning_rat: 1\nrecipe: ppo\n")
+    message = one_line(command(f"ppo resume={finished}"))
+    assert message.startswith("learning_rat=1 is not a setting of Config; what works: learning_")
+
+
+def test_a_fault_of_an_environment_survives_the_way_between_processes():
+    import pickle
+
+    fault = EnvironmentFault("Env-v0", 3, "fell over", 17)
+    assert str(pickle.loads(pickle.dumps(fault))) == str(fault)

@@ -1,0 +1,299 @@
+"""Rows of metrics arrive whole, once and in order, wherever they are written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import on_policy_plan, ppo_trainer
+
+from kit.config import EnvConfig
+from kit.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_loggers
+from kit.run import read_config
+from kit.steps import SettingError, StepLedger
+from kit.steps.settings import OnPolicySteps
+from recipes.ppo import Config, build
+
+AXES = ["policy_steps", "env_steps", "gradient_steps", "time/seconds"]
+
+
+# ---------------------------------------------------------------------- CSV
+def test_a_csv_file_has_a_line_for_each_row_and_exact_numbers(tmp_path):
+    logger = CsvLogger(tmp_path)
+    logger.start()
+    logger.log_row({"policy_steps": 8, "train/loss": 0.1, "time/seconds": 2.5})
+    logger.log_row({"policy_steps": 16, "train/loss": 1 / 3, "time/seconds": 5.0})
+    assert (tmp_path / "metrics.csv").read_text() == (
+        "policy_steps,train/loss\n8,0.1\n16,0.3333333333333333\n"
+    )
+    assert (tmp_path / "times.csv").read_text() == "policy_steps,time/seconds\n8,2.5\n16,5.0\n"
+
+
+def test_a_name_not_seen_before_becomes_a_column(tmp_path):
+    logger = CsvLogger(tmp_path)
+    logger.start()
+    logger.log_row({"policy_steps": 8, "a": 1})
+    logger.log_row({"policy_steps": 16, "b": float("nan"), "c": float("inf")})
+    logger.log_row({"policy_steps": 24, "a": 2})
+    assert (tmp_path / "metrics.csv").read_text() == (
+        "policy_steps,a,b,c\n8,1,,\n16,,nan,inf\n24,2,,\n"
+    )
+
+
+def test_names_with_commas_and_quotes_come_back(tmp_path):
+    logger = CsvLogger(tmp_path)
+    logger.start()
+    logger.log_row({'a "b", c': 1})
+    with (tmp_path / "metrics.csv").open() as file:
+        assert list(csv.DictReader(file)) == [{'a "b", c': "1"}]
+
+
+def test_rows_written_after_a_checkpoint_are_forgotten_when_it_is_loaded(tmp_path):
+    logger = CsvLogger(tmp_path)
+    logger.start()
+    logger.log_row({"policy_steps": 8, "a": 1})
+    state = logger.state_dict()
+    logger.log_row({"policy_steps": 16, "b": 2})
+    again = CsvLogger(tmp_path)
+    again.load_state_dict(state)
+    assert (tmp_path / "metrics.csv").read_text() == "policy_steps,a\n8,1\n"
+    again.log_row({"policy_steps": 16, "a": 3})
+    assert (tmp_path / "metrics.csv").read_text() == "policy_steps,a\n8,1\n16,3\n"
+
+
+def test_a_line_that_a_kill_has_torn_is_forgotten_too(tmp_path):
+    logger = CsvLogger(tmp_path)
+    logger.start()
+    logger.log_row({"policy_steps": 8, "a": 1})
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("16,")
+    again = CsvLogger(tmp_path)
+    again.load_state_dict(logger.state_dict())
+    assert (tmp_path / "metrics.csv").read_text() == "policy_steps,a\n8,1\n"
+
+
+# ---------------------------------------------------------------------- names
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        ("csv", [CsvLogger]),
+        ("none", [CsvLogger]),
+        ("wandb", [CsvLogger, WandbLogger]),
+        ("tensorboard, wandb", [CsvLogger, TorchRLLogger, WandbLogger]),
+        (["csv", "tensorboard"], [CsvLogger, TorchRLLogger]),
+    ],
+)
+def test_loggers_are_chosen_by_name_and_rows_are_always_in_a_file(names, kinds, tmp_path):
+    assert [type(logger) for logger in make_loggers(names, tmp_path)] == kinds
+    assert not list(tmp_path.iterdir())  # nothing is written before the run begins
+
+
+def test_an_unknown_logger_names_the_nearest(tmp_path):
+    with pytest.raises(SettingError, match="logger='tensorbord' is not a logger; what works: tens"):
+        make_loggers("csv,tensorbord", tmp_path)
+
+
+# ---------------------------------------------------------------------- a whole run
+@pytest.fixture
+def nobody(tmp_path, monkeypatch):
+    """Nobody is logged in to W&B, and whoever asks fails."""
+
+    def asked(*_: Any) -> str:
+        raise AssertionError("it asked")
+
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setattr("getpass.getpass", asked)
+
+
+def records(run: Path) -> list[tuple[str, Any]]:
+    """What W&B has written for its server, once its own process has written all of it."""
+    (path,) = (run / "wandb").glob("offline-run-*/*.wandb")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = parsed(path)
+        if found and found[-1][0] == "exit":
+            return found
+        time.sleep(0.05)
+    raise AssertionError("W&B never finished")
+
+
+def parsed(path: Path) -> list[tuple[str, Any]]:
+    """Read a log in LevelDB's format of protocol buffers."""
+    from wandb.proto import wandb_internal_pb2
+
+    raw, place, whole, found = path.read_bytes(), 7, b"", []
+    while place + 7 <= len(raw):
+        left = 32_768 - place % 32_768
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", raw, place)
+        if place + 7 + length > len(raw):
+            break
+        whole += raw[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = wandb_internal_pb2.Record.FromString(whole)
+            name = record.WhichOneof("record_type")
+            found.append((name, getattr(record, name)))
+            whole = b""
+    return found
+
+
+def items(update: Any) -> dict[str, Any]:
+    """Names and values of a history row, a summary or a configuration."""
+    return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in update}
+
+
+def rows_in(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def config(tmp_path: Path, **changes: Any) -> Config:
+    steps = OnPolicySteps(
+        total_policy_steps=64, steps_per_env=8, update_epochs=1, minibatch_size=8,
+        evaluation_every=32, evaluation_episodes=1,
+    )  # fmt: skip
+    return Config(
+        env=EnvConfig(num_envs=2), steps=steps, hidden_sizes=[8], runs=str(tmp_path / "runs"),
+        progress=False, log_every=16, checkpoint_every=32, **changes,
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_run_is_whole_in_csv_wandb_and_tensorboard_at_once(tmp_path):
+    trainer = build(config(tmp_path, logger="wandb,tensorboard"))
+    ledger = trainer.run()
+    run = trainer.folder
+    written = rows_in(run / "metrics.csv")
+    assert [row["policy_steps"] for row in written] == ["16", "32", "48", "64"]
+    assert set(StepLedger().counters()) <= set(written[0])
+
+    found = records(run)
+    history = [items(record.item) for name, record in found if name == "history"]
+    timed = rows_in(run / "times.csv")
+    for row, times, logged in zip(written, timed, history, strict=True):
+        expected = {name: float(value) for name, value in {**row, **times}.items() if value}
+        mine = {name: value for name, value in logged.items() if not name.startswith("_")}
+        assert mine == expected
+
+    metrics = [record for name, record in found if name == "metric"]
+    assert [metric.name for metric in metrics if metric.name] == AXES
+    (others,) = [metric for metric in metrics if metric.glob_name]
+    assert (others.glob_name, others.step_metric) == ("*", "policy_steps")
+    assert set(AXES) <= set(history[0])  # so that any of them can be the axis
+
+    settings: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    for name, record in found:
+        if name == "config":
+            settings |= items(record.update)
+        if name == "summary":
+            summary |= items(record.update)
+    assert {name: settings[name] for name in read_config(run)} == read_config(run)
+    assert summary["plan"] == trainer.plan.table()
+    assert summary["ledger"] == trainer.plan.table(ledger)
+    files = {entry.path for name, record in found if name == "files" for entry in record.files}
+    assert {"plan.txt", "ledger.txt"} <= files
+
+    scalars = tensorboard_scalars(run)
+    assert set(scalars) == {name for row in history for name in row if name[0] != "_"}
+    assert scalars["policy_steps"] == [(n, float(n)) for n in (16, 32, 48, 64)]
+    assert [step for step, _ in scalars["evaluation/return"]] == [32, 64]
+
+
+def tensorboard_scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    # Hyperparameters have a folder of their own below.
+    folder = min((path.parent for path in run.rglob("events.out.*")), key=lambda p: len(p.parts))
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+class Stops:
+    """Raises in the fourth iteration, after a checkpoint."""
+
+    def register(self, trainer, name="stops"):
+        trainer.register_op("batch_process", lambda _: self.look(trainer))
+
+    def look(self, trainer):
+        if trainer.policy_steps == 48:
+            raise OSError("a power cut")
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path, monkeypatch):
+    begun: list[dict[str, Any]] = []
+    import wandb
+
+    init = wandb.init
+    monkeypatch.setattr(wandb, "init", lambda **given: begun.append(given) or init(**given))
+    first = build(config(tmp_path, logger="wandb"), hooks=[Stops()])
+    with pytest.raises(RuntimeError, match="a power cut"):
+        first.run()
+    build(config(tmp_path, logger="wandb", resume=str(first.folder))).run()
+    assert [given["mode"] for given in begun] == ["offline", "offline"]
+    assert begun[0]["id"] == begun[1]["id"]
+    assert {given["resume"] for given in begun} <= {"allow", "must", None}
+    assert begun[1]["resume"] in ("allow", "must")
+    assert begun[0]["name"] == "ppo CartPole-v1 s0"
+
+
+def test_loggers_may_be_others_when_a_run_is_resumed(tmp_path):
+    first = build(config(tmp_path, logger="tensorboard"), hooks=[Stops()])
+    with pytest.raises(RuntimeError, match="a power cut"):
+        first.run()
+    again = build(config(tmp_path, logger="wandb,tensorboard", resume=str(first.folder)))
+    made = again.journal.loggers[1]
+    assert isinstance(made, WandbLogger)
+    assert len(made.id) == 8  # a run of its own
+    assert [len(row) > 5 for row in rows_in(first.folder / "metrics.csv")] == [True, True]
+
+
+# ---------------------------------------------------------------------- W&B
+@pytest.mark.usefixtures("nobody")
+@pytest.mark.parametrize("logged_in", [True, False, "raises"])
+def test_wandb_is_online_only_for_somebody_who_is_logged_in(logged_in, monkeypatch, tmp_path):
+    import wandb
+
+    given: dict[str, Any] = {}
+
+    def login(*, prompt: bool) -> bool:
+        assert prompt is False
+        if logged_in == "raises":
+            raise wandb.errors.AuthenticationError("the key has expired")
+        return bool(logged_in)
+
+    class Run:
+        id = "1234"
+
+        def define_metric(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    monkeypatch.setattr(wandb, "login", login)
+    monkeypatch.setattr(wandb, "init", lambda **settings: given.update(settings) or Run())
+    WandbLogger(tmp_path / "run").start()
+    assert given.get("mode") == (None if logged_in is True else "offline")
+
+
+# ---------------------------------------------------------------------- TorchRL's
+def test_any_logger_of_torchrl_takes_rows(tmp_path):
+    from torchrl.record.loggers.csv import CSVLogger as TorchRLCsv
+
+    theirs = TorchRLCsv("here", log_dir=str(tmp_path))
+    ppo_trainer(on_policy_plan(), logger=TorchRLLogger(theirs), log_every=16).run()
+    logged = (tmp_path / "here" / "scalars" / "gradient_steps.csv").read_text().split()
+    assert logged == ["16,4.0", "32,8.0", "48,12.0", "64,16.0"]
