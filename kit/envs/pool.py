@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,17 +20,19 @@ class PoolCopies(Copies):
     """Copies stepped by EnvPool, in synchronous mode.
 
     EnvPool resets a finished copy in the step after the last; here it is reset at once, by asking
-    for just those copies, so that no policy step is spent.
+    for just those copies, so that no policy step is spent. A frame skip of EnvPool's own (Atari: 4)
+    is part of the environment: each policy step counts as one env step. The values of actions are
+    not checked, the state of a copy cannot be captured.
 
     Args:
         id: EnvPool's id, most often Gymnasium's.
         num_envs: number of copies.
         seed: of all copies. EnvPool is seeded when it is made, so a new seed makes it anew.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: its own.
-        **kwargs: for ``envpool.make_gymnasium``.
+        **kwargs: for ``envpool.make_gymnasium``: ``num_threads``, and those of the environment.
 
     Raises:
-        SettingError: if EnvPool is not installed or does not have ``id``.
+        SettingError: if EnvPool is not installed, does not have ``id``, or refuses ``kwargs``.
     """
 
     def __init__(
@@ -54,10 +57,19 @@ class PoolCopies(Copies):
             raise SettingError("env.id", id, "is not an environment of EnvPool", near)
         if max_episode_steps is not None:
             kwargs["max_episode_steps"] = max_episode_steps
-        self._make = functools.partial(envpool.make_gymnasium, id, num_envs=num_envs, **kwargs)
+        self._how = functools.partial(envpool.make_gymnasium, id, num_envs=num_envs, **kwargs)
+        try:
+            self._make(seed)
+        except TypeError as error:
+            raise SettingError("env.kwargs", kwargs, f"are refused by EnvPool: {error}") from None
+        self._describe(id, num_envs, *self._spaces)
+
+    def _make(self, seed: int) -> None:
         self._seed = seed % 2**31
-        self.pool = self._make(seed=self._seed)
-        self._describe(id, num_envs, self.pool.observation_space, self.pool.action_space)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of bounds that it rounds itself
+            self.pool: Any = self._how(seed=self._seed)
+            self._spaces = self.pool.observation_space, self.pool.action_space
 
     def reset(
         self,
@@ -67,18 +79,12 @@ class PoolCopies(Copies):
     ) -> None:
         """Reset all copies, or those of ``mask``; of the seeds the first one is used."""
         if seeds is not None and int(seeds[0]) % 2**31 != self._seed:
-            self._seed = int(seeds[0]) % 2**31
             self.close()
-            self.pool = self._make(seed=self._seed)
-        if mask is None:
-            first = self.pool.reset()[0]
-            for leaf in self.observation_leaves:
-                observation[leaf.key][...] = value_at(first, leaf.path)
-            return
-        chosen = np.flatnonzero(mask).astype(np.int32)
-        first = self.pool.reset(chosen)[0]
+            self._make(int(seeds[0]))
+        chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        first, told = self.pool.reset(chosen.astype(np.int32))
         for leaf in self.observation_leaves:
-            observation[leaf.key][chosen] = value_at(first, leaf.path)
+            observation[leaf.key][told["env_id"]] = value_at(first, leaf.path)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step all copies, then reset those that finished."""
@@ -112,3 +118,4 @@ class PoolCopies(Copies):
         """Stop EnvPool's threads."""
         with contextlib.suppress(Exception):
             self.pool.close()
+        self.pool = None  # the threads end with the last reference

@@ -1,0 +1,183 @@
+"""Copies stepped by EnvPool, where it is installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from kit.collectors import EpisodeCollector, VectorCollector, make_collector
+from kit.envs import make_env
+from kit.envs.tensor import make_tensor_env
+from kit.steps import SettingError, StepPlan
+
+
+def pool(id="CartPole-v1", num_envs=3, **kwargs):
+    pytest.importorskip("envpool")
+    return make_env(id, num_envs, vectorization="envpool", **kwargs)
+
+
+def batches(env, count=2, steps=60, **kwargs):
+    collector = VectorCollector(env, None, steps_per_env=steps, **kwargs)
+    try:
+        return [collector.collect() for _ in range(count)], collector
+    finally:
+        collector.shutdown()
+
+
+# ---------------------------------------------------------------------- what it gives
+def test_every_transition_is_one_of_cartpole_the_last_of_an_episode_too():
+    (batch,), _ = batches(pool(), count=1)
+    assert batch["next", "done"].any()
+    rows = batch.reshape(-1)
+    cartpole = make_tensor_env("CartPole-v1", len(rows), dtype=torch.float64)
+    after, _, terminated = cartpole.transition(rows["observation"].double().T, rows["action"])
+    torch.testing.assert_close(rows["next", "observation"], after.T.float(), rtol=0, atol=1e-5)
+    assert torch.equal(rows["next", "terminated"].squeeze(-1), terminated)
+    assert (rows["next", "reward"] == 1).all()
+
+
+def test_the_next_episode_begins_without_a_step_of_its_own():
+    (batch,), collector = batches(pool(), count=1)
+    for copy in batch:
+        done = copy["next", "done"].squeeze(-1)[:-1]
+        seen, following = copy["observation"][1:], copy["next", "observation"][:-1]
+        assert ((seen == following).all(-1) == ~done).all()
+        assert (seen[done].abs() <= 0.05).all()
+    assert collector.policy_steps == collector.env_steps == 180
+    assert collector.episodes == int(batch["next", "done"].sum())
+
+
+def test_a_time_limit_truncates_and_does_not_terminate():
+    (batch,), collector = batches(pool(max_episode_steps=5), count=1, steps=15)
+    assert not batch["next", "terminated"].any()
+    ends = torch.arange(1, 16).expand(3, -1) % 5 == 0
+    assert torch.equal(batch["next", "truncated"].squeeze(-1), ends)
+    assert [episode.length for episode in collector.take_episodes()] == [5] * 9
+
+
+@pytest.mark.parametrize(
+    ("id", "observation", "action"),
+    [("Pendulum-v1", (3,), torch.float32), ("HalfCheetah-v5", (17,), torch.float32)],
+)
+def test_continuous_actions_are_taken(id, observation, action):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = pool(id, 2, max_episode_steps=4)
+    (batch,), _ = batches(env, count=1, steps=8)
+    assert batch["observation"].shape == (2, 8, *observation)
+    assert batch["action"].dtype == action
+    assert batch["next", "truncated"].sum() == 4
+
+
+def test_images_are_bytes_in_the_shape_that_envpool_stacks():
+    (batch,), _ = batches(pool("Pong-v5", 2), count=1, steps=3)
+    assert batch["observation"].shape == (2, 3, 4, 84, 84)
+    assert batch["observation"].dtype == torch.uint8
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_one_others():
+    def observations(seed):
+        return torch.stack([batch["observation"] for batch in batches(pool(seed=seed))[0]])
+
+    assert torch.equal(observations(1), observations(1))
+    assert not torch.equal(observations(1), observations(2))
+
+
+def test_seeding_begins_anew():
+    env = pool()
+    env.set_seed(5)
+    first = env.start()["observation"].copy()
+    env.set_seed(6)
+    assert not np.array_equal(env.start()["observation"], first)
+    env.set_seed(5)
+    assert np.array_equal(env.start()["observation"], first)
+    env.close()
+
+
+def test_whole_episodes_are_collected_though_copies_cannot_stand_still():
+    collector = EpisodeCollector(pool(), None, min_episodes=4)
+    batch = collector.collect()
+    assert batch["collector", "mask"].shape[0] == 4
+    assert collector.idle_env_steps > 0
+    collector.shutdown()
+
+
+def test_observations_are_normalised_as_those_of_other_copies():
+    (batch, last), collector = batches(pool(normalize_observation=True))
+    assert collector.normalizer.observation["observation"].count == pytest.approx(363.0001)
+    assert last["observation"].std() > 5 * 0.05 > batch["observation"].isnan().sum()
+
+
+def test_a_saved_run_goes_on_with_new_episodes_and_says_so():
+    saving = VectorCollector(pool(), None, steps_per_env=7)
+    saving.collect()
+    state = saving.state_dict()
+    going_on = VectorCollector(pool(), None, steps_per_env=7)
+    going_on.load_state_dict(state)
+    assert not going_on.exact_resume
+    assert "EnvPool does not give the state" in saving.env.not_resumable
+    first = going_on.collect()["observation"][:, 0]
+    assert (first.abs() <= 0.05).all()
+    assert going_on.policy_steps == 42
+    for collector in (saving, going_on):
+        collector.shutdown()
+
+
+def test_its_threads_end_with_it():
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    before = threads()
+    env = pool(num_envs=4, num_threads=2)
+    env.start()
+    assert threads() > before
+    env.close()
+    deadline = time.monotonic() + 10
+    while threads() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads() == before
+
+
+# ---------------------------------------------------------------------- what it refuses
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("action_repeat", 2),
+        ("restart_on_error", 1),
+        ("num_workers", 2),
+        ("wrappers", [lambda env: env]),
+    ],
+)
+def test_what_needs_the_copies_one_by_one_is_refused(setting, value):
+    with pytest.raises(SettingError, match=f"{setting}.* is not possible with .*envpool"):
+        make_env("CartPole-v1", 2, vectorization="envpool", **{setting: value})
+
+
+def test_an_id_it_does_not_have_is_refused_and_the_nearest_named():
+    with pytest.raises(SettingError, match="is not an environment of EnvPool; what works: Pong-v5"):
+        pool("ALE/Pong-v5")
+
+
+def test_an_argument_that_it_does_not_know_is_refused():
+    with pytest.raises(SettingError, match=r"env.kwargs=.*lenght.* are refused by EnvPool"):
+        pool(lenght=2.0)
+
+
+def test_it_is_not_for_a_collector_of_tensors():
+    env = pool("Ant-v4", 2)
+    plan = StepPlan(total_policy_steps=8, num_envs=2, steps_per_env=4)
+    with pytest.raises(SettingError, match="written in torch, which Ant-v4 is not"):
+        make_collector("tensor", env, None, plan)
+    env.close()
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(SettingError, match=r"needs the package envpool.*torchrl-kit\[envpool\]"):
+        make_env("CartPole-v1", 2, vectorization="envpool")
