@@ -37,6 +37,8 @@ class Dialect(ABC):
     """behaviours by name, each in one sentence; the default one is the code's."""
     ALGORITHMS: ClassVar[Mapping[str, str]]
     """algorithms and their family."""
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+    """other names of algorithms."""
     FACTS: ClassVar[frozenset[str]] = frozenset({"algo", "version"})
     """fields that are not of the library's own configuration."""
     MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -116,8 +118,10 @@ class Dialect(ABC):
         if isinstance(algo, str) and algo in self.ALGORITHMS:
             return algo
         known = [*self.ALGORITHMS, *sorted(set(self.ALGORITHMS.values()))]
-        name = algo.lower().replace("-", "_") if isinstance(algo, str) else algo
-        return one_of("algo", name, known)
+        if isinstance(algo, str):  # "DiscreteSAC" is discrete_sac
+            meant = {_letters(name): name for name in known} | dict(self.ALIASES)
+            algo = meant.get(_letters(algo), algo)
+        return one_of("algo", algo, known)
 
     @abstractmethod
     def _guess(self) -> str:
@@ -244,6 +248,11 @@ class Dialect(ABC):
                     nearest_first(name, known)[:4],
                 )
         return cls(**settings)
+
+
+def _letters(name: str) -> str:
+    """An algorithm's name without what libraries spell differently: ``Discrete-SAC``."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def trains(plan: StepPlan) -> bool:

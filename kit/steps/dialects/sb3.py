@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from kit.steps.dialects.base import OFF_POLICY, ON_POLICY, Dialect
-from kit.steps.errors import SettingError, one_of, whole_number
+from kit.steps.errors import LARGEST, SettingError, one_of, whole_number
 from kit.steps.plan import StepPlan
 
 _OFF_POLICY: dict[str, Any] = {
@@ -72,9 +72,9 @@ class SB3(Dialect):
         "total_timesteps": 0,
         "n_steps": 1,
         "batch_size": 1,
-        "n_epochs": 0,
+        "n_epochs": 1,
         "learning_starts": 0,
-        "gradient_steps": -1,
+        "gradient_steps": -LARGEST,
         "buffer_size": 1,
         "target_update_interval": 1,
         "policy_delay": 1,
@@ -103,7 +103,8 @@ class SB3(Dialect):
     train_freq: Any = None
     """vector steps of one rollout (off-policy), or ``(2, "episode")``: whole episodes."""
     gradient_steps: int | None = None
-    """gradient steps after each rollout, whatever ``n_envs``; -1: as many as its timesteps."""
+    """gradient steps after each rollout, whatever ``n_envs``; less than 0: as many as its
+    timesteps."""
     learning_starts: int | None = None
     """timesteps with random actions, rounded up to vector steps; training begins at the first
     rollout that ends strictly after them."""
@@ -202,7 +203,8 @@ class SB3(Dialect):
             "learning_starts": trains * rollout if trains > 1 else 0,
             "random_steps": min(random, iterations * rollout),
         }
-        if self.gradient_steps == -1:
+        assert self.gradient_steps is not None
+        if self.gradient_steps < 0:
             return made | {"replay_ratio": 1}
         return made | {"gradient_steps_per_iteration": self.gradient_steps}
 

@@ -55,8 +55,8 @@ def _off_policy(settings: SB3, plan: StepPlan) -> list[str]:
     steps = settings.gradient_steps
     assert steps is not None
     assert settings.learning_starts is not None
-    if steps == -1:
-        found.append("gradient_steps=-1 makes as many gradient steps as timesteps: ratio 1.")
+    if steps < 0:
+        found.append(f"gradient_steps={steps} makes as many gradient steps as timesteps: ratio 1.")
     elif unit == "step":
         ratio = Fraction(steps, plan.frames_per_batch)
         unscaled = ": it is not scaled by n_envs" if settings.n_envs > 1 else ""

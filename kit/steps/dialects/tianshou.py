@@ -19,10 +19,13 @@ from kit.steps.errors import SettingError, whole_number, yes_or_no
 from kit.steps.plan import StepPlan
 
 _ALGORITHMS = {
-    **dict.fromkeys(("ppo", "a2c", "reinforce"), ON_POLICY),
+    **dict.fromkeys(("ppo", "a2c", "reinforce", "npg", "trpo", "gail"), ON_POLICY),
     **dict.fromkeys(("sac", "dqn", "td3", "ddpg", "discrete_sac", "redq", "iqn"), OFF_POLICY),
+    **dict.fromkeys(("c51", "rainbow", "qrdqn", "fqf", "bdqn"), OFF_POLICY),
     **dict.fromkeys(("bcq", "cql", "td3_bc", "discrete_cql", "discrete_bcq"), OFFLINE),
+    **dict.fromkeys(("discrete_crr", "imitation"), OFFLINE),
 }
+_ALIASES = {"pg": "reinforce", "bdq": "bdqn", "branchingdqn": "bdqn", "rainbowdqn": "rainbow"}
 
 
 class _Tianshou(Dialect):
@@ -30,6 +33,7 @@ class _Tianshou(Dialect):
 
     LIBRARY: ClassVar[str] = "tianshou"
     ALGORITHMS: ClassVar[Mapping[str, str]] = _ALGORITHMS
+    ALIASES: ClassVar[Mapping[str, str]] = _ALIASES
 
     def sampling(self) -> Sampling:
         """Return the resolved settings in words of neither generation."""

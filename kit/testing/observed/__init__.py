@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kit.steps.errors import SettingError, nearest_first, show
+from kit.steps.errors import SettingError, nearest_first, show, whole_number
 
 _SYSTEMS = {
     "sheeprl": "sheeprl",
@@ -81,19 +81,34 @@ def check_observed(case: Mapping[str, Any]) -> Observation:
     for name in ("system", "params", "observed"):
         if name not in case:
             raise SettingError("case", show(case)[:60], f"has no {name!r}", "give a whole case")
+    for name in ("params", "observed"):
+        if not isinstance(case[name], Mapping):
+            raise SettingError(name, case[name], "is no mapping of names to values", "give one")
     words = str(case["system"]).lower().split()
     name = words[0] if words else ""
     if name not in _SYSTEMS:
         known = nearest_first(name, [*_SYSTEMS])
         raise SettingError("system", case["system"], "is not known", known)
-    module = importlib.import_module(f"kit.testing.observed.{_SYSTEMS[name]}")
-    expected: Expectation = module.expect(case)
-    return _compare(case, expected)
+    return _compare(case, _expectation(_SYSTEMS[name], case))
+
+
+def _expectation(system: str, case: Mapping[str, Any]) -> Expectation:
+    """What the dialect says; settings that say nothing are refused as a dialect refuses its own."""
+    module = importlib.import_module(f"kit.testing.observed.{system}")
+    params = dict(case["params"])
+    try:
+        for name in ("episode_length", "terminate_at", "env_max_steps"):
+            if params.get(name) is not None:
+                params[name] = whole_number(name, params[name], 1)
+        made: Expectation = module.expect({**case, "params": params})
+    except SettingError as error:
+        return Expectation(refusal=str(error))
+    return made
 
 
 def _compare(case: Mapping[str, Any], expected: Expectation) -> Observation:
     made = Observation()
-    varying = [str(text) for text in case.get("nondeterministic", ())]
+    varying = [str(text) for text in case.get("nondeterministic") or ()]
     observed = dict(case["observed"])
     _compare_errors(observed.pop("error", None), expected.refusal, made)
     for name, value in _flat(observed):

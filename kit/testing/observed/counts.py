@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
+
+LISTED = 1_000
+"""Iterations that are listed one by one; no record lists more."""
+
+
+FOLLOWED = 1_000_000
+"""Iterations of a library's own counting that are followed one by one."""
+
+
+def listed(plan: StepPlan) -> range:
+    """Iterations that are listed one by one: the first ones of a long run."""
+    return range(1, min(plan.iterations, LISTED) + 1)
 
 
 def gradient_steps(plan: StepPlan) -> list[int]:
-    """Gradient steps of one process in each iteration."""
-    return [plan.gradient_steps(k) for k in range(1, plan.iterations + 1)]
+    """Gradient steps of one process in each listed iteration.
+
+    Raises:
+        SettingError: if the run is too long to follow; nobody has observed such a one.
+    """
+    if plan.counting != "exact" and plan.iterations > FOLLOWED:
+        why = "are more than were ever recorded: is the length of the run missing?"
+        raise SettingError("iterations", plan.iterations, why, [FOLLOWED])
+    return [plan.gradient_steps(k) for k in listed(plan)]
 
 
 def first_training(plan: StepPlan) -> int | None:
@@ -20,7 +40,7 @@ def first_training(plan: StepPlan) -> int | None:
 
 def evaluations(plan: StepPlan) -> list[int]:
     """Iterations whose end is followed by an evaluation, each as often as it is; 0 is the start."""
-    return [k for k in range(plan.iterations + 1) for _ in range(plan.evaluations(k))]
+    return [k for k in (0, *listed(plan)) for _ in range(plan.evaluations(k))]
 
 
 def renamed(params: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def _figures(made: Dreamer, plan: StepPlan, length: int | None) -> dict[str, Any
         "step_counter": played,
         "env_step_calls": played,
         "replay_len_end": min(items, made.replay_size),
-        "gradient_steps_total": sum(steps),
+        "gradient_steps_total": plan.gradient_steps_after(plan.iterations),
         "gradient_steps_per_driver_step": steps,
         "first_driver_step_with_gradient_step": first_training(plan),
         "ratio_gradient_steps_per_step": ratio,

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from kit.steps.dialects.nip import Nip
-from kit.steps.errors import SettingError
+from kit.steps.errors import SettingError, whole_number
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import gradient_steps, known
+from kit.testing.observed.counts import gradient_steps, known, listed
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
@@ -44,13 +44,13 @@ def _figures(settings: Nip, plan: StepPlan) -> dict[str, Any]:
     figures = _environments(made)
     figures |= {
         "iterations": count,
-        "frames_per_iteration": [plan.frames_per_batch] * count,
+        "frames_per_iteration": [plan.frames_per_batch] * len(steps),
         "frames_total": count * plan.frames_per_batch,
         "gradient_steps_per_iteration": steps,
-        "gradient_steps_total": sum(steps),
-        "minibatch_sizes_per_iteration": [plan.minibatch_sizes(k) for k in range(1, count + 1)],
+        "gradient_steps_total": plan.gradient_steps_after(count),
+        "minibatch_sizes_per_iteration": [plan.minibatch_sizes(k) for k in listed(plan)[:20]],
         "lr_first_gradient_step_per_iteration": [
-            made.learning_rate(k) if steps[k - 1] else None for k in range(1, count + 1)
+            made.learning_rate(k) if steps[k - 1] else None for k in listed(plan)
         ],
         "test_batched_steps_and_frames": _test(made),
     }
@@ -117,9 +117,11 @@ def _before_failure(settings: Nip, error: SettingError) -> dict[str, Any]:
 
 def _text_trainer(params: dict[str, Any]) -> dict[str, Any]:
     """Trainers on pure text collect and test rollouts, not frames."""
-    rollouts = params.get("rollouts_per_iteration") or params.get("dataset_len", 0)
-    batches = params.get("num_test_iterations", 10)
-    on_all = params.get("test_dataset_len", 0) * batches
+    given = {name: value for name, value in params.items() if value is not None}
+    size = given.get("dataset_len", given.get("train_dataset_len", 1))
+    rollouts = whole_number("rollouts_per_iteration", given.get("rollouts_per_iteration", size), 1)
+    batches = whole_number("num_test_iterations", given.get("num_test_iterations", 10))
+    on_all = whole_number("test_dataset_len", given.get("test_dataset_len", size)) * batches
     return {
         "train_rollouts_per_iteration": rollouts,
         "test_rollouts": on_all if params["test_on_whole_dataset"] else rollouts * batches,

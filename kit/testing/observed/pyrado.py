@@ -12,7 +12,7 @@ from kit.steps.errors import SettingError
 from kit.steps.minibatches import epoch_sizes
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import known
+from kit.testing.observed.counts import known, listed
 
 _SAMPLES = "samples_per_iteration_[role,rollouts,steps_returned,env_steps_executed]"
 
@@ -21,6 +21,8 @@ def expect(case: Mapping[str, Any]) -> Expectation:
     """Return the figures of a case; up to the failure, if the library failed."""
     params = dict(case["params"])
     settings = _settings(case, params)
+    if settings.rollout_length is None:
+        raise SettingError("env_max_steps", None, "is needed to know the counts", "give it")
     evaluates = "patched in" not in str(case.get("how", ""))
     refusal, failed = None, False
     try:
@@ -81,7 +83,7 @@ def _figures(
     made = settings.resolved()
     samples, optimizers = [], []
     for plan in plans:
-        for k in range(1, plan.iterations + 1):
+        for k in listed(plan):
             samples.append(_sampled(made, plan, k, evaluates))
             optimizers.append({} if failed else _optimizer_steps(made, plan, k))
     total: Counter[str] = Counter()
@@ -152,7 +154,7 @@ def _memory(made: Pyrado, plans: list[StepPlan], failed: bool) -> dict[str, Any]
     sampled, targets, held = [], [], 0
     for plan in plans:
         held = 0
-        for k in range(1, plan.iterations + 1):
+        for k in listed(plan):
             held = min(held + plan.collected(k), made.memory_size)
             steps = plan.gradient_steps(k)
             updates = range((k - 1) * steps, k * steps)

@@ -9,7 +9,7 @@ from kit.steps.dialects.sb3 import SB3
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import first_training, gradient_steps, known, renamed
+from kit.testing.observed.counts import first_training, gradient_steps, known, listed, renamed
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
@@ -69,7 +69,7 @@ def _on_policy(made: SB3, plan: StepPlan) -> dict[str, Any]:
     """``_n_updates`` counts epochs; the progress of a schedule is asked after the rollout."""
     count, epochs = plan.iterations, plan.update_epochs or 0
     rates = []
-    for k in range(1, count + 1):
+    for k in listed(plan):
         progress = 1 - plan.policy_steps_after(k) / made.total_timesteps
         rates.append(progress * 1e-3 if made.learning_rate == "p" else made.learning_rate)
     return {

@@ -13,7 +13,7 @@ from kit.steps.dialects.sheeprl_resume import ratio_after
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import first_training, gradient_steps, known
+from kit.testing.observed.counts import first_training, gradient_steps, known, listed
 
 _OPTIMIZERS = {"sac": 3, "ppo": 1, "a2c": 1, "dreamer_v1": 3, "dreamer_v2": 3, "dreamer_v3": 3}
 
@@ -32,7 +32,7 @@ def expect(case: Mapping[str, Any]) -> Expectation:
     figures = _figures(settings, plan, length, stubbed)
     figures |= _figures_of_rules(case["observed"], plan)
     warnings = _warnings(settings, plan)
-    if resumed_with is None:
+    if not isinstance(resumed_with, Mapping):
         return Expectation(figures, warnings=warnings)
     new = _settings(case, {**resumed_with, "buffer_checkpoint": settings.buffer_checkpoint})
     rest = new.resumed(settings)
@@ -147,7 +147,7 @@ def _on_policy(made: Sheeprl, plan: StepPlan, done: int) -> dict[str, Any]:
 def _ratio_calls(ratio: SheeprlRatio, plan: StepPlan) -> list[list[float]]:
     """What the library's ratio is asked in each training iteration, and what it answers."""
     calls = []
-    for _ in range(plan.first_training_iteration, plan.iterations + 1):
+    for _ in listed(plan)[plan.first_training_iteration - 1 :]:
         ratio.steps += plan.frames_per_batch * ratio.processes
         asked = ratio.steps / ratio.divisor
         calls.append([asked, ratio.ask(asked)])

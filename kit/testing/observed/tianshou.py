@@ -11,9 +11,14 @@ from kit.steps.dialects.tianshou_plan import INITIAL_TESTS, Sampling
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import evaluations, first_training, gradient_steps, known
+from kit.testing.observed.counts import evaluations, first_training, gradient_steps, known, listed
 
-_OPTIMIZERS = {"dqn": 1, "sac": 3, "ddpg": 2, "ppo": 1, "a2c": 1, "reinforce": 1}
+_OPTIMIZERS = {
+    **dict.fromkeys(("ppo", "a2c", "reinforce"), 1),
+    **dict.fromkeys(("dqn", "iqn", "c51", "rainbow", "qrdqn", "bdqn"), 1),
+    **dict.fromkeys(("sac", "discrete_sac", "td3"), 3),
+    "ddpg": 2,
+}
 _SCHEDULED = {"sac": "2", "dqn": "0", "ppo": "0", "a2c": "0", "reinforce": "0", "ddpg": "1"}
 """Number of the optimiser whose learning rate is scheduled, in the order of their first step."""
 _LEARNING_RATE = 1e-3
@@ -68,7 +73,7 @@ def _figures(sampling: Sampling, plan: StepPlan, algo: str) -> dict[str, Any]:
         "start_steps_collected": start,
         "start_steps_random": sampling.start_random,
         "training_steps_iterations": count,
-        "env_steps_per_collect": [plan.frames_per_batch] * count,
+        "env_steps_per_collect": [plan.frames_per_batch] * len(steps),
         "env_steps_total_excluding_start": collected,
         "gradient_steps_per_iteration": steps,
         "gradient_steps_total": total,
@@ -80,11 +85,11 @@ def _figures(sampling: Sampling, plan: StepPlan, algo: str) -> dict[str, Any]:
         figures["optimizer_step_calls_all_optimizers"] = optimizers * total
     if plan.on_policy:
         figures["minibatch_sizes_first_iteration"] = plan.minibatch_sizes(1) if count else []
-        figures["buffer_len_at_update"] = [plan.rows(k) for k in range(1, count + 1)]
+        figures["buffer_len_at_update"] = [plan.rows(k) for k in listed(plan)]
     else:
         figures["sample_size_and_buffer_len_at_update"] = [
             [plan.minibatch_size, min(sampling.capacity, start + k * plan.frames_per_batch)]
-            for k in range(1, count + 1)
+            for k in listed(plan)
         ]
     return figures
 
@@ -94,10 +99,7 @@ def _gradient_step_counter(sampling: Sampling, plan: StepPlan) -> int:
     if not plan.on_policy:
         return plan.gradient_steps_after(plan.iterations)
     size = sampling.batch_size
-    each = (
-        1 + (1 if size is None else int((plan.rows(k) - 0.1) // size))
-        for k in range(1, plan.iterations + 1)
-    )
+    each = (1 + (1 if size is None else int((plan.rows(k) - 0.1) // size)) for k in listed(plan))
     return sum(each)
 
 

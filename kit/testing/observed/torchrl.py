@@ -10,7 +10,7 @@ from kit.steps.dialects.torchrl import RANDOM, WITHOUT, IteratedSampler, TorchRL
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import first_training, gradient_steps, known, renamed
+from kit.testing.observed.counts import first_training, gradient_steps, known, listed, renamed
 
 _NAMES = {"minibatch": "batch_size", "buffer": "buffer_size"}
 _SAMPLERS = {"random": RANDOM, "noreplace": WITHOUT}
@@ -36,18 +36,18 @@ def _figures(made: TorchRL, plan: StepPlan, length: int | None) -> dict[str, Any
     count, batch = plan.iterations, plan.frames_per_batch
     played, steps = plan.total_policy_steps, gradient_steps(plan)
     random = plan.random_steps_until(played)
-    counted = [_optimizer_count(made, plan, k) for k in range(count + 1)]
+    counted = [_optimizer_count(made, plan, k) for k in (0, *listed(plan))]
     figures: dict[str, Any] = {
         "iterations": count,
         "policy_steps_total": played,
-        "policy_steps_per_iteration": [batch] * count,
+        "policy_steps_per_iteration": [batch] * len(steps),
         "trainer_collected_frames": played * made.frame_skip,
         "policy_forward_calls_times_envs": played - random,
         "random_action_policy_steps": random,
         "gradient_steps_per_iteration": steps,
-        "gradient_steps_total": sum(steps),
-        "trainer_optim_count": counted[count],
-        "minibatch_sizes_per_iteration": [plan.minibatch_sizes(k) for k in range(1, count + 1)],
+        "gradient_steps_total": plan.gradient_steps_after(count),
+        "trainer_optim_count": _optimizer_count(made, plan, count),
+        "minibatch_sizes_per_iteration": [plan.minibatch_sizes(k) for k in listed(plan)[:20]],
         "first_iteration_with_gradient_step": first_training(plan),
         "utd_hook_values_before_each_update": [
             {
@@ -55,7 +55,7 @@ def _figures(made: TorchRL, plan: StepPlan, length: int | None) -> dict[str, Any
                 "write_count": k * batch,
                 "update_count": counted[k - 1],
             }
-            for k in range(1, count + 1)
+            for k in listed(plan)
         ],
         "rb_write_count": played,
         "collector_internal_frames": played,
