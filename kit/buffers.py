@@ -8,7 +8,14 @@ from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from tensordict.utils import expand_as_right
+from torch import Tensor
+from torchrl.data import (
+    LazyTensorStorage,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
 from torchrl.data.replay_buffers.samplers import PrioritizedSampler, RandomSampler, Sampler
 from torchrl.envs.transforms import MultiStepTransform
 
@@ -264,6 +271,33 @@ def valid_rows(batch: TensorDictBase) -> TensorDictBase:
     return batch.reshape(-1) if mask is None else batch[mask]
 
 
+class SliceWriter(TensorDictRoundRobinWriter):  # type: ignore[misc, unused-ignore]
+    """Writes transitions one after the other, as slices of the storage, the oldest first.
+
+    What is stored and where is as with TorchRL's writer, which makes an index on the data's device
+    and reads it on the host: there a GPU would be waited for with every batch.
+    """
+
+    _cursor: int
+
+    def extend(self, data: TensorDictBase) -> Tensor:
+        """Store rows and return their places."""
+        storage, count, start = self._storage, len(data), self._cursor
+        if storage.ndim != 1 or not 0 < count <= storage.max_size:
+            return super().extend(data)  # type: ignore[no-any-return]
+        index: Tensor = torch.arange(start, start + count, device=data.device) % storage.max_size
+        data.set("index", expand_as_right(index, data))
+        self._cursor = (start + count) % storage.max_size
+        self._write_count += count
+        fits = min(count, storage.max_size - start)
+        storage.set(slice(start, start + fits), data[:fits])
+        if fits < count:
+            storage.set(slice(0, count - fits), data[fits:])
+        self._bump_generation(index, data)
+        self._mark_update_entities(index)
+        return index
+
+
 def make_replay_buffer(
     size: int,
     minibatch_size: int | None,
@@ -294,6 +328,7 @@ def make_replay_buffer(
         )
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(size, device=device),
+        writer=SliceWriter(),
         sampler=sampler or RandomSampler(),
         batch_size=minibatch_size,
     )

@@ -16,7 +16,14 @@ from torchrl.data.replay_buffers.samplers import (
     SliceSampler,
 )
 
-from kit.buffers import Passes, Replay, as_minibatches, make_replay_buffer, valid_rows
+from kit.buffers import (
+    Passes,
+    Replay,
+    SliceWriter,
+    as_minibatches,
+    make_replay_buffer,
+    valid_rows,
+)
 from kit.steps import SettingError
 from kit.trainer import Trainer
 
@@ -400,3 +407,22 @@ def test_priorities_do_not_depend_on_whether_the_loss_is_traced():
         states.append((weights(trainer), trainer.buffer.state_dict()["sampler"]["priorities"]))
     assert_equal(states[0][0], states[1][0])
     assert torch.equal(states[0][1], states[1][1])
+
+
+# ---------------------------------------------------------------------- writing
+@pytest.mark.parametrize("sizes", [[3], [10], [4, 4, 4, 4], [7, 7, 1, 10, 2], [12, 3], [25, 1, 8]])
+def test_slices_are_written_where_torchrl_writes(sizes):
+    ours = TensorDictReplayBuffer(storage=LazyTensorStorage(10), writer=SliceWriter(), batch_size=4)
+    theirs = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    start = 0
+    for size in sizes:
+        rows = torch.arange(start, start + size)
+        start += size
+        places = [b.extend(TensorDict({"row": rows.clone()}, [size])) for b in (ours, theirs)]
+        assert torch.equal(*places)
+    assert len(ours) == len(theirs)
+    assert ours.write_count == theirs.write_count == sum(sizes)
+    assert ours.storage._last_cursor_index == theirs.storage._last_cursor_index
+    assert ours.writer.state_dict() == theirs.writer.state_dict()
+    for key in ("row", "index"):
+        assert torch.equal(ours[:][key], theirs[:][key]), key

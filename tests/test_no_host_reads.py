@@ -1,0 +1,286 @@
+"""Between two log points the loop reads no tensor on the host."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from host_reads import HostRead, Reads, host_reads
+from tensordict import TensorDict, TensorDictBase
+from tiny import off_policy_plan, on_policy_plan, ppo_parts, sac_parts
+from torch import nn
+from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss, SACLoss, SoftUpdate
+
+from kit.advantages import GAE
+from kit.buffers import make_replay_buffer
+from kit.collectors import TensorCollector
+from kit.envs import make_env
+from kit.modules import make_action_value, make_actor, make_value
+from kit.stages import HookError
+from kit.steps import StepPlan
+from kit.trainer import Trainer
+from kit.update import Update
+
+WARM = 3
+"""Iterations after which everything is traced, and the traces are compared with eager calls."""
+
+
+# ---------------------------------------------------------------------- trainers
+def tensor_collector(plan: StepPlan, env: Any, actor: Any, **changes: Any) -> TensorCollector:
+    return TensorCollector(
+        env, actor, frames_per_batch=plan.frames_per_batch, total_frames=plan.total_policy_steps,
+        init_random_frames=plan.random_steps_until(plan.total_policy_steps), **changes,
+    )  # fmt: skip
+
+
+def ppo(
+    loss_class: type = ClipPPOLoss,
+    env: str = "CartPole-v1",
+    compile: Any = "auto",
+    **changes: Any,
+) -> Trainer:
+    """PPO whose environments are written in torch: nothing has to come to the host."""
+    plan = on_policy_plan(total_policy_steps=160, **changes)
+    env = make_env(env, plan.num_envs, vectorization="tensor", seed=0)
+    actor, critic = make_actor(env, (8,)), make_value(env, (8,))
+    loss = loss_class(actor, critic, normalize_advantage=True)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3, fused=True)
+    return Trainer(
+        plan, collector=tensor_collector(plan, env, actor),
+        advantage=GAE(gamma=0.99, lmbda=0.95, value_network=critic),
+        update=Update(loss, optimizer, clip_norm=0.5, compile=compile), log_every=160,
+    )  # fmt: skip
+
+
+def sac(compile: Any = "auto", **changes: Any) -> Trainer:
+    plan = off_policy_plan(num_envs=2, steps_per_env=2, **changes)
+    env = make_env("Pendulum-v1", 2, vectorization="tensor", seed=0)
+    actor = make_actor(env, (8,), continuous="tanh_normal", orthogonal=False)
+    critic = make_action_value(env, (8,))
+    loss = SACLoss(actor, critic, loss_function="l2")
+    loss.make_value_estimator(gamma=0.99)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3, fused=True)
+    actor = actor.select_out_keys("action")
+    return Trainer(
+        plan, collector=tensor_collector(plan, env, actor),
+        buffer=make_replay_buffer(100, 4), log_every=40,
+        update=Update(
+            loss, optimizer, compile=compile, target_updater=SoftUpdate(loss, tau=0.01)
+        ),
+    )  # fmt: skip
+
+
+def guarded(trainer: Trainer, guard: Callable[[], Any] = host_reads, **when: int) -> Trainer:
+    """Guard the iterations after ``first`` and until ``last``, and run."""
+    first, last = when.get("first", WARM), when.get("last", trainer.plan.iterations - 1)
+    with contextlib.ExitStack() as stack:
+
+        def between_iterations() -> None:
+            if trainer.ledger.iterations == first:
+                stack.enter_context(guard())
+            elif trainer.ledger.iterations == last:
+                stack.close()
+
+        trainer.register_op("post_steps", between_iterations)
+        trainer.run()
+    return trainer
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch):
+    """On the CPU, where it costs nothing, the collector looks for NaN in every batch."""
+    monkeypatch.setattr(TensorCollector, "_check_finite", lambda self, memory: None)
+
+
+# ---------------------------------------------------------------------- the whole loop
+PPO: dict[str, dict[str, Any]] = {
+    "one choice": {},
+    "continuous actions": {"env": "Pendulum-v1"},
+    "accumulated gradients": {"minibatches_per_gradient_step": 2},
+    "sequences": {"sequence_length": 4, "minibatch_size": 2},
+    "uneven minibatches": {"minibatch_size": 6},
+}
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+@pytest.mark.parametrize("name", list(PPO))
+def test_ppo_collects_and_trains_without_reading(name):
+    trainer = guarded(ppo(**PPO[name]))
+    assert trainer.ledger.iterations == 10
+    assert trainer.update.plain_reason == ""
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+@pytest.mark.parametrize("ratio", [1, "1/4", 2.5])
+def test_sac_collects_stores_samples_and_trains_without_reading(ratio):
+    trainer = guarded(sac(replay_ratio=ratio), first=6)  # learning starts in the third
+    assert trainer.ledger.iterations == 10
+    assert trainer.update.plain_reason == ""
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+def test_a_full_buffer_is_written_over_without_reading():
+    trainer = sac()
+    trainer.buffer = make_replay_buffer(10, 4)  # batches of 4: one of them goes over the end
+    guarded(trainer, first=6)
+    assert trainer.ledger.gradient_steps == trainer.plan.gradient_steps_after(10)
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+@pytest.mark.parametrize("make", [ppo, sac])
+@pytest.mark.parametrize("open_to_hooks", [False, True])
+def test_eager_gradient_steps_read_only_where_losses_of_torchrl_do(make, open_to_hooks):
+    trainer = make(compile="auto" if open_to_hooks else False)
+    if open_to_hooks:
+        trainer.register_op("process_loss", lambda minibatch, losses: None)
+    watched: list[Reads] = []
+
+    @contextlib.contextmanager
+    def watching() -> Iterator[None]:
+        with host_reads(forbid=False) as reads:
+            yield
+        watched.append(reads)
+
+    guarded(trainer, watching, first=6)
+    (reads,) = watched
+    assert reads.places
+    assert {place for place in reads.places if "torchrl" not in Path(place).parts} == set()
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+def test_metrics_of_hooks_stay_where_they_are_until_a_row_is_written():
+    trainer = ppo()
+    metrics: list[Any] = []
+    trainer.register_op("post_optim_complete_log", lambda steps, means: metrics.append(means))
+    trainer.register_op("post_optim_log", lambda m: {"mean": m["advantage"].mean()})
+    guarded(trainer, first=6)
+    assert len(metrics) == 10
+    assert "mean" in trainer.journal.latest
+
+
+# ---------------------------------------------------------------------- environments on the host
+def run_guarded_from(
+    trainer: Trainer, begin: str, end: str, *, first: int = WARM, forbid: bool = True
+) -> list[list[str]]:
+    """Guard from one stage of the loop to another, in each iteration, and return what was read."""
+    seen: list[list[str]] = []
+    with contextlib.ExitStack() as stack:
+
+        def enter(*batch: Any) -> None:
+            if trainer.ledger.iterations >= first:
+                seen.append(stack.enter_context(host_reads(forbid)).seen)
+
+        trainer.register_op(begin, enter)
+        trainer.register_op(end, lambda *batch: stack.close())
+        trainer.run()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("plan", "parts_of", "first"),
+    [
+        (on_policy_plan(total_policy_steps=160), ppo_parts, 3),
+        (off_policy_plan(), sac_parts, 15),
+    ],
+)
+def test_with_environments_on_the_host_nothing_is_read_after_collection(plan, parts_of, first):
+    parts = parts_of(plan)
+    own = parts["update"]
+    optimizer = torch.optim.Adam(own.loss_module.parameters(), fused=True)
+    parts["update"] = Update(own.loss_module, optimizer, target_updater=own.target_updater)
+    trainer = Trainer(plan, **parts, log_every=plan.total_policy_steps)
+    phases = run_guarded_from(trainer, "batch_process", "post_steps", first=first)
+    assert len(phases) == plan.iterations - first
+    assert trainer.ledger.gradient_steps == plan.gradient_steps_after(plan.iterations)
+
+
+def test_collection_brings_actions_to_the_host_and_nothing_else():
+    plan = on_policy_plan(total_policy_steps=160)
+    trainer = Trainer(plan, **ppo_parts(plan), log_every=160)
+    *collections, after_the_last = run_guarded_from(
+        trainer, "post_steps", "batch_process", forbid=False
+    )
+    assert collections == [["Tensor.numpy"] * plan.steps_per_env] * 7
+    assert "Tensor.tolist" in after_the_last  # the row
+
+
+# ---------------------------------------------------------------------- the guard works
+SLIPPED_IN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda loss: loss.item(),
+    "float": lambda loss: float(loss),
+    "bool": lambda loss: bool(loss > 0),
+    "if": lambda loss: 1 if loss > 0 else 0,
+    "tolist": lambda loss: loss.tolist(),
+    "numpy": lambda loss: loss.detach().numpy(),
+    "cpu": lambda loss: loss.cpu(),
+    "to cpu": lambda loss: loss.to("cpu"),
+    "equal": lambda loss: torch.equal(loss, loss),
+    "allclose": lambda loss: torch.allclose(loss, loss),
+    "nonzero": lambda loss: loss.reshape(1).nonzero(),
+    "mask": lambda loss: loss.reshape(1)[loss.reshape(1) > 0],
+    "masked_select": lambda loss: loss.masked_select(loss > 0),
+    "unique": lambda loss: loss.unique(),
+}
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+@pytest.mark.parametrize("how", list(SLIPPED_IN))
+def test_a_read_that_is_slipped_in_is_found(how):
+    trainer = ppo()
+    read = SLIPPED_IN[how]
+
+    def careless() -> None:
+        read(trainer.last_metrics["loss_objective"])
+
+    trainer.register_op("post_optim", careless)
+    with pytest.raises(HookError, match=r"careless at stage 'post_optim' raised HostRead"):
+        guarded(trainer)
+    assert trainer.ledger.iterations == WARM
+
+
+class Careless(nn.Module):
+    """A loss of values alone that looks at itself."""
+
+    def __init__(self, actor: Any, critic: Any, **settings: Any) -> None:
+        super().__init__()
+        self.critic = critic
+
+    def forward(self, batch: TensorDictBase) -> TensorDict:
+        error = self.critic(batch.select("observation"))["state_value"] - batch["value_target"]
+        if error.square().mean().item() > 1e9:
+            raise RuntimeError
+        return TensorDict({"loss_critic": error.square().mean()})
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+def test_a_read_in_a_loss_is_found():
+    with pytest.raises(HostRead, match=r"item reads a tensor: .*test_no_host_reads.*square"):
+        guarded(ppo(Careless))
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+def test_a_loss_of_torchrl_that_reads_by_itself_is_found():
+    with pytest.raises(HostRead, match=r"objectives.ppo.py.*if kl.mean\(\) >"):
+        guarded(ppo(KLPENPPOLoss))
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+def test_a_row_is_a_read():
+    trainer = ppo()
+    trainer.log_every = 16
+    with pytest.raises(HostRead, match=r"__int__ reads a tensor: .*env_steps"):
+        guarded(trainer)
+
+
+def test_what_stays_on_the_device_is_no_read():
+    values, index = torch.arange(6.0), torch.tensor([1, 2])
+    with host_reads() as reads:
+        values[index] = values[index] * 2
+        values[values > 3] = 0.0
+        torch.where(values > 1, values, 0.0).sum().clamp(max=2)
+        values.to(torch.float64).to(values.device)
+    assert reads.seen == []
