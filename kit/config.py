@@ -26,8 +26,8 @@ class EnvConfig:
     num_envs: Count = 8
     """environment copies in one process."""
     vectorization: str = "sync"
-    """how copies are stepped: sync (one after the other), async (a process each), native (the
-    environment's own vector environment) or envpool."""
+    """how copies are stepped: sync (one after the other), async (in worker processes), native (the
+    environment's own vector environment), envpool or tensor (written in torch)."""
     action_repeat: Count = 1
     """env steps one action is held for."""
     max_episode_steps: Count | None = None
@@ -37,7 +37,7 @@ class EnvConfig:
     normalize_reward: bool = False
     """whether rewards are divided by the running deviation of their discounted sum."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """arguments of the environment itself."""
+    """arguments of the environment itself, and further ones of make_env: restart_on_error, ..."""
 
 
 @dataclass
