@@ -143,7 +143,7 @@ def _one_by_one(
     kwargs: dict[str, Any],
 ) -> Copies:
     """Gymnasium environments made copy by copy."""
-    name = id.id if isinstance(id, EnvSpec) else getattr(id, "__name__", type(id).__name__)
+    name = id.id if isinstance(id, EnvSpec) else _name(id)
     make = functools.partial(
         make_copy, id, around.action_repeat, around.max_episode_steps, around.wrappers, kwargs
     )
@@ -153,6 +153,11 @@ def _one_by_one(
     others = (field.name for field in fields(around) if field.name != "num_workers")
     around.allow("vectorization='sync'", *others)
     return InProcess(make, num_envs, name, restarts=restarts)
+
+
+def _name(make: MakeEnv) -> str:
+    function = make.func if isinstance(make, functools.partial) else make
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _together(

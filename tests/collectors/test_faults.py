@@ -1,0 +1,269 @@
+"""Environments that fail while a collector steps them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import multiprocessing
+import os
+import signal
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from kit.collectors import AsyncCollector, EpisodeCollector, VectorCollector
+from kit.envs import make_env
+from kit.envs.errors import EnvironmentFault
+from tests.envs.odd_envs import Raises, Steps
+
+
+def raising(tmp_path, *at, **kwargs):
+    """An environment whose calls of step ``at`` fail, counted over all copies."""
+    return functools.partial(Raises, at=at, path=str(tmp_path / "calls"), **kwargs)
+
+
+def vector(env, steps_per_env=6, batches=2):
+    frames = env.num_envs * steps_per_env
+    return VectorCollector(env, frames_per_batch=frames, total_frames=frames * batches)
+
+
+def collected(collector):
+    """All batches in one, and the collector shut down; warnings have tests of their own."""
+    with warnings.catch_warnings(record=True):
+        try:
+            return torch.cat([batch.clone() for batch in collector], -1)
+        finally:
+            collector.shutdown()
+
+
+def column(batch, key, copy=0):
+    return batch[copy].get(("next", key)).flatten().int().tolist()
+
+
+# ---------------------------------------------------------------------- a copy that raises
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_the_episode_of_a_copy_that_raises_is_truncated_and_the_batch_stays_exact(
+    tmp_path, vectorization, reuse
+):
+    env = make_env(raising(tmp_path, 5, length=4), vectorization=vectorization, restart_on_error=1)
+    collector = VectorCollector(env, frames_per_batch=6, total_frames=12, reuse=reuse)
+    batch = collected(collector)
+    assert column(batch, "truncated") == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert column(batch, "terminated") == [0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0]
+    assert column(batch, "observation") == [1, 2, 3, 4, 0, 1, 2, 3, 4, 1, 2, 3]
+    assert column(batch, "reward") == [1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1]
+    assert batch["observation"].flatten().tolist() == [0, 1, 2, 3, 0, 0, 1, 2, 3, 0, 1, 2]
+    assert (collector.policy_steps, collector.env_steps) == (12, 12)
+    assert (collector.episodes, collector.environment_errors) == (3, 1)
+    lengths = [(e.length, e.episode_return, e.terminated) for e in collector.take_episodes()]
+    assert lengths == [(4, 4.0, True), (1, 0.0, False), (4, 4.0, True)]
+
+
+def test_other_copies_do_not_notice_that_one_has_failed(tmp_path):
+    env = make_env(raising(tmp_path, 4, length=4), 3, restart_on_error=1)  # copy 0, second step
+    collector = vector(env)
+    batch = collected(collector)
+    assert column(batch, "observation", 0) == [1, 1, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    for copy in (1, 2):
+        assert column(batch, "observation", copy) == [1, 2, 3, 4] * 3
+    assert batch.shape == (3, 12)
+    numbers = batch["collector", "traj_ids"]
+    assert len(numbers.unique()) == 4 + 3 + 3
+
+
+def test_two_copies_that_fail_in_one_step_are_both_mended(tmp_path):
+    env = make_env(raising(tmp_path, 4, 6, length=4), 3, restart_on_error=2)
+    collector = vector(env)
+    batch = collected(collector)
+    assert [column(batch, "truncated", copy)[:3] for copy in range(3)] == [
+        [0, 1, 0],
+        [0, 0, 0],
+        [0, 1, 0],
+    ]
+    assert collector.environment_errors == 2
+
+
+def test_each_mended_fault_is_logged_with_its_number(tmp_path):
+    env = make_env(raising(tmp_path, 2, 4), restart_on_error=3)
+    with pytest.warns(RuntimeWarning) as caught:
+        next(iter(vector(env)))
+    texts = [str(warning.message) for warning in caught]
+    assert [text[-8:] for text in texts] == ["(1 of 3)", "(2 of 3)"]
+    assert all("environment Raises, copy 0: step() raised OSError" in text for text in texts)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_after_the_last_restart_the_run_stops_with_the_environments_own_message(
+    tmp_path, vectorization
+):
+    env = make_env(raising(tmp_path, 2, 4, 9), vectorization=vectorization, restart_on_error=2)
+    collector = vector(env)
+    with pytest.warns(RuntimeWarning, match="2 of 2"):
+        collector.collect()
+    with pytest.raises(EnvironmentFault) as caught:
+        collector.collect()
+    collector.shutdown()
+    assert "raised OSError: the simulator fell over" in str(caught.value)
+    assert (caught.value.copy, caught.value.policy_step) == (0, 8)
+
+
+def test_without_restarts_the_first_fault_stops_the_run_and_counts_no_step_of_the_batch(tmp_path):
+    collector = vector(make_env(raising(tmp_path, 9)))
+    collector.collect()
+    with pytest.raises(EnvironmentFault, match="after 8 policy steps"):
+        collector.collect()
+    assert (collector.policy_steps, collector.environment_errors) == (6, 0)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_whole_episodes_end_where_their_environment_failed(tmp_path, vectorization, layout):
+    env = make_env(raising(tmp_path, 5), vectorization=vectorization, restart_on_error=1)
+    collector = EpisodeCollector(env, min_episodes=3, total_frames=8, layout=layout)
+    with pytest.warns(RuntimeWarning, match="1 of 1"):
+        batch = next(iter(collector))
+    collector.shutdown()
+    episodes = collector.take_episodes()
+    assert [(e.length, e.terminated) for e in episodes] == [(3, True), (2, False), (3, True)]
+    assert (collector.policy_steps, collector.env_steps) == (8, 8)
+    assert (collector.episodes, collector.environment_errors) == (3, 1)
+    assert int(batch["next", "truncated"].sum()) == 1
+
+
+def test_the_number_of_faults_goes_on_after_a_resume(tmp_path):
+    def make():
+        return vector(make_env(raising(tmp_path, 2, 8), restart_on_error=1))
+
+    saving, going_on = make(), make()
+    with pytest.warns(RuntimeWarning, match="1 of 1"):
+        saving.collect()
+    going_on.load_state_dict(saving.state_dict())
+    assert going_on.environment_errors == 1
+    with pytest.raises(EnvironmentFault, match="fell over"):
+        going_on.collect()
+
+
+# ---------------------------------------------------------------------- a process that dies
+def workers_of(collector):
+    return collector.env.copies._workers
+
+
+def test_a_worker_that_is_killed_between_batches_costs_its_episodes_and_no_step():
+    collector = vector(make_env(Steps, 2, vectorization="async", num_workers=2, restart_on_error=1))
+    first = collector.collect().clone()
+    process = workers_of(collector)[1].process
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with pytest.warns(RuntimeWarning, match=r"copies 1 to 1 died \(signal SIGKILL"):
+        second = collector.collect()
+    collector.shutdown()
+    assert first.shape == second.shape == (2, 6)
+    assert column(second, "observation", 0) == [1, 2, 3, 1, 2, 3]
+    assert column(second, "observation", 1) == [0, 1, 2, 3, 1, 2]
+    assert column(second, "truncated", 1) == [1, 0, 0, 0, 0, 0]
+    assert (collector.policy_steps, collector.env_steps) == (24, 24)
+    assert (collector.episodes, collector.environment_errors) == (8, 1)
+
+
+def test_a_simulator_that_ends_its_process_is_restarted(tmp_path):
+    env = make_env(raising(tmp_path, 3, 8, how="die"), vectorization="async", restart_on_error=2)
+    collector = vector(env)
+    batch = collected(collector)
+    assert column(batch, "truncated") == [0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert column(batch, "observation") == [1, 2, 2, 1, 2, 3, 1, 1, 1, 2, 3, 1]
+    assert collector.environment_errors == 2
+
+
+def test_when_processes_die_too_often_the_run_stops_and_says_how_they_died(tmp_path):
+    env = make_env(raising(tmp_path, 2, 4, how="die"), vectorization="async", restart_on_error=1)
+    collector = vector(env)
+    with (
+        pytest.warns(RuntimeWarning, match="1 of 1"),
+        pytest.raises(EnvironmentFault, match=r"after 3 policy steps: .*died \(exit code 3"),
+    ):
+        collector.collect()
+    collector.shutdown()
+
+
+# ---------------------------------------------------------------------- NaN
+class NotANumber(Steps):
+    """Observes or earns NaN in the given step of its life."""
+
+    def __init__(self, at, what, length=4):
+        super().__init__(length)
+        self.at, self.what, self.life = at, what, 0
+
+    def step(self, action):
+        seen, reward, *rest = super().step(action)
+        self.life += 1
+        if self.life == self.at and self.what == "reward":
+            reward = float("nan")
+        if self.life == self.at and self.what == "observation":
+            seen = np.array([np.nan], np.float32)
+        return seen, reward, *rest
+
+
+def one_of_three(at, what):
+    """Three copies, of which the second returns NaN."""
+    made = []
+
+    def make():
+        made.append(None)
+        return NotANumber(at if len(made) % 3 == 2 else 0, what)
+
+    return make
+
+
+@pytest.mark.parametrize("what", ["observation", "reward"])
+def test_nan_is_reported_with_the_copy_and_the_step(what):
+    collector = vector(make_env(one_of_three(9, what), 3))
+    collector.collect()
+    with pytest.raises(EnvironmentFault) as caught:
+        collector.collect()
+    assert (caught.value.copy, caught.value.policy_step) == (1, 8)
+    assert f"returned NaN as {what}, 0 policy steps into its episode" in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["observation", "reward"])
+def test_nan_in_whole_episodes_is_reported_with_the_copy_and_the_step(what):
+    collector = EpisodeCollector(make_env(one_of_three(3, what), 3), min_episodes=3)
+    with pytest.raises(EnvironmentFault) as caught:
+        collector.collect()
+    assert caught.value.copy == 1
+    assert f"returned NaN as {what}, 2 policy steps into its episode" in str(caught.value)
+
+
+# ---------------------------------------------------------------------- in another process
+def test_faults_in_the_process_of_an_asynchronous_collector_are_counted_and_logged(tmp_path, capfd):
+    env = make_env(raising(tmp_path, 5, length=4), restart_on_error=1)
+    collector = AsyncCollector(env, frames_per_batch=6, total_frames=12)
+    batch = collected(collector)
+    assert column(batch, "truncated") == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert (collector.policy_steps, collector.environment_errors) == (12, 1)
+    assert "the simulator fell over" in capfd.readouterr().err
+
+
+def test_the_last_fault_in_another_process_arrives_as_it_is(tmp_path):
+    before = set(multiprocessing.active_children())
+    env = make_env(raising(tmp_path, 9))
+    collector = AsyncCollector(env, frames_per_batch=6, max_staleness=0)
+    collector.collect()
+    with pytest.raises(EnvironmentFault, match="fell over") as caught:
+        collector.collect()
+    assert (caught.value.copy, caught.value.policy_step) == (0, 8)
+    collector.shutdown()
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_the_death_of_the_process_that_collects_is_a_fault_and_leaves_nothing():
+    before = set(multiprocessing.active_children())
+    collector = AsyncCollector(make_env(Steps), frames_per_batch=6)
+    collector.collect()
+    os.kill(collector._process.pid, signal.SIGKILL)
+    with pytest.raises(EnvironmentFault, match=r"process that collects died \(signal SIGKILL"):
+        list(itertools.islice(collector, 3))  # what was made before is delivered
+    collector.shutdown()
+    assert set(multiprocessing.active_children()) == before

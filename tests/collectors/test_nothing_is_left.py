@@ -1,0 +1,142 @@
+"""No process, thread or shared memory is left behind, however a script ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not Path("/dev/shm").exists(), reason="needs Linux's /proc and shm")
+
+SCRIPT = """
+import functools, multiprocessing, os, sys, threading
+from kit.collectors import AsyncCollector, VectorCollector
+from kit.envs import make_env
+from tests.envs.odd_envs import Raises, Steps
+
+how, path = sys.argv[1:]
+make = functools.partial(Raises, at=(15,), path=path) if how == "exception" else Steps
+env = make_env(make, 2, vectorization="async", num_workers=2)
+collectors = [
+    VectorCollector(env, frames_per_batch=8),
+    AsyncCollector(make_env(Steps, 2), frames_per_batch=8),
+]
+for collector in collectors:
+    collector.collect()
+children = [process.pid for process in multiprocessing.active_children()]
+print("children", os.getpid(), *children, flush=True)
+if how == "shutdown":
+    for collector in collectors:
+        collector.shutdown()
+    others = [t for t in threading.enumerate() if t is not threading.main_thread()]
+    print("after", len(multiprocessing.active_children()), len(others), flush=True)
+elif how in ("exception", "interrupt", "kill"):
+    while True:
+        for collector in collectors:
+            collector.collect()
+print("end", flush=True)
+"""
+
+
+def start(how: str, path: Path) -> tuple[subprocess.Popen, list[int]]:
+    """Start the script, in a process group as a terminal does; return it when it has collected.
+
+    With it come the numbers of its processes: itself, two workers, one that collects.
+    """
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-c", textwrap.dedent(SCRIPT), how, str(path / "calls")]
+    with (path / "stderr").open("w") as errors:
+        process = subprocess.Popen(
+            arguments,
+            cwd=path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    line = process.stdout.readline().split()
+    assert len(line) == 5, (path / "stderr").read_text()
+    return process, [int(number) for number in line[1:]]
+
+
+def end(process: subprocess.Popen, path: Path) -> tuple[str, str]:
+    """Wait for the script; return what it wrote to its output and as errors."""
+    assert process.stdout is not None
+    out = process.stdout.read()
+    process.wait(60)
+    return out, (path / "stderr").read_text()
+
+
+def alive(numbers: list[int]) -> list[int]:
+    """Those of the processes that run; ended ones that nobody waited for do not count."""
+    found = []
+    for number in numbers:
+        status = Path(f"/proc/{number}/stat")
+        try:
+            if status.read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(number)
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+    return found
+
+
+def left(numbers: list[int]) -> tuple[list[int], list[str]]:
+    """What is left of processes: themselves, and files of shared memory named after them.
+
+    Processes whose parent was killed have ten seconds to notice.
+    """
+    for _ in range(100):
+        if not alive(numbers):
+            break
+        time.sleep(0.1)
+    names = {part for number in numbers for part in (f"torch_{number}_", f"pym-{number}-")}
+    files = [f.name for f in Path("/dev/shm").iterdir() if f.name.startswith(tuple(names))]
+    return alive(numbers), files
+
+
+def test_nothing_is_left_after_shutdown(tmp_path):
+    process, numbers = start("shutdown", tmp_path)
+    out, err = end(process, tmp_path)
+    assert out.split() == ["after", "0", "0", "end"]
+    assert (process.returncode, err, left(numbers)) == (0, "", ([], []))
+
+
+def test_nothing_is_left_by_a_script_that_ends_without_shutdown(tmp_path):
+    process, numbers = start("exit", tmp_path)
+    out, err = end(process, tmp_path)
+    assert (process.returncode, out, err) == (0, "end\n", "")
+    assert left(numbers) == ([], [])
+
+
+def test_nothing_is_left_after_an_exception_that_nobody_caught(tmp_path):
+    process, numbers = start("exception", tmp_path)
+    out, err = end(process, tmp_path)
+    assert (process.returncode, out) == (1, "")
+    assert err.splitlines()[-1].startswith("kit.envs.errors.EnvironmentFault: environment Raises")
+    assert left(numbers) == ([], [])
+
+
+def test_nothing_is_left_after_control_c_which_reaches_every_process(tmp_path):
+    process, numbers = start("interrupt", tmp_path)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = end(process, tmp_path)
+    assert out == ""
+    assert err.splitlines()[-1] == "KeyboardInterrupt"
+    assert err.count("Traceback") == 1
+    assert left(numbers) == ([], [])
+
+
+def test_nothing_is_left_after_the_script_was_killed(tmp_path):
+    process, numbers = start("kill", tmp_path)
+    process.kill()
+    end(process, tmp_path)
+    assert left(numbers) == ([], [])
