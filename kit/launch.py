@@ -42,7 +42,8 @@ def main(
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "--help" in arguments or "-h" in arguments:
-        print(help_text(config_class, name))
+        chosen = dict(_split(argument) for argument in arguments if "=" in argument)
+        print(help_text(config_class, name, chosen.get("steps", "kit")))
         return
     try:
         presets = (
@@ -270,8 +271,17 @@ def _compose(
 
 
 # ---------------------------------------------------------------------- help
-def help_text(config_class: type[RunConfig], name: str) -> str:
-    """Return the documentation of every setting of a recipe, with default and unit."""
+def help_text(config_class: type[RunConfig], name: str, steps: str = "kit") -> str:
+    """Return the documentation of every setting of a recipe, with default and unit.
+
+    Args:
+        config_class: dataclass of the recipe's settings.
+        name: of the recipe.
+        steps: vocabulary whose settings are shown.
+    """
+    config: Any = config_class()
+    if steps in DIALECTS:
+        config.steps = dialect(steps)()
     lines = [
         f"python -m recipes.{name} [setting=value ...]",
         "",
@@ -283,9 +293,11 @@ def help_text(config_class: type[RunConfig], name: str) -> str:
         "settings:",
         "",
     ]
-    for dotted, default, kind, text in settings(config_class()):
+    for dotted, default, kind, text in settings(config):
         lines.append(f"  {dotted}={_shown(default)}  ({kind})")
-        lines += textwrap.wrap(text, 92, initial_indent="      ", subsequent_indent="      ")
+        lines += textwrap.wrap(
+            text.replace("``", ""), 92, initial_indent="      ", subsequent_indent="      "
+        )
     return "\n".join(lines)
 
 

@@ -1,0 +1,202 @@
+"""Settings are plain values: written, read, checked and explained."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+import yaml
+from torchrl.objectives import ClipPPOLoss
+
+import recipes.ppo
+import recipes.sac
+from kit.config import EnvConfig, check, from_plain, resolve, settings, to_plain
+from kit.launch import help_text
+from kit.limits import Count, NotNegative, Positive, Share
+from kit.steps import SettingError
+from kit.steps.dialects import DIALECTS, dialect
+from kit.steps.settings import OnPolicySteps
+
+RECIPES = [recipes.ppo, recipes.sac]
+
+
+@dataclass
+class Inner:
+    """A group."""
+
+    size: Count = 2
+    """rows."""
+
+
+@dataclass
+class Settings:
+    """Settings of all kinds."""
+
+    inner: Inner = field(default_factory=Inner)
+    count: Count = 3
+    """things."""
+    maybe: Count | None = None
+    rate: Positive = 0.1
+    weight: NotNegative = 0.0
+    discount: Share = 0.9
+    kind: Literal["red", "green"] = "red"
+    sizes: list[int] = field(default_factory=lambda: [4, 4])
+    name: str = "me"
+    flag: bool = False
+    anything: Any = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------------- in and out
+def test_a_dataclass_becomes_plain_values_and_comes_back():
+    made = Settings(Inner(5), maybe=7, sizes=[1], extra={"a": [1, {"b": None}]})
+    plain = to_plain(made)
+    assert yaml.safe_load(yaml.safe_dump(plain)) == plain
+    assert from_plain(Settings, plain) == made
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("steps", ["kit", *DIALECTS])
+def test_every_configuration_of_a_recipe_comes_back(recipe, steps):
+    config = recipe.Config()
+    if steps != "kit":
+        config.steps = dialect(steps)()
+    plain = to_plain(config)
+    assert yaml.safe_load(yaml.safe_dump(plain)) == plain
+    assert from_plain(recipe.Config, plain) == config
+
+
+def test_what_is_left_out_has_its_default():
+    assert from_plain(Settings, {"inner": {}, "count": 4}) == Settings(count=4)
+
+
+def test_whole_floats_are_integers_and_integers_are_floats():
+    made = from_plain(Settings, {"count": 1e3, "rate": 1, "name": 5, "sizes": (8, 8.0)})
+    assert (made.count, made.rate, made.name, made.sizes) == (1000, 1.0, "5", [8, 8])
+    assert [type(v) for v in (made.count, made.rate, *made.sizes)] == [int, float, int, int]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"cuont": 1}, "cuont=1 is not a setting of Settings; what works: count or discount."),
+        ({"inner": {"siz": 1}}, "inner.siz=1 is not a setting of Inner; what works: size."),
+        ({"inner": 3}, "inner=3 is not a group of settings; use inner.name=value."),
+        ({"inner": {"size": 0}}, "inner.size=0 is less than 1; what works: 1."),
+        ({"count": 0}, "count=0 is less than 1; what works: 1."),
+        ({"count": 2.5}, "count=2.5 is not a whole number; give a whole number."),
+        ({"count": True}, "count=True is not a whole number; give a whole number."),
+        ({"count": None}, "count=None is not a whole number; give a whole number."),
+        ({"maybe": -1}, "maybe=-1 is less than 1; what works: 1."),
+        ({"maybe": "x"}, "maybe='x' is not a whole number from 1 or null; give"),
+        ({"rate": 0}, "rate=0.0 is not above 0; what works: 0.1."),
+        ({"rate": math.inf}, "rate=inf is not a finite number; what works: 0.1."),
+        ({"rate": math.nan}, "rate=nan is not a number."),
+        ({"weight": -0.1}, "weight=-0.1 is less than 0; what works: 0."),
+        ({"discount": 1.01}, "discount=1.01 is more than 1; what works: 1."),
+        ({"kind": "gren"}, "kind='gren' is not a choice; what works: green or red."),
+        ({"sizes": 4}, "sizes=4 is not a list such as [64,64]; give"),
+        ({"sizes": [4, "x"]}, "sizes='x' is not a whole number"),
+        ({"flag": 1}, "flag=1 is not true or false; give true or false."),
+        ({"name": None}, "name=None is not a text; give a text."),
+        ({"extra": 3}, "extra=3 is not a mapping"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_works(values, message):
+    with pytest.raises(SettingError) as raised:
+        from_plain(Settings, values)
+    assert str(raised.value).startswith(message)
+
+
+def test_limits_are_included():
+    from_plain(Settings, {"count": 1, "maybe": 1, "weight": 0, "discount": 0, "rate": 1e-300})
+    from_plain(Settings, {"discount": 1})
+
+
+def test_a_dataclass_made_in_python_is_checked_in_the_same_way():
+    check(Settings())
+    with pytest.raises(SettingError, match=r"inner\.size=0 is less than 1"):
+        check(Settings(Inner(0)))
+    with pytest.raises(SettingError, match="count='many' is not a whole number"):
+        check(Settings(count="many"))  # type: ignore[arg-type]
+
+
+def test_another_librarys_steps_are_made_from_their_name():
+    made = from_plain(recipes.ppo.Config, {"steps": {"dialect": "sb3", "n_steps": 16}})
+    assert type(made.steps) is dialect("sb3")
+    assert made.steps.n_steps == 16
+    ours = from_plain(recipes.ppo.Config, {"steps": {"steps_per_env": 16}})
+    assert ours.steps == OnPolicySteps(steps_per_env=16)
+
+
+# ---------------------------------------------------------------------- names
+def test_a_class_is_found_by_name_by_full_name_or_given():
+    for name in ("ClipPPOLoss", "torchrl.objectives:ClipPPOLoss", ClipPPOLoss):
+        assert resolve(name, "torchrl.objectives") is ClipPPOLoss
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ClipPPOLos", "loss='ClipPPOLos' is not in torchrl.objectives; what works: ClipPPOLoss"),
+        ("kit.steps:StepPlam", "loss='kit.steps:StepPlam' is not in kit.steps; what works: StepP"),
+        ("nowhere_at_all:Loss", "cannot be imported: No module named 'nowhere_at_all'"),
+    ],
+)
+def test_a_name_that_is_nowhere_is_refused_with_the_nearest(name, message):
+    with pytest.raises(SettingError) as raised:
+        resolve(name, "torchrl.objectives")
+    assert message in str(raised.value)
+
+
+# ---------------------------------------------------------------------- documentation
+UNITS = (
+    "policy steps", "env steps", "gradient steps", "copies", "transitions", "episodes", "passes",
+    "threads", "seconds", "action-value functions", "rewards summed", "sequences", "minibatches",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_setting_is_documented_and_every_count_has_a_unit(recipe):
+    for name, _, kind, text in settings(recipe.Config()):
+        assert text.endswith("."), name
+        counts = kind.startswith("a whole number") and name != "seed"
+        assert not counts or any(unit in text for unit in UNITS), f"{name}: {text}"
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_setting_of_another_library_is_documented(name):
+    undocumented = [dotted for dotted, _, _, text in settings(dialect(name)()) if not text]
+    assert not undocumented
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_help_has_every_setting_with_default_type_and_text(recipe):
+    text = " ".join(help_text(recipe.Config, "recipe").split())
+    for name, default, kind, documentation in settings(recipe.Config()):
+        assert f"{name}=" in text
+        assert f"({kind}) {documentation}" in text
+        assert dataclasses.is_dataclass(default) is False
+    assert "env.max_episode_steps=null (a whole number from 1 or null)" in text
+    assert "gamma=0.99 (a number from 0 to 1) discount." in text
+    assert not {"<class", "typing", "Annotated"} & set(text.split())
+
+
+def test_the_help_of_another_vocabulary_has_its_settings():
+    text = help_text(recipes.ppo.Config, "ppo", "sb3")
+    assert "steps.n_steps=" in text
+    assert "steps.update_epochs" not in text
+
+
+def test_the_environments_defaults_are_those_of_make_env():
+    import inspect
+
+    from kit.envs import make_env
+
+    arguments = inspect.signature(make_env).parameters
+    config = EnvConfig()
+    for name in ("vectorization", "action_repeat", "max_episode_steps"):
+        assert arguments[name].default == getattr(config, name)

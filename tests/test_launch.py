@@ -1,0 +1,189 @@
+"""The command line: overrides, sweeps, presets, vocabularies, resumes, help."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import recipes.ppo
+import recipes.sac
+from kit.launch import main
+from kit.run import find_run
+from kit.steps.dialects import DIALECTS
+
+SHORT = [
+    "env.num_envs=2", "steps.total_policy_steps=32", "steps.steps_per_env=8", "hidden_sizes=[8]",
+    "steps.minibatch_size=8", "steps.update_epochs=1", "steps.evaluation_every=null",
+    "steps.evaluation_episodes=1", "progress=false",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def ppo(*arguments: str) -> None:
+    main(recipes.ppo.Config, recipes.ppo.build, "ppo", arguments)
+
+
+def runs() -> list[Path]:
+    return sorted(path.parent for path in Path("runs").rglob("config.yaml"))
+
+
+def settings_of(run: Path) -> dict:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def test_a_run_leaves_its_folder_with_everything():
+    ppo(*SHORT, "seed=3")
+    (run,) = runs()
+    assert run.parent == Path("runs/ppo/CartPole-v1")
+    assert run.name.endswith("-s3")
+    files = {path.name for path in run.iterdir()}
+    assert files == {
+        "config.yaml", "plan.txt", "metrics.csv", "times.csv", "curve.png", "checkpoints",
+    }  # fmt: skip
+    assert {path.name for path in Path().iterdir()} == {"runs"}  # and nothing of Hydra's
+
+
+def test_overrides_reach_the_run_and_its_settings_file():
+    ppo(*SHORT, "gamma=0.5", "env.kwargs.sutton_barto_reward=true", "env.max_episode_steps=9")
+    saved = settings_of(runs()[0])
+    assert saved["recipe"] == "ppo"
+    assert saved["gamma"] == 0.5
+    assert saved["env"]["kwargs"] == {"sutton_barto_reward": True}
+    assert saved["env"]["max_episode_steps"] == 9
+    assert saved["hidden_sizes"] == [8]
+    assert saved["steps"]["total_policy_steps"] == 32
+
+
+def test_a_sweep_makes_a_run_of_each_point():
+    ppo(*SHORT, "--multirun", "seed=0,1", "learning_rate=0.1,0.01")
+    made = [(s["seed"], s["learning_rate"]) for s in map(settings_of, runs())]
+    assert sorted(made) == [(0, 0.01), (0, 0.1), (1, 0.01), (1, 0.1)]
+
+
+def test_the_short_option_sweeps_too_wherever_it_stands():
+    ppo("seed=0,1", *SHORT, "-m")
+    assert sorted(settings_of(run)["seed"] for run in runs()) == [0, 1]
+
+
+def test_a_point_of_a_sweep_that_makes_no_sense_leaves_the_others_alone(capsys):
+    with pytest.raises(SystemExit):
+        ppo(*SHORT, "--multirun", "seed=-1,0")
+    assert capsys.readouterr().err == "\nerror: seed=-1 is less than 0; what works: 0.\n"
+    assert [settings_of(run)["seed"] for run in runs()] == [0]
+
+
+def presets() -> list[tuple[str, str]]:
+    folder = Path(recipes.ppo.__file__).parent / "presets"
+    return sorted((path.parent.name, path.stem) for path in folder.glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize(("recipe", "name"), presets())
+def test_a_preset_sets_what_it_says_and_overrides_win(recipe, name, monkeypatch):
+    module = {"ppo": recipes.ppo, "sac": recipes.sac}[recipe]
+    seen = []
+
+    class Stub:
+        def run(self):
+            pass
+
+    def build(config):
+        seen.append(config)
+        return Stub()
+
+    main(module.Config, build, recipe, [f"preset={name}", "learning_rate=0.5"])
+    folder = Path(module.__file__).parent / "presets" / recipe
+    wanted = yaml.safe_load((folder / f"{name}.yaml").read_text())
+    assert seen[0].learning_rate == 0.5
+    given = {k: v for k, v in wanted.items() if k not in ("env", "steps", "learning_rate")}
+    assert {k: getattr(seen[0], k) for k in given} == given
+    assert {k: getattr(seen[0].env, k) for k in wanted["env"]} == wanted["env"]
+    assert {k: getattr(seen[0].steps, k) for k in wanted["steps"]} == wanted["steps"]
+
+
+def test_another_librarys_words_run_with_its_roundings():
+    ppo(
+        "steps=tianshou", "steps.num_train_envs=2", "steps.num_epochs=1", "steps.step_per_epoch=30",
+        "steps.step_per_collect=16", "steps.repeat_per_collect=2",
+        "steps.batch_size=8", "steps.num_test_episodes=1", "hidden_sizes=[8]", "progress=false",
+    )  # fmt: skip
+    (run,) = runs()
+    assert settings_of(run)["steps"]["dialect"] == "tianshou"
+    with (run / "metrics.csv").open() as file:
+        last = list(csv.DictReader(file))[-1]
+    assert last["policy_steps"] == "32"  # tianshou rounds an epoch up to whole collections
+    assert last["gradient_steps"] == "8"
+
+
+def test_a_finished_run_that_is_resumed_has_nothing_left_to_do():
+    ppo(*SHORT)
+    (run,) = runs()
+    before = (run / "metrics.csv").read_bytes()
+    ppo("resume=latest")
+    assert runs() == [run]
+    assert (run / "metrics.csv").read_bytes() == before
+
+
+def test_the_latest_run_is_the_newest_of_the_recipe():
+    for recipe, when in (("ppo", 1), ("ppo", 3), ("ppo", 2), ("sac", 4)):
+        folder = Path("runs") / recipe / "Env-v0" / f"2025010{when}-000000-s0"
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("{}")
+    assert find_run("latest", Path("runs"), "ppo").name.startswith("20250103")
+    assert find_run("latest", Path("runs")).name.startswith("20250104")
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_is_shown_and_nothing_runs(word, capsys):
+    ppo("seed=3", word)
+    text = capsys.readouterr().out
+    assert text.startswith("python -m recipes.ppo [setting=value ...]")
+    assert all(name in text for name in DIALECTS)
+    assert not Path("runs").exists()
+
+
+def test_help_shows_the_settings_of_the_chosen_vocabulary(capsys):
+    ppo("--help", "steps=sb3")
+    assert "steps.n_steps=" in capsys.readouterr().out
+
+
+def test_hydras_environment_variable_is_left_as_it_was(monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    arguments = list(sys.argv)
+    ppo(*SHORT)
+    assert os.environ["HYDRA_FULL_ERROR"] == "0"
+    assert sys.argv == arguments
+
+
+def test_a_keyboard_interrupt_says_how_to_go_on(capsys, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        main(recipes.ppo.Config, interrupted, "ppo", SHORT)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "\nstopped; go on with resume=latest\n"
+
+
+def test_an_error_of_the_code_keeps_its_trace():
+    def broken(_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        main(recipes.ppo.Config, broken, "ppo", SHORT)
+
+
+def test_the_module_is_a_command():
+    command = [sys.executable, "-W", "ignore", "-m", "recipes.ppo", "gama=1"]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == "\nerror: gama='1' is not a setting; what works: gamma.\n"
