@@ -1,0 +1,160 @@
+"""EpisodeCollector: whole episodes, none dropped, none preferred."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kit.collectors import EpisodeCollector
+from kit.envs import make_env
+from kit.steps import SettingError
+from kit.testing import CollectorCase, counter_env
+from tests.collectors.kinds import episodes
+from tests.envs.odd_envs import Steps
+
+CASE = CollectorCase()
+
+
+def of_length(length, num_envs=2, **kwargs):
+    return EpisodeCollector(make_env(lambda: Steps(length), num_envs), **kwargs)
+
+
+def lengths(batch):
+    return batch["collector", "mask"].sum(-1).tolist()
+
+
+# ---------------------------------------------------------------------- how much
+@pytest.mark.parametrize("num_envs", [1, 2, 5])
+def test_min_episodes_alone_is_exactly_that_many(num_envs):
+    collector = episodes(
+        CASE, make_env("kit/Counter-v0", num_envs), min_episodes=7, total_frames=100
+    )
+    for batch in collector:
+        assert len(batch) == 7
+    assert collector.episodes == 7 * (collector._iter + 1)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 8])
+def test_episodes_of_known_length_are_exactly_as_many_as_are_needed(num_envs):
+    collector = of_length(4, num_envs, min_steps=10, episode_length=4)
+    assert lengths(collector.collect()) == [4, 4, 4]
+    assert (collector.policy_steps, collector.env_steps) == (12, 12)
+
+
+def test_both_minima_are_met():
+    collector = of_length(4, 2, min_steps=10, min_episodes=5)
+    assert lengths(collector.collect()) == [4] * 5
+    collector = of_length(4, 2, min_steps=10, min_episodes=2)
+    assert lengths(collector.collect()) == [4] * 3
+
+
+def test_the_first_batch_is_larger_where_nothing_is_known_of_the_length_yet():
+    collector = of_length(4, 8, min_steps=8)
+    assert [len(collector.collect()), len(collector.collect())] == [8, 2]
+
+
+def test_no_batch_begins_after_the_total():
+    collector = of_length(4, 2, min_episodes=2, total_frames=20)
+    assert [int(b["collector", "mask"].sum()) for b in collector] == [8, 8, 8]
+
+
+def test_a_prefill_is_a_first_batch_of_its_own():
+    collector = of_length(4, 1, min_episodes=1, prefill_frames=10, total_frames=24)
+    assert [len(batch) for batch in collector] == [3, 1, 1, 1]
+
+
+def test_one_of_the_minima_must_be_given():
+    with pytest.raises(SettingError, match="leaves open what to collect"):
+        of_length(4)
+
+
+# ---------------------------------------------------------------------- without bias
+@pytest.mark.parametrize("vectorization", ["sync", "tensor"])
+def test_every_episode_that_begins_is_in_the_batch(vectorization):
+    """Dropping the episodes that are open when enough have ended would prefer short ones."""
+    collector = episodes(CASE, counter_env(CASE, vectorization), min_episodes=6, total_frames=-1)
+    for _ in range(4):
+        batch = collector.collect()
+        last = batch["collector", "mask"].sum(-1) - 1
+        ended = batch["next", "done"].squeeze(-1)[torch.arange(6), last]
+        assert ended.all()
+        assert batch["observation"][:, 0, 1:].eq(0).all()
+        assert int(batch["next", "done"].sum()) == 6
+
+
+def test_short_episodes_are_not_preferred():
+    """Copy 1 plays ten episodes while copy 0 plays one; exactly two begin, one in each."""
+
+    made = []
+
+    def make():
+        made.append(None)
+        return Steps(length=10 if len(made) == 1 else 1)
+
+    collector = EpisodeCollector(make_env(make, 2), min_episodes=2)
+    assert sorted(lengths(collector.collect())) == [1, 10]
+
+
+# ---------------------------------------------------------------------- layouts
+def test_padding_is_zero_where_the_mask_is_false():
+    batch = episodes(CASE, min_episodes=9).collect()
+    mask = batch["collector", "mask"]
+    assert mask.shape == batch.shape == (9, int(mask.sum(-1).max()))
+    assert not mask.all()
+    for key in ("observation", "action", ("next", "reward"), ("next", "done")):
+        assert batch[key][~mask].eq(0).all()
+
+
+def test_flat_batches_are_the_same_episodes_one_after_the_other():
+    padded = episodes(CASE, min_episodes=9).collect()
+    flat = episodes(CASE, min_episodes=9, layout="flat").collect()
+    mask = padded["collector", "mask"]
+    assert flat.shape == (int(mask.sum()),)
+    for key in flat.keys(True, True):
+        assert torch.equal(flat[key], padded[key][mask])
+
+
+def test_trajectory_numbers_go_on_from_batch_to_batch():
+    collector = of_length(2, 2, min_episodes=3)
+    numbers = [collector.collect()["collector", "traj_ids"][:, 0].tolist() for _ in range(2)]
+    assert numbers == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_another_layout_is_refused():
+    with pytest.raises(SettingError, match="padded"):
+        of_length(4, min_episodes=1, layout="stacked")
+
+
+# ---------------------------------------------------------------------- copies that are free
+def test_free_copies_stand_still_where_they_can():
+    collector = of_length(4, 3, min_episodes=4)
+    collector.collect()
+    assert (collector.env_steps, collector.idle_env_steps) == (16, 0)
+
+
+def test_what_free_copies_do_where_they_cannot_stand_still_is_counted_apart():
+    env = make_env("CartPole-v1", 3, vectorization="native", max_episode_steps=5)
+    collector = EpisodeCollector(env, min_episodes=4, episode_length=5)
+    batch = collector.collect()
+    assert lengths(batch) == [5] * 4
+    assert (collector.policy_steps, collector.env_steps) == (20, 20)
+    assert collector.idle_env_steps == 2 * 5  # two copies, while the third plays the fourth
+    collector.collect()
+    assert collector.episodes == 8
+
+
+def test_episodes_report_their_copy_and_their_env_steps():
+    env = make_env(lambda: Steps(5), 2, action_repeat=2)
+    collector = EpisodeCollector(env, min_episodes=2)
+    collector.collect()
+    assert (collector.policy_steps, collector.env_steps) == (6, 10)
+    found = [(e.copy, e.length, e.env_steps, e.episode_return) for e in collector.take_episodes()]
+    assert found == [(0, 3, 5, 5.0), (1, 3, 5, 5.0)]
+
+
+def test_memory_that_grows_keeps_long_episodes_whole():
+    batch = of_length(300, 2, min_episodes=2).collect()
+    assert lengths(batch) == [300, 300]
+    seen = batch["observation"][1].flatten().numpy()
+    assert np.array_equal(seen, np.arange(300))

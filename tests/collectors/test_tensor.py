@@ -1,0 +1,107 @@
+"""TensorCollector: environments and policy as one program, with the counts of every other kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kit.collectors import TensorCollector
+from kit.envs import make_env
+from kit.envs.errors import EnvironmentFault
+from kit.envs.tensor import make_tensor_env
+from kit.steps import SettingError
+from kit.testing import CollectorCase, counter_policy
+from tests.collectors.kinds import tensor, vector_on_tensors
+
+CASE = CollectorCase(steps_per_env=7)
+
+
+def same(one, other):
+    keys = set(one.keys(True, True)) & set(other.keys(True, True))
+    assert {"observation", "action", ("next", "observation")} <= keys
+    return [key for key in keys if not torch.equal(one[key], other[key])]
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "MountainCarContinuous-v0"])
+def test_every_step_is_one_that_the_environment_makes(id):
+    env = make_tensor_env(id, 3, max_episode_steps=5, seed=4)
+    collector = TensorCollector(env, counter_policy(env), steps_per_env=9, seed=2)
+    for _ in range(3):
+        batch = collector.collect()
+        for time_step in range(9):
+            now = batch[:, time_step]  # what is observed is the whole state
+            physics, reward, terminated = env.transition(now["observation"].T, now["action"])
+            assert torch.equal(now["next", "observation"].T, physics)
+            assert torch.equal(now["next", "reward"][:, 0], reward.float())
+            assert torch.equal(now["next", "terminated"][:, 0], terminated)
+    assert (collector.policy_steps, collector.env_steps) == (81, 81)
+    assert collector.episodes == 3 * (27 // 5)
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 16])
+def test_the_size_of_blocks_changes_nothing(block):
+    wanted = list(tensor(CASE, fast_policy=False))
+    for one, other in zip(wanted, tensor(CASE, block=block), strict=True):
+        assert same(one, other) == []
+
+
+def test_a_change_of_the_policys_weights_is_seen_by_the_next_batch():
+    fast, plain = tensor(CASE), tensor(CASE, fast_policy=False)
+    for _ in range(4):
+        assert same(fast.collect(), plain.collect()) == []
+        for collector in (fast, plain):
+            for parameter in collector.policy.parameters():
+                parameter.data.add_(0.5)
+
+
+def test_env_steps_are_those_that_were_made():
+    env = make_env("CartPole-v1", 2, vectorization="tensor", action_repeat=3)
+    collector = TensorCollector(env, steps_per_env=20, seed=1)
+    batch = collector.collect()  # each env step is rewarded with 1
+    assert collector.env_steps == int(batch["next", "reward"].sum()) < 3 * collector.policy_steps
+    episodes = collector.take_episodes()
+    assert len(episodes) == collector.episodes > 0
+    assert [e.env_steps for e in episodes] == [e.episode_return for e in episodes]
+
+
+def test_all_copies_begin_anew_with_each_batch_where_that_is_asked_for():
+    env = make_env("CartPole-v1", 2, vectorization="tensor", max_episode_steps=4)
+    collector = TensorCollector(env, steps_per_env=6, reset_at_each_iter=True)
+    for _ in range(2):
+        done = collector.collect()["next", "done"]
+        assert done.squeeze(-1).int().tolist() == [[0, 0, 0, 1, 0, 0]] * 2
+    assert collector.episodes == 4
+    assert [e.length for e in collector.take_episodes()] == [4] * 4
+
+
+def test_a_plain_torch_environment_is_taken_too():
+    env = make_tensor_env("CartPole-v1", 4)
+    assert TensorCollector(env, steps_per_env=3).collect().shape == (4, 3)
+    assert TensorCollector(lambda: env, steps_per_env=3).collect().shape == (4, 3)
+
+
+def test_an_environment_that_is_not_written_in_torch_is_refused():
+    with pytest.raises(SettingError, match="vectorization='tensor'"):
+        TensorCollector(make_env("CartPole-v1", 2), steps_per_env=3)
+
+
+def test_batches_of_the_size_of_one_step_are_possible():
+    collector = tensor(CollectorCase(num_envs=4, steps_per_env=1, batches=5))
+    assert [batch.shape for batch in collector] == [(4, 1)] * 5
+
+
+def test_nan_is_reported_with_the_copy_and_the_step():
+    env = make_tensor_env("Pendulum-v1", 3)
+    collector = TensorCollector(env, steps_per_env=4)
+    collector.collect()
+    env.episodes.physics[:, 1] = torch.nan
+    with pytest.raises(EnvironmentFault, match="returned NaN") as caught:
+        collector.collect()
+    assert (caught.value.copy, caught.value.policy_step) == (1, 4)
+
+
+def test_trajectories_are_those_of_the_episodes():
+    for batch in (tensor(CASE).collect(), vector_on_tensors(CASE).collect()):
+        numbers = batch["collector", "traj_ids"]
+        begins = numbers[:, 1:] != numbers[:, :-1]
+        assert torch.equal(begins, batch["next", "done"][:, :-1, 0])

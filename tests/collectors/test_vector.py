@@ -1,0 +1,209 @@
+"""VectorCollector: exact counts, totals and episodes; TorchRL's ways of using a collector."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.collectors import BaseCollector
+
+from kit.collectors import VectorCollector
+from kit.envs import make_env
+from kit.steps import SettingError
+from kit.testing import CollectorCase, counter_env
+from kit.testing.counter import COUNTER
+from tests.collectors.kinds import vector
+from tests.envs.odd_envs import ManySpaces, Masked, Steps
+
+CASE = CollectorCase()
+
+
+def steps(num_envs=2, **kwargs):
+    return VectorCollector(make_env(Steps, num_envs), **kwargs)
+
+
+# ---------------------------------------------------------------------- how much
+def test_it_is_a_collector_of_torchrl_with_the_keys_of_torchrl():
+    collector = vector(CASE)
+    assert isinstance(collector, BaseCollector)
+    keys = {"observation", "action", "action_log_prob", "logits", ("collector", "traj_ids")}
+    names = ("observation", "reward", "done", "terminated", "truncated")
+    batch = collector.collect()
+    assert set(batch.keys(True, True)) == keys | {("next", name) for name in names}
+    for name in names[1:]:
+        assert batch["next", name].shape == (3, 5, 1)
+
+
+def test_frames_per_batch_and_steps_per_env_say_the_same():
+    assert steps(frames_per_batch=6).steps_per_env == 3
+    assert steps(steps_per_env=3).frames_per_batch == 6
+
+
+def test_it_knows_how_many_batches_there_will_be_and_ends_after_them():
+    collector = steps(frames_per_batch=6, total_frames=18)
+    assert len(collector) == len(list(collector)) == 3
+    assert collector.policy_steps == 18
+
+
+def test_a_collector_without_end_has_no_length():
+    with pytest.raises(TypeError):
+        len(steps(frames_per_batch=6))
+
+
+def test_a_prefill_is_a_batch_of_its_own_before_the_others():
+    collector = steps(frames_per_batch=6, prefill_frames=10, total_frames=28)
+    assert [batch.shape[1] for batch in collector] == [5, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "nearest"),
+    [
+        ({"frames_per_batch": 7}, "frames_per_batch", ["6", "8"]),
+        ({"frames_per_batch": 1}, "frames_per_batch", ["2"]),
+        ({"frames_per_batch": 6, "steps_per_env": 4}, "steps_per_env", ["3"]),
+        ({"frames_per_batch": 6, "total_frames": 20}, "total_frames", ["18", "24"]),
+        ({"frames_per_batch": 6, "total_frames": 3}, "total_frames", ["6"]),
+        ({"frames_per_batch": 6, "init_random_frames": 5}, "init_random_frames", ["4", "6"]),
+        ({"frames_per_batch": 6, "prefill_frames": 3}, "prefill_frames", ["2", "4"]),
+        ({"frames_per_batch": 0}, "frames_per_batch", ["1"]),
+        ({"frames_per_batch": 6.5}, "frames_per_batch", []),
+    ],
+)
+def test_counts_that_cannot_be_reached_are_refused_with_the_nearest_ones(settings, field, nearest):
+    with pytest.raises(SettingError) as caught:
+        steps(**settings)
+    assert caught.value.field == field
+    for value in nearest:
+        assert value in str(caught.value).partition("what works")[2]
+
+
+# ---------------------------------------------------------------------- what it steps
+def test_an_environment_can_be_given_as_a_function_that_makes_it():
+    collector = VectorCollector(lambda: make_env(Steps, 2), steps_per_env=3)
+    assert collector.collect().shape == (2, 3)
+
+
+def test_env_steps_are_those_that_were_made_where_an_episode_ends_inside_a_repeat():
+    # Episodes of three env steps: repeats of two make two and one.
+    collector = VectorCollector(make_env(Steps, 2, action_repeat=2), steps_per_env=5)
+    batch = collector.collect()
+    assert batch[0]["next", "reward"].flatten().tolist() == [2, 1, 2, 1, 2]
+    assert (collector.policy_steps, collector.env_steps) == (10, 2 * (2 + 1 + 2 + 1 + 2))
+    found = [(e.length, e.env_steps, e.episode_return) for e in collector.take_episodes()]
+    assert found == [(2, 3, 3.0)] * 4
+
+
+def test_all_copies_begin_new_episodes_with_each_batch_where_that_is_asked_for():
+    collector = steps(steps_per_env=4, reset_at_each_iter=True, total_frames=16)
+    for batch in collector:
+        assert batch["observation"][0].flatten().tolist() == [0, 1, 2, 0]
+    assert collector.episodes == 4
+    assert [e.length for e in collector.take_episodes()] == [3] * 4
+
+
+def test_dict_spaces_of_all_kinds_are_collected_as_they_are():
+    env = make_env(ManySpaces, 2, seed=3)
+    batch = VectorCollector(env, steps_per_env=5).collect()
+    for leaf in env.observation_leaves:
+        for values in (batch[leaf.key], batch.get("next").get(leaf.key)):
+            assert values.shape == (2, 5, *leaf.shape)
+            assert values.numpy().dtype == leaf.dtype
+    assert batch["action", "force"].shape == (2, 5, 2)
+
+
+def test_masked_actions_are_never_taken_at_random():
+    batch = VectorCollector(make_env(Masked, 2), steps_per_env=12).collect()  # it would raise
+    assert batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1)).all()
+
+
+def test_normalised_rewards_are_reported_as_they_were():
+    env = make_env(Steps, 2, normalize_reward=True, normalize_observation=True)
+    collector = VectorCollector(env, steps_per_env=6)
+    batch = collector.collect()
+    assert not torch.equal(batch["next", "reward"], torch.ones(2, 6, 1))
+    assert [e.episode_return for e in collector.take_episodes()] == [3.0] * 4
+
+
+# ---------------------------------------------------------------------- memory and seeds
+def test_with_reuse_each_batch_overwrites_the_one_before():
+    collector = steps(steps_per_env=2, reuse=True)
+    first, second = collector.collect(), collector.collect()
+    assert first["observation"].data_ptr() == second["observation"].data_ptr()
+    assert first["observation"][0].flatten().tolist() == [2, 0]
+
+
+def test_reused_memory_forgets_how_episodes_ended():
+    collector = steps(steps_per_env=4, reuse=True)
+    ends = [collector.collect()["next", "done"][0].flatten().int().tolist() for _ in range(3)]
+    assert ends == [[0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 1]]
+
+
+def test_seeding_it_again_gives_the_same_batches_and_the_next_seed():
+    collector = vector(CASE, total_frames=-1)
+    found = []
+    for _ in range(2):
+        assert collector.set_seed(7) == 8
+        found.append(collector.collect().clone())
+    for key in ("observation", "action", "action_log_prob"):
+        assert torch.equal(found[0][key], found[1][key])
+    assert collector.set_seed(7, static_seed=True) == 7
+
+
+def test_episodes_that_are_cut_by_a_seed_are_not_reported():
+    collector = steps(steps_per_env=2)
+    collector.collect()
+    collector.set_seed(1)
+    assert collector.collect()["observation"][0].flatten().tolist() == [0, 1]
+    collector.collect()
+    assert [e.length for e in collector.take_episodes()] == [3, 3]
+
+
+# ---------------------------------------------------------------------- in and out
+def test_a_closed_collector_says_so():
+    collector = vector(CASE)
+    collector.shutdown()
+    with pytest.raises(RuntimeError, match="was shut down"):
+        collector.collect()
+
+
+def test_the_environment_can_outlive_the_collector():
+    env = counter_env(CASE)
+    collector = VectorCollector(env, steps_per_env=2)
+    collector.collect()
+    collector.shutdown(close_env=False)
+    assert VectorCollector(env, steps_per_env=2).collect().shape == (3, 2)
+
+
+def test_where_an_environment_cannot_give_its_state_its_episodes_are_closed_and_it_says_so():
+    class Opaque(Steps):
+        """Holds something that is no plain value."""
+
+        def __init__(self):
+            super().__init__(length=4)
+            self.simulator = object()
+
+    def make():
+        return VectorCollector(make_env(Opaque), steps_per_env=6)
+
+    saving, going_on = make(), make()
+    saving.collect()
+    going_on.load_state_dict(saving.state_dict())
+    assert not going_on.exact_resume
+    batch = going_on.collect()
+    assert batch["observation"].flatten().tolist() == [0, 1, 2, 3, 0, 1]
+    assert (going_on.policy_steps, going_on.episodes) == (12, 2)
+    # The one that was open is not reported: nobody knows how it would have ended.
+    assert [e.length for e in going_on.take_episodes()] == [4, 4]
+
+
+def test_a_policy_that_reads_what_nobody_gives_is_refused():
+    policy = TensorDictModule(nn.Linear(3, 1), in_keys=["pixels"], out_keys=["action"])
+    with pytest.raises(SettingError, match=r"reads \['pixels'\].*observation"):
+        VectorCollector(counter_env(CASE), policy, steps_per_env=2)
+
+
+def test_copies_have_seeds_of_their_own():
+    batch = VectorCollector(make_env(COUNTER, 8), steps_per_env=1).collect()
+    assert len(np.unique(batch["observation"][:, 0, 0].numpy())) == 8
