@@ -19,16 +19,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kit.checkpoint import Checkpoints
 from kit.config import EnvConfig, from_plain
 from kit.envs import make_env
+from kit.files import make_folder, not_written
 from kit.hooks.evaluation import Evaluator
 from kit.launch import explains_itself
 from kit.recipe import adapted_env
 from kit.run import find_run, read_config
 from kit.steps import SettingError
+from kit.steps.errors import whole_number
 
 
 class SavedRun:
@@ -87,6 +87,7 @@ class SavedRun:
 
         Raises:
             SettingError: if the environment cannot be drawn or a package is missing.
+            NotSaved: if the file cannot be written.
         """
         import gymnasium as gym
 
@@ -111,9 +112,18 @@ class SavedRun:
                 "pip install 'torchrl-kit[video]'",
             ) from None  # fmt: skip
         (made,) = frames.glob("*.mp4")
-        video.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(made, video)
+        make_folder(video.parent)
+        try:
+            shutil.move(made, video)
+        except OSError as error:
+            raise not_written(video, error) from None
         return metrics
+
+    def close(self) -> None:
+        """Close the environments that were made with the trainer."""
+        self.trainer.collector.shutdown(raise_on_error=False)
+        self.trainer.evaluate.close()
+        self._scratch.cleanup()
 
 
 def _recipe(name: str) -> Any:
@@ -135,20 +145,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--video", type=Path, help="MP4 file for one episode")
     given = parser.parse_args(argv)
     try:
+        episodes = whole_number("episodes", given.episodes, at_least=1)
+        seed = whole_number("seed", given.seed)
         folder = find_run(given.run, Path(given.runs), field="run")
         run = SavedRun(folder)
         print(f"{folder}\nafter {run.policy_steps:,} policy steps, deterministic actions")
-        with torch.no_grad():
-            metrics = run.evaluator(given.episodes, given.seed)(0)
+        evaluator = run.evaluator(episodes, seed)
+        metrics = evaluator(0)
+        evaluator.close()
         print(
             f"return {metrics['evaluation/return']:,.1f} ± {metrics['evaluation/return_std']:,.1f} "
             f"(least {metrics['evaluation/return_min']:,.1f}, greatest "
-            f"{metrics['evaluation/return_max']:,.1f}) over {given.episodes} episodes, "
+            f"{metrics['evaluation/return_max']:,.1f}) over {episodes} episodes, "
             f"length {metrics['evaluation/length']:,.1f} policy steps"
         )
         if given.video is not None:
-            shown = run.record(given.video, given.seed)
+            shown = run.record(given.video, seed)
             print(f"{given.video}: one episode, return {shown['evaluation/return']:,.1f}")
+        run.close()
     except Exception as error:
         if not explains_itself(error):
             raise

@@ -1,0 +1,271 @@
+"""A policy is measured over whole episodes, in environments of its own, with frozen statistics."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from tiny import Scripted
+from torchrl.envs.utils import ExplorationType
+
+import recipes.ppo
+import recipes.sac
+from kit.config import EnvConfig
+from kit.envs import make_env
+from kit.evaluate import SavedRun, main
+from kit.hooks import Evaluator
+from kit.modules import make_actor
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A short run of PPO with normalised observations."""
+    config = recipes.ppo.Config(
+        env=EnvConfig(num_envs=2, normalize_observation=True),
+        steps=OnPolicySteps(
+            total_policy_steps=256, steps_per_env=32, update_epochs=2, minibatch_size=32,
+            evaluation_every=None, evaluation_episodes=3,
+        ),
+        hidden_sizes=[8], runs=str(tmp_path_factory.mktemp("runs")), progress=False,
+    )  # fmt: skip
+    trainer = recipes.ppo.build(config)
+    trainer.run()
+    assert trainer.folder is not None
+    return trainer.folder
+
+
+def command(capsys, *arguments: str, code: int = 0) -> str:
+    if code:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == code
+        return capsys.readouterr().err
+    main(arguments)
+    return capsys.readouterr().out
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+# ---------------------------------------------------------------------- the command
+def test_the_command_says_what_was_measured_and_only_reads_the_run(run, capsys):
+    before = files_of(run)
+    text = command(capsys, str(run), "--episodes", "5")
+    assert text.startswith(f"{run}\nafter 256 policy steps, deterministic actions\nreturn ")
+    number = r"[\d,.]+"
+    assert re.search(
+        rf"return {number} ± {number} \(least {number}, greatest {number}\) over 5 episodes, "
+        rf"length {number} policy steps\n$",
+        text,
+    )
+    assert files_of(run) == before
+
+
+def test_the_same_seed_measures_the_same_and_another_one_something_else(run, capsys):
+    first = command(capsys, str(run), "--episodes", "4")
+    assert command(capsys, str(run), "--episodes", "4") == first
+    assert command(capsys, str(run), "--episodes", "4", "--seed", "1") != first
+
+
+def test_the_latest_run_is_found(run, capsys):
+    runs = run.parents[2]
+    assert command(capsys, "latest", "--runs", str(runs), "--episodes", "1").startswith(str(run))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "run='nowhere' is not a run folder (it has no config.yaml)"),
+        (["latest", "--runs", "nowhere"], "run='latest' finds no run in nowhere"),
+        (["{run}", "--episodes", "0"], "episodes=0 is less than 1; what works: 1."),
+        (["{run}", "--seed", "-1"], "seed=-1 is less than 0; what works: 0."),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(run, capsys, words, message):
+    error = command(capsys, *(word.format(run=run) for word in words), code=1)
+    assert error.startswith(f"\nerror: {message}")
+    assert error.count("\n") == 2
+
+
+def test_a_run_without_a_checkpoint_says_so(run, capsys, tmp_path):
+    (tmp_path / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    error = command(capsys, str(tmp_path), code=1)
+    assert error == f"\nerror: run='{tmp_path}' has no checkpoint yet; let it run on.\n"
+
+
+def test_an_environment_that_cannot_be_drawn_says_so(run, capsys, tmp_path, monkeypatch):
+    import gymnasium as gym
+
+    def missing(*_, **__):
+        raise gym.error.DependencyNotInstalled("MoviePy is not installed")
+
+    monkeypatch.setattr(gym.wrappers, "RecordVideo", missing)
+    error = command(capsys, str(run), "--episodes", "1", "--video", str(tmp_path / "v.mp4"), code=1)
+    assert "needs a package that is missing (MoviePy is not installed)" in error
+    assert "pip install 'torchrl-kit[video]'" in error
+
+
+def test_a_video_of_one_episode_is_written(run, capsys, tmp_path):
+    pytest.importorskip("moviepy")
+    pytest.importorskip("pygame")
+    video = tmp_path / "new" / "cartpole.mp4"
+    text = command(capsys, str(run), "--episodes", "1", "--video", str(video))
+    assert text.splitlines()[-1].startswith(f"{video}: one episode, return ")
+    from moviepy import VideoFileClip
+
+    with VideoFileClip(str(video)) as clip:
+        length = float(text.split("return ")[-1])  # CartPole gives 1 for each step
+        assert clip.size == [600, 400]
+        assert round(clip.duration * clip.fps) == length + 1  # a picture of the reset, too
+        pictures = list(clip.iter_frames())
+    assert any((one != pictures[0]).any() for one in pictures)  # something moves
+
+
+# ---------------------------------------------------------------------- what a saved run has
+def test_a_saved_run_has_the_weights_and_the_frozen_normalisation_of_its_end(tmp_path):
+    config = recipes.sac.Config(
+        env=EnvConfig(id="Pendulum-v1", num_envs=1, normalize_observation=True),
+        steps=OffPolicySteps(
+            total_policy_steps=60, learning_starts=20, minibatch_size=8, evaluation_every=None,
+            evaluation_episodes=2,
+        ),
+        hidden_sizes=[8], runs=str(tmp_path), progress=False,
+    )  # fmt: skip
+    trainer = recipes.sac.build(config)
+    trainer.run()
+    assert trainer.folder is not None
+    saved = SavedRun(trainer.folder)
+    assert saved.policy_steps == 60
+    ended, restored = trainer.loss_module.state_dict(), saved.trainer.loss_module.state_dict()
+    assert all(torch.equal(ended[name], restored[name]) for name in ended)
+    evaluator = saved.evaluator(2, seed=7)
+    own = trainer.collector.env.normalizer.state_dict()
+    learnt = {name: value for name, value in own.items() if name != "returns"}
+
+    def statistics_of(normalizer):
+        return {n: v for n, v in normalizer.state_dict().items() if n != "returns"}
+
+    assert statistics_of(evaluator.env.normalizer) == learnt
+    evaluator(0)
+    assert statistics_of(evaluator.env.normalizer) == learnt
+    evaluator.close()
+    saved.close()
+
+
+# ---------------------------------------------------------------------- the evaluator
+def constant(action: int) -> TensorDictModule:
+    def choose(observation):
+        return torch.full(observation.shape[:1], action, dtype=torch.int64)
+
+    return TensorDictModule(choose, in_keys=["observation"], out_keys=["action"])
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 7, 9])
+@pytest.mark.parametrize("episodes", [1, 4, 7])
+def test_exactly_as_many_episodes_are_played_as_asked(copies, episodes):
+    env = make_env(lambda: Scripted(length=5), copies)
+    played = Evaluator(env, constant(0), episodes=episodes).play()
+    assert len(played) == episodes
+    assert all((one.length, one.episode_return) == (5, 5.0) for one in played)
+
+
+def test_every_copy_plays_its_share_so_that_short_episodes_are_not_preferred():
+    lengths = iter([2, 10])
+    env = make_env(lambda: Scripted(length=next(lengths)), 2)
+    evaluator = Evaluator(env, constant(0), episodes=4)
+    assert sorted(one.length for one in evaluator.play()) == [2, 2, 10, 10]
+    metrics = evaluator(0)
+    assert metrics == {
+        "evaluation/return": 6.0,
+        "evaluation/return_std": 4.0,
+        "evaluation/return_min": 2.0,
+        "evaluation/return_max": 10.0,
+        "evaluation/length": 6.0,
+    }
+
+
+class Remembers(Scripted):
+    """Remembers the actions it was given."""
+
+    given: ClassVar[set[int]] = set()
+
+    def step(self, action):
+        self.given.add(int(action))
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen"), [(ExplorationType.DETERMINISTIC, {1}), (ExplorationType.RANDOM, {0, 1})]
+)
+def test_actions_are_the_likeliest_ones_unless_asked_otherwise(kind, chosen):
+    Remembers.given = set()
+    env = make_env(lambda: Remembers(length=40), 2)
+    actor = make_actor(env, (8,))
+    *_, bias = actor.parameters()
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            parameter.zero_()
+        bias.copy_(torch.tensor([0.0, 0.1]))  # the second action is chosen in 52 of 100 steps
+    Evaluator(env, actor, episodes=2, exploration_type=kind)(0)
+    assert Remembers.given == chosen
+
+
+def test_evaluations_are_numbered_and_each_has_seeds_of_its_own():
+    env = make_env("CartPole-v1", 3)
+    evaluator = Evaluator(env, make_actor(env, (8,)), episodes=3, seed=5)
+    zero, one = evaluator(0), evaluator(1)
+    assert zero != one
+    assert evaluator(0) == zero  # whatever was played in between
+    other = Evaluator(env, evaluator.policy, episodes=3, seed=6)
+    assert other(0) != zero
+
+
+def test_training_is_not_disturbed():
+    env = make_env("CartPole-v1", 2)
+    actor = make_actor(env, (8,)).train()
+    evaluator = Evaluator(env, actor, episodes=2)
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    evaluator(0)
+    assert torch.equal(torch.rand(4), expected)
+    assert actor.training
+    assert all(parameter.grad is None for parameter in actor.parameters())
+
+
+def test_returns_are_those_of_rewards_before_normalisation():
+    env = make_env(lambda: Scripted(length=5), 2, normalize_reward=True)
+    metrics = Evaluator(env, constant(0), episodes=2)(0)
+    assert metrics["evaluation/return"] == 5.0
+    assert metrics["evaluation/return_std"] == 0.0
+
+
+def test_normalisation_is_frozen_but_the_training_environments_go_on_learning():
+    train, test = (make_env("CartPole-v1", 2, normalize_observation=True) for _ in range(2))
+    test.normalizer = train.normalizer
+    train.rollout(20, break_when_any_done=False)
+    assert train.normalizer is not None
+    before = train.normalizer.state_dict()
+    evaluator = Evaluator(test, make_actor(test, (8,)), episodes=4)
+    evaluator(0)
+    assert train.normalizer.state_dict() == before
+    assert (train.training, test.training) == (True, False)
+    train.rollout(5, break_when_any_done=False)
+    key = "observation observation"
+    assert train.normalizer.state_dict()[key]["count"] > before[key]["count"]
+
+
+def test_spread_is_the_population_deviation():
+    env = make_env("CartPole-v1", 4)
+    evaluator = Evaluator(env, constant(1), episodes=6)
+    returns = [one.episode_return for one in evaluator.play(0)]
+    metrics = evaluator(0)
+    assert metrics["evaluation/return_std"] == statistics.pstdev(returns) > 0
+    assert metrics["evaluation/return_min"] == min(returns)
