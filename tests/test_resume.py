@@ -18,6 +18,7 @@ PPO_CARTPOLE = [
     "ppo", "steps.total_policy_steps=8_192", "steps.steps_per_env=32", "steps.update_epochs=2",
     "steps.evaluation_every=2_048", "steps.evaluation_episodes=3",
 ]  # fmt: skip
+PPO_TENSOR = [*PPO_CARTPOLE, "collector=tensor"]
 PPO_CHEETAH = [
     "ppo", "env.id=HalfCheetah-v5", "env.num_envs=2", "steps.total_policy_steps=2_048",
     "steps.steps_per_env=64", "steps.minibatch_size=64", "steps.update_epochs=2",
@@ -115,6 +116,7 @@ def kill_and_resume(arguments: list[str], folder: Path, kills: int, seed: int) -
     [
         pytest.param(PPO_CARTPOLE, id="ppo-cartpole"),
         pytest.param(SAC_PENDULUM, id="sac-pendulum"),
+        pytest.param(PPO_TENSOR, id="ppo-tensor", marks=pytest.mark.slow),
         pytest.param(PPO_CHEETAH, id="ppo-halfcheetah", marks=pytest.mark.slow),
         pytest.param(SAC_N_STEP, id="sac-n-step", marks=pytest.mark.slow),
         pytest.param(SAC_CHEETAH, id="sac-halfcheetah", marks=pytest.mark.slow),
