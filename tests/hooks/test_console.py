@@ -1,0 +1,76 @@
+"""What a run shows in the terminal: its plan, its progress, its ledger."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console as RichConsole
+from tiny import on_policy_plan, ppo_trainer
+
+from kit.hooks import Console
+
+
+def shown(plan=None, terminal: bool = False, **parts) -> str:
+    """Run with a console and return what it printed."""
+    hook = Console("a title")
+    stream = io.StringIO()
+    hook.console = RichConsole(
+        file=stream, force_terminal=terminal, width=200, highlight=False, soft_wrap=True
+    )
+    ppo_trainer(plan or on_policy_plan(), hooks=[hook], **parts).run()
+    return stream.getvalue()
+
+
+def test_plan_progress_and_ledger_are_shown_in_this_order():
+    text = shown(log_every=16)
+    plan, rest = text.split(" 25%")
+    assert plan.startswith("\na title\n")
+    assert on_policy_plan().table() in plan
+    assert "counted" in rest
+    assert rest.rstrip().splitlines()[-1].startswith("seconds: ")
+
+
+def test_elsewhere_than_in_a_terminal_there_is_a_plain_line_for_each_tenth():
+    text = shown(on_policy_plan(total_policy_steps=640), log_every=16)
+    lines = [line.split() for line in text.splitlines() if "policy steps " in line and "%" in line]
+    assert [line[0] for line in lines] == [
+        "16", "64", "128", "192", "256", "320", "384", "448", "512", "576", "640",
+    ]  # fmt: skip
+    assert "\x1b" not in text
+    assert "\r" not in text
+
+
+def test_in_a_terminal_a_bar_moves_to_the_end():
+    text = shown(terminal=True)
+    assert "\x1b" in text
+    assert "64 policy steps" in text
+    assert "100%" in text
+
+
+def test_the_reason_of_an_early_end_is_told():
+    hook = Console("a title")
+    stream = io.StringIO()
+    hook.console = RichConsole(file=stream, width=200, soft_wrap=True)
+    trainer = ppo_trainer(on_policy_plan(), hooks=[hook])
+    trainer.register_op("post_steps", lambda: trainer.request_stop("enough [seen]"))
+    trainer.run()
+    assert "stopped early: enough [seen]" in stream.getvalue()
+
+
+def test_titles_and_folders_with_brackets_are_printed_as_they_are(tmp_path):
+    folder = tmp_path / "[bold]"
+    text = shown(folder=folder)
+    assert f"run folder: {folder}" in text
+
+
+def test_nothing_is_shown_without_it(capsys):
+    ppo_trainer(on_policy_plan()).run()
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_plan_of_unknown_length_is_shown_too(terminal):
+    plan = on_policy_plan(total_policy_steps=None, iterations=3)
+    assert "seconds: " in shown(plan, terminal=terminal)

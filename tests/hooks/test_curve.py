@@ -1,0 +1,67 @@
+"""The learning curve shows the returns of the rows."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from kit.hooks import draw_curve
+
+ROWS = """policy_steps,episode/return,evaluation/return,evaluation/return_std
+100,10,,
+200,,20.5,2
+1500,30,,
+2000,40,50,0
+"""
+
+
+@pytest.fixture
+def axes(monkeypatch):
+    """Keeps the axes that are drawn, to look at them."""
+    kept, subplots = [], plt.subplots
+
+    def keep(*args, **kwargs):
+        figure, axes = subplots(*args, **kwargs)
+        kept.append(axes)
+        return figure, axes
+
+    monkeypatch.setattr(plt, "subplots", keep)
+    return kept
+
+
+def test_training_and_evaluation_are_lines_against_policy_steps(tmp_path, axes):
+    (tmp_path / "metrics.csv").write_text(ROWS)
+    draw_curve(tmp_path / "metrics.csv", tmp_path / "curve.png", "ppo on CartPole-v1")
+    (drawn,) = axes
+    training, evaluation = drawn.get_lines()
+    assert training.get_xydata().tolist() == [[100, 10], [1500, 30], [2000, 40]]
+    assert evaluation.get_xydata().tolist() == [[200, 20.5], [2000, 50]]
+    (band,) = drawn.collections
+    corners = band.get_paths()[0].vertices
+    assert {tuple(corner) for corner in corners.tolist()} >= {(200, 18.5), (200, 22.5), (2000, 50)}
+    assert drawn.get_xlabel() == "policy steps"
+    assert drawn.get_ylabel() == "return of an episode"
+    assert drawn.get_title() == "ppo on CartPole-v1"
+    labels = [text.get_text() for text in drawn.get_legend().get_texts()]
+    assert labels == ["training episodes", "evaluation (± std)"]
+
+
+def test_the_picture_is_large_enough_and_not_empty(tmp_path):
+    (tmp_path / "metrics.csv").write_text(ROWS)
+    draw_curve(tmp_path / "metrics.csv", tmp_path / "curve.png")
+    picture = imread(tmp_path / "curve.png")
+    assert picture.shape == (630, 1050, 4)
+    blue = np.array([0x1F, 0x6F, 0xEB]) / 255
+    near = np.abs(picture[..., :3] - blue).max(-1) < 0.02
+    assert near.sum() > 500  # the line of the evaluations
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "metrics.csv"]
+    assert not plt.get_fignums()
+
+
+@pytest.mark.parametrize("rows", ["policy_steps\n100\n", "policy_steps,episode/return\n"])
+def test_a_run_without_episodes_has_an_empty_picture(tmp_path, rows):
+    (tmp_path / "metrics.csv").write_text(rows)
+    draw_curve(tmp_path / "metrics.csv", tmp_path / "curve.png")
+    assert imread(tmp_path / "curve.png").shape == (630, 1050, 4)

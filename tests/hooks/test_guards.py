@@ -1,0 +1,119 @@
+"""Hooks that end a run, or an update phase, say why and end it where they should."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tiny import on_policy_plan, ppo_trainer
+
+import kit.hooks.guards
+from kit.hooks import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
+from kit.steps import SettingError
+
+
+def stopped_after(hook, values: list[float | None], name: str = "score") -> tuple[int, str | None]:
+    """Run four iterations that log these values; return how many ran and the reason to stop."""
+    trainer = ppo_trainer(on_policy_plan(), log_every=16, hooks=[hook])
+    given = iter(values)
+
+    def tell(_):
+        value = next(given)
+        return None if value is None else {name: value}
+
+    trainer.register_op("post_steps_log", tell)
+    trainer.run()
+    return trainer.ledger.iterations, trainer.stop_reason
+
+
+# ---------------------------------------------------------------------- StopWhen
+@pytest.mark.parametrize(
+    ("settings", "values", "iterations", "reason"),
+    [
+        ({"reached": 5.0}, [1.0, 5.0, 9.0, 9.0], 2, "score reached 5"),
+        ({"reached": 5.0}, [1.0, None, 4.9, 4.0], 4, None),
+        ({"reached": 5.0, "mode": "min"}, [9.0, 7.0, 5.0, 1.0], 3, "score reached 5"),
+        ({"patience": 1}, [1.0, 2.0, 2.0, 9.0], 3, "score has not been better than 2 for 1 rows"),
+        ({"patience": 2}, [3.0, 1.0, 2.0, 9.0], 3, "score has not been better than 3 for 2 rows"),
+        ({"patience": 2}, [3.0, None, None, None], 4, None),
+        ({"patience": 2}, [3.0, 2.0, 4.0, 3.0], 4, None),
+        ({"patience": 1, "mode": "min"}, [3.0, 2.0, 2.5, 1.0], 3,
+         "score has not been better than 2 for 1 rows"),
+    ],
+)  # fmt: skip
+def test_a_run_stops_when_a_metric_is_good_or_does_not_improve(
+    settings, values, iterations, reason
+):
+    assert stopped_after(StopWhen("score", **settings), values) == (iterations, reason)
+
+
+def test_what_was_best_is_remembered_over_a_resume():
+    first = StopWhen("score", patience=3)
+    for value in (4.0, 3.0):
+        first.look({"score": value})
+    second = StopWhen("score", patience=3)
+    second.load_state_dict(first.state_dict())
+    assert (second.best, second.waited) == (4.0, 1)
+
+
+def test_nothing_to_stop_at_is_refused():
+    with pytest.raises(SettingError, match="reached=None leaves nothing to stop at"):
+        StopWhen("score")
+
+
+# ---------------------------------------------------------------------- TimeLimit
+def test_a_run_stops_after_the_iteration_in_which_its_time_is_over(monkeypatch):
+    clock = iter(range(0, 1_000, 10))
+    monkeypatch.setattr(kit.hooks.guards.time, "monotonic", lambda: next(clock))
+    limit = TimeLimit(15)
+    trainer = ppo_trainer(on_policy_plan(), hooks=[limit])
+    trainer.run()
+    assert trainer.ledger.iterations == 2  # seen after 10 and after 20 seconds
+    assert trainer.stop_reason == "the time limit of 15 seconds was reached"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, math.nan])
+def test_a_time_that_is_not_positive_is_refused(seconds):
+    with pytest.raises(SettingError, match="time_limit="):
+        TimeLimit(seconds)
+
+
+# ---------------------------------------------------------------------- NaNGuard
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_the_losses_that_are_not_finite_are_named_first(bad):
+    trainer = ppo_trainer(on_policy_plan(), hooks=[NaNGuard()])
+    row = {
+        "gradient_steps": 1_234, "train/loss_critic": bad, "train/entropy": math.nan,
+        "train/loss_objective": 1.0,
+    }  # fmt: skip
+    with pytest.raises(NotFinite) as raised:
+        trainer.stages.row(row)
+    assert str(raised.value).startswith(
+        f"after 1,234 gradient steps loss_critic is {bad}; none was saved yet. Smaller learning"
+    )
+
+
+def test_other_metrics_are_named_where_the_losses_are_finite():
+    trainer = ppo_trainer(on_policy_plan(), hooks=[NaNGuard()])
+    with pytest.raises(NotFinite, match="after 1 gradient steps entropy is nan"):
+        trainer.stages.row({"gradient_steps": 1, "train/entropy": math.nan, "train/loss_a": 0.0})
+
+
+def test_only_metrics_of_training_are_looked_at():
+    trainer = ppo_trainer(on_policy_plan(), hooks=[NaNGuard()])
+    trainer.stages.row({"gradient_steps": 1, "mine": math.nan, "train/loss_a": 0.0})
+
+
+# ---------------------------------------------------------------------- TargetKL
+@pytest.mark.parametrize(("target", "epochs"), [(1e-12, 1), (1e6, 2)])
+def test_the_rest_of_an_update_phase_is_skipped_when_the_policy_has_moved(target, epochs):
+    trainer = ppo_trainer(on_policy_plan(), hooks=[TargetKL(target, metric="loss_critic")])
+    ledger = trainer.run()
+    assert ledger.update_epochs == 4 * epochs
+    assert ledger.gradient_steps == 4 * 2 * epochs
+    assert ledger.local_skipped_gradient_steps == 4 * 2 * (2 - epochs)
+
+
+def test_a_divergence_of_nothing_is_refused():
+    with pytest.raises(SettingError, match="target_kl=0 is not positive"):
+        TargetKL(0)
