@@ -1,0 +1,171 @@
+"""Imports run one way, and importing the kit costs what importing TorchRL costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import kit
+
+ROOT = Path(kit.__file__).parents[1]
+FLOORS: list[set[str]] = [
+    {"recipes"},
+    {"launch", "evaluate", "recipe", "run", "testing"},
+    {"trainer", "hooks", "checkpoint", "checks", "hooked", "journal", "loggers", "stages"},
+    {"update", "flat_update", "collectors", "buffers", "metrics"},
+    {"losses", "advantages", "modules", "envs"},
+    {"tracing", "flat_graph", "config", "limits", "cli", "__main__"},
+    {"steps"},
+    {"lazy", "documentation", "files", "__init__"},
+]
+"""Rooms and single modules, from the top: a module imports from its own floor and from below."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the kit and of the recipes by its full name."""
+    files = [*ROOT.glob("kit/**/*.py"), *ROOT.glob("recipes/**/*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files}
+
+
+def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
+    """Yield what of ours is imported anywhere below ``tree``, but not for annotations alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
+        for name in names:
+            for ours in (name, f"{name}.__init__"):
+                if ours in known:
+                    yield ours
+        yield from imported(node, known)
+
+
+def imports() -> dict[str, set[str]]:
+    """What each module imports of ours, functions included."""
+    files = modules()
+    trees = {name: ast.parse(path.read_text()) for name, path in files.items()}
+    return {name: set(imported(tree, set(files))) - {name} for name, tree in trees.items()}
+
+
+def floor(module: str) -> int:
+    """The floor of a module, from the top."""
+    package, *rest = module.split(".")
+    room = "recipes" if package == "recipes" else rest[0]
+    (number,) = [n for n, rooms in enumerate(FLOORS) if room in rooms]
+    return number
+
+
+# ---------------------------------------------------------------------- direction
+def test_every_module_has_a_floor():
+    assert all(floor(name) >= 0 for name in modules())
+    there = {name.split(".")[1] for name in modules() if name.startswith("kit.")}
+    assert there | {"recipes"} == set().union(*FLOORS)
+
+
+def test_imports_run_downwards():
+    upwards = {
+        f"{name} imports {other}"
+        for name, others in imports().items()
+        for other in others
+        if floor(other) < floor(name)
+    }
+    assert upwards == set()
+
+
+def test_the_counting_imports_nothing_of_ours_but_itself():
+    outside = {
+        f"{name} imports {other}"
+        for name, others in imports().items()
+        for other in others
+        if name.startswith("kit.steps.") and not other.startswith("kit.steps.")
+    }
+    assert outside == set()
+
+
+def test_imports_at_the_head_of_modules_make_no_circle():
+    files = modules()
+    graph = {}
+    for name, path in files.items():
+        head = ast.Module(ast.parse(path.read_text()).body, [])
+        head.body = [
+            node for node in head.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        ]
+        # A package and its own modules import each other; Python allows for that.
+        graph[name] = {m for m in imported(head, set(files)) if not m.endswith("__init__")} - {name}
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
+    assert len(order) == len(files)
+
+
+def test_nobody_imports_recipes_or_conformance_suites():
+    for name, others in imports().items():
+        for package in ("recipes", "kit.testing"):
+            if not name.startswith(package):
+                assert not [other for other in others if other.startswith(package)], name
+
+
+def test_the_reader_of_imports_sees_all_kinds_of_them():
+    source = """
+import kit.update
+from typing import TYPE_CHECKING
+from kit import trainer
+from kit.steps import StepPlan
+if TYPE_CHECKING:
+    from kit.journal import Journal
+def function():
+    from kit.buffers import Replay
+"""
+    found = set(imported(ast.parse(source), set(modules())))
+    expected = {"kit.update", "kit.trainer", "kit.__init__", "kit.steps.__init__", "kit.buffers"}
+    assert found == expected
+    assert (
+        floor("kit.steps.plan") > floor("kit.update") > floor("kit.hooks.base") > floor("recipes")
+    )
+
+
+# ---------------------------------------------------------------------- what importing costs
+TORCHRL = (
+    "import torchrl.checkpoint, torchrl.collectors, torchrl.objectives, torchrl.record, "
+    "torchrl.trainers"
+)
+BESIDES = {"kit", "recipes", "gymnasium", "farama_notifications", "rich", "yaml"}
+
+
+def loaded(code: str) -> set[str]:
+    """Every module that is loaded after ``code`` has run in a new process."""
+    show = f"{code}\nimport sys; print(*sys.modules)"
+    command = [sys.executable, "-c", show]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(ran.stdout.split())
+
+
+def test_importing_a_recipe_loads_torchrl_and_a_few_small_packages():
+    more = loaded("import recipes.ppo, recipes.sac") - loaded(TORCHRL)
+    packages = {name.partition(".")[0] for name in more} - set(sys.stdlib_module_names)
+    packages = {name for name in packages if not name.startswith("_")}
+    assert packages - {"torch", "torchrl", "tensordict", "numpy"} == BESIDES
+    compilers = ("torch._dynamo", "torch._inductor", "torch.testing", "torch.onnx")
+    assert not {name for name in more if name.startswith(compilers)}
+
+
+@pytest.mark.parametrize("module", ["kit", "kit.steps", "kit.envs", "kit.config", "kit.testing"])
+def test_what_needs_no_torch_does_not_load_it(module):
+    assert not {"torch", "torchrl", "tensordict", "gymnasium"} & loaded(f"import {module}")
+
+
+def test_importing_the_kit_by_itself_loads_nothing():
+    more = loaded("import kit") - loaded("")
+    assert more <= {"kit", "__future__"}
