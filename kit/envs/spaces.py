@@ -179,8 +179,7 @@ class _Entry:
         if self.bounds is None:
             return values
         low, high = self.bounds
-        clipped: NDArray[Any] = np.minimum(np.maximum(values, low), high)
-        return clipped
+        return values.clip(low, high)
 
 
 def _row(tree: Any, number: int) -> Any:

@@ -16,9 +16,9 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torchrl.data import Binary, Bounded, MultiCategorical, Unbounded
 from torchrl.data import Categorical as CategoricalSpec
-from torchrl.modules import IndependentNormal, ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 
-from kit.modules.distributions import Categorical, MultiDiscrete
+from kit.modules.distributions import Categorical, MultiDiscrete, Normal
 from kit.modules.networks import MLP, linear
 from kit.steps import SettingError
 
@@ -51,7 +51,7 @@ class _Normal(_Parameters):
     """Means from the network; one learnt deviation for all states."""
 
     names = ("loc", "scale")
-    distribution = IndependentNormal
+    distribution = Normal
 
     def __init__(self, shape: Sequence[int], log_scale: float, **keywords: Any) -> None:
         super().__init__(math.prod(shape), event_dim=len(shape), **keywords)
@@ -98,7 +98,8 @@ class _Heads(nn.Module):
         self._columns = [head.columns for head in heads]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        parts = self.network(*inputs).split(self._columns, dim=-1)
+        columns = self.network(*inputs)
+        parts = columns.split(self._columns, dim=-1) if len(self.heads) > 1 else [columns]
         return tuple(p for part, head in zip(parts, self.heads) for p in head(part))
 
 
@@ -184,13 +185,14 @@ def _parameter_keys(heads: dict[Any, _Parameters]) -> list[Any]:
 def _head(env: Any, key: Any, continuous: Continuous, log_scale: float) -> _Parameters:
     spec = env.full_action_spec[key]
     shape = tuple(spec.shape[1:])
-    if isinstance(spec, Binary):  # which TorchRL derives from Categorical
+    # TorchRL derives the first two from Categorical.
+    if isinstance(spec, Binary):
         return _Choices(2 * shape[-1], choices=[2] * shape[-1])
-    if isinstance(spec, CategoricalSpec):
-        return _Parameters(int(spec.n))
     if isinstance(spec, MultiCategorical):
         choices = [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
         return _Choices(sum(choices), choices=choices)
+    if isinstance(spec, CategoricalSpec):
+        return _Parameters(int(spec.n))
     if isinstance(spec, (Bounded, Unbounded)) and spec.dtype.is_floating_point:
         if continuous == "normal":
             return _Normal(shape or (1,), log_scale)
