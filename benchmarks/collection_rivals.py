@@ -77,6 +77,34 @@ def environment_alone(id: str, num_envs: int) -> Case:
     return Case(collect)
 
 
+def environment_and_network(id: str, num_envs: int) -> Case:
+    """As above, but every step also calls the bare network: three ``addmm``, two ``tanh``.
+
+    Nothing is sampled, clipped or kept: what no loop with a network of PyTorch can be faster than.
+    """
+    copies = [gym.make(id, disable_env_checker=True) for _ in range(num_envs)]
+    seen = np.stack([copy.reset(seed=n)[0] for n, copy in enumerate(copies)]).astype(np.float32)
+    drawn = random_actions(copies[0].action_space, STEPS * num_envs)
+    outputs = np.asarray(drawn[0]).size if copies[0].action_space.shape else 2
+    layers = [value.detach() for value in network(seen.shape[1], outputs).parameters()]
+    (w1, b1), (w2, b2), (w3, b3) = ((layers[n].t(), layers[n + 1]) for n in (0, 2, 4))
+
+    @torch.inference_mode()
+    def collect() -> int:
+        actions = iter(drawn)
+        for _ in range(STEPS):
+            hidden = torch.addmm(b1, torch.from_numpy(seen), w1).tanh()
+            torch.addmm(b3, torch.addmm(b2, hidden, w2).tanh(), w3)
+            for number, copy in enumerate(copies):
+                now, _, terminated, truncated, _ = copy.step(next(actions))
+                if terminated or truncated:
+                    now, _ = copy.reset()
+                seen[number] = now
+        return STEPS * num_envs
+
+    return Case(collect)
+
+
 class _Head:
     """The policy of a loop by hand: samples actions and returns their log-probabilities."""
 
@@ -146,8 +174,8 @@ def loop_of_copies(id: str, num_envs: int) -> Case:
 def loop_of_vector(id: str, num_envs: int, mode: str = "sync") -> Case:
     """A loop by hand over one of Gymnasium's vector environments.
 
-    Those of ``mode="vector_entry_point"`` spend a step on each reset, which is kept and counted
-    like the others.
+    Those of ``mode="vector_entry_point"`` spend a step on each reset: it is kept, but not counted,
+    as no action is taken in it.
     """
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     vector = gym.make_vec(
@@ -156,11 +184,12 @@ def loop_of_vector(id: str, num_envs: int, mode: str = "sync") -> Case:
     one = gym.make(id)
     head, bounds = _Head(one), one.action_space
     now = vector.reset(seed=0)[0].astype(np.float32)
+    ended = np.zeros(num_envs, np.bool_)
 
     @torch.inference_mode()
     def collect() -> int:
-        nonlocal now
-        batch = _Batch(num_envs, one)
+        nonlocal now, ended
+        batch, resets = _Batch(num_envs, one), 0
         for step in range(STEPS):
             batch.observation[step] = now
             action, log_prob = head(torch.from_numpy(now))
@@ -175,7 +204,10 @@ def loop_of_vector(id: str, num_envs: int, mode: str = "sync") -> Case:
             if "final_obs" in info:
                 for number in np.flatnonzero(info["_final_obs"]):
                     batch.next_observation[step, number] = info["final_obs"][number]
-        return STEPS * num_envs
+            if mode == "vector_entry_point":
+                resets += int(ended.sum())
+                ended = terminated | truncated
+        return STEPS * num_envs - resets
 
     return Case(collect, vector.close)
 
