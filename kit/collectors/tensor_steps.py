@@ -182,7 +182,9 @@ class TensorSteps:
                 outputs.setdefault(IS_INIT, seen[IS_INIT])
                 written = [outputs.get(key) for key in keys]
                 write(tensors[last:], time_step, observation, step, written)
-            after = [] if runner is None else [runner.memory[key] for key in remembered]
+            if runner is None or not fast:  # one that is being traced remembers by itself
+                return [*now, *statistics]
+            after = [runner.memory[key] for key in remembered]
             return [*now, *statistics, *after]
 
         return steps

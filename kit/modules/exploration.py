@@ -42,7 +42,8 @@ class OrnsteinUhlenbeckNoise(OrnsteinUhlenbeckProcessModule):  # type: ignore[mi
     """
 
     def __init__(self, *, spec: Any, **kwargs: Any) -> None:
-        super().__init__(spec=spec, safe=False, **kwargs)
+        # TorchRL adds entries, which the spec of an environment does not allow.
+        super().__init__(spec=spec.clone(), safe=False, **kwargs)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add noise to the action, and write the process it comes from."""

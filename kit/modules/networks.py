@@ -54,18 +54,25 @@ class Flatten(nn.Module):
                 parts.append(flat if flat.is_floating_point() else flat.float())
                 continue
             chosen = value.reshape(*leading, len(choices)).long().unbind(dim=-1)
-            parts += [nn.functional.one_hot(c, n).float() for c, n in zip(chosen, choices)]
+            parts += [_one_hot(choice, count) for choice, count in zip(chosen, choices)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _one_hot(choice: Tensor, count: int) -> Tensor:
+    """Return what ``torch.nn.functional.one_hot`` does, which asks the host for the range."""
+    places = torch.arange(count, device=choice.device)
+    return (choice.unsqueeze(-1) == places).float()
 
 
 def _choices(spec: Any) -> list[int] | None:
     """Numbers of choices of an integer input; ``None`` for numbers."""
-    if isinstance(spec, Categorical):
-        return [int(spec.n)]
-    if isinstance(spec, MultiCategorical):
-        return [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
+    # TorchRL derives Binary and MultiCategorical from Categorical.
     if isinstance(spec, (Bounded, Unbounded, Binary)):
         return None
+    if isinstance(spec, MultiCategorical):
+        return [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
+    if isinstance(spec, Categorical):
+        return [int(spec.n)]
     raise SettingError("observation", type(spec).__name__, "is a spec that no network here reads")
 
 

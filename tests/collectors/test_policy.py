@@ -1,0 +1,222 @@
+"""Policies on the fast path: bit for bit what the TensorDict module does, or the module itself."""
+
+from __future__ import annotations
+
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.envs.utils import ExplorationType
+
+from kit.collectors import VectorCollector
+from kit.collectors.policy import PolicyRunner
+from kit.envs import make_env
+from kit.modules import make_actor
+from tests.envs.odd_envs import ManySpaces
+from tests.tiny import Guess
+
+ACTIONS = {
+    "discrete": gym.spaces.Discrete(3),
+    "multi-discrete": gym.spaces.MultiDiscrete([2, 3]),
+    "continuous": gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
+    "dict": gym.spaces.Dict(
+        {"arm": gym.spaces.Box(-1.0, 1.0, (2,), np.float32), "gear": gym.spaces.Discrete(3)}
+    ),
+}
+
+
+def guess(kind="discrete", num_envs=3, dict_observation=False):
+    return make_env(lambda: Guess(ACTIONS[kind], dict_observation), num_envs)
+
+
+def fast_and_plain(env_of, policy_of, **settings):
+    """A collector on the fast path and one that is not, otherwise the same."""
+    found = []
+    for fast in (True, False):
+        torch.manual_seed(0)
+        env = env_of()
+        policy = policy_of(env)
+        settings = {"steps_per_env": 5, **settings}
+        found.append(VectorCollector(env, policy, fast_policy=fast, **settings))
+    return found
+
+
+def assert_same_batches(fast, plain, count=3):
+    for _ in range(count):
+        one, other = fast.collect(), plain.collect()
+        assert set(one.keys(True, True)) == set(other.keys(True, True))
+        assert [key for key in one.keys(True, True) if not torch.equal(one[key], other[key])] == []
+
+
+def runner_of(collector) -> PolicyRunner:
+    return collector._acting.runner
+
+
+# ---------------------------------------------------------------------- the same
+@pytest.mark.parametrize("kind", list(ACTIONS))
+@pytest.mark.parametrize("dict_observation", [False, True])
+def test_fast_and_plain_policies_write_the_same_for_all_kinds_of_actions(kind, dict_observation):
+    fast, plain = fast_and_plain(lambda: guess(kind, 3, dict_observation), make_actor)
+    assert_same_batches(fast, plain)
+    assert runner_of(fast).replays
+    assert not runner_of(plain).replays
+
+
+def test_squashed_actions_and_their_log_probabilities_are_the_same():
+    def actor(env):
+        return make_actor(env, continuous="tanh_normal")
+
+    fast, plain = fast_and_plain(lambda: guess("continuous"), actor)
+    assert_same_batches(fast, plain)
+    assert runner_of(fast).replays
+
+
+def test_without_exploration_both_take_the_likeliest_action():
+    deterministic = ExplorationType.DETERMINISTIC
+    fast, plain = fast_and_plain(guess, make_actor, exploration_type=deterministic)
+    assert_same_batches(fast, plain, 2)
+    batch = fast.collect()
+    assert torch.equal(batch["action"], batch["logits"].argmax(-1))
+
+
+def test_what_the_learner_changes_is_seen_without_being_sent():
+    fast, plain = fast_and_plain(guess, make_actor)
+    for _ in range(3):
+        assert_same_batches(fast, plain, 1)
+        for collector in (fast, plain):
+            for parameter in collector.policy.parameters():
+                parameter.data.mul_(2.0)
+    assert runner_of(fast).replays
+
+
+def test_a_layer_that_is_replaced_is_noticed():
+    fast, plain = fast_and_plain(guess, make_actor)
+    assert_same_batches(fast, plain, 2)
+    for collector in (fast, plain):
+        torch.manual_seed(1)
+        for module in collector.policy.modules():
+            if isinstance(module, nn.Linear):
+                module.weight = nn.Parameter(torch.randn_like(module.weight))
+    assert_same_batches(fast, plain, 2)
+    assert runner_of(fast).replays
+
+
+def test_a_module_that_is_put_into_another_mode_is_noticed():
+    def dropping(env):
+        network = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+        logits = TensorDictModule(network, ["observation"], ["logits"])
+        choice = TensorDictModule(lambda logits: logits.argmax(-1), ["logits"], ["action"])
+        return TensorDictSequential(logits, choice)
+
+    fast, plain = fast_and_plain(guess, dropping)
+    assert_same_batches(fast, plain, 2)
+    for collector in (fast, plain):
+        collector.policy.eval()
+    assert_same_batches(fast, plain, 2)
+    same = fast.collect()
+    asked = same["observation"].argmax(-1)
+    for number in range(3):  # without dropout, equal observations have equal logits
+        assert len(same["logits"][asked == number].unique(dim=0)) <= 1
+
+
+def test_buffers_that_a_policy_changes_are_changed_once_for_each_call():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, observation):
+            self.calls += 1
+            return observation.argmax(-1), self.calls.expand(observation.shape[0]).clone()
+
+    def counting(env):
+        return TensorDictModule(Counting(), ["observation"], ["action", "calls"])
+
+    fast, plain = fast_and_plain(guess, counting)
+    assert_same_batches(fast, plain, 2)
+    assert fast.collect()["calls"][0].tolist() == [11, 12, 13, 14, 15]
+
+
+def test_a_plain_function_of_tensordicts_is_a_policy():
+    def answer(tensordict):
+        return tensordict.set("action", tensordict["observation"].argmax(-1))
+
+    collector = VectorCollector(guess(), answer, steps_per_env=4)
+    assert collector.collect()["next", "reward"].eq(1).all()
+    assert collector.collect()["next", "reward"].eq(1).all()
+
+
+def test_an_actor_reads_and_chooses_in_spaces_of_all_kinds_on_the_fast_path():
+    class Repeats(ManySpaces):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=7 if seed is None else seed)
+
+    # All copies draw from one space, so one collector has to be done before the other begins.
+    fast, plain = fast_and_plain(lambda: make_env(Repeats, 3), make_actor)
+    one, other = [[collector.collect() for _ in range(3)] for collector in (fast, plain)]
+    for a, b in zip(one, other):
+        assert [key for key in a.keys(True, True) if not torch.equal(a[key], b[key])] == []
+    assert runner_of(fast).replays
+
+
+# ---------------------------------------------------------------------- the reason
+def deciding(env):
+    """A policy that decides on the host."""
+
+    def choose(observation):
+        return observation.argmax(-1) if observation.sum() > 0 else observation.argmin(-1)
+
+    return TensorDictModule(choose, ["observation"], ["action"])
+
+
+def test_a_policy_that_decides_on_the_host_runs_as_a_module_and_the_reason_is_told_once():
+    fast, plain = fast_and_plain(guess, deciding)
+    with pytest.warns(UserWarning, match="not on the fast path: it reads a tensor on the host at"):
+        assert_same_batches(fast, plain, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_batches(fast, plain, 2)
+    assert "observation.sum() > 0" in runner_of(fast).plain_reason
+    assert not runner_of(fast).replays
+
+
+def test_a_policy_that_changes_from_call_to_call_runs_as_a_module():
+    def changing(env):
+        calls = []
+
+        def choose(observation):
+            calls.append(None)
+            return torch.full((3,), len(calls) % 3)
+
+        return TensorDictModule(choose, ["observation"], ["action"])
+
+    collector = VectorCollector(guess(), changing(None), steps_per_env=8)
+    with pytest.warns(UserWarning, match="does not repeat itself"):
+        collector.collect()
+    numbers = collector.collect()["action"][0]
+    assert (numbers[1:] - numbers[:-1]).remainder(3).eq(1).all()
+
+
+def test_a_policy_that_was_asked_to_run_as_a_module_does_so_without_a_word():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collector = VectorCollector(guess(), deciding(None), steps_per_env=4, fast_policy=False)
+        collector.collect()
+    assert runner_of(collector).plain_reason == "asked for"
+
+
+# ---------------------------------------------------------------------- looking without acting
+def test_peeking_at_what_a_policy_would_write_changes_nothing():
+    env = guess()
+    runner = PolicyRunner(make_actor(env), ["observation"], 3)
+    seen = {"observation": torch.rand(3, 3)}
+    with torch.no_grad():
+        before = torch.get_rng_state()
+        peeked = runner.peek(seen)
+        assert torch.equal(before, torch.get_rng_state())
+        for one, other in zip(peeked, runner(seen), strict=True):
+            assert torch.equal(one, other)
