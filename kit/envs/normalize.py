@@ -121,13 +121,17 @@ class Normalizer:
             _learn(self.reward, self.returns[rows])
             self.returns[result.terminated | result.truncated] = 0.0
         scaled = result.reward / np.sqrt(self.reward.var + EPSILON)
-        np.clip(scaled, -self.clip, self.clip, out=scaled)
-        result.reward[...] = scaled
+        result.reward[...] = self._clipped(scaled)
 
     def _apply(self, statistics: RunningMeanStd, values: NDArray[Any], rows: Any) -> None:
         scaled = (values[rows] - statistics.mean) / np.sqrt(statistics.var + EPSILON)
-        np.clip(scaled, -self.clip, self.clip, out=scaled)
-        values[rows] = scaled
+        values[rows] = self._clipped(scaled)
+
+    def _clipped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Clip in place; two plain calls take a fraction of the time of ``np.clip``."""
+        np.maximum(values, -self.clip, out=values)
+        np.minimum(values, self.clip, out=values)
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics: arrays and numbers."""
