@@ -1,0 +1,121 @@
+"""An action that is held for several env steps, which are counted one by one."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from odd_envs import Steps
+from tensordict.nn import TensorDictModule
+
+from kit.collectors import VectorCollector
+from kit.envs import ActionRepeat, make_env
+from kit.steps import SettingError
+
+
+class Rewards(Steps):
+    """Gives its step's number as reward; terminates, or truncates, after ``length`` env steps."""
+
+    def __init__(self, length: int = 7, truncates: bool = False) -> None:
+        super().__init__(length)
+        self.truncates, self.actions = truncates, []
+
+    def step(self, action):
+        self.actions.append(action)
+        self.count += 1
+        over = self.count >= self.length
+        flags = (over and not self.truncates, over and self.truncates)
+        return self._seen(), float(self.count), *flags, {"note": self.count}
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_rewards_are_summed_and_an_episode_stops_inside_a_repeat(truncates):
+    inner = Rewards(7, truncates)
+    env = ActionRepeat(inner, 3)
+    env.reset()
+    steps = [env.step(action) for action in (0, 1, 0)]
+    assert [step[1] for step in steps] == [1 + 2 + 3, 4 + 5 + 6, 7]
+    assert [step[4]["env_steps"] for step in steps] == [3, 3, 1]
+    assert [float(step[0][0]) for step in steps] == [3, 6, 7]  # what the last env step showed
+    assert [step[2:4] for step in steps][:2] == [(False, False)] * 2
+    assert steps[-1][2:4] == (not truncates, truncates)
+    assert inner.actions == [0, 0, 0, 1, 1, 1, 0]  # none after the end
+    assert steps[0][4]["note"] == 3
+
+
+def test_a_repeat_of_one_changes_nothing():
+    env = ActionRepeat(Rewards(2), 1)
+    env.reset()
+    assert env.step(1)[1:4] == (1.0, False, False)
+    assert env.step(1)[1:4] == (2.0, True, False)
+
+
+@pytest.mark.parametrize("repeat", [0, -1, 1.5, None])
+def test_a_repeat_that_is_no_count_is_refused(repeat):
+    with pytest.raises(SettingError, match="action_repeat="):
+        ActionRepeat(Rewards(), repeat)
+    with pytest.raises(SettingError, match="action_repeat="):
+        make_env(Rewards, action_repeat=repeat)
+
+
+def env_steps_of(env, steps: int) -> list[list[int]]:
+    env.start()
+    counted = []
+    for _ in range(steps):
+        step = env.new_step()
+        env.step_arrays({"action": np.zeros(2, np.int64)}, step)
+        counted.append(step.env_steps.tolist())
+    env.close()
+    return counted
+
+
+def test_the_env_steps_of_every_copy_are_those_really_made():
+    lengths = iter([7, 4])
+    env = make_env(lambda: Rewards(next(lengths)), 2, action_repeat=3)
+    assert env_steps_of(env, 4) == [[3, 3], [3, 1], [1, 3], [3, 1]]
+
+
+def test_processes_report_them_too():
+    env = make_env(Steps, 2, length=7, action_repeat=3, vectorization="async")
+    assert env_steps_of(env, 4) == [[3, 3], [3, 3], [1, 1], [3, 3]]
+
+
+def collector_of(env, steps: int) -> VectorCollector:
+    def act(observation):
+        return torch.zeros(len(observation), dtype=torch.int64)
+
+    policy = TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
+    return VectorCollector(env, policy, frames_per_batch=steps, total_frames=steps)
+
+
+def test_a_collector_counts_policy_steps_and_env_steps_apart():
+    collector = collector_of(make_env(lambda: Rewards(7), 2, action_repeat=3), 12)
+    (batch,) = collector
+    assert batch.shape == (2, 6)
+    assert collector.policy_steps == 12
+    assert collector.env_steps == 2 * (3 + 3 + 1) * 2  # two episodes of each copy
+    episodes = collector.take_episodes()
+    assert [one[1:] for one in episodes] == [(28.0, 3, 7, True)] * 4
+    collector.shutdown()
+
+
+def test_a_time_limit_counts_policy_steps_not_env_steps():
+    env = make_env(lambda: Rewards(1_000), 1, action_repeat=3, max_episode_steps=2)
+    collector = collector_of(env, 4)
+    (batch,) = collector
+    assert batch["next", "truncated"].flatten().tolist() == [False, True, False, True]
+    assert batch["next", "observation"].flatten().tolist() == [3, 6, 3, 6]
+    collector.shutdown()
+
+
+def test_a_registered_time_limit_counts_env_steps():
+    gym.register("odd/Rewards-v0", entry_point=lambda: Rewards(1_000), max_episode_steps=7)
+    try:
+        collector = collector_of(make_env("odd/Rewards-v0", 1, action_repeat=3), 6)
+        (batch,) = collector
+    finally:
+        del gym.registry["odd/Rewards-v0"]
+    assert batch["next", "truncated"].flatten().tolist() == [False, False, True] * 2
+    assert collector.env_steps == 14
+    collector.shutdown()

@@ -1,0 +1,232 @@
+"""Copies of an environment step, end and restart one by one; a reset costs no policy step."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from odd_envs import ManySpaces, Steps
+
+from kit.envs import VectorEnv, make_env
+from kit.envs.vector_env import copy_seeds
+from kit.steps import SettingError
+
+
+class Counts(Steps):
+    """Shows the number of its episode and the step in it; truncated after ``length`` steps."""
+
+    observation_space = gym.spaces.Box(0, 100, (2,), np.float32)
+
+    def __init__(self, length: int = 3) -> None:
+        super().__init__(length)
+        self.episode = -1
+
+    def reset(self, *, seed=None, options=None):
+        self.episode += 1
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.count += 1
+        return self._seen(), 1.0, False, self.count >= self.length, {}
+
+    def _seen(self):
+        return np.array([self.episode, self.count], np.float32)
+
+
+def unequal() -> list:
+    """Makers of copies with episodes of 2 and 3 steps."""
+    return [lambda: Counts(2), lambda: Counts(3)]
+
+
+def made_by_kit() -> VectorEnv:
+    makers = iter(unequal())
+    return make_env(lambda: next(makers)(), 2)
+
+
+def made_by_gymnasium(mode: AutoresetMode) -> VectorEnv:
+    return make_env(gym.vector.SyncVectorEnv(unequal(), autoreset_mode=mode))
+
+
+BACKENDS = {
+    "in process": made_by_kit,
+    "gymnasium, same step": lambda: made_by_gymnasium(AutoresetMode.SAME_STEP),
+    "gymnasium, disabled": lambda: made_by_gymnasium(AutoresetMode.DISABLED),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_finished_copy_restarts_within_the_step_that_finished_it(backend):
+    env = BACKENDS[backend]()
+    seen = [env.start()["observation"].tolist()]
+    last, ended = [], []
+    for _ in range(4):
+        step = env.new_step()
+        env.step_arrays({"action": np.zeros(2, np.int64)}, step)
+        seen.append(step.observation["observation"].tolist())
+        last.append(step.next_observation["observation"].tolist())
+        ended.append(step.truncated.tolist())
+        assert step.env_steps.tolist() == [1, 1]
+        assert not step.terminated.any()
+    env.close()
+    # [episode, step]: no step is lost, and the true last observation is seen.
+    assert last == [[[0, 1], [0, 1]], [[0, 2], [0, 2]], [[1, 1], [0, 3]], [[1, 2], [1, 1]]]
+    assert ended == [[False, False], [True, False], [False, True], [True, False]]
+    assert seen == [
+        [[0, 0], [0, 0]], [[0, 1], [0, 1]], [[1, 0], [0, 2]], [[1, 1], [1, 0]], [[2, 0], [1, 1]],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rollout_of_torchrl_sees_the_same(backend):
+    env = BACKENDS[backend]()
+    rollout = env.rollout(4, break_when_any_done=False)
+    env.close()
+    assert rollout["observation"][0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert rollout["next", "observation"][0].tolist() == [[0, 1], [0, 2], [1, 1], [1, 2]]
+    assert rollout["next", "observation"][1].tolist() == [[0, 1], [0, 2], [0, 3], [1, 1]]
+    assert rollout["next", "done"][..., 0].tolist() == [
+        [False, True, False, True], [False, False, True, False],
+    ]  # fmt: skip
+
+
+def test_what_was_returned_is_not_changed_by_later_steps():
+    env = made_by_kit()
+    first = env.start()["observation"]
+    kept = first.copy()
+    steps = []
+    for _ in range(3):
+        step = env.new_step()
+        env.step_arrays({"action": np.zeros(2, np.int64)}, step)
+        steps.append((step, step.observation["observation"].copy()))
+    assert (first == kept).all()
+    assert all((step.observation["observation"] == copy).all() for step, copy in steps)
+
+
+def test_a_vector_environment_that_spends_a_step_on_resets_is_refused():
+    with pytest.raises(SettingError, match="spends a policy step on each reset"):
+        made_by_gymnasium(AutoresetMode.NEXT_STEP)
+
+
+# ---------------------------------------------------------------------- seeds
+def first_observations(seed: int, copies: int = 3, **settings) -> list:
+    env = make_env("CartPole-v1", copies, seed=seed, **settings)
+    found = env.start()["observation"].copy()
+    env.close()
+    return found.tolist()
+
+
+def test_a_seed_makes_every_copy_begin_differently_and_always_in_the_same_way():
+    zero, one = first_observations(0), first_observations(1)
+    assert zero == first_observations(0)
+    assert len({tuple(row) for row in zero + one}) == 6
+    assert zero[:2] == first_observations(0, copies=2)
+
+
+def test_copies_of_runs_with_nearby_seeds_share_no_seed():
+    seeds = [seed for run in range(100) for seed in copy_seeds(run, 32)]
+    assert len(set(seeds)) == 3_200
+
+
+def test_every_kind_of_copies_begins_in_the_same_way():
+    same = gym.vector.SyncVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.SAME_STEP
+    )
+    expected = first_observations(4, copies=2)
+    assert make_env(same, seed=4).start()["observation"].tolist() == expected
+    assert first_observations(4, copies=2, vectorization="async") == expected
+
+
+def test_seeding_again_begins_again_and_later_episodes_go_on_with_their_numbers():
+    env = make_env("CartPole-v1", 2, seed=3)
+    first = env.start()["observation"].tolist()
+    second = env.restart()["observation"].tolist()
+    env.set_seed(3)
+    assert env.start()["observation"].tolist() == first
+    assert env.restart()["observation"].tolist() == second
+    assert second != first
+
+
+# ---------------------------------------------------------------------- time limits
+@pytest.mark.parametrize(("limit", "length"), [(5, 5), (None, 200), (300, 300)])
+def test_a_time_limit_replaces_the_registered_one(limit, length):
+    env = make_env("Pendulum-v1", 1, max_episode_steps=limit)
+    env.start()
+    ended = []
+    for _ in range(length):
+        step = env.new_step()
+        env.step_arrays({"action": np.zeros((1, 1), np.float32)}, step)
+        ended.append((bool(step.terminated[0]), bool(step.truncated[0])))
+    assert ended == [(False, False)] * (length - 1) + [(False, True)]
+
+
+def test_an_episode_can_terminate_and_reach_its_limit_at_once():
+    env = make_env(lambda: Steps(3), 1, max_episode_steps=3)
+    env.start()
+    for _ in range(3):
+        step = env.new_step()
+        env.step_arrays({"action": np.zeros(1, np.int64)}, step)
+    assert (bool(step.terminated[0]), bool(step.truncated[0])) == (True, True)
+
+
+# ---------------------------------------------------------------------- what is made
+def test_an_id_can_name_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "my_envs.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('Mine-v0', entry_point='gymnasium.envs.classic_control:CartPoleEnv')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        env = make_env("my_envs:Mine-v0", 2)
+        assert env.start()["observation"].shape == (2, 4)
+    finally:
+        gym.registry.pop("Mine-v0", None)
+
+
+def test_wrappers_are_applied_from_the_inside_out_below_the_action_repeat():
+    order = []
+
+    def wrapper(name):
+        def wrap(env):
+            order.append((name, type(env).__name__))
+            return gym.wrappers.RecordEpisodeStatistics(env)
+
+        return wrap
+
+    make_env(lambda: Steps(3), 1, wrappers=[wrapper("in"), wrapper("out")], action_repeat=2)
+    assert order == [("in", "Steps"), ("out", "RecordEpisodeStatistics")]
+
+
+def test_all_kinds_of_spaces_are_stepped():
+    env = make_env(ManySpaces, 3)
+    rollout = env.rollout(6, break_when_any_done=False)  # which checks actions in the environment
+    assert rollout["camera"].shape == (3, 6, 2, 2)
+    assert rollout["body", "position"].shape == (3, 6, 3)
+    assert rollout["next", "done"].sum() == 3
+    rewards, gears = rollout["next", "reward"], rollout["action", "gear"]
+    assert (rewards.flatten() == gears.flatten() + 1).all()  # Discrete(4, start=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"id": "CartPole-v2"}, "env.id='CartPole-v2' is not a registered Gymnasium environment"),
+        ({"id": "ALE/Pong-v5"}, r"pip install 'torchrl-kit\[atari\]'"),
+        ({"id": "CartPole-v1", "num_envs": 0}, "env.num_envs=0 is less than 1"),
+        ({"id": "CartPole-v1", "max_episode_steps": -3}, "max_episode_steps=-3 is less than 1"),
+        ({"id": "CartPole-v1", "vectorization": "fast"}, "vectorization='fast' is not a choice"),
+        ({"id": "CartPole-v1", "colour": "red"}, "env.kwargs={'colour': 'red'} are refused"),
+        ({"id": dict}, "makes a dict, which is no gymnasium.Env"),
+        ({"id": Steps, "vectorization": "native"}, "must be a name where vectorization='native'"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(settings, message):
+    if "ALE" in str(settings["id"]):
+        try:
+            import ale_py  # noqa: F401
+        except ImportError:
+            pass
+        else:
+            pytest.skip("ale-py is installed")
+    with pytest.raises(SettingError, match=message):
+        make_env(**settings)

@@ -1,0 +1,161 @@
+"""Running statistics of observations and rewards: exact, saved, and frozen in evaluation."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from odd_envs import ManySpaces, Steps
+
+from kit.envs import VectorEnv, make_env
+from kit.steps import SettingError
+
+
+class Noisy(gym.Env):
+    """Observes and rewards random numbers; truncated after 5 steps. Keeps what it showed."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.shown: list[np.ndarray] = []
+        self.rewards: list[float] = []
+        self.ends: list[bool] = []
+
+    def _see(self):
+        seen = self.np_random.normal([1.0, -2.0, 3.0], [1.0, 5.0, 0.1]).astype(np.float32)
+        self.shown.append(seen)
+        return seen
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._see(), {}
+
+    def step(self, action):
+        self.count += 1
+        reward = float(self.np_random.normal(3.0, 2.0))
+        self.rewards.append(reward)
+        self.ends.append(self.count == 5)
+        seen = self.np_random.normal(size=3).astype(np.float32)
+        if self.count < 5:
+            seen = self._see()
+        return seen, reward, False, self.count == 5, {}
+
+
+def stepped(env: VectorEnv, steps: int) -> list:
+    """Step with arrays and return all results."""
+    env.start()
+    results = []
+    for _ in range(steps):
+        step = env.new_step()
+        env.step_arrays({"action": np.zeros(env.num_envs, np.int64)}, step)
+        results.append(step)
+    return results
+
+
+def made(copies: int = 2, **settings) -> tuple[VectorEnv, list[Noisy]]:
+    envs: list[Noisy] = []
+
+    def make() -> Noisy:
+        envs.append(Noisy())
+        return envs[-1]
+
+    return make_env(make, copies, seed=1, **settings), envs
+
+
+def test_observations_have_the_mean_and_variance_of_all_that_was_acted_on():
+    env, envs = made(normalize_observation=True)
+    results = stepped(env, 50)
+    shown = np.concatenate([one.shown for one in envs]).astype(np.float64)
+    (statistics,) = env.normalizer.observation.values()
+    assert len(shown) == 2 * 51
+    np.testing.assert_allclose(statistics.mean, shown.mean(0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(statistics.var, shown.var(0), rtol=1e-3)
+    last = (envs[0].shown[-1] - statistics.mean) / np.sqrt(statistics.var + 1e-8)
+    np.testing.assert_allclose(results[-1].observation["observation"][0], last, rtol=1e-5)
+
+
+def test_what_a_step_led_to_and_what_is_acted_on_next_are_the_same_numbers():
+    env, _ = made(normalize_observation=True)
+    for step in stepped(env, 12):
+        going_on = ~(step.terminated | step.truncated)
+        there, next_one = step.next_observation["observation"], step.observation["observation"]
+        assert (there[going_on] == next_one[going_on]).all()
+        assert (there[~going_on] != next_one[~going_on]).all()
+
+
+def test_rewards_are_divided_by_the_deviation_of_their_discounted_sum():
+    env, envs = made(copies=1, normalize_reward=True, gamma=0.5)
+    results = stepped(env, 20)
+    sums, running = [], 0.0
+    for reward, end in zip(envs[0].rewards, envs[0].ends):
+        running = running * 0.5 + np.float32(reward)
+        sums.append(running)
+        running = 0.0 if end else running
+    assert [float(s.raw_reward[0]) for s in results] == [float(np.float32(r)) for r in
+                                                         envs[0].rewards]  # fmt: skip
+    assert env.normalizer.reward.count == pytest.approx(20, abs=1e-3)
+    np.testing.assert_allclose(env.normalizer.reward.var, np.var(sums), rtol=1e-3)
+    expected = envs[0].rewards[-1] / np.sqrt(env.normalizer.reward.var + 1e-8)
+    np.testing.assert_allclose(results[-1].reward[0], expected, rtol=1e-5)
+    assert results[-1].reward[0] > 0  # divided, not shifted
+
+
+def test_values_far_from_the_mean_are_clipped():
+    class Spike(Steps):
+        def _seen(self):
+            return np.array([1e9 if self.count == 40 else self.count % 2], np.float32)
+
+    env = make_env(lambda: Spike(1_000), 1, normalize_observation=True).eval()
+    env.normalizer.observation["observation"].var = np.ones(1)
+    assert stepped(env, 40)[-1].observation["observation"].tolist() == [[10.0]]
+
+
+def test_statistics_are_frozen_in_evaluation_and_go_on_in_training():
+    env, _ = made(normalize_observation=True, normalize_reward=True)
+    stepped(env, 10)
+    before = env.normalizer.state_dict()
+    env.eval()
+    stepped(env, 10)
+    env.restart()
+    assert env.normalizer.state_dict() == before
+    env.train()
+    stepped(env, 1)
+    assert env.normalizer.state_dict()["reward"]["count"] > before["reward"]["count"]
+
+
+def test_statistics_are_saved_and_come_back_bit_by_bit():
+    first, _ = made(normalize_observation=True, normalize_reward=True)
+    stepped(first, 7)
+    second, _ = made(normalize_observation=True, normalize_reward=True)
+    second.normalizer.load_state_dict(first.normalizer.state_dict())
+    assert second.normalizer.state_dict() == first.normalizer.state_dict()
+    third, _ = made(copies=5, normalize_observation=True, normalize_reward=True)
+    third.normalizer.load_state_dict(first.normalizer.state_dict())  # other copies, as evaluated
+    assert len(third.normalizer.returns) == 5
+
+
+def test_evaluating_with_somebody_elses_statistics_leaves_them_alone():
+    train, _ = made(normalize_observation=True, normalize_reward=True)
+    test, _ = made(copies=4, normalize_observation=True, normalize_reward=True)
+    test.normalizer = train.normalizer
+    stepped(train, 6)
+    before = train.normalizer.state_dict()
+    stepped(test.eval(), 12)
+    assert train.normalizer.state_dict() == before
+
+
+def test_only_floating_observations_are_normalised():
+    env = make_env(ManySpaces, 2, normalize_observation=True)
+    assert list(env.normalizer.observation) == [("body", "position")]
+    rollout = env.rollout(4, break_when_any_done=False)
+    assert rollout["camera"].dtype.is_floating_point is False
+
+
+def test_nothing_to_normalise_is_refused():
+    class Numbers(Steps):
+        observation_space = gym.spaces.Discrete(5)
+
+    with pytest.raises(SettingError, match="normalize_observation=True has no floating"):
+        make_env(Numbers, normalize_observation=True)
