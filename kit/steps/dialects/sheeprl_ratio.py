@@ -174,12 +174,13 @@ def _ratio(plan: UpdatePlan) -> float:
     return float(plan.replay_ratio)
 
 
-def _numbers(plan: UpdatePlan, argument: str, wanted: int) -> list[float]:
+def _numbers(plan: UpdatePlan, argument: str, wanted: int, optional: int = 0) -> list[float]:
     try:
         numbers = [float(text) for text in argument.split(",")] if argument else []
     except ValueError:
         numbers = []
-    if len(numbers) != wanted or min(numbers, default=0) < 0:
+    enough = wanted <= len(numbers) <= wanted + optional
+    if not enough or min(numbers[:wanted]) < 0 or not all(map(math.isfinite, numbers)):
         rule = plan.counting.partition(":")[0]
         raise SettingError(
             "counting", plan.counting, f"needs {wanted} numbers after the colon", f"use {rule}:1"
@@ -188,11 +189,11 @@ def _numbers(plan: UpdatePlan, argument: str, wanted: int) -> list[float]:
 
 
 def _current(plan: UpdatePlan, argument: str) -> SheeprlRatio:
-    """0.8.4; ``sheeprl:steps,prev`` goes on where a run with this state was saved."""
+    """0.8.4; ``sheeprl:steps`` or ``sheeprl:steps,prev`` goes on where a run was saved."""
     if not argument:
         return SheeprlRatio(_ratio(plan))
-    steps, prev = _numbers(plan, argument, 2)
-    return SheeprlRatio(_ratio(plan), start=int(steps), prev=prev)
+    steps, *prev = _numbers(plan, argument, 1, optional=1)
+    return SheeprlRatio(_ratio(plan), start=int(steps), prev=prev[0] if prev else None)
 
 
 def _july_2024(plan: UpdatePlan, argument: str) -> SheeprlRatio:

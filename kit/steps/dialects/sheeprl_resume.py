@@ -2,41 +2,82 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from kit.steps.dialects.sheeprl_ratio import SheeprlRatio
 
 if TYPE_CHECKING:
     from kit.steps.dialects.sheeprl import Sheeprl
-    from kit.steps.dialects.sheeprl_ratio import SheeprlRatio
     from kit.steps.plan import StepPlan
 
 
 def resumed(new: Sheeprl, first: Sheeprl) -> StepPlan:
     """Return the run that resumes ``first`` from its last checkpoint with the settings ``new``.
 
-    0.8.4 goes by the new settings. With the replay buffer in the checkpoint it goes on with the
-    ratio, and without it fills a new buffer with its policy and then trains as a new run does.
-    Before 0.8.4 the old settings win, so that a run that has ended stays ended.
+    Of the new settings 0.8.4 takes ``total_steps`` and ``learning_starts``, and all others from the
+    checkpoint. With the replay buffer in the checkpoint its ratio goes on; without it a new buffer
+    is filled with the policy, and then it trains as a new run does. Before 0.8.4 all old settings
+    win, so that a run that has ended stays ended.
     """
     before = first.to_plan()
-    whole = (new if new.version == "0.8.4" else first).to_plan()
-    left = max(whole.iterations - before.iterations, 0)
+    ran = resumed_settings(new, first)
+    whole = ran.to_plan()
+    done = before.iterations
     random = max(whole.random_steps - before.total_policy_steps, 0)
-    changes: dict[str, Any] = {"iterations": left, "random_steps": random, "asked": {}}
+    changes: dict[str, Any] = {
+        "iterations": max(whole.iterations - done, 0),
+        "random_steps": random,
+        "asked": {},
+    }
     if not whole.on_policy:
-        changes |= _updates(first, before.iterations, whole)
+        changes |= _updates(new, first, done, whole)
     return whole.replace(**changes)
 
 
-def _updates(first: Sheeprl, done: int, whole: StepPlan) -> dict[str, Any]:
+def resumed_settings(new: Sheeprl, first: Sheeprl) -> Sheeprl:
+    """Return the settings that the resumed run goes by."""
+    if new.version != "0.8.4":
+        return first
+    return replace(first, total_steps=new.total_steps, learning_starts=new.learning_starts)
+
+
+def _updates(new: Sheeprl, first: Sheeprl, done: int, whole: StepPlan) -> dict[str, Any]:
     starts = whole.first_training_iteration
-    if not first.buffer_checkpoint or done < starts:
-        wait = starts if not first.buffer_checkpoint else starts - done
-        return {"learning_starts": wait * whole.policy_steps_per_iteration if wait > 1 else 0}
-    ratio = ratio_after(first, done)
-    goes_on = {"learning_starts": 0, "pretrain_steps": 0}
-    if whole.counting == "exact" or ratio.prev is None:
-        return goes_on
-    return goes_on | {"counting": f"sheeprl:{ratio.steps},{ratio.prev!r}"}
+    wait = starts if not first.buffer_checkpoint else starts - done
+    made: dict[str, Any] = {
+        "learning_starts": wait * whole.policy_steps_per_iteration if wait > 1 else 0
+    }
+    if not first.buffer_checkpoint:
+        return made
+    ratio = resumed_ratio(new, first)
+    made["pretrain_steps"] = whole.pretrain_steps * (wait > 0)
+    if whole.counting == "exact" and ratio.prev in (None, ratio.steps):
+        return made
+    if new.version != "0.8.4":  # nothing is left to do
+        return made
+    prev = "" if ratio.prev is None else f",{ratio.prev!r}"
+    return made | {"counting": f"sheeprl:{ratio.steps}{prev}"}
+
+
+def resumed_ratio(new: Sheeprl, first: Sheeprl) -> SheeprlRatio:
+    """Return the ratio as it is when the resumed run trains first.
+
+    It is the checkpoint's. Where it is not what the new ``learning_starts`` would have made of the
+    steps played so far, it goes on from these steps.
+    """
+    done, ran = first.to_plan().iterations, resumed_settings(new, first)
+    whole = ran.to_plan()
+    starts = whole.first_training_iteration
+    if not first.buffer_checkpoint:
+        return ran.ratio()
+    if new.version != "0.8.4":
+        return ratio_after(first, done)
+    saved, each = ratio_after(first, done), whole.frames_per_batch
+    played, prev = (done + 1 - starts) * each, saved.prev
+    if prev is not None and saved.ratio and not -1e-6 <= played - prev < 1 / saved.ratio + 1e-6:
+        prev = played
+    return SheeprlRatio(saved.ratio, start=max(played, 0), prev=prev)
 
 
 def ratio_after(settings: Sheeprl, iterations: int) -> SheeprlRatio:

@@ -233,7 +233,7 @@ class Tianshou2(_Tianshou):
     num_test_envs: int = 1
     """test environments."""
     test_step_num_episodes: int = -1
-    """episodes of one test; -1: one for each test environment, 0: no tests."""
+    """episodes of one test; -1: one for each test environment; 0: none, where the code fails."""
     buffer_size: int = 4096
     """transitions in the replay buffer, rounded up to equally many of each environment."""
     collection_step_num_env_steps: int | None = 2048
@@ -254,7 +254,8 @@ class Tianshou2(_Tianshou):
     test_in_training: bool = False
     """whether a stop criterion met in training leads to a test."""
     batch_size: int | None = 64
-    """transitions in a minibatch; ``None``: all that was collected (on-policy)."""
+    """transitions in a minibatch; ``None``: all that was collected; off-policy the whole buffer,
+    though its documentation has no ``None`` there."""
     update_step_num_repetitions: int = 1
     """passes over the collected batch (on-policy)."""
     update_step_num_gradient_steps_per_sample: float = 1.0
@@ -301,8 +302,13 @@ class Tianshou2(_Tianshou):
     def sampling(self) -> Sampling:
         """Return the resolved settings in words of neither generation."""
         yes_or_no("start_timesteps_random", self.start_timesteps_random)
-        if self.batch_size is None and self.family != ON_POLICY:
+        documented = self.version == "documented"
+        if self.batch_size is None and self.family != ON_POLICY and documented:
             raise SettingError("batch_size", None, "is for on-policy algorithms only", [64])
+        if self.test_step_num_episodes == 0 and not documented:
+            raise SettingError(
+                "test_step_num_episodes", 0, "fails in tianshou 2.0.1, which always tests", [-1, 1]
+            )
         return Sampling(
             names=self,
             family=self.family,

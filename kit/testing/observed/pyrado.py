@@ -98,7 +98,9 @@ def _figures(
         "iterations": len(samples),
         _SAMPLES: samples,
         "env_steps_returned_for_training_total": training,
-        "random_action_policy_steps": sum(p.random_steps_until(10**18) for p in plans),
+        "random_action_policy_steps": sum(
+            p.random_steps_until(p.total_policy_steps) for p in plans
+        ),
         "eval_rollouts_total": EVALUATION_ROLLOUTS * len(evaluated),
         "eval_iterations": evaluated,
         "optimizer_steps_per_iteration": optimizers,

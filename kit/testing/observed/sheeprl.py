@@ -9,7 +9,7 @@ from typing import Any
 from kit.steps.dialects.sheeprl import Sheeprl
 from kit.steps.dialects.sheeprl_notes import target_period
 from kit.steps.dialects.sheeprl_ratio import SheeprlRatio
-from kit.steps.dialects.sheeprl_resume import ratio_after
+from kit.steps.dialects.sheeprl_resume import resumed_ratio, resumed_settings
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
@@ -32,15 +32,16 @@ def expect(case: Mapping[str, Any]) -> Expectation:
     figures = _figures(settings, plan, length, stubbed)
     figures |= _figures_of_rules(case["observed"], plan)
     warnings = _warnings(settings, plan)
-    if not isinstance(resumed_with, Mapping):
+    if not isinstance(resumed_with, Mapping | None):
+        raise SettingError("resumed_with", resumed_with, "is no mapping of settings", "give one")
+    if resumed_with is None:
         return Expectation(figures, warnings=warnings)
     new = _settings(case, {**resumed_with, "buffer_checkpoint": settings.buffer_checkpoint})
     rest = new.resumed(settings)
-    ran = new if new.version == "0.8.4" else settings
+    ran = resumed_settings(new, settings)
     again = _figures(ran, rest, length, stubbed, done=plan.iterations)
     if not plan.on_policy:
-        ratio = _resumed_ratio(settings, ran, plan)
-        again["ratio_calls_arg_result"] = _ratio_calls(ratio, rest)
+        again["ratio_calls_arg_result"] = _ratio_calls(resumed_ratio(new, settings), rest)
     return Expectation(
         {f"first_run.{name}": value for name, value in figures.items()}
         | {f"resumed_run.{name}": value for name, value in again.items()},
@@ -61,11 +62,6 @@ def _version(text: str) -> str:
     if len(numbers) < 2 or numbers[:2] < [0, 5] or (numbers[:2] == [0, 5] and numbers[2:] < [5]):
         return "0.5.0"
     return "0.5.7" if numbers[:2] == [0, 5] else "0.8.4"
-
-
-def _resumed_ratio(first: Sheeprl, ran: Sheeprl, plan: StepPlan) -> SheeprlRatio:
-    goes_on = first.buffer_checkpoint and plan.iterations >= plan.first_training_iteration
-    return ratio_after(first, plan.iterations) if goes_on else ran.ratio()
 
 
 def _figures(

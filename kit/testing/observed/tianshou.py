@@ -19,8 +19,18 @@ _OPTIMIZERS = {
     **dict.fromkeys(("sac", "discrete_sac", "td3"), 3),
     "ddpg": 2,
 }
-_SCHEDULED = {"sac": "2", "dqn": "0", "ppo": "0", "a2c": "0", "reinforce": "0", "ddpg": "1"}
+_SCHEDULED = {
+    "sac": "2",
+    "dqn": "0",
+    "ppo": "0",
+    "a2c": "0",
+    "reinforce": "0",
+    "ddpg": "1",
+    "td3": "2",
+}
 """Number of the optimiser whose learning rate is scheduled, in the order of their first step."""
+_ACTOR_DELAY = {"td3": 2}
+"""Gradient steps per step of the actor's optimiser, where that is not each."""
 _LEARNING_RATE = 1e-3
 
 
@@ -82,7 +92,8 @@ def _figures(sampling: Sampling, plan: StepPlan, algo: str) -> dict[str, Any]:
     }
     if optimizers is not None:
         figures["optimizers"] = optimizers if total else 0
-        figures["optimizer_step_calls_all_optimizers"] = optimizers * total
+        skipped = total - -(-total // _ACTOR_DELAY.get(algo, 1))
+        figures["optimizer_step_calls_all_optimizers"] = optimizers * total - skipped
     if plan.on_policy:
         figures["minibatch_sizes_first_iteration"] = plan.minibatch_sizes(1) if count else []
         figures["buffer_len_at_update"] = [plan.rows(k) for k in listed(plan)]
@@ -143,8 +154,10 @@ def _learning_rates(sampling: Sampling, plan: StepPlan, algo: str) -> dict[str, 
     else:
         updates = list(range(sum(steps)))
     scheduled = [_LEARNING_RATE * (1 - k / planned) for k in updates] if planned else []
+    if not updates:
+        return {}
     rates = {str(k): [_LEARNING_RATE] * len(updates) for k in range(_OPTIMIZERS.get(algo, 1))}
-    return rates | {_SCHEDULED.get(algo, "0"): scheduled}
+    return rates | {_SCHEDULED.get(algo, "0"): scheduled[:: _ACTOR_DELAY.get(algo, 1)]}
 
 
 def _offline(plan: StepPlan) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import pytest
 from kit.steps import SettingError
 from kit.testing import check_observed
 
-DATA = Path(__file__).parents[2] / "data" / "semantics"
-CASES = [case for file in sorted(DATA.glob("*.json")) for case in json.loads(file.read_text())]
+DATA = Path(__file__).parents[2] / "data"
+FILES = [*sorted(DATA.glob("semantics/*.json")), *sorted(DATA.glob("observed/*.json"))]
+CASES = [case for file in FILES for case in json.loads(file.read_text())]
 
 PROSE = {"rule", "ratio_argument", "note_optimizers"}
 """Figures that explain themselves in words."""
@@ -65,3 +66,19 @@ def test_a_long_list_may_have_been_cut():
 def test_what_is_no_case_is_refused(case):
     with pytest.raises(SettingError):
         check_observed(case)
+
+
+@pytest.mark.parametrize("case", CASES[::5], ids=[case["id"] for case in CASES[::5]])
+def test_settings_that_say_nothing_are_refused_and_never_a_failure(case):
+    for name in case["params"]:
+        for value in (None, -1, 0, "x", {}):
+            seen = check_observed({**case, "params": {**case["params"], name: value}})
+            assert seen.compared or seen.differences or seen.ignored
+
+
+@pytest.mark.parametrize("algo", ["world_peace", None, 3])
+def test_an_algorithm_that_no_library_has_is_told(algo):
+    case = next(case for case in CASES if case["system"] == "sheeprl")
+    (told, *_) = check_observed({**case, "algo": algo}).differences
+    assert "error: none was observed" in told
+    assert "algo=" in told

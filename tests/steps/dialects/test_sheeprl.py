@@ -144,6 +144,23 @@ def test_a_resumed_run_without_its_buffer_waits_and_trains_anew():
     assert gradient_steps(rest, 5) == [0, 0, 0, 5 + 2, 2]
 
 
+def test_a_resumed_run_takes_all_but_two_settings_from_the_checkpoint():
+    settings = {"algo": "sac", "num_envs": 5, "learning_starts": 0, "replay_ratio": 0.0625}
+    first = Sheeprl(**settings, total_steps=150)
+    changed = {"replay_ratio": 1.0, "per_rank_batch_size": 8, "learning_starts": 5}
+    rest = Sheeprl(**settings | changed, total_steps=280).resumed(first)
+    assert gradient_steps(rest, 10) == [0, 0, 1, 0, 0, 0, 1, 0, 0, 1]
+    assert rest.minibatch_size == 256
+
+
+def test_a_run_that_is_resumed_before_it_trained_asks_its_ratio_late():
+    settings = {"algo": "sac", "num_envs": 5, "replay_ratio": 0.0625}
+    settings["per_rank_pretrain_steps"] = 100
+    first = Sheeprl(**settings, learning_starts=66, total_steps=40)
+    rest = Sheeprl(**settings, learning_starts=30, total_steps=170).resumed(first)
+    assert gradient_steps(rest, 8) == [1, 0, 0, 0, 1, 0, 0, 1]
+
+
 def test_before_0_8_the_old_settings_won_so_that_an_ended_run_stayed_ended():
     settings = {"algo": "sac", "num_envs": 2, "version": "0.5.7"}
     rest = Sheeprl(**settings, total_steps=40).resumed(Sheeprl(**settings, total_steps=20))

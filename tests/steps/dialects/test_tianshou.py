@@ -120,6 +120,32 @@ def test_version_2_never_forwards_the_number_of_episodes():
     assert plan.frames_per_batch == 15
 
 
+def test_version_2_always_tests():
+    with pytest.raises(SettingError, match="which always tests"):
+        Tianshou2(algo="sac", test_step_num_episodes=0).to_plan()
+    plan = Tianshou2(algo="sac", test_step_num_episodes=0, version="documented").to_plan()
+    assert plan.evaluations_after(plan.iterations) == 0
+
+
+def test_a_whole_buffer_is_a_minibatch_in_version_2_against_its_documentation():
+    assert Tianshou2(algo="dqn", batch_size=None).to_plan().minibatch_size is None
+    with pytest.raises(SettingError, match="on-policy algorithms only"):
+        Tianshou2(algo="dqn", batch_size=None, version="documented").to_plan()
+
+
+@pytest.mark.parametrize(
+    ("spelled", "family"),
+    [
+        ("DiscreteSAC", "off_policy"),
+        ("PG", "on_policy"),
+        ("TRPO", "on_policy"),
+        ("TD3BC", "offline"),
+    ],
+)
+def test_an_algorithm_is_known_by_the_names_of_its_classes(spelled, family):
+    assert Tianshou(algo=spelled).family == family
+
+
 def test_minus_one_test_episode_is_one_for_each_test_environment():
     plan = Tianshou2(algo="sac", num_test_envs=5, num_training_envs=1).to_plan()
     assert plan.evaluation_episodes == 5
