@@ -1,0 +1,198 @@
+"""Policies that remember: as in a plain loop, across batches, and only within an episode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.modules import GRUModule, LSTMModule
+
+from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
+from kit.testing import CollectorCase, counter_env
+
+CASE = CollectorCase(seed=1)
+
+
+class Cell(nn.Module):
+    """A recurrence of plain tensor operations; TorchRL's modules ask the host for resets."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+
+    def forward(self, observation, h):
+        after = self.cell(observation, h.squeeze(1))
+        return after, after.unsqueeze(1)
+
+
+KINDS = ["lstm", "gru", "cell"]
+
+
+def recurrent(env, kind="lstm"):
+    """A recurrent policy that samples; the same weights each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        if kind == "lstm":
+            keys = {"in_keys": ["observation", "h", "c"]}
+            keys["out_keys"] = ["features", ("next", "h"), ("next", "c")]
+            memory = LSTMModule(input_size=3, hidden_size=4, **keys)
+        else:
+            keys = {"in_keys": ["observation", "h"], "out_keys": ["features", ("next", "h")]}
+            memory = GRUModule(input_size=3, hidden_size=4, **keys)
+        logits = TensorDictModule(nn.Linear(4, 3), ["features"], ["logits"])
+        choice = TensorDictModule(
+            lambda logits: torch.distributions.Categorical(logits=3 * logits).sample(),
+            ["logits"],
+            ["action"],
+        )
+    del env
+    return TensorDictSequential(memory, logits, choice)
+
+
+def vector(kind="lstm", **settings):
+    env = counter_env(CASE)
+    settings = {"steps_per_env": 7, "seed": 2, **settings}
+    return VectorCollector(env, recurrent(env, kind), **settings)
+
+
+def tensor(kind="lstm", **settings):
+    env = counter_env(CASE, "tensor")
+    settings = {"steps_per_env": 7, "seed": 2, **settings}
+    return TensorCollector(env, recurrent(env, kind), **settings)
+
+
+def whole(collector, count=3):
+    return torch.cat([collector.collect().clone() for _ in range(count)], -1)
+
+
+def replayed(policy, batch, key):
+    """What the policy writes in a plain loop over the batch's observations."""
+    copies, steps = batch.shape
+    memory = {name: torch.zeros(copies, 1, 4) for name in ("h", "c")}
+    start = torch.ones(copies, 1, dtype=torch.bool)
+    found = []
+    for time_step in range(steps):
+        now = {"observation": batch["observation"][:, time_step], "is_init": start, **memory}
+        with torch.no_grad():
+            result = policy[:2](TensorDict(now, [copies]))
+        found.append(result[key])
+        start = batch["next", "done"][:, time_step]
+        memory = {
+            name: torch.where(start.unsqueeze(-1), 0.0, result["next", name])
+            for name in ("h", "c")
+            if ("next", name) in result.keys(True)
+        }
+    return torch.stack(found, 1)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:the policy runs as a TensorDict module")
+
+
+@pytest.mark.parametrize("make", [vector, tensor])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recurrent_policy_does_what_it_does_in_a_plain_loop(make, kind):
+    collector = make(kind)
+    batch = whole(collector)
+    wanted = replayed(recurrent(None, kind), batch, "logits")
+    assert torch.allclose(batch["logits"], wanted, atol=1e-6)
+    assert batch["next", "done"].sum() > 6  # episodes ended within batches
+
+
+@pytest.mark.parametrize("make", [vector, tensor])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fast_path_remembers_what_the_plain_one_does(make, kind):
+    fast, plain = whole(make(kind)), whole(make(kind, fast_policy=False))
+    assert set(fast.keys(True, True)) == set(plain.keys(True, True))
+    assert [k for k in fast.keys(True, True) if not torch.equal(fast[k], plain[k])] == []
+
+
+def test_a_recurrence_of_tensor_operations_is_on_the_fast_path():
+    for make in (vector, tensor):
+        collector = make("cell")
+        whole(collector)
+        assert collector._acting.runner.replays
+
+
+def test_a_recurrent_module_of_torchrl_runs_as_a_module_and_says_why():
+    with pytest.warns(
+        UserWarning, match=r"reads a tensor on the host at torchrl/.*is_init.any\(\)"
+    ):
+        vector("gru").collect()
+
+
+@pytest.mark.parametrize("make", [vector, tensor])
+def test_batches_have_the_hidden_state_before_and_after_each_step_as_torchrl_has_them(make):
+    batch = whole(make())
+    for name in ("h", "c"):
+        before, after = batch[name], batch["next", name]
+        done = batch["next", "done"].unsqueeze(-1)
+        wanted = torch.where(done, 0.0, after)[:, :-1]
+        assert torch.equal(before[:, 1:], wanted)  # across the ends of batches, too
+        assert before[:, 0].eq(0).all()
+        assert after.ne(0).any()
+
+
+@pytest.mark.parametrize("make", [vector, tensor])
+def test_is_init_marks_the_first_step_of_each_episode(make):
+    batch = whole(make())
+    starts, done = batch["is_init"], batch["next", "done"]
+    assert starts[:, 0].all()
+    assert torch.equal(starts[:, 1:], done[:, :-1])
+
+
+@pytest.mark.parametrize("make", [vector, tensor])
+def test_the_memory_of_an_open_episode_goes_on_after_a_resume(make):
+    wanted = whole(make(), 4)
+    saving, going_on = make(), make(seed=8)
+    first = whole(saving, 2)
+    going_on.load_state_dict(saving.state_dict())
+    found = torch.cat([first, whole(going_on, 2)], -1)
+    assert not first["next", "done"][:, -1].all()  # it was saved within an episode
+    for key in ("logits", "action", "h", "c", "is_init"):
+        assert torch.equal(found[key], wanted[key])
+
+
+@pytest.mark.parametrize("make", [vector, tensor])
+def test_nothing_is_remembered_after_all_copies_have_begun_anew(make):
+    collector = make(reset_at_each_iter=True)
+    for _ in range(3):
+        batch = collector.collect()
+        assert batch["is_init"][:, 0].all()
+        assert batch["h"][:, 0].eq(0).all()
+
+
+@pytest.mark.parametrize("make", [vector, tensor])
+def test_a_policy_that_takes_over_in_the_middle_of_an_episode_remembers_nothing(make):
+    batch = whole(make(init_random_frames=6))
+    assert batch["h"][:, :3].eq(0).all()
+    started = batch["next", "done"][:, :2].any(1).squeeze(-1)
+    assert batch["is_init"][:, 0].all()
+    assert not batch["is_init"][~started, 1:3].any()  # it was not the first step
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_whole_episodes_begin_with_nothing_remembered(layout):
+    env = counter_env(CASE)
+    collector = EpisodeCollector(env, recurrent(env), min_episodes=7, seed=2, layout=layout)
+    for _ in range(2):
+        batch = collector.collect()
+        mask = batch["collector", "mask"] if layout == "padded" else slice(None)
+        rows = batch[mask]
+        starts = rows["observation"][:, 1] == 0
+        assert int(starts.sum()) == 7
+        assert torch.equal(rows["is_init"].squeeze(-1), starts)
+        assert rows["h"][starts].eq(0).all()
+        follows = ~starts[1:]
+        assert torch.equal(rows["h"][1:][follows], rows["next", "h"][:-1][follows])
+
+
+def test_a_recurrent_policy_remembers_in_another_process_what_it_does_in_this_one():
+    env = counter_env(CASE)
+    settings = {"steps_per_env": 7, "seed": 2, "max_staleness": 0}
+    collector = AsyncCollector(env, recurrent(env), **settings)
+    found, wanted = whole(collector), whole(vector())
+    collector.shutdown()
+    for key in ("logits", "h", "action"):
+        assert torch.equal(found[key], wanted[key])
