@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl.checkpoint import (
     Checkpoint,
-    CheckpointError,
     CheckpointRotation,
     GlobalRNGState,
     StateDictCheckpointAdapter,
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from kit.trainer import Trainer
 
 
-__all__ = ["CheckpointError", "Checkpoints", "NotSaved", "normalization_of", "parts_of"]
+__all__ = ["Checkpoints", "NotSaved", "normalization_of", "parts_of"]
 
 
 class Checkpoints:

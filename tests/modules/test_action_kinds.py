@@ -1,0 +1,63 @@
+"""Every kind of action can be chosen, and a policy of it be trained, without leaving its space."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from tiny import Guess, on_policy_plan, ppo_trainer
+
+from kit.envs import make_env
+from kit.modules import make_actor
+from kit.steps import SettingError
+
+KINDS = {
+    "discrete": spaces.Discrete(3),
+    "discrete from 5": spaces.Discrete(3, start=5),
+    "multi-discrete": spaces.MultiDiscrete([3, 4]),
+    "multi-binary": spaces.MultiBinary(3),
+    "box": spaces.Box(-0.5, 0.5, (2,), np.float32),
+    "dict": spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-0.5, 0.5, (1,), np.float32)}),
+}
+
+
+class Strict(Guess):
+    """Refuses actions outside its space."""
+
+    def step(self, action):
+        if isinstance(self.action_space, spaces.Discrete):
+            action = np.int64(action)
+        assert self.action_space.contains(action), action
+        return super().step(action)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_policy_of_every_kind_is_trained_on_the_fast_path(kind):
+    plan = on_policy_plan()
+    trainer = ppo_trainer(plan, lambda: Strict(KINDS[kind]))
+    losses = []
+    trainer.register_op(
+        "post_optim", lambda: losses.append(trainer.last_metrics["loss_objective"].isfinite())
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(runs eagerly|not on the fast path).*")
+        ledger = trainer.run()
+    assert ledger.gradient_steps == len(losses) == 16
+    assert all(losses)
+
+
+def test_entropies_of_several_actions_are_metrics_of_their_own():
+    trainer = ppo_trainer(on_policy_plan(), lambda: Strict(KINDS["dict"]))
+    rows: list[dict] = []
+    trainer.register_op("log_row", rows.append)
+    trainer.run()
+    names = {name for name in rows[-1] if name.startswith("train/") and "entropy" in name}
+    assert len([name for name in names if name.endswith(("a_entropy", "b_entropy"))]) == 2
+
+
+def test_whole_numbers_in_a_box_are_refused():
+    env = make_env(lambda: Guess(spaces.Box(0, 3, (2,), np.int64)))
+    with pytest.raises(SettingError, match="is not a kind of action that this policy can choose"):
+        make_actor(env)
