@@ -250,7 +250,10 @@ class SB3(Dialect):
             made["eval_freq"] = -(-every // plan.num_envs)
         if plan.on_policy:
             return cls(**made, **_on_policy_from(plan, settings.get("algo")))
-        return cls(**made, **_off_policy_from(plan, settings.get("algo")))
+        off_policy = _off_policy_from(plan, settings.get("algo"))
+        if settings.get("version") == "documented":  # training begins at learning_starts
+            off_policy["learning_starts"] = _between(plan, after=1)
+        return cls(**made, **off_policy)
 
     def notes(self) -> list[str]:
         """Return what a reader of these settings would not expect, a sentence each."""
@@ -288,11 +291,17 @@ def _off_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
         each = plan.replay_ratio * rollout
         steps = -1 if plan.replay_ratio == 1 else round(each)
     made["gradient_steps"] = steps or 0
-    starts = plan.first_training_iteration
-    made["learning_starts"] = _between(plan.random_steps, (starts - 1) * rollout, starts * rollout)
+    made["learning_starts"] = _between(plan)
     return made
 
 
-def _between(random: int, low: int, high: int) -> int:
-    """``learning_starts`` that makes so many random steps, if that rollout is to train first."""
-    return min(max(random, low), high - 1)
+def _between(plan: StepPlan, after: int = 0) -> int:
+    """``learning_starts`` that makes the random steps, if the plan's rollout is to train first.
+
+    Args:
+        plan: what is to be said.
+        after: 0 if training begins strictly after ``learning_starts``, 1 if at them.
+    """
+    rollout, starts = plan.frames_per_batch, plan.first_training_iteration
+    low = (starts - 1) * rollout + (after if starts > 1 else 0)
+    return min(max(plan.random_steps, low), starts * rollout - 1 + after)

@@ -221,6 +221,9 @@ class Sheeprl(Dialect):
             raise SettingError(
                 "anneal_lr", True, f"is no setting of A2C in sheeprl {self.version}", [False]
             )
+        if self.buffer_size not in (None, self.rollout_steps) and self.version != "documented":
+            why = "fails on-policy: the buffer holds one rollout"
+            raise SettingError("buffer_size", self.buffer_size, why, [self.rollout_steps])
         iterations = self.total_steps // self.policy_steps_per_iteration
         rows = self.num_envs * self.rollout_steps
         size = min(self.per_rank_batch_size, rows)

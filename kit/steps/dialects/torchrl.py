@@ -259,6 +259,9 @@ class TorchRL(Dialect):
         if plan.world_size > 1 or plan.collects_episodes:
             name = "min_episodes" if plan.collects_episodes else "world_size"
             raise SettingError(name, getattr(plan, name), "cannot be said of a TorchRL trainer")
+        if not plan.frames_per_batch:
+            why = "cannot be said of a TorchRL trainer: an iteration collects"
+            raise SettingError("steps_per_env", plan.steps_per_env, why, [1])
         made: dict[str, Any] = {
             "frames_per_batch": plan.frames_per_batch,
             "total_frames": plan.total_policy_steps * plan.action_repeat,

@@ -47,9 +47,15 @@ def _figures(made: SB3, plan: StepPlan, length: int | None) -> dict[str, Any]:
         figures["env_steps_total"] = plan.env_steps_after(count, length)
     if made.eval_freq is not None:
         calls = range(made.eval_freq, played // made.n_envs + 1, made.eval_freq)
-        figures["evaluations_at_timesteps"] = [call * made.n_envs for call in calls]
-        figures["evaluations"] = len(calls)
-        figures["eval_episodes"] = len(calls) * made.n_eval_episodes
+        times = [call * made.n_envs for call in calls]
+        at = ("evaluations_at_timesteps", "eval_at_timesteps", "evaluations_timesteps")
+        figures |= dict.fromkeys(at, times)
+        figures |= dict.fromkeys(("evaluations", "eval_calls", "evaluations_total"), len(calls))
+        episodes = len(calls) * made.n_eval_episodes
+        figures |= dict.fromkeys(("eval_episodes", "eval_episodes_total"), episodes)
+        if length is not None:
+            steps = episodes * length
+            figures |= dict.fromkeys(("eval_env_steps", "eval_env_steps_total"), steps)
     return figures
 
 

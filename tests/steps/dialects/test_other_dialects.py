@@ -94,9 +94,19 @@ class TestSB3:
         assert plan.gradient_steps(50) == 1
         assert any("replay ratio of 1/4" in note for note in SB3(algo="sac", n_envs=4).notes())
 
-    def test_minus_one_is_as_many_as_timesteps(self):
-        plan = SB3(algo="sac", n_envs=4, gradient_steps=-1, total_timesteps=400).to_plan()
+    @pytest.mark.parametrize("below", [-1, -2])
+    def test_less_than_no_gradient_steps_are_as_many_as_timesteps(self, below):
+        plan = SB3(algo="sac", n_envs=4, gradient_steps=below, total_timesteps=400).to_plan()
         assert plan.replay_ratio == 1
+
+    def test_ppo_without_an_epoch_fails_in_the_library(self):
+        with pytest.raises(SettingError, match="n_epochs=0 is less than 1"):
+            SB3(algo="ppo", n_epochs=0).to_plan()
+
+    def test_learning_starts_as_documented_can_be_said_again(self):
+        plan = SB3(algo="sac", learning_starts=100, version="documented").to_plan()
+        assert plan.policy_steps_after(plan.first_training_iteration) == 100
+        assert SB3.from_plan(plan, version="documented").to_plan() == plan
 
     @pytest.mark.parametrize(("starts", "copies", "first"), [(10, 1, 11), (16, 4, 20), (0, 2, 2)])
     def test_training_begins_strictly_after_learning_starts(self, starts, copies, first):
@@ -124,6 +134,11 @@ class TestSB3:
 
 
 class TestTorchRL:
+    def test_what_collects_nothing_cannot_be_said(self):
+        offline = StepPlan(iterations=3, steps_per_env=0, gradient_steps_per_iteration=5)
+        with pytest.raises(SettingError, match="an iteration collects"):
+            TorchRL.from_plan(offline)
+
     def test_frames_are_policy_steps_here_and_env_steps_there(self):
         plan = TorchRL(frames_per_batch=10, total_frames=60, frame_skip=2, algo="sac",
                        optim_steps_per_batch=1).to_plan()  # fmt: skip

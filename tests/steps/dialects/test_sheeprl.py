@@ -173,3 +173,11 @@ def test_what_its_settings_mean_is_told():
     assert any("rounded down to 9 policy steps" in note for note in notes)
     notes = Sheeprl(algo="a2c", anneal_lr=True).notes()
     assert any("never steps its scheduler" in note for note in notes)
+
+
+@pytest.mark.parametrize("version", ["0.8.4", "0.5.7"])
+def test_on_policy_the_buffer_holds_one_rollout_or_the_library_fails(version):
+    settings = {"algo": "ppo", "rollout_steps": 16, "version": version}
+    with pytest.raises(SettingError, match="buffer_size=100 fails on-policy") as error:
+        Sheeprl(**settings, buffer_size=100).to_plan()
+    assert Sheeprl(**settings, buffer_size=error.value.works[0]).to_plan()
