@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
+from torchrl.data import Unbounded
+from torchrl.envs import TensorDictPrimer
 from torchrl.modules import GRUModule, LSTMModule
 
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
@@ -15,16 +17,23 @@ from kit.testing import CollectorCase, counter_env
 CASE = CollectorCase(seed=1)
 
 
-class Cell(nn.Module):
+class Cell(TensorDictModuleBase):
     """A recurrence of plain tensor operations; TorchRL's modules ask the host for resets."""
+
+    in_keys = ("observation", "h")
+    out_keys = ("features", ("next", "h"))
 
     def __init__(self):
         super().__init__()
         self.cell = nn.GRUCell(3, 4)
 
-    def forward(self, observation, h):
-        after = self.cell(observation, h.squeeze(1))
-        return after, after.unsqueeze(1)
+    def forward(self, tensordict):
+        after = self.cell(tensordict["observation"], tensordict["h"].squeeze(1))
+        tensordict["features"], tensordict["next", "h"] = after, after.unsqueeze(1)
+        return tensordict
+
+    def make_tensordict_primer(self):
+        return TensorDictPrimer({"h": Unbounded((1, 4))}, expand_specs=True)
 
 
 KINDS = ["lstm", "gru", "cell"]
@@ -38,6 +47,8 @@ def recurrent(env, kind="lstm"):
             keys = {"in_keys": ["observation", "h", "c"]}
             keys["out_keys"] = ["features", ("next", "h"), ("next", "c")]
             memory = LSTMModule(input_size=3, hidden_size=4, **keys)
+        elif kind == "cell":
+            memory = Cell()
         else:
             keys = {"in_keys": ["observation", "h"], "out_keys": ["features", ("next", "h")]}
             memory = GRUModule(input_size=3, hidden_size=4, **keys)

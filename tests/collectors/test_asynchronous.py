@@ -1,0 +1,171 @@
+"""AsyncCollector: staleness is exact, counted and logged, whoever is faster."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.envs import GymEnv
+
+from kit.collectors import AsyncCollector, EpisodeCollector, VectorCollector
+from kit.envs import make_env
+from kit.steps import SettingError
+from kit.testing.counter import COUNTER
+from tests.envs.odd_envs import Steps
+
+
+class Version(nn.Module):
+    """Writes its one weight: the number of the update phase it belongs to."""
+
+    def __init__(self):
+        super().__init__()
+        self.version = nn.Parameter(torch.zeros(()))
+
+    def forward(self, observation):
+        count = observation.shape[0]
+        return torch.zeros(count, dtype=torch.int64), self.version.expand(count).clone()
+
+
+def policy():
+    return TensorDictModule(Version(), ["observation"], ["action", "version"])
+
+
+def update(collector):
+    """An update phase: the next version of the weights."""
+    with torch.no_grad():
+        collector.policy.module.version += 1
+
+
+@pytest.fixture
+def asynchronous():
+    made = []
+
+    def make(**settings):
+        settings = {"frames_per_batch": 4, **settings}
+        made.append(AsyncCollector(make_env(Steps, 2), policy(), **settings))
+        return made[-1]
+
+    yield make
+    for collector in made:
+        collector.shutdown()
+
+
+def versions(collector, count, slow=False):
+    """The version of the policy that acted in each of the next batches."""
+    found = []
+    for _ in range(count):
+        (version,) = collector.collect()["version"].unique().tolist()
+        found.append(int(version))
+        if slow:
+            time.sleep(0.2)  # the process could make several batches meanwhile
+        update(collector)
+    return found
+
+
+@pytest.mark.parametrize("max_staleness", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_the_policy_of_a_batch_is_exactly_as_old_as_was_asked_for(asynchronous, max_staleness):
+    collector = asynchronous(max_staleness=max_staleness)
+    found, stale = [], []
+    for _ in range(6):
+        found += versions(collector, 1)
+        stale.append(collector.staleness)
+    assert found == [max(batch - max_staleness, 0) for batch in range(6)]
+    assert stale == [min(batch, max_staleness) for batch in range(6)]
+
+
+def test_staleness_is_logged_as_the_mean_of_the_batches_since_the_last_row(asynchronous):
+    collector = asynchronous(max_staleness=1)
+    # A learner that takes its time gets the same versions as one that does not.
+    assert versions(collector, 4, slow=True) == [0, 0, 1, 2]
+    assert collector.metrics() == {"collector/staleness": 3 / 4}
+    assert collector.metrics() == {}
+    versions(collector, 2)
+    assert collector.metrics() == {"collector/staleness": 1.0}
+
+
+def test_weights_can_be_sent_before_the_next_batch_is_asked_for(asynchronous):
+    collector = asynchronous(max_staleness=1)
+    versions(collector, 2)  # the second version has been made
+    collector.update_policy_weights_()
+    update(collector)  # not sent: this batch's weights are
+    assert int(collector.collect()["version"].max()) == 1
+    assert int(collector.collect()["version"].max()) == 2
+
+
+def test_it_knows_what_the_collector_in_the_process_knows(asynchronous):
+    collector = asynchronous(total_frames=8, init_random_frames=4)
+    assert (collector.num_envs, collector.frames_per_batch, len(collector)) == (2, 4, 2)
+    batches = list(collector)
+    assert [batch.shape for batch in batches] == [(2, 2), (2, 2)]
+    assert (collector.policy_steps, collector.random_policy_steps) == (8, 4)
+    assert (collector.env_steps, collector.episodes) == (8, 2)
+    assert [(e.copy, e.length) for e in collector.take_episodes()] == [(0, 3), (1, 3)]
+
+
+def test_with_reuse_a_batch_is_the_shared_memory_itself(asynchronous):
+    collector = asynchronous(max_staleness=0, reuse=True)
+    first = collector.collect()
+    kept = first["observation"].clone()
+    collector.collect()
+    assert not torch.equal(first["observation"], kept)
+
+
+def test_a_resume_with_batches_under_way_goes_on_with_the_same_versions(asynchronous):
+    settings = {"max_staleness": 1, "total_frames": 24}
+    saving, going_on = asynchronous(**settings), asynchronous(**settings)
+    assert versions(saving, 3) == [0, 0, 1]
+    state = saving.state_dict()
+    going_on.policy.load_state_dict(saving.policy.state_dict())
+    going_on.load_state_dict(state)
+    one = [batch for batch in saving.iterator() if update(saving) is None]
+    other = [batch for batch in going_on.iterator() if update(going_on) is None]
+    assert [int(batch["version"].max()) for batch in one] == [2, 3, 4]
+    for a, b in zip(one, other, strict=True):
+        for key in ("observation", "version", ("next", "done"), ("collector", "traj_ids")):
+            assert torch.equal(a[key], b[key])
+    assert going_on.policy_steps == saving.policy_steps == 24
+
+
+def test_whole_episodes_of_different_lengths_go_through_shared_memory():
+    def make(kind, **settings):
+        env = make_env(COUNTER, 2, seed=3)
+        return kind(env, None, min_episodes=3, total_frames=30, seed=1, **settings)
+
+    collector = make(AsyncCollector, collector=EpisodeCollector)
+    found, wanted = list(collector), list(make(EpisodeCollector))
+    collector.shutdown()
+    assert len({batch.shape for batch in wanted}) > 1
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape
+        assert torch.equal(one["observation"], other["observation"])
+
+
+@pytest.mark.slow
+def test_its_batches_are_those_of_the_collector_in_the_process_where_nothing_is_learnt():
+    settings = {"frames_per_batch": 6, "total_frames": 18, "seed": 4}
+    collector = AsyncCollector(lambda: make_env("CartPole-v1", 2, seed=1), None, **settings)
+    found = list(collector)
+    collector.shutdown()
+    wanted = list(VectorCollector(make_env("CartPole-v1", 2, seed=1), None, **settings))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one["next", "observation"], other["next", "observation"])
+
+
+# ---------------------------------------------------------------------- what is refused
+def test_an_environment_that_cannot_be_made_anew_is_refused():
+    with pytest.raises(SettingError, match="cannot be made anew"):
+        AsyncCollector(GymEnv("CartPole-v1"), None, frames_per_batch=4)
+
+
+def test_a_negative_staleness_is_refused():
+    with pytest.raises(SettingError, match="max_staleness"):
+        AsyncCollector(make_env(Steps, 2), None, frames_per_batch=4, max_staleness=-1)
+
+
+def test_what_the_collector_in_the_process_refuses_is_refused_here():
+    with pytest.raises(SettingError, match="frames_per_batch") as caught:
+        AsyncCollector(make_env(Steps, 2), None, frames_per_batch=5)
+    assert caught.value.field == "frames_per_batch"
