@@ -1,0 +1,243 @@
+"""The recipes learn what small environments ask for, and do exactly what was planned."""
+
+from __future__ import annotations
+
+import functools
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from gymnasium import spaces
+from tiny import Guess
+
+import recipes.ppo
+import recipes.sac
+from kit.config import EnvConfig
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from kit.trainer import Trainer
+
+CHOICE = spaces.Discrete(Guess.CHOICES)
+SEVERAL = spaces.MultiDiscrete([Guess.CHOICES, Guess.CHOICES])
+NUMBER = spaces.Box(-1.0, 1.0, (1,))
+WORLDS: dict[str, dict[str, Any]] = {
+    "Guess-v0": {"action_space": CHOICE},
+    "GuessFromDict-v0": {"action_space": CHOICE, "dict_observation": True},
+    "GuessSeveral-v0": {"action_space": SEVERAL},
+    "GuessSeveralFromDict-v0": {"action_space": SEVERAL, "dict_observation": True},
+    "GuessDict-v0": {"action_space": spaces.Dict({"one": CHOICE, "other": NUMBER})},
+    "GuessNumber-v0": {"action_space": NUMBER},
+}
+for name, settings in WORLDS.items():
+    if name not in gym.registry:
+        gym.register(name, functools.partial(Guess, **settings))
+
+BEST = float(Guess.STEPS)
+"""Return of an episode in which every answer is right; one third of it by chance."""
+
+
+@pytest.fixture
+def ppo(tmp_path):
+    """Build PPO; settings of the steps by their own names."""
+    return functools.partial(built, recipes.ppo, OnPolicySteps, tmp_path)
+
+
+@pytest.fixture
+def sac(tmp_path):
+    """Build SAC; settings of the steps by their own names."""
+    return functools.partial(built, recipes.sac, OffPolicySteps, tmp_path)
+
+
+def built(
+    recipe: Any, steps_class: type, folder: Path, env: str | EnvConfig, **settings: Any
+) -> Trainer:
+    own = {n: settings.pop(n) for n in list(settings) if n in steps_class.__dataclass_fields__}
+    defaults: dict[str, Any] = {"evaluation_every": None, "evaluation_episodes": 10}
+    if isinstance(env, str):
+        env = EnvConfig(id=env, num_envs=8 if recipe is recipes.ppo else 1)
+    config = recipe.Config(
+        env=env, steps=steps_class(**{**defaults, **own}), runs=str(folder), progress=False,
+        **settings,
+    )  # fmt: skip
+    return recipe.build(config)
+
+
+def learnt(trainer: Trainer) -> float:
+    """Run and return the mean return of the final evaluation; the plan has to be kept."""
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert ledger.skipped_gradient_steps == 0 or "target_kl" in trainer.registered_modules
+    return trainer.journal.latest["evaluation/return"]
+
+
+# ---------------------------------------------------------------------- PPO learns
+SHORT = {
+    "total_policy_steps": 4_096, "steps_per_env": 32, "minibatch_size": 64, "update_epochs": 4,
+    "hidden_sizes": [32], "learning_rate": 5e-3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "world", ["Guess-v0", "GuessFromDict-v0", "GuessSeveral-v0", "GuessSeveralFromDict-v0"]
+)
+def test_ppo_learns_choices(ppo, world):
+    assert learnt(ppo(world, **SHORT)) == BEST
+
+
+@pytest.mark.parametrize("world", ["GuessNumber-v0", "GuessDict-v0"])
+def test_ppo_learns_numbers(ppo, world):
+    settings = {**SHORT, "total_policy_steps": 12_288, "log_scale": -1.0}
+    assert learnt(ppo(world, **settings)) > 0.95 * BEST
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shared_body": True},
+        {"loss": "KLPENPPOLoss"},
+        {"loss": "PPOLoss"},
+        {"target_kl": 0.05},
+        {"anneal": "cosine"},
+        {"anneal": "constant", "learning_rate": 2e-3},
+        {"normalize_advantage": False},
+        {"entropy_coeff": 0.01},
+    ],
+    ids=str,
+)
+def test_ppo_learns_with_other_settings(ppo, change):
+    assert learnt(ppo("Guess-v0", **{**SHORT, **change})) == BEST
+
+
+def test_ppo_learns_with_other_kinds_of_batches(ppo):
+    episodes = {"steps_per_env": None, "min_steps": 256}
+    assert learnt(ppo("Guess-v0", **{**SHORT, **episodes})) == BEST
+
+
+def test_ppo_balances_a_pole(ppo):
+    trainer = ppo(
+        EnvConfig("CartPole-v1", num_envs=8, vectorization="tensor", normalize_observation=True),
+        total_policy_steps=24_576,
+    )
+    assert learnt(trainer) > 300.0
+
+
+# ---------------------------------------------------------------------- PPO does what it says
+def test_a_shared_body_is_one_object(ppo):
+    def count(shared: bool) -> int:
+        loss = ppo("Guess-v0", **SHORT, shared_body=shared).loss_module
+        return sum(parameter.numel() for parameter in loss.parameters())
+
+    body, heads = 3 * 32 + 32, (32 * 3 + 3) + (32 + 1)
+    assert count(shared=True) == body + heads
+    assert count(shared=False) == 2 * body + heads
+
+
+@pytest.mark.parametrize(
+    ("anneal", "rates"),
+    [
+        ("linear", [1.0, 0.75, 0.5, 0.25]),
+        ("constant", [1.0, 1.0, 1.0, 1.0]),
+        ("cosine", [1.0, 0.8535533905932737, 0.5, 0.14644660940672627]),
+    ],
+)
+def test_the_learning_rate_is_annealed_iteration_by_iteration(ppo, anneal, rates):
+    trainer = ppo("Guess-v0", **{**SHORT, "total_policy_steps": 1_024}, anneal=anneal)
+    used: list[float] = []
+    trainer.register_op(
+        "pre_optim_steps", lambda: used.append(float(trainer.optimizer.param_groups[0]["lr"]))
+    )
+    trainer.run()
+    assert used == pytest.approx([5e-3 * rate for rate in rates], rel=1e-6)
+
+
+def test_a_small_target_kl_skips_gradient_steps_and_counts_them(ppo):
+    trainer = ppo("Guess-v0", **{**SHORT, "total_policy_steps": 1_024}, target_kl=1e-6)
+    ledger = trainer.run()
+    assert ledger.skipped_gradient_steps > 0
+    assert ledger.gradient_steps + ledger.skipped_gradient_steps == 4 * 4 * (256 // 64)
+
+
+def test_ppo_counts_exactly(ppo):
+    trainer = ppo("Guess-v0", **{**SHORT, "total_policy_steps": 1_024, "minibatch_size": 100})
+    ledger = trainer.run()
+    assert ledger.iterations == 4
+    assert ledger.gradient_steps == 4 * 4 * 3  # minibatches of 100, 100 and 56
+    assert ledger.samples == 4 * 4 * 256
+    assert ledger.update_epochs == 16
+    assert ledger.episodes == 1_024 // Guess.STEPS
+    assert (ledger.evaluations, ledger.evaluation_episodes) == (1, 10)
+
+
+# ---------------------------------------------------------------------- SAC
+SMALL = {
+    "total_policy_steps": 140, "learning_starts": 40, "minibatch_size": 8, "hidden_sizes": [8],
+    "evaluation_episodes": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_sac_learns_numbers(sac, n_step):
+    trainer = sac(
+        "GuessNumber-v0", total_policy_steps=700, learning_starts=100, minibatch_size=64,
+        hidden_sizes=[32], learning_rate=5e-3, gamma=0.5, n_step=n_step,
+    )  # fmt: skip
+    assert learnt(trainer) > 0.9 * BEST
+
+
+@pytest.mark.parametrize(
+    ("ratio", "pretrain"),
+    [(0.25, 0), (0.25, 3), (1, 0), (1, 17), (2.5, 0), (2.5, 1), ("1/3", 0), ("0.0625", 0)],
+)
+def test_a_replay_ratio_is_kept_exactly(sac, ratio, pretrain):
+    trainer = sac("GuessNumber-v0", **SMALL, replay_ratio=ratio, pretrain_steps=pretrain)
+    ledger = trainer.run()
+    training_steps = 140 - 39  # learning starts with the fortieth policy step
+    expected = int(Fraction(ratio) * training_steps) + pretrain
+    assert ledger.gradient_steps == trainer.plan.gradient_steps_after(140) == expected
+    assert ledger.samples == 8 * expected
+    assert ledger.random_policy_steps == 40
+    assert len(trainer.replay_buffer) == 140
+
+
+@pytest.mark.parametrize("n_step", [2, 5])
+def test_rewards_of_several_steps_are_summed_within_their_episode(sac, n_step):
+    single, several = (
+        sac("GuessNumber-v0", **SMALL, n_step=n, gamma=0.9, loss="torchrl.objectives:SACLoss")
+        for n in (1, n_step)
+    )
+    for trainer in (single, several):
+        assert trainer.run().gradient_steps == 101
+    assert len(several.replay_buffer) == 140 - n_step  # the newest wait for what follows
+    one = single.replay_buffer[:]["next", "reward"].flatten()[:40]  # actions at random: the same
+    stored = several.replay_buffer[:]["next", "reward"].flatten()
+    for step in range(40 - n_step):
+        in_episode = min(n_step, Guess.STEPS - step % Guess.STEPS)
+        expected = sum(0.9**k * one[step + k] for k in range(in_episode))
+        torch.testing.assert_close(stored[step], expected)
+
+
+def test_several_copies_share_the_replay_ratio(sac):
+    env = EnvConfig(id="GuessNumber-v0", num_envs=4)
+    trainer = sac(env, **SMALL, replay_ratio="3/8")
+    ledger = trainer.run()
+    assert ledger.iterations == 35
+    assert ledger.gradient_steps == int(Fraction(3, 8) * (140 - 36))
+
+
+# ---------------------------------------------------------------------- as they come
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_ppo_with_its_defaults_solves_cartpole(seed, tmp_path):
+    trainer = recipes.ppo.build(recipes.ppo.Config(seed=seed, runs=str(tmp_path), progress=False))
+    assert learnt(trainer) >= 475.0
+    assert trainer.ledger.policy_steps == 65_536
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_sac_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
+    trainer = recipes.sac.build(recipes.sac.Config(seed=seed, runs=str(tmp_path), progress=False))
+    assert learnt(trainer) >= -180.0
+    assert trainer.ledger.policy_steps == 20_000
