@@ -80,7 +80,10 @@ def test_ppo_runs_as_planned_with_continuous_actions(collector, tmp_path):
     assert planned == counted
 
 
-@pytest.mark.parametrize("collector", OF_STEPS)
+@pytest.mark.parametrize(
+    "collector",
+    [pytest.param(n, marks=pytest.mark.slow if n == "async" else ()) for n in OF_STEPS],
+)
 def test_sac_runs_as_planned_with_each_kind(collector, tmp_path):
     trainer = run_sac(collector, tmp_path)
     assert type(trainer.collector) is COLLECTORS[collector]
