@@ -18,6 +18,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from faulty import FallsOver
 from gymnasium import spaces
 from tiny import Scripted
 
@@ -248,6 +249,7 @@ def odd(monkeypatch):
     """Registers environments that misbehave as ``odd/<name>-v0``."""
     made = {
         **{name: lambda fault=fault: Scripted(7, fault) for name, (fault, _) in FAULTS.items()},
+        "falls": FallsOver,
         "reward": lambda: NotANumber(7),
         "reset": NoReset,
         "made": NotMade,
@@ -307,8 +309,8 @@ def policy_steps_in(run: Path) -> list[int]:
 def test_a_run_that_fails_ends_its_processes_and_keeps_what_was_written(command, tmp_path):
     gc.collect()
     before = {process.pid for process in multiprocessing.active_children()}
-    words = "ppo env.id=odd/raises-v0 env.vectorization=async checkpoint_every=16 log_every=16"
-    assert one_line(command(words)).startswith("environment odd/raises-v0, copy 0, after 29 policy")
+    words = "ppo env.id=odd/falls-v0 env.vectorization=async checkpoint_every=16 log_every=16"
+    assert one_line(command(words)).startswith("environment odd/falls-v0, copy 0, after 29 policy")
     assert {process.pid for process in multiprocessing.active_children()} <= before
     opened = [os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.exists()]
     assert not [path for path in opened if path.startswith(str(tmp_path))]

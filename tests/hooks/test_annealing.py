@@ -29,23 +29,25 @@ def test_a_learning_rate_falls_once_per_iteration_and_ends_exactly():
     assert float(optimizer.param_groups[0]["lr"]) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("counter", "duration", "expected"),
-    [
-        ("policy_steps", 40, [1 - n / 40 for n in range(40)]),
-        ("iterations", 40, [1 - n / 40 for n in range(40)]),
-        ("gradient_steps", 31, [1.0] * 10 + [1 - n / 31 for n in range(1, 31)]),
-    ],
-)
-def test_any_counter_can_be_followed(counter, duration, expected):
+def test_any_counter_can_be_followed():
     trainer = sac_trainer(off_policy_plan(), log_every=1)
-    trainer.add(
-        AnnealLearningRate(
-            trainer.optimizer, make_schedule("linear", 1.0, 0.0, duration), counter=counter
-        )
-    )
-    assert [row["schedule/learning_rate"] for row in rows_of(trainer)] == pytest.approx(expected)
-    assert float(trainer.optimizer.param_groups[0]["lr"]) == 0.0
+    durations = {"policy_steps": 40, "iterations": 20, "gradient_steps": 31}
+    values = {name: torch.tensor(0.0) for name in durations}
+
+    class Target:
+        pass
+
+    target = Target()
+    target.__dict__.update(values)
+    for counter, duration in durations.items():
+        schedule = make_schedule("linear", 1.0, 0.0, duration)
+        trainer.add(Anneal(target, counter, schedule, counter=counter))
+    rows = rows_of(trainer)
+    used = {name: [row[f"schedule/{name}"] for row in rows] for name in durations}
+    assert used["policy_steps"] == pytest.approx([1 - n / 40 for n in range(40)])
+    assert used["iterations"] == pytest.approx([max(1 - n / 20, 0) for n in range(40)])
+    assert used["gradient_steps"] == pytest.approx([1.0] * 10 + [1 - n / 31 for n in range(1, 31)])
+    assert [float(value) for value in values.values()] == [0.0, 0.0, 0.0]
 
 
 def test_all_groups_of_an_optimiser_or_one_of_them_are_set():
