@@ -1,0 +1,49 @@
+"""Collectors by name, with what a plan says."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.collectors import COLLECTORS, EpisodeCollector, make_collector
+from kit.envs import make_env
+from kit.modules import make_actor
+from kit.steps import SettingError, StepPlan
+
+
+def plan(**changes):
+    settings = {"total_policy_steps": 48, "num_envs": 2, "steps_per_env": 8, "minibatch_size": 8}
+    return StepPlan(**{**settings, "update_epochs": 1, "final_evaluation": False, **changes})
+
+
+def made(name, plan, **kwargs):
+    env = make_env("CartPole-v1", 2)
+    return make_collector(name, env, make_actor(env, (8,)), plan, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["vector", "tensor", "torchrl"])
+def test_a_name_makes_a_collector_of_the_plans_batches(name):
+    collector = made(name, plan())
+    assert type(collector) is COLLECTORS[name]
+    assert [batch.shape for batch in collector] == [(2, 8)] * 3
+    collector.shutdown()
+
+
+def test_a_plan_of_whole_episodes_makes_a_collector_of_them():
+    episodes = plan(steps_per_env=None, total_policy_steps=None, iterations=2, min_episodes=3)
+    collector = made("episode", episodes)
+    assert isinstance(collector, EpisodeCollector)
+    assert len(collector.collect()) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("vectors", {}, "what works: vector"),
+        ("episode", {}, "collects whole episodes, where the plan has steps_per_env=8"),
+        ("tensor", {"id": "HalfCheetah-v5"}, "needs an environment written in torch"),
+    ],
+)
+def test_a_collector_that_does_not_fit_is_refused(name, settings, reason):
+    env = make_env(settings.get("id", "CartPole-v1"), 2)
+    with pytest.raises(SettingError, match=reason):
+        make_collector(name, env, None, plan())
