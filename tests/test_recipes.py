@@ -89,7 +89,7 @@ def test_ppo_learns_choices(ppo, world):
 @pytest.mark.parametrize("world", ["GuessNumber-v0", "GuessDict-v0"])
 def test_ppo_learns_numbers(ppo, world):
     settings = {**SHORT, "total_policy_steps": 12_288, "log_scale": -1.0}
-    assert learnt(ppo(world, **settings)) > 0.95 * BEST
+    assert learnt(ppo(world, **settings)) > 0.92 * BEST
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_ppo_balances_a_pole(ppo):
         EnvConfig("CartPole-v1", num_envs=8, vectorization="tensor", normalize_observation=True),
         total_policy_steps=24_576,
     )
-    assert learnt(trainer) > 300.0
+    assert learnt(trainer) > 400.0
 
 
 # ---------------------------------------------------------------------- PPO does what it says
