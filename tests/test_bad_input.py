@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import errno
 import gc
 import multiprocessing
 import os
 import re
-import resource
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +14,12 @@ import numpy as np
 import pytest
 from faulty import FallsOver
 from gymnasium import spaces
+from short_runs import COMMON, SHORT, one_line, policy_steps_in, the_run, tiny_config
 from tiny import Scripted
 
 import recipes.ppo
 import recipes.sac
-from kit.checkpoint import Checkpoints, NotSaved
+from kit.checkpoint import Checkpoints
 from kit.config import EnvConfig
 from kit.envs import EnvironmentFault
 from kit.launch import main
@@ -34,14 +29,6 @@ from kit.steps.settings import OnPolicySteps
 from recipes.ppo import Config, build
 
 RECIPES = {"ppo": recipes.ppo, "sac": recipes.sac}
-SHORT = {
-    "ppo": ["env.id=CartPole-v1", "env.num_envs=2", "steps.total_policy_steps=64",
-            "steps.steps_per_env=8", "steps.minibatch_size=8", "steps.update_epochs=1"],
-    "sac": ["env.id=Pendulum-v1", "steps.total_policy_steps=40", "steps.learning_starts=20",
-            "steps.minibatch_size=4"],
-}  # fmt: skip
-COMMON = ["steps.evaluation_every=null", "steps.evaluation_episodes=1", "hidden_sizes=[8]",
-          "progress=false"]  # fmt: skip
 
 
 @pytest.fixture
@@ -65,14 +52,6 @@ def command(tmp_path, capsys, monkeypatch):
         return capsys.readouterr().err
 
     return run
-
-
-def one_line(text: str) -> str:
-    """The message, after checking that it is one line and no stack trace."""
-    assert text.startswith("\nerror: "), text
-    assert text.count("\n") == 2, text
-    assert "Traceback" not in text
-    return text.removeprefix("\nerror: ").strip()
 
 
 REFUSED = {
@@ -291,20 +270,6 @@ def test_a_space_that_no_policy_handles_is_refused(command):
     assert message.startswith("action_space=Tuple(Discrete(2), Discrete(2)) is a space this kit")
 
 
-def the_run(folder: Path) -> Path:
-    (config,) = folder.glob("runs/*/*/*/config.yaml")
-    return config.parent
-
-
-def rows_in(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open() as file:
-        return [{k: v for k, v in row.items() if v} for row in csv.DictReader(file)]
-
-
-def policy_steps_in(run: Path) -> list[int]:
-    return [int(row["policy_steps"]) for row in rows_in(run)]
-
-
 @pytest.mark.usefixtures("odd")
 def test_a_run_that_fails_ends_its_processes_and_keeps_what_was_written(command, tmp_path):
     gc.collect()
@@ -338,19 +303,6 @@ class Fails:
             raise KeyError("reward")
 
 
-def tiny_config(tmp_path: Path, **changes: Any) -> Config:
-    settings: dict[str, Any] = {
-        "env": EnvConfig(num_envs=2),
-        "steps": OnPolicySteps(
-            total_policy_steps=64, steps_per_env=8, update_epochs=1, minibatch_size=8,
-            evaluation_every=None, evaluation_episodes=1,
-        ),
-        "hidden_sizes": [8], "runs": str(tmp_path / "runs"), "progress": False,
-        "checkpoint_every": 16, "log_every": 16,
-    }  # fmt: skip
-    return Config(**{**settings, **changes})
-
-
 def test_a_hook_that_raises_is_named_with_its_stage_and_the_run_can_go_on(tmp_path, command):
     with pytest.raises(HookError) as raised:
         build(tiny_config(tmp_path), hooks=[Fails()]).run()
@@ -369,90 +321,6 @@ def test_the_command_line_names_a_hook_that_raises(command, monkeypatch):
     )  # as a recipe of a user might
     message = one_line(command("ppo"))
     assert message == "hook Fails.look at stage 'batch_process' raised KeyError: 'reward'"
-
-
-# ---------------------------------------------------------------------- a full disk
-def full_from(monkeypatch, path: str, call: int) -> None:
-    """Let the disk be full from the given opening of a file called so on."""
-    opened, before = [], Path.open
-
-    def open_file(self, mode="r", *rest, **kwargs):
-        if self.name == path and "r" not in mode:
-            opened.append(self)
-            if len(opened) >= call:
-                raise OSError(errno.ENOSPC, "No space left on device")
-        return before(self, mode, *rest, **kwargs)
-
-    monkeypatch.setattr(Path, "open", open_file)
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
-    from torchrl.checkpoint import CheckpointRotation
-
-    save = CheckpointRotation.save
-
-    def once(self, *args, step, **kwargs):
-        if step > 16:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return save(self, *args, step=step, **kwargs)
-
-    monkeypatch.setattr(CheckpointRotation, "save", once)
-    with pytest.raises(NotSaved) as raised:
-        build(tiny_config(tmp_path)).run()
-    run = the_run(tmp_path)
-    assert str(raised.value) == (
-        f"the checkpoint at 32 policy steps was not written to {run}/checkpoints: No space left "
-        "on device; earlier checkpoints are untouched, the newest one is checkpoint-000000000016"
-    )
-    monkeypatch.undo()
-    assert build(tiny_config(tmp_path, resume=str(run))).run().policy_steps == 64
-
-
-def test_rows_that_cannot_be_written_leave_those_before(tmp_path, monkeypatch):
-    full_from(monkeypatch, "metrics.csv", 3)
-    with pytest.raises(NotSaved, match=r"metrics.csv cannot be written: No space left on device"):
-        build(tiny_config(tmp_path)).run()
-    run = the_run(tmp_path)
-    before = rows_in(run)
-    assert policy_steps_in(run) == [16, 32]
-    monkeypatch.undo()
-    build(tiny_config(tmp_path, resume=str(run))).run()
-    assert policy_steps_in(run) == [16, 32, 48, 64]
-    assert rows_in(run)[:2] == before
-
-
-def test_a_picture_that_cannot_be_drawn_leaves_the_run_as_it_is(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Figure, "savefig", full)
-    with pytest.raises(NotSaved, match=r"curve.png cannot be written: No space left on device"):
-        build(tiny_config(tmp_path)).run()
-    assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
-    assert Checkpoints.latest(the_run(tmp_path) / "checkpoints").name.endswith("64")
-
-
-def test_a_disk_that_is_really_full_is_said_in_one_line(tmp_path):
-    """Files may have 20,000 bytes, as the system enforces: enough for rows, not for weights."""
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-
-    words = [*SHORT["ppo"], *COMMON, "hidden_sizes=[64,64]", "checkpoint_every=32", "log_every=16"]
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "recipes.ppo", *words, f"runs={tmp_path}/runs"],
-        check=False, capture_output=True, text=True, preexec_fn=limit,
-    )  # fmt: skip
-    assert ran.returncode == 1
-    message = one_line(ran.stderr)
-    assert message.startswith("the checkpoint at 32 policy steps was not written to ")
-    assert message.endswith("earlier checkpoints are untouched, there is none yet")
-    run = the_run(tmp_path)
-    assert policy_steps_in(run) == [16, 32]
-    assert not list((run / "checkpoints").glob("*"))  # nothing half-written
 
 
 # ---------------------------------------------------------------------- resuming something else

@@ -1,0 +1,99 @@
+"""When nothing more can be written, the run says so and all that was written before stays."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from short_runs import COMMON, SHORT, one_line, policy_steps_in, rows_in, the_run, tiny_config
+
+from kit.checkpoint import Checkpoints, NotSaved
+from recipes.ppo import build
+
+
+def full_from(monkeypatch, path: str, call: int) -> None:
+    """Let the disk be full from the given opening of a file called so on."""
+    opened, before = [], Path.open
+
+    def open_file(self, mode="r", *rest, **kwargs):
+        if self.name == path and "r" not in mode:
+            opened.append(self)
+            if len(opened) >= call:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return before(self, mode, *rest, **kwargs)
+
+    monkeypatch.setattr(Path, "open", open_file)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    from torchrl.checkpoint import CheckpointRotation
+
+    save = CheckpointRotation.save
+
+    def once(self, *args, step, **kwargs):
+        if step > 16:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(self, *args, step=step, **kwargs)
+
+    monkeypatch.setattr(CheckpointRotation, "save", once)
+    with pytest.raises(NotSaved) as raised:
+        build(tiny_config(tmp_path)).run()
+    run = the_run(tmp_path)
+    assert str(raised.value) == (
+        f"the checkpoint at 32 policy steps was not written to {run}/checkpoints: No space left "
+        "on device; earlier checkpoints are untouched, the newest one is checkpoint-000000000016"
+    )
+    monkeypatch.undo()
+    assert build(tiny_config(tmp_path, resume=str(run))).run().policy_steps == 64
+
+
+def test_rows_that_cannot_be_written_leave_those_before(tmp_path, monkeypatch):
+    full_from(monkeypatch, "metrics.csv", 3)
+    with pytest.raises(NotSaved, match=r"metrics.csv cannot be written: No space left on device"):
+        build(tiny_config(tmp_path)).run()
+    run = the_run(tmp_path)
+    before = rows_in(run)
+    assert policy_steps_in(run) == [16, 32]
+    monkeypatch.undo()
+    build(tiny_config(tmp_path, resume=str(run))).run()
+    assert policy_steps_in(run) == [16, 32, 48, 64]
+    assert rows_in(run)[:2] == before
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_run_as_it_is(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(NotSaved, match=r"curve.png cannot be written: No space left on device"):
+        build(tiny_config(tmp_path)).run()
+    assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
+    assert Checkpoints.latest(the_run(tmp_path) / "checkpoints").name.endswith("64")
+
+
+def test_a_disk_that_is_really_full_is_said_in_one_line(tmp_path):
+    """Files may have 20,000 bytes, as the system enforces: enough for rows, not for weights."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+    words = [*SHORT["ppo"], *COMMON, "hidden_sizes=[64,64]", "checkpoint_every=32", "log_every=16"]
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "recipes.ppo", *words, f"runs={tmp_path}/runs"],
+        check=False, capture_output=True, text=True, preexec_fn=limit,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    message = one_line(ran.stderr)
+    assert message.startswith("the checkpoint at 32 policy steps was not written to ")
+    assert message.endswith("earlier checkpoints are untouched, there is none yet")
+    run = the_run(tmp_path)
+    assert policy_steps_in(run) == [16, 32]
+    assert not list((run / "checkpoints").glob("*"))  # nothing half-written
