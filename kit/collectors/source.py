@@ -9,9 +9,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
+from torchrl.envs import TransformedEnv
 
 from kit.collectors.base import KitCollector
 from kit.envs.episodes import Episode
+from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError, StepLedger, StepPlan
 
 
@@ -149,6 +151,10 @@ class Source:
         """Return the episodes that ended since the last call, as far as they are known."""
         if self.own is not None:
             return self.own.take_episodes()
+        env = getattr(self.collector, "env", None)
+        env = env.base_env if isinstance(env, TransformedEnv) else env
+        if isinstance(env, VectorEnv):  # it knows rewards before normalisation
+            return env.take_episodes()
         returns, self._returns = self._returns, []
         if not returns:
             return []

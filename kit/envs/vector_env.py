@@ -13,6 +13,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from kit.envs.copies import Copies, Mask, StepArrays
+from kit.envs.episodes import Episode, EpisodeAccounts
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Arrays, Key, Leaf, empty
 from kit.envs.specs import to_composite
@@ -24,6 +25,10 @@ def copy_seeds(seed: int, num_envs: int) -> list[int]:
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
 
 
+_KEPT = 65_536
+"""finished episodes that are kept for whoever asks, at most."""
+
+
 class _Present:
     """What changes with every step; kept out of the module, whose attributes are slow to set."""
 
@@ -31,7 +36,10 @@ class _Present:
         self.observation = observation
         self.started = False
         self.env_steps = np.zeros(0, np.int32)
-        self.fresh = np.zeros(len(next(iter(observation.values()))), np.bool_)
+        copies = len(next(iter(observation.values())))
+        self.fresh = np.zeros(copies, np.bool_)
+        self.accounts = EpisodeAccounts(copies)
+        self.finished: list[Episode] = []
 
 
 class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
@@ -111,6 +119,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         seeds = None if self._seed is None else copy_seeds(self._seed, self.num_envs)
         self.copies.reset(observation, seeds if mask is None else None, mask)
         self._now.observation = observation
+        self._now.accounts.restart(mask)
         self._seed, self._now.started = None, True
         if self.normalizer is not None:
             self.normalizer.first(observation, self.training, slice(None) if mask is None else mask)
@@ -183,12 +192,22 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.step_arrays(actions, result)
         self._now.fresh = result.terminated | result.truncated
         self._now.env_steps = result.env_steps
+        reward = result.reward if result.raw_reward is None else result.raw_reward
+        self._now.finished += self._now.accounts.add(
+            reward[None], result.terminated[None], result.truncated[None], result.env_steps[None]
+        )
+        del self._now.finished[:-_KEPT]
         step = self._tensordict(result.next_observation)
         for name in ("reward", "terminated", "truncated"):
             value = torch.from_numpy(getattr(result, name)).unsqueeze(-1)
             step[name] = value.to(self.device)
         step["done"] = step["terminated"] | step["truncated"]
         return step
+
+    def take_episodes(self) -> list[Episode]:
+        """Return the episodes that ended in steps with TensorDicts since the last call."""
+        finished, self._now.finished = self._now.finished, []
+        return finished
 
     def _tensordict(self, arrays: Arrays) -> TensorDictBase:
         tensors = {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}
