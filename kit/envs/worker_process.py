@@ -1,8 +1,9 @@
 """A process that steps some copies: the memory shared with it, the process from outside and inside.
 
 Observations, actions and rewards are exchanged through shared memory without a name, which the
-system frees with the last process that uses it; commands and faults go through pipes. A worker
-imports no torch.
+system frees with the last process that uses it; commands and faults go through pipes. Steps are
+asked for through a pipe, too, or quicker by :class:`~kit.envs.turns.Turns`. A worker imports no
+torch.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kit.envs.errors import EnvironmentFault
 from kit.envs.in_process import InProcess
 from kit.envs.spaces import Arrays, Leaf
 from kit.envs.state import CannotCapture
+from kit.envs.turns import SIZE, Turns, receive
 
 _CONTEXT = multiprocessing.get_context("spawn")
 _SECONDS_TO_CLOSE = 5.0
@@ -94,10 +96,15 @@ class Worker:
         shared: memory.
         first: number of its first copy.
         last: number after its last copy.
+        looks: whether both sides look for their turn for a while before they sleep.
     """
 
-    def __init__(self, how: bytes, shared: SharedMemory, first: int, last: int) -> None:
+    def __init__(
+        self, how: bytes, shared: SharedMemory, first: int, last: int, *, looks: bool = False
+    ) -> None:
         self.how, self.shared, self.first, self.last = how, shared, first, last
+        self.looks = looks
+        self.turns: Turns | None = None
         self.process: Any = None
         self.pipe: Connection | None = None
         self._mended: list[EnvironmentFault] = []
@@ -106,17 +113,33 @@ class Worker:
         """Start the process; it says with a first message that it is ready."""
         self.stop(0.0)
         self.pipe, theirs = _CONTEXT.Pipe()
-        arguments = (theirs, self.how, self.shared, self.first, self.last)
+        counts = _CONTEXT.RawArray("q", SIZE) if self.looks else None
+        self.turns = None if counts is None else Turns(counts, self.pipe)
+        arguments = (theirs, self.how, self.shared, self.first, self.last, counts)
         self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         with without_main():
             self.process.start()
         theirs.close()
 
     def send(self, message: Any) -> None:
-        """Send a command, ``None`` for a step. One that cannot be sent is found dead later."""
+        """Send a command. To one that has died nothing can be sent, which is found out later."""
         assert self.pipe is not None
         with contextlib.suppress(OSError):
-            self.pipe.send_bytes(b"" if message is None else pickle.dumps(message))
+            self.pipe.send_bytes(pickle.dumps(message))
+
+    def send_step(self) -> None:
+        """Ask for a step."""
+        assert self.pipe is not None
+        with contextlib.suppress(OSError):
+            if self.turns is None:
+                self.pipe.send_bytes(b"")
+            else:
+                self.turns.ask()
+
+    def receive_step(self) -> None:
+        """Wait until the step is done; see :meth:`receive`."""
+        assert self.pipe is not None
+        self._take(receive(self.pipe) if self.turns is None else self.turns.wait_for_answer())
 
     def receive(self) -> Any:
         """Wait for the answer, and keep what the process says it has mended.
@@ -126,7 +149,9 @@ class Worker:
             Exception: what was raised in the process.
         """
         assert self.pipe is not None
-        answer = self.pipe.recv_bytes()
+        return self._take(receive(self.pipe))
+
+    def _take(self, answer: bytes) -> Any:
         if not answer:
             return None
         mended, value = pickle.loads(answer)
@@ -189,7 +214,9 @@ def without_main() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- in the process
-def _serve(pipe: Connection, how: bytes, shared: SharedMemory, first: int, last: int) -> None:
+def _serve(
+    pipe: Connection, how: bytes, shared: SharedMemory, first: int, last: int, counts: Any
+) -> None:
     """Do what the pipe says until it says to close, or is closed at the other end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then closes
     copies = None
@@ -201,10 +228,13 @@ def _serve(pipe: Connection, how: bytes, shared: SharedMemory, first: int, last:
             return
         served = _Served(copies, shared.arrays(first, last))
         pipe.send_bytes(b"")
+        turns = None if counts is None else Turns(counts, pipe)
+        wait: Callable[[], bytes] = pipe.recv_bytes if turns is None else turns.wait_to_be_asked
+        reply: Callable[[bytes], None] = pipe.send_bytes if turns is None else turns.answer
         while True:
-            message = pipe.recv_bytes()
+            message = wait()
             if not message:
-                pipe.send_bytes(served.step())
+                reply(served.step())
                 continue
             command, *arguments = pickle.loads(message)
             if command == "close":

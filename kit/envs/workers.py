@@ -9,7 +9,7 @@ import itertools
 import os
 import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from kit.envs.copies import Copies, Mask, StepArrays, hold, rebuilt_seed
 from kit.envs.errors import EnvironmentFault
 from kit.envs.in_process import MakeCopy
 from kit.envs.spaces import Arrays
+from kit.envs.turns import can_look
 from kit.envs.worker_process import SharedMemory, Worker, stop
 
 
@@ -57,7 +58,10 @@ class Workers(Copies):
         count = min(num_workers or len(os.sched_getaffinity(0)), num_envs)
         bounds = [num_envs * number // count for number in range(count + 1)]
         how = pickle.dumps(CloudpickleWrapper((make, name, restarts)))
-        self._workers = [Worker(how, shared, a, b) for a, b in itertools.pairwise(bounds)]
+        looks = can_look(count)
+        self._workers = [
+            Worker(how, shared, a, b, looks=looks) for a, b in itertools.pairwise(bounds)
+        ]
         self._seeds = list(range(num_envs))
         self._present: Arrays = {}
         self._closing = weakref.finalize(self, stop, self._workers)
@@ -86,7 +90,7 @@ class Workers(Copies):
             mine = slice(worker.first, worker.last)
             given = None if seeds is None else list(seeds)[mine]
             worker.send(("reset", given, None if mask is None else mask[mine]))
-        for worker in self._dead():
+        for worker in self._dead(Worker.receive):
             self._revive(worker)
         for key, values in observation.items():
             values[chosen] = self._arrays.result.observation[key][chosen]
@@ -100,8 +104,8 @@ class Workers(Copies):
             values[...] = actions[key]
         self._arrays.active[...] = True if active is None else active
         for worker in self._workers:
-            worker.send(None)
-        dead = self._dead()
+            worker.send_step()
+        dead = self._dead(Worker.receive_step)
         self._copy_results(result)
         mended = self._arrays.mended.copy() if self._arrays.mended.any() else None
         for worker in dead:
@@ -121,8 +125,11 @@ class Workers(Copies):
         result.truncated[...] = made.truncated
         result.env_steps[...] = made.env_steps
 
-    def _dead(self) -> list[Worker]:
+    def _dead(self, wait: Callable[[Worker], Any]) -> list[Worker]:
         """Wait for all workers and return those that have died.
+
+        Args:
+            wait: for one of them.
 
         Raises:
             EnvironmentFault: if a copy failed and no restart is left.
@@ -130,7 +137,7 @@ class Workers(Copies):
         dead, faults = [], []
         for worker in self._workers:
             try:
-                if not self._answered(worker):
+                if not self._answered(worker, wait):
                     dead.append(worker)
             except Exception as fault:
                 faults.append(fault)
@@ -138,10 +145,10 @@ class Workers(Copies):
             raise faults[0]
         return dead
 
-    def _answered(self, worker: Worker) -> bool:
+    def _answered(self, worker: Worker, wait: Callable[[Worker], Any] = Worker.receive) -> bool:
         """Wait for a worker and pass on what it mended; false if it has died."""
         try:
-            worker.receive()
+            wait(worker)
         except (EOFError, OSError):
             return False
         finally:

@@ -9,7 +9,7 @@ import torch
 
 from kit.envs.tensor import TENSOR_ENVS, make_tensor_env
 
-IDS = list(TENSOR_ENVS)
+IDS = [id for id in TENSOR_ENVS if "/" not in id]  # without those of kit.testing
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 SINGLE = {"Acrobot-v1": {"rtol": 5e-3, "atol": 5e-3}}
 ANY_SINGLE = {"rtol": 1e-5, "atol": 1e-5}
