@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
@@ -173,10 +173,29 @@ class Dialect(ABC):
             raise SettingError(
                 "iterations", None, f"is open, and {cls.LIBRARY} has to be told", "give it"
             )
-        made = cls._from(plan, settings)
-        for name, value in settings.items():
-            setattr(made, name, value)
-        return made, differing_settings(plan, made.to_plan())
+        nearest, refusal = None, None
+        for algo in dict.fromkeys(cls._algorithms_for(plan, settings)):
+            try:
+                made = cls._from(plan, {**settings, "algo": algo} if algo else settings)
+                for name, value in settings.items():
+                    setattr(made, name, value)
+                differences = differing_settings(plan, made.to_plan())
+            except SettingError as error:
+                refusal = refusal or error
+                continue
+            if not differences:
+                return made, []
+            nearest = nearest or (made, differences)
+        if nearest is None:
+            assert refusal is not None
+            raise refusal
+        return nearest
+
+    @classmethod
+    def _algorithms_for(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Iterable[str | None]:
+        """Return the algorithms to try, in turn; ``None``: the one that :meth:`_from` guesses."""
+        del plan
+        return [settings.get("algo")]
 
     @classmethod
     @abstractmethod

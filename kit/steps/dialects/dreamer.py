@@ -226,8 +226,9 @@ class Dreamer(Dialect):
             ratio = Fraction(plan.gradient_steps_per_iteration or 0, each)
         # What the first training waits for beyond a batch is the context of the sequences.
         _, _, told = plan.counting.partition(":")
-        first = int(told) if told.isdecimal() else plan.learning_starts
-        stored = -(-(first - size * length) // plan.num_envs) + 1
+        vector_steps = -(-plan.learning_starts // plan.num_envs)
+        first = int(told) if told.isdecimal() else vector_steps * plan.num_envs
+        stored = (first - size * length) // plan.num_envs + 1
         context = max(stored - length, 0)
         return cls(
             steps=plan.total_policy_steps,

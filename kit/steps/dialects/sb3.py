@@ -7,7 +7,7 @@ timesteps. But ``n_steps``, ``train_freq`` and ``eval_freq`` count vector steps,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -230,6 +230,12 @@ class SB3(Dialect):
         return self.learning_starts // rollout + 1
 
     # ------------------------------------------------------------------ from a plan
+    @classmethod
+    def _algorithms_for(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Iterable[str | None]:
+        """What is documented of PPO refuses some rollouts of others."""
+        given = settings.get("algo")
+        return [given] if given or not plan.on_policy else [None, "a2c", ON_POLICY]
+
     @classmethod
     def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
         if plan.world_size > 1:

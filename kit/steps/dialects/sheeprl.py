@@ -7,7 +7,7 @@ its versions count differently is in ``Sheeprl.VERSIONS``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar, Self
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 from kit.steps.clock import counting_rule
 from kit.steps.dialects.base import OFF_POLICY, ON_POLICY, Dialect
 from kit.steps.dialects.sheeprl_defaults import defaults
-from kit.steps.dialects.sheeprl_from import settings_from
+from kit.steps.dialects.sheeprl_from import algorithms_for, settings_from
 from kit.steps.dialects.sheeprl_notes import notes
 from kit.steps.dialects.sheeprl_ratio import SheeprlRatio, first_due
 from kit.steps.dialects.sheeprl_resume import resumed
@@ -152,6 +152,17 @@ class Sheeprl(Dialect):
     version: str = field(default="0.8.4", kw_only=True)
     """version whose behaviour is meant; see ``VERSIONS``."""
 
+    def _algorithm(self, algo: Any) -> str:
+        if algo == "ppo_recurrent":
+            raise SettingError(
+                "algo",
+                algo,
+                "cuts each rollout into sequences where its episodes end, and makes as many "
+                "gradient steps as they fill minibatches: no plan can foretell them",
+                ["ppo"],
+            )
+        return super()._algorithm(algo)
+
     def _guess(self) -> str:
         if self.rollout_steps is not None or self.update_epochs is not None:
             return "ppo"
@@ -283,6 +294,8 @@ class Sheeprl(Dialect):
         if self.version == "0.8.4" and self.dry_run:
             pretrain = 0
         counting = self.counting()
+        if ratio == 0 and self.version == "0.5.7":  # its pretraining is multiplied by the ratio
+            counting, pretrain = "exact", 0
         if self._loses_nothing(ratio, counting, pretrain or 0):
             counting = "exact"
         if sequence and self.version == "0.5.7":
@@ -364,4 +377,10 @@ class Sheeprl(Dialect):
     # ------------------------------------------------------------------ from a plan
     @classmethod
     def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
-        return cls(**settings_from(plan, settings.get("algo")))
+        algo = settings.get("algo") or algorithms_for(plan)[0]
+        return cls(**settings_from(plan, algo, settings.get("version")))
+
+    @classmethod
+    def _algorithms_for(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Iterable[str | None]:
+        given = settings.get("algo")
+        return [given] if given else algorithms_for(plan)

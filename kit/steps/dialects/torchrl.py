@@ -266,7 +266,7 @@ class TorchRL(Dialect):
             "frames_per_batch": plan.frames_per_batch,
             "total_frames": plan.total_policy_steps * plan.action_repeat,
             "frame_skip": plan.action_repeat,
-            "init_random_frames": _init_random_frames(plan) or None,
+            "init_random_frames": _init_random_frames(plan, settings.get("version")) or None,
             "num_envs": plan.num_envs,
             "max_episode_steps": plan.max_episode_steps,
             "batch_size": plan.minibatch_size or plan.frames_per_batch,
@@ -283,6 +283,8 @@ class TorchRL(Dialect):
         straddles = plan.last_minibatch == "carry" or plan.counting == "torchrl:sample"
         if straddles and limit is None:
             limit = rows // made["batch_size"]
+        elif limit is None and settings.get("version") == "documented":
+            limit = rows // made["batch_size"] + 2  # None would mean the number of copies
         return cls(
             **made,
             algo=settings.get("algo", ON_POLICY),
@@ -301,10 +303,12 @@ class TorchRL(Dialect):
         return notes(self.resolved(), self.to_plan())
 
 
-def _init_random_frames(plan: StepPlan) -> int:
+def _init_random_frames(plan: StepPlan, version: str | None) -> int:
     """Frames that make the plan's random steps, and begin to train where it does."""
     batch, first = plan.frames_per_batch, plan.first_training_iteration
     skipped = batch * plan.action_repeat
+    if version == "documented":
+        return first * skipped if plan.random_steps else 0
     for frames in (plan.random_steps, (first - 1) * skipped + 1, first * skipped):
         random = min(-(-frames // batch) * batch, plan.iterations * batch)
         starts = max(-(-frames // skipped), 1)

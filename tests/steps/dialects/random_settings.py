@@ -61,3 +61,4 @@ def random_settings(name: str, draw: random.Random, nasty: float) -> dict[str, A
 
 
 EVERY_DIALECT = sorted(DIALECTS)
+VERSIONS = {name: [*dialect(name).VERSIONS] for name in EVERY_DIALECT}

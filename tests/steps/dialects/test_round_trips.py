@@ -7,13 +7,17 @@ import random
 
 import pytest
 from hypothesis import given, settings
-from random_settings import EVERY_DIALECT, random_settings
+from hypothesis import strategies as st
+from random_settings import EVERY_DIALECT, VERSIONS, random_settings
 from step_plans import episode_plans, step_plans
 
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.steps.dialects import dialect
 
 every_dialect = pytest.mark.parametrize("name", EVERY_DIALECT)
+every_version = pytest.mark.parametrize(
+    ("name", "version"), [(name, version) for name in EVERY_DIALECT for version in VERSIONS[name]]
+)
 
 
 def said(name, plan, **kept):
@@ -51,21 +55,23 @@ def test_dialect_to_plan_to_dialect_to_plan_is_the_same_plan(name):
     assert made > 50
 
 
-@every_dialect
-def test_what_the_library_can_say_is_mostly_said(name):
-    """A plan that the default version of a dialect makes is one that it can say."""
-    draw, refused = random.Random(name), []
-    for _ in range(1500):
-        given_settings = random_settings(name, draw, nasty=0)
-        given_settings.pop("version", None)
-        plan = plan_of(name, given_settings)
-        if plan is None or plan.iterations > 10**6:
-            continue
-        algo = dialect(name).from_settings(given_settings).resolved().algo
-        made = said(name, plan, algo=algo)
-        if isinstance(made, SettingError):
-            refused.append((given_settings, str(made)))
-    assert len(refused) <= 5, refused[:3]
+@every_version
+@settings(max_examples=120, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_what_a_version_makes_it_can_say_also_without_the_algorithm(name, version, seed):
+    chosen, plan = settings_of_a_plan(name, version, random.Random(seed))
+    algo = dialect(name).from_settings(chosen).resolved().algo
+    assert dialect(name).from_plan(plan, version=version, algo=algo).to_plan() == plan
+    assert dialect(name).from_plan(plan, version=version).to_plan() == plan
+
+
+def settings_of_a_plan(name, version, draw):
+    """The first settings drawn that make a plan of not too many iterations, and the plan."""
+    while True:
+        chosen = random_settings(name, draw, nasty=0) | {"version": version}
+        plan = plan_of(name, chosen)
+        if plan is not None and plan.iterations <= 10**5:
+            return chosen, plan
 
 
 def plan_of(name, given_settings):

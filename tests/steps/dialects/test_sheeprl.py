@@ -181,3 +181,24 @@ def test_on_policy_the_buffer_holds_one_rollout_or_the_library_fails(version):
     with pytest.raises(SettingError, match="buffer_size=100 fails on-policy") as error:
         Sheeprl(**settings, buffer_size=100).to_plan()
     assert Sheeprl(**settings, buffer_size=error.value.works[0]).to_plan()
+
+
+def test_recurrent_ppo_is_refused_because_its_sequences_end_with_the_episodes():
+    with pytest.raises(SettingError, match="where its episodes end"):
+        Sheeprl(algo="ppo_recurrent", rollout_steps=512).to_plan()
+
+
+def test_february_2024_with_a_longer_countdown_than_prefill_is_said_again():
+    settings = {"num_envs": 4, "total_steps": 400, "learning_starts": 8, "train_every": 16}
+    plan = Sheeprl(algo="dreamer_v3", **settings, version="0.5.0").to_plan()
+    assert [plan.gradient_steps(k) for k in (3, 4, 5, 8)] == [0, 1, 0, 1]
+    said = Sheeprl.from_plan(plan, version="0.5.0")
+    assert (said.train_every, said.per_rank_gradient_steps) == (16, 1)
+    assert said.to_plan() == plan
+
+
+def test_without_an_algorithm_the_one_that_counts_so_is_found():
+    settings = {"num_envs": 4, "total_steps": 400, "learning_starts": 256, "version": "0.5.7"}
+    for algo in ("sac", "droq", "p2e_dv3_finetuning"):
+        plan = Sheeprl(algo=algo, **settings).to_plan()
+        assert Sheeprl.from_plan(plan, version="0.5.7").resolved().algo == algo
