@@ -107,10 +107,11 @@ class Console(Hook):
             self.console.print(f"\nstopped early: {self.trainer.stop_reason}", markup=False)
         latest = self.trainer.journal.latest
         if "evaluation/return" in latest:
+            episodes = self.trainer.plan.evaluation_episodes
             self.console.print(
                 f"\nlast evaluation: return {_short(latest['evaluation/return'])} "
                 f"± {_short(latest['evaluation/return_std'])} "
-                f"over {self.trainer.plan.evaluation_episodes} episodes"
+                f"over {episodes} episode{'s' if episodes != 1 else ''}"
             )
         self.console.print(f"seconds: {self.trainer.journal.elapsed:.1f}")
         folder = self.trainer.folder
