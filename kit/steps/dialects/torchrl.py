@@ -8,82 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from kit.steps.clock import COUNTING_RULES, CountingRule, Fixed
 from kit.steps.dialects.base import OFF_POLICY, ON_POLICY, Dialect, trains
+from kit.steps.dialects.torchrl_growing import RULE, arguments, growing_updates
 from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 from kit.steps.plan import StepPlan
 
-if TYPE_CHECKING:
-    from kit.steps.updates import UpdatePlan
-
 RANDOM, WITHOUT = "random", "without_replacement"
-
-
-class IteratedSampler:
-    """Gradient steps of a sampler without replacement that an epoch iterates over.
-
-    An epoch draws at most ``limit`` minibatches. A pass that ends just at the limit is found to
-    have ended only by the next epoch, which then draws nothing.
-
-    Args:
-        available: minibatches in a pass over the buffer.
-        limit: minibatches that an epoch draws at most; ``None``: until the pass ends.
-        epochs: epochs of one iteration.
-    """
-
-    def __init__(self, available: int, limit: int | None, epochs: int) -> None:
-        self.available, self.epochs = available, epochs
-        self.limit = available + 1 if limit is None else limit
-        self.iteration = 0
-
-    def after(self, iterations: int, *, attempts: bool = False) -> int:
-        """Return the gradient steps of the first ``iterations``.
-
-        Args:
-            iterations: training iterations.
-            attempts: whether to count as the trainer does, which adds one for each pass that is
-                found to have ended.
-        """
-        epochs_of_pass = self.available // self.limit + 1
-        passes, rest = divmod(iterations * self.epochs, epochs_of_pass)
-        return passes * (self.available + attempts) + rest * self.limit
-
-    def advance(self, policy_steps: int) -> int:
-        """Return the gradient steps of the next iteration."""
-        del policy_steps
-        self.iteration += 1
-        return self.after(self.iteration) - self.after(self.iteration - 1)
-
-    def total(self, trainings: int, policy_steps: int) -> int:
-        """Return the gradient steps of the first ``trainings`` iterations."""
-        del policy_steps
-        return self.after(trainings)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the iterations that have trained."""
-        return {"iteration": self.iteration}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.iteration = int(state_dict["iteration"])
-
-
-def _sampler(plan: UpdatePlan, argument: str) -> CountingRule:
-    """``torchrl``: epochs over one iterator; ``torchrl:sample``: so many samples in each epoch."""
-    if plan.update_epochs is None:
-        raise SettingError("update_epochs", None, "is needed for counting=torchrl", [1])
-    limit, epochs = plan.minibatches_per_epoch, plan.update_epochs
-    if argument == "sample":
-        return Fixed(epochs * (limit or 1))
-    rows = plan.rows(2)
-    size = plan.minibatch_size or max(rows, 1)
-    available = rows // size if plan.last_minibatch == "drop" else -(-rows // size)
-    return IteratedSampler(available, limit, epochs)
-
-
-COUNTING_RULES["torchrl"] = _sampler
 
 
 @dataclass
@@ -189,7 +121,7 @@ class TorchRL(Dialect):
             random_steps=min(random, iterations) * batch,
             learning_starts=trains * batch if trains > 1 else 0,
             final_evaluation=False,
-            **self._updates(),
+            **self._updates(iterations, trains),
         )
 
     def _random_batches(self) -> tuple[int, int]:
@@ -202,7 +134,7 @@ class TorchRL(Dialect):
             return (trains if asked else 0), trains
         return -(-asked // self.collected), trains
 
-    def _updates(self) -> dict[str, Any]:
+    def _updates(self, iterations: int, first: int) -> dict[str, Any]:
         limit = self.optim_steps_per_batch
         if limit is None and self.version == "documented":
             limit = self.num_envs
@@ -215,28 +147,36 @@ class TorchRL(Dialect):
                 "gradient_steps_per_iteration": limit * self.num_epochs,
                 "minibatch_size": self.batch_size,
             }
+        if limit is None and not self.iterate:
+            raise SettingError("optim_steps_per_batch", None, "never ends without iterate", [1])
+        assert self.buffer_size is not None
+        if self.buffer_size > self.collected:
+            return self._growing(limit, iterations, first)
         return self._without_replacement(limit)
+
+    def _growing(self, limit: int | None, iterations: int, first: int) -> dict[str, Any]:
+        assert self.batch_size is not None
+        assert self.buffer_size is not None
+        held = [min(k * self.collected, self.buffer_size) for k in (first, first + 1, iterations)]
+        return growing_updates(
+            rows=held[:1] + held[1:] * (iterations > first),
+            size=self.batch_size,
+            buffer_size=self.buffer_size,
+            epochs=self.num_epochs,
+            limit=limit,
+            iterate=self.iterate,
+            drop_last=self.drop_last,
+        )
 
     def _without_replacement(self, limit: int | None) -> dict[str, Any]:
         assert self.batch_size is not None
         assert self.buffer_size is not None
         rows = min(self.collected, self.buffer_size)
-        if self.buffer_size > self.collected:
-            raise SettingError(
-                "buffer_size",
-                self.buffer_size,
-                f"is more than a batch of {self.collected}: sampling without replacement from a "
-                "growing buffer makes minibatches that no plan can foretell",
-                [self.collected],
-                "or sampler=random",
-            )
         size = min(self.batch_size, rows)
         if self.drop_last and self.batch_size > rows:
             raise SettingError(
                 "batch_size", self.batch_size, f"is more than the {rows} frames of a buffer", [rows]
             )
-        if limit is None and not self.iterate:
-            raise SettingError("optim_steps_per_batch", None, "never ends without iterate", [1])
         made: dict[str, Any] = {
             "update_epochs": self.num_epochs,
             "minibatch_size": size,
@@ -277,6 +217,18 @@ class TorchRL(Dialect):
             each = steps if ratio is None else round(ratio * plan.frames_per_batch)
             each = each if trains(plan) else 0
             algo = settings.get("algo", OFF_POLICY)
+            if each and plan.counting.startswith(RULE):
+                buffer_size, epochs, most = arguments(plan)
+                return cls(
+                    **made,
+                    algo=algo,
+                    sampler=WITHOUT,
+                    num_epochs=epochs,
+                    optim_steps_per_batch=most,
+                    iterate=True,
+                    drop_last=True,
+                    buffer_size=buffer_size,
+                )
             return cls(**made, algo=algo, sampler=RANDOM, optim_steps_per_batch=each)
         limit = plan.minibatches_per_epoch
         rows = plan.train_on_newest or plan.frames_per_batch

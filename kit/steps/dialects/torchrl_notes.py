@@ -37,7 +37,12 @@ def notes(settings: TorchRL, plan: StepPlan) -> list[str]:
             "sampler does leaves the next epoch nothing: gradient steps per batch are "
             f"{', '.join(map(str, steps))}, ..."
         )
-    if plan.on_policy and settings.iterate:
+    if settings.sampler == "without_replacement" and not plan.on_policy:
+        found.append(
+            "The buffer holds more than a batch: a new permutation is drawn whenever it has grown, "
+            "also in the middle of one."
+        )
+    if settings.iterate and settings.sampler == "without_replacement":
         found.append("The trainer counts one optimisation step too many for each ended pass.")
     return found
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.steps.clock import counting_rule
-from kit.steps.dialects.torchrl import RANDOM, WITHOUT, IteratedSampler, TorchRL
+from kit.steps.dialects.torchrl import RANDOM, WITHOUT, TorchRL
+from kit.steps.dialects.torchrl_growing import RULE, GrowingSampler
+from kit.steps.dialects.torchrl_sampler import IteratedSampler
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
@@ -68,6 +70,11 @@ def _figures(made: TorchRL, plan: StepPlan, length: int | None) -> dict[str, Any
 def _optimizer_count(made: TorchRL, plan: StepPlan, iteration: int) -> int:
     """The trainer's own count: one more for each pass that it finds to have ended."""
     trained = max(iteration - plan.first_training_iteration + 1, 0)
+    if plan.counting.startswith(RULE):
+        growing = counting_rule(plan.counting)(plan)
+        assert isinstance(growing, GrowingSampler)
+        due = sum(growing.advance(plan.frames_per_batch) for _ in range(trained))
+        return due + growing.attempts
     if not plan.on_policy or not made.iterate:
         return plan.gradient_steps_after(iteration)
     if plan.counting == "torchrl":

@@ -166,6 +166,23 @@ class TestTorchRL:
         plan = TorchRL(**settings).to_plan()
         assert plan.minibatch_sizes(1) == [4, 4, 2, 4, 4, 2]
 
+    def test_a_growing_buffer_is_permuted_anew_whenever_it_has_grown(self):
+        settings = TorchRL(frames_per_batch=6, total_frames=60, batch_size=4, buffer_size=20,
+                           sampler="without_replacement", iterate=True, drop_last=True,
+                           num_epochs=3, optim_steps_per_batch=3)  # fmt: skip
+        plan = settings.to_plan()
+        assert gradient_steps(plan) == [3, 6, 4, 8, 7, 8, 7, 8, 7, 8]
+        assert TorchRL.from_plan(plan).to_plan() == plan
+        assert any("permutation" in note for note in settings.notes())
+
+    def test_a_growing_buffer_with_minibatches_of_several_sizes_is_refused(self):
+        settings = {"frames_per_batch": 6, "total_frames": 60, "buffer_size": 20}
+        settings |= {"sampler": "without_replacement", "optim_steps_per_batch": 1}
+        with pytest.raises(SettingError, match="what works: 2; or drop_last=True"):
+            TorchRL(**settings, batch_size=4).to_plan()
+        assert TorchRL(**settings, batch_size=2).to_plan()
+        assert TorchRL(**settings, batch_size=4, drop_last=True).to_plan()
+
     def test_a_random_sampler_never_ends(self):
         with pytest.raises(SettingError, match="never ends"):
             TorchRL(algo="sac", optim_steps_per_batch=None).to_plan()
