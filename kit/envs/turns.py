@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
 WAKE = b"\0"
 """Message that says nothing but: look at the counts."""
 _LOOKS = 64, 8192
-"""How often a side looks at the counts before it sleeps: from a few microseconds to about one
-millisecond."""
+"""How often a side looks at the counts before it sleeps, at least and at most."""
+_SHORT = 0.001
+"""Seconds of waiting up to which it pays to look: about as long as looking most often takes."""
 _SECONDS = 0.01
 """How long a side sleeps before it looks again, should nobody wake it."""
 
@@ -37,9 +39,8 @@ class Turns:
     """One side of an exchange of turns: counts in shared memory, and a pipe to sleep on.
 
     Waking a process that sleeps takes longer than many environments need for a step, so each side
-    first looks at the counts for a while: longer where that was long enough the last time, shorter
-    where it slept all the same. What was written to shared memory before a turn is handed over can
-    be read by the other side afterwards.
+    first looks at the counts for a while; ever shorter where turns are long all the same. What was
+    written to shared memory before a turn is handed over can be read by the other side afterwards.
 
     Args:
         memory: shared by both sides: ``SIZE`` whole numbers of 8 bytes, zeros at first.
@@ -54,12 +55,14 @@ class Turns:
     def _look(self, wanted: bool) -> bool:
         """Look for a while whether all turns are answered (or not); return whether it is so."""
         counts = self._counts
-        for _ in range(self._looks):
-            if (counts[_ANSWERED] == counts[_ASKED]) is wanted:
-                self._looks = min(2 * self._looks, _LOOKS[1])
-                return True
-        self._looks = max(self._looks // 2, _LOOKS[0])
-        return False
+        return any((counts[_ANSWERED] == counts[_ASKED]) is wanted for _ in range(self._looks))
+
+    def _slept(self, began: float) -> None:
+        """Look longer the next time if it had been worth it, shorter if not."""
+        if time.perf_counter() - began < _SHORT:
+            self._looks = _LOOKS[1]
+        else:
+            self._looks = max(self._looks // 2, _LOOKS[0])
 
     # ------------------------------------------------------------------ the side that asks
     def ask(self) -> None:
@@ -75,7 +78,7 @@ class Turns:
         Raises:
             EOFError: if the other side is gone.
         """
-        counts, message = self._counts, b""
+        counts, message, began = self._counts, b"", time.perf_counter()
         if self._look(True):
             return receive(self._pipe) if counts[_SAID] else message
         counts[_ASKER_SLEEPS] = 1
@@ -86,6 +89,7 @@ class Turns:
                     message = message if received == WAKE else received
         finally:
             counts[_ASKER_SLEEPS] = 0
+            self._slept(began)
         return receive(self._pipe) if counts[_SAID] and not message else message
 
     # ------------------------------------------------------------------ the side that answers
@@ -95,7 +99,7 @@ class Turns:
         Raises:
             EOFError: if the other side is gone.
         """
-        counts = self._counts
+        counts, began = self._counts, time.perf_counter()
         if self._look(False):
             return b""
         counts[_ANSWERER_SLEEPS] = 1
@@ -107,6 +111,7 @@ class Turns:
                         return message
         finally:
             counts[_ANSWERER_SLEEPS] = 0
+            self._slept(began)
         return b""
 
     def answer(self, message: bytes) -> None:

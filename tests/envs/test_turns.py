@@ -97,20 +97,24 @@ def test_the_end_of_the_other_side_is_noticed(sides, side):
             answerer.wait_to_be_asked()
 
 
-def test_a_side_that_slept_looks_shorter_the_next_time_and_one_that_did_not_looks_longer():
+def test_a_side_looks_shorter_after_long_turns_and_longer_after_short_ones(monkeypatch):
     memory = multiprocessing.RawArray("q", SIZE)
     ours, theirs = multiprocessing.Pipe()
     asker, answerer = Turns(memory, ours), Turns(memory, theirs)
     most = asker._looks
-    asker.ask()
-    timer = threading.Timer(0.2, lambda: answerer.answer(b""))
-    timer.start()
-    asker.wait_for_answer()
-    timer.join()
-    assert asker._looks == most // 2
-    asker.ask()
-    answerer.answer(b"")
-    asker.wait_for_answer()
+
+    def wait() -> None:
+        asker.ask()
+        timer = threading.Timer(0.1, lambda: answerer.answer(b""))
+        timer.start()
+        asker.wait_for_answer()
+        timer.join()
+
+    wait()
+    wait()
+    assert asker._looks == most // 4
+    monkeypatch.setattr(turns, "_SHORT", 60.0)
+    wait()
     assert asker._looks == most
 
 
