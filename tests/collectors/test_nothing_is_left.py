@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").exists(), reason="needs Linux's /proc and shm")
 
 SCRIPT = """
-import functools, multiprocessing, os, sys, threading
+import functools, multiprocessing, os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored where tests run
 from kit.collectors import AsyncCollector, VectorCollector
 from kit.envs import make_env
 from tests.envs.odd_envs import Raises, Steps
@@ -69,10 +71,13 @@ def start(how: str, path: Path) -> tuple[subprocess.Popen, list[int]]:
 
 
 def end(process: subprocess.Popen, path: Path) -> tuple[str, str]:
-    """Wait for the script; return what it wrote to its output and as errors."""
+    """Wait for the script, two minutes at most; return its output and its errors."""
     assert process.stdout is not None
+    late = threading.Timer(120, lambda: os.killpg(process.pid, signal.SIGKILL))
+    late.start()
     out = process.stdout.read()
     process.wait(60)
+    late.cancel()
     return out, (path / "stderr").read_text()
 
 
