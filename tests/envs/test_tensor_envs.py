@@ -281,7 +281,7 @@ def test_torchs_default_type_does_not_matter(id):
 def test_an_unknown_id_names_the_nearest():
     with pytest.raises(SettingError, match="what works: CartPole-v1 or CartPole-v0 or") as error:
         make_tensor_env("cartpole-v1", 2)
-    assert set(error.value.works) == set(IDS)
+    assert set(error.value.works) == set(TENSOR_ENVS)
 
 
 def test_time_limits_are_the_registered_ones_unless_given():
