@@ -96,9 +96,11 @@ def _restore_mujoco(env: Any, saved: dict[str, Any]) -> None:
     mujoco.mj_forward(env.model, env.data)
     # mj_forward brings all arrays to the present; before the kill some of them were one substep
     # behind, and environments read them so.
+    # Arrays of constraint islands are there only while something touches: those of a new contact
+    # are computed anew, as all of them are in the next step.
     for name, array in _derived(env.data).items():
-        value = _decode(saved["derived"][name])
-        if value.shape == array.shape:
+        value = _decode(saved["derived"].get(name))
+        if value is not None and value.shape == array.shape:
             array[...] = value
     mujoco.mj_setState(env.model, env.data, _decode(saved["integration"]), kind)
 
