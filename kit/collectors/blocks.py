@@ -34,11 +34,6 @@ class Block:
         self._graph: _Graph | None = None
         self._warm = False
 
-    @property
-    def is_fast(self) -> bool:
-        """Whether calls are replayed."""
-        return self._program is not None or self._graph is not None
-
     def is_valid(self) -> bool:
         """Whether no setting that was read while tracing was changed since."""
         return self._program is None or self._program.is_valid()

@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium as gym
 
-from kit.envs.state import capture, restore
 from kit.steps.errors import whole_number
 
 
@@ -38,20 +37,3 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
         self.env_steps = made
         info["env_steps"] = made
         return observation, total, terminated, truncated, info
-
-
-class Resumable(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-ignore]
-    """Gives the whole state of the environment below as plain values, and takes it back."""
-
-    @property
-    def full_state(self) -> dict[str, Any]:
-        """State of all layers below, random numbers included.
-
-        Raises:
-            CannotCapture: if some layer holds something that plain values cannot describe.
-        """
-        return capture(self.env)
-
-    @full_state.setter
-    def full_state(self, state: dict[str, Any]) -> None:
-        restore(self.env, state)
