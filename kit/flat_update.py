@@ -12,7 +12,8 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from kit.tracing import FlatProgram, NotTraceable, Watch, trace
+from kit.tracing import FlatProgram, NotTraceable, trace
+from kit.watch import Watch
 
 Metrics = dict[str, Tensor]
 Gradients = Sequence[Tensor | None]

@@ -14,14 +14,13 @@ an action); a program notices when these change.
 
 from __future__ import annotations
 
-import operator
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.flat_graph import flat_function
@@ -41,6 +40,18 @@ class Operation:
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     result: Any
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a flat program was made of."""
+
+    operations: list[Operation]
+    inputs: list[Tensor]
+    """those that are read."""
+    outputs: list[Tensor]
+    constants: list[Tensor]
+    """read, but neither given nor made: parameters and buffers."""
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -72,14 +83,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _follow(self, operation: Operation) -> None:
         """Note what the results of an operation depend on: what varies, or settings alone."""
-        reads = _reads(operation)
+        reads = tensors_read(operation)
         varies = torch.Tag.nondeterministic_seeded in operation.function.tags
         settings: dict[int, Tensor] = {}
         for tensor in reads:
             made = id(tensor) in self._made_by
             varies |= id(tensor) in self._varying or (not made and tensor.requires_grad)
             settings |= self._settings.get(id(tensor), {} if made else {id(tensor): tensor})
-        for tensor in _tensors(operation.result):
+        for tensor in tensors_in(operation.result):
             self._made_by[id(tensor)] = operation
             self._settings[id(tensor)] = settings
             if varies:
@@ -120,9 +131,11 @@ class FlatProgram:
         interpreter: ``"graph"`` (C++) or ``"python"``.
         changes_constants: whether a call changes tensors that the function did not make.
         settings: tensors whose values Python has read while tracing.
+        recorded: what the program was made of, where that was to be kept.
     """
 
     settings: Sequence[Tensor] = ()
+    recorded: Recorded | None = None
     _versions: Sequence[int] = ()
 
     def __init__(
@@ -131,18 +144,21 @@ class FlatProgram:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         compile: bool = False,
+        keep: bool = False,
     ) -> None:
         operations, outputs = _without_repeated_views(operations, inputs, outputs)
         operations, shown = _without_fixed_views(operations, inputs)
         self._shown = [(tensor, tensor.data_ptr()) for tensor in shown]
         operations = _needed(operations, outputs)
-        read = {id(tensor) for operation in operations for tensor in _reads(operation)}
+        read = {id(tensor) for operation in operations for tensor in tensors_read(operation)}
         read.update(id(tensor) for tensor in outputs)
         self.inputs_read = [n for n, tensor in enumerate(inputs) if id(tensor) in read]
         inputs = [inputs[number] for number in self.inputs_read]
         self.operations = [str(operation.function) for operation in operations]
         self.constants = _constants(operations, inputs, outputs)
         self.changes_constants = _changes_given(operations)
+        if keep:
+            self.recorded = Recorded(operations, inputs, list(outputs), self.constants)
         self._run, self.interpreter = flat_function(
             operations, [*inputs, *self.constants], outputs, compile
         )
@@ -171,7 +187,10 @@ class FlatProgram:
 
 
 def trace(
-    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], compile: bool = False
+    function: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    compile: bool = False,
+    keep: bool = False,
 ) -> tuple[FlatProgram, Sequence[Tensor]]:
     """Call ``function`` once and return it as a flat program, with what the call returned.
 
@@ -182,6 +201,7 @@ def trace(
             ``torch.autograd.grad`` are part of the program.
         inputs: tensors of the shapes and types that the program will be called with.
         compile: whether ``torch.compile`` compiles the program, which then rounds differently.
+        keep: whether the program keeps what it was made of, with every tensor of the call.
 
     Raises:
         NotTraceable: if the function reads a tensor on the host, other than to check that values
@@ -197,7 +217,7 @@ def trace(
             outputs = function(*inputs)
     finally:
         torch.distributions.Distribution.set_default_validate_args(checked)
-    program = FlatProgram(recorder.operations, inputs, outputs, compile)
+    program = FlatProgram(recorder.operations, inputs, outputs, compile, keep)
     program.assume(list(recorder.read.values()))
     return program, outputs
 
@@ -212,16 +232,18 @@ def _apart(inputs: Sequence[Tensor]) -> list[Tensor]:
     return apart
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in a value, a list or a tuple."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return []
 
 
-def _reads(operation: Operation) -> list[Tensor]:
-    return _tensors(operation.arguments) + _tensors(tuple(operation.keywords.values()))
+def tensors_read(operation: Operation) -> list[Tensor]:
+    """Return the tensors among the arguments of an operation."""
+    return tensors_in(operation.arguments) + tensors_in(tuple(operation.keywords.values()))
 
 
 def _is_view(operation: Operation) -> bool:
@@ -253,7 +275,7 @@ def _without_repeated_views(
         if isinstance(result, Tensor) and _is_view(operation) and _place(result) in first:
             stands_for[id(result)] = first[_place(result)]
             continue
-        for tensor in (*_reads(operation), *_tensors(result)):
+        for tensor in (*tensors_read(operation), *tensors_in(result)):
             if id(tensor) not in stands_for:
                 first.setdefault(_place(tensor), tensor)
         arguments = canonical(operation.arguments)
@@ -282,13 +304,13 @@ def _without_fixed_views(
     shown: dict[int, Tensor] = {}
     views: set[int] = set()
     for operation in operations:
-        reads = _reads(operation)
+        reads = tensors_read(operation)
         if _is_view(operation) and reads and not any(id(tensor) in varying for tensor in reads):
             shown |= {id(tensor): tensor for tensor in reads if id(tensor) not in views}
-            views.update(id(tensor) for tensor in _tensors(operation.result))
+            views.update(id(tensor) for tensor in tensors_in(operation.result))
             continue
         kept.append(operation)
-        varying.update(id(tensor) for tensor in _tensors(operation.result))
+        varying.update(id(tensor) for tensor in tensors_in(operation.result))
     return kept, list(shown.values())
 
 
@@ -298,9 +320,9 @@ def _needed(operations: list[Operation], outputs: Sequence[Tensor]) -> list[Oper
     kept = []
     for operation in reversed(operations):
         changes = operation.function._schema.is_mutable
-        if changes or any(id(tensor) in used for tensor in _tensors(operation.result)):
+        if changes or any(id(tensor) in used for tensor in tensors_in(operation.result)):
             kept.append(operation)
-            used.update(id(tensor) for tensor in _reads(operation))
+            used.update(id(tensor) for tensor in tensors_read(operation))
     return kept[::-1]
 
 
@@ -311,9 +333,9 @@ def _changes_given(operations: list[Operation]) -> bool:
         if operation.function._schema.is_mutable:
             for argument, value in zip(operation.function._schema.arguments, operation.arguments):
                 writes = argument.alias_info is not None and argument.alias_info.is_write
-                if writes and any(id(tensor) not in made for tensor in _tensors(value)):
+                if writes and any(id(tensor) not in made for tensor in tensors_in(value)):
                     return True
-        made.update(id(tensor) for tensor in _tensors(operation.result))
+        made.update(id(tensor) for tensor in tensors_in(operation.result))
     return False
 
 
@@ -324,72 +346,10 @@ def _constants(
     known = {id(tensor) for tensor in inputs}
     constants = []
     for operation in operations:
-        for tensor in _reads(operation):
+        for tensor in tensors_read(operation):
             if id(tensor) not in known:
                 known.add(id(tensor))
                 constants.append(tensor)
-        known.update(id(tensor) for tensor in _tensors(operation.result))
+        known.update(id(tensor) for tensor in tensors_in(operation.result))
     constants += [tensor for tensor in outputs if id(tensor) not in known]
     return constants
-
-
-class Watch:
-    """Notices when a module is no longer what a trace of it has taken for granted.
-
-    A change of a parameter in place goes unnoticed, as it should: programs read parameters where
-    they live. Another value of a plain attribute (a coefficient kept as a float, training or
-    evaluation mode) and another parameter or buffer object are noticed.
-
-    Args:
-        module: what was traced; anything else than an ``nn.Module`` never changes.
-        groups: further dictionaries of settings, such as an optimiser's parameter groups.
-    """
-
-    def __init__(self, module: Any, groups: Sequence[dict[str, Any]] = ()) -> None:
-        self.module = module
-        self.groups = groups
-        self._places: list[tuple[dict[str, Any], str]] = []
-        self._held: list[tuple[dict[str, Any], str]] = []
-        self._values: list[Any] = []
-        self._tensors: list[Any] = []
-        self.look_closely()
-
-    def changed(self) -> bool:
-        """Whether a value or an object that was there at the last look is another one."""
-        values = [attributes.get(name) for attributes, name in self._places]
-        tensors = [attributes.get(name) for attributes, name in self._held]
-        before, self._values = self._values, values
-        held, self._tensors = self._tensors, tensors
-        if any(map(operator.is_not, tensors, held)):
-            return True
-        try:
-            return bool(values != before)
-        except RuntimeError:  # a number became a tensor, which is not compared like one
-            return True
-
-    def look_closely(self) -> bool:
-        """Whether anything is different from the last look, new attributes and modules included."""
-        parts = self.module.modules() if isinstance(self.module, nn.Module) else ()
-        places: list[tuple[dict[str, Any], str]] = []
-        held: list[tuple[dict[str, Any], str]] = []
-        for part in parts:
-            attributes = part.__dict__
-            for kind in ("_parameters", "_buffers"):
-                held += [(attributes[kind], name) for name in attributes[kind]]
-            places += [(attributes, n) for n, v in attributes.items() if type(v) in _SETTINGS]
-        for group in self.groups:
-            places += [(group, n) for n, v in group.items() if type(v) in (*_SETTINGS, tuple)]
-        same = _same_places(places, self._places) and _same_places(held, self._held)
-        self._places, self._held = places, held
-        if same:
-            return self.changed()
-        self._values = [attributes.get(name) for attributes, name in places]
-        self._tensors = [attributes.get(name) for attributes, name in held]
-        return True
-
-
-_SETTINGS = (bool, int, float, str)
-
-
-def _same_places(ours: Sequence[Any], others: Sequence[Any]) -> bool:
-    return [(id(a), n) for a, n in ours] == [(id(a), n) for a, n in others]

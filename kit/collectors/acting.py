@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +12,9 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.policy import IS_INIT, Policy, PolicyRunner, Tensors
+from kit.collectors.stretches import CalledStretch, NumpyStretch, RandomStretch, Stretch
 from kit.envs.copies import StepArrays
-from kit.envs.spaces import Arrays, Key, Leaf
+from kit.envs.spaces import Key, Leaf
 from kit.steps import SettingError
 
 
@@ -25,24 +25,6 @@ class ActsOn(Protocol):
     observation_leaves: list[Leaf]
     action_leaves: list[Leaf]
     full_action_spec: Any
-
-
-@dataclass
-class Stretch:
-    """Consecutive steps whose actions come from one source."""
-
-    steps: int
-    """of each copy."""
-    act: Callable[[Tensors], Sequence[Tensor]]
-    """returns what is written in one step."""
-    runner: PolicyRunner | None
-    """whose policy acts; ``None``: nobody's."""
-    outputs: list[Sequence[Tensor]] = field(default_factory=list)
-    """what was written in each step."""
-    starts: list[Tensor] = field(default_factory=list)
-    """whether each step was the first of its episode, where the policy wants to know."""
-    places: list[tuple[Key, int]] = field(default_factory=list)
-    """where the actions are among the outputs."""
 
 
 class Acting:
@@ -57,6 +39,7 @@ class Acting:
         exploration_type: whether the policies sample.
         device: where the policies run.
         fast: whether to take the policies past TensorDict where possible.
+        in_numpy: whether NumPy may make a policy's operations.
 
     Raises:
         SettingError: if one of exploration policy and frames is given without the other.
@@ -73,6 +56,7 @@ class Acting:
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         device: torch.device | str = "cpu",
         fast: bool = True,
+        in_numpy: bool = False,
     ) -> None:
         if (exploration_policy is None) != (exploration_frames == 0):
             raise SettingError(
@@ -92,16 +76,23 @@ class Acting:
         def runner(one: Policy | None) -> PolicyRunner | None:
             if one is None:
                 return None
-            kwargs = {"exploration_type": exploration_type, "fast": fast, "device": device}
-            return PolicyRunner(one, keys, env.num_envs, **kwargs)
+            return PolicyRunner(
+                one,
+                keys,
+                env.num_envs,
+                exploration_type=exploration_type,
+                fast=fast,
+                device=device,
+                in_numpy=self.action_keys if in_numpy and self.on_cpu else (),
+            )
 
         self.runner, self.explorer = runner(policy), runner(exploration_policy)
         self._example: list[Tensor] | None = None
         self._runners = [one for one in (self.runner, self.explorer) if one is not None]
 
     # ------------------------------------------------------------------ one batch
-    def stretches(self, policy_steps: int, steps: int) -> list[Stretch]:
-        """Return who acts in the next steps of each copy.
+    def sources(self, policy_steps: int, steps: int) -> list[tuple[PolicyRunner | None, int]]:
+        """Return who acts in the next steps of each copy, and in how many.
 
         Args:
             policy_steps: of all copies so far.
@@ -117,51 +108,45 @@ class Acting:
             if until is not None:
                 left = min(max(until - policy_steps, 0) // self.num_envs, steps)
             if left:
-                found.append(self._stretch(runner, left))
+                found.append((runner, left))
             policy_steps, steps = policy_steps + left * self.num_envs, steps - left
         return found
 
-    def _stretch(self, runner: PolicyRunner | None, steps: int) -> Stretch:
-        if runner is None:
-            return Stretch(steps, self._random(steps), None)
-        return Stretch(steps, self._calls(runner), runner)
+    def stretches(self, policy_steps: int, steps: int) -> list[Stretch]:
+        """Return what acts in the next steps of each copy, as :meth:`sources` says."""
+        return [self._stretch(*source) for source in self.sources(policy_steps, steps)]
 
-    def mode(self) -> Any:
-        """Inference mode is cheaper, but a call that is no replay may have to make parameters."""
+    def _stretch(self, runner: PolicyRunner | None, steps: int) -> Stretch:
+        if runner is None and self._mask_key is None:
+            drawn = self.env.full_action_spec.rand([steps])
+            return RandomStretch(steps, {key: drawn.get(key) for key in self.action_keys})
+        if runner is not None and runner.in_numpy is not None:
+            return NumpyStretch(steps, runner, runner.in_numpy)
+        call = self.random if runner is None else runner
+        return CalledStretch(steps, runner, call, self.action_keys, self.device)
+
+    def mode(self, observation: Mapping[Key, NDArray[Any]] | None = None) -> Any:
+        """Return the mode for a batch: inference mode is cheaper.
+
+        But a call that is no replay may have to make parameters.
+
+        Args:
+            observation: to be acted on first; given where NumPy may make a policy's operations.
+        """
         for runner in self._runners:
-            runner.prepare()
+            runner.prepare(observation)
         replays = self._runners and all(runner.replays for runner in self._runners)
         return torch.inference_mode() if replays else torch.no_grad()
 
-    def _calls(self, runner: PolicyRunner) -> Callable[[Tensors], Sequence[Tensor]]:
-        if self.on_cpu:
-            return runner
-
-        def call(observation: Tensors) -> Sequence[Tensor]:
-            return runner({key: value.to(self.device) for key, value in observation.items()})
-
-        return call
-
-    def _random(self, steps: int) -> Callable[[Tensors], Sequence[Tensor]]:
-        """Return what acts at random; where actions are masked, among those allowed."""
-        spec, mask_key = self.env.full_action_spec, self._mask_key
-        if mask_key is None:
-            drawn = spec.rand([steps])
-            entries = iter(zip(*[drawn.get(key).unbind(0) for key in self.action_keys]))
-            return lambda observation: next(entries)
-        spec = spec.clone()
-
-        def act(observation: Tensors) -> Sequence[Tensor]:
-            for key in self.action_keys:
-                spec[key].update_mask(observation[mask_key].bool())
-            drawn = spec.rand()
-            return [drawn.get(key) for key in self.action_keys]
-
-        return act
-
     def random(self, observation: Tensors) -> Sequence[Tensor]:
-        """Return actions of one step at random."""
-        return self._random(1)(observation)
+        """Return actions of one step at random; where actions are masked, among those allowed."""
+        spec = self.env.full_action_spec
+        if self._mask_key is not None:
+            spec = spec.clone()
+            for key in self.action_keys:
+                spec[key].update_mask(observation[self._mask_key].cpu().bool())
+        drawn = spec.rand()
+        return [drawn.get(key) for key in self.action_keys]
 
     def aligned(self, values: Tensors, observation: Tensors) -> list[Tensor]:
         """Return what somebody else wrote in one step as if the policy had: zero where it did not.
@@ -172,12 +157,9 @@ class Acting:
         """
         assert self.runner is not None
         starts = self.runner.stand_by()
-        if self._example is None:
-            given = {key: value.to(self.device) for key, value in observation.items()}
-            self._example = [torch.zeros_like(value) for value in self.runner.peek(given)]
+        examples = self._examples(observation)
         known = {IS_INIT: starts, **values}
-        keys = self.runner.out_keys
-        return [known.get(key, zero).to(self.device) for key, zero in zip(keys, self._example)]
+        return [known.get(key, zero).to(self.device) for key, zero in examples.items()]
 
     def ended(self, mask: NDArray[np.bool_]) -> None:
         """Have the policies forget what belongs to episodes that ended, ``[num_envs]``."""
@@ -185,36 +167,27 @@ class Acting:
             if runner.remembers:
                 runner.ended(mask)
 
-    def after(self, stretch: Stretch, result: StepArrays) -> None:
-        """Bring what the policies remember up to date after a step.
+    def following(self, stretch: Stretch) -> Callable[[StepArrays], None] | None:
+        """Return what has to be done after each step of a stretch; ``None``: nothing."""
+        if not self.remembers:
+            return None
 
-        Args:
-            stretch: whose step it was.
-            result: what it gave.
-        """
-        ended = result.terminated | result.truncated
-        for runner in self._runners:
-            if runner.remembers:
-                if runner is not stretch.runner:
-                    starts = runner.stand_by()
-                    if runner is self.runner:
-                        stretch.starts.append(starts)
-                runner.ended(ended)
+        def follow(result: StepArrays) -> None:
+            ended = result.terminated | result.truncated
+            for runner in self._runners:
+                if runner.remembers:
+                    if runner is not stretch.runner:
+                        starts = runner.stand_by()
+                        if runner is self.runner:
+                            stretch.starts.append(starts)
+                    runner.ended(ended)
+
+        return follow
 
     @property
     def remembers(self) -> bool:
-        """Whether :meth:`after` has something to do."""
+        """Whether a policy remembers something, as far as is known before it has acted."""
         return any(runner.remembers for runner in self._runners)
-
-    def actions(self, stretch: Stretch, outputs: Sequence[Tensor]) -> Arrays:
-        """Return the actions among what was written, for the environments."""
-        if not stretch.places:
-            keys = self.action_keys
-            written = keys if stretch.runner is None else stretch.runner.out_keys
-            stretch.places = [(key, written.index(key)) for key in keys]
-        if self.on_cpu:
-            return {key: outputs[place].numpy() for key, place in stretch.places}
-        return {key: outputs[place].cpu().numpy() for key, place in stretch.places}
 
     def written(self, stretches: list[Stretch], observation: Mapping[Key, Tensor]) -> Tensors:
         """Return what was written, ``[num_envs, steps, ...]``.
@@ -226,45 +199,31 @@ class Acting:
             stretches: of a batch.
             observation: an observation, for a policy that has not acted yet.
         """
-        if self.runner is None:
-            keys, examples = self.action_keys, None
-        else:
-            examples = self._examples(stretches, observation)
+        examples: Mapping[Key, Tensor] = {}
+        keys: Sequence[Key] = self.action_keys
+        if self.runner is not None:
+            if any(stretch.runner is not self.runner for stretch in stretches):
+                examples = self._examples(observation)
             keys = self.runner.out_keys
-        stacked: Tensors = {}
-        for place, key in enumerate(keys):
-            values: list[Tensor] = []
+        whole: Tensors = {}
+        for key in keys:
+            parts = []
             for stretch in stretches:
-                values += self._values(stretch, key, place, examples)
-            stacked[key] = torch.stack(values).transpose(0, 1)
-        return stacked
+                value = stretch.value(key)
+                if value is None:
+                    zero = torch.zeros_like(examples[key])
+                    value = zero.expand(stretch.taken, *zero.shape)
+                parts.append(value.to(self.device))
+            whole[key] = (parts[0] if len(parts) == 1 else torch.cat(parts)).transpose(0, 1)
+        return whole
 
-    def _examples(
-        self, stretches: list[Stretch], observation: Mapping[Key, Tensor]
-    ) -> Sequence[Tensor] | None:
-        """Return one value of everything that the policy writes, if others have acted too."""
+    def _examples(self, observation: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """Return one value of everything that the policy writes."""
         assert self.runner is not None
-        if all(stretch.runner is self.runner for stretch in stretches):
-            return None
-        acted = [s.outputs[0] for s in stretches if s.runner is self.runner and s.outputs]
-        if acted:
-            return acted[0]
-        given = {key: value.to(self.device) for key, value in observation.items()}
-        return self.runner.peek(given)
-
-    def _values(
-        self, stretch: Stretch, key: Key, place: int, examples: Sequence[Tensor] | None
-    ) -> Sequence[Tensor]:
-        if stretch.runner is self.runner:
-            return [outputs[place] for outputs in stretch.outputs]
-        keys = self.action_keys if stretch.runner is None else stretch.runner.out_keys
-        if key in keys:
-            index = keys.index(key)
-            return [outputs[index].to(self.device) for outputs in stretch.outputs]
-        if key == IS_INIT and stretch.starts:
-            return stretch.starts
-        assert examples is not None
-        return [torch.zeros_like(examples[place])] * len(stretch.outputs)
+        if self._example is None:
+            given = {key: value.to(self.device) for key, value in observation.items()}
+            self._example = [torch.zeros_like(value) for value in self.runner.peek(given)]
+        return dict(zip(self.runner.out_keys, self._example))
 
     # ------------------------------------------------------------------ in and out
     def restart(self) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kit.collectors.memory import BatchMemory
 from kit.collectors.policy import Tensors
+from kit.collectors.stretches import tensors_of_steps
 from kit.envs.copies import StepArrays
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
@@ -63,7 +64,7 @@ class EpisodeMemory:
             chunk = BatchMemory(self.env, _CHUNK)
             chunk.begin(self.env.start())
             self._chunks.append(chunk)
-            self._rows = chunk.rows()
+            self._rows = zip(tensors_of_steps(chunk.acted_on(0, _CHUNK)), chunk.rows())
             row = next(self._rows)
         self.steps += 1
         return row

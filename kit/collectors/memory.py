@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from kit.collectors.policy import Tensors
 from kit.envs.copies import StepArrays
 from kit.envs.episodes import EpisodeAccounts
 from kit.envs.errors import EnvironmentFault
-from kit.envs.spaces import Key
+from kit.envs.spaces import Arrays, Key
 from kit.envs.vector_env import VectorEnv
 
 
@@ -52,19 +53,17 @@ class BatchMemory:
         for key, array in present.items():
             self.observation[key][0] = array
 
-    def rows(self) -> Iterator[tuple[Tensors, StepArrays]]:
-        """Yield what each step reads, as tensors, and where it writes."""
-        keys = list(self.observation)
-        reads = zip(
-            *[torch.from_numpy(array[:-1]).unbind(0) for array in self.observation.values()]
-        )
-        after = zip(*[array[1:] for array in self.observation.values()])
-        following = zip(*self.next_observation.values())
-        raw = [None] * self.steps if self.raw_reward is None else self.raw_reward
-        rest = zip(self.reward, self.terminated, self.truncated, self.env_steps, raw)
-        for read, *observations, others in zip(reads, following, after, rest):
-            arrays = [dict(zip(keys, observation)) for observation in observations]
-            yield dict(zip(keys, read)), StepArrays._make((*arrays, *others))
+    def rows(self) -> Iterator[StepArrays]:
+        """Yield where each step writes."""
+        following = _by_step(self.next_observation)
+        after = _by_step({key: array[1:] for key, array in self.observation.items()})
+        flags = self.terminated, self.truncated
+        raw = repeat(None) if self.raw_reward is None else self.raw_reward
+        return map(StepArrays, following, after, self.reward, *flags, self.env_steps, raw)
+
+    def acted_on(self, start: int, steps: int) -> dict[Key, NDArray[Any]]:
+        """Return the observations of some steps, ``[steps, num_envs, ...]``."""
+        return {key: array[start : start + steps] for key, array in self.observation.items()}
 
     @property
     def ended(self) -> NDArray[np.bool_]:
@@ -156,3 +155,11 @@ class Trajectories:
 def _rows(array: NDArray[Any]) -> Tensor:
     """Return a time-first array as a tensor with copies first, sharing its memory."""
     return torch.from_numpy(array).transpose(0, 1)
+
+
+def _by_step(arrays: Arrays) -> Iterator[Arrays]:
+    """Yield the rows of all arrays."""
+    if len(arrays) == 1:
+        ((key, array),) = arrays.items()
+        return ({key: row} for row in array)
+    return (dict(zip(arrays, rows)) for rows in zip(*arrays.values()))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules.utils import get_primers_from_module
 
+from kit.collectors.in_numpy import NotInNumpy, NumpyProgram
 from kit.envs.spaces import Key
 from kit.steps import SettingError
-from kit.tracing import FlatProgram, NotTraceable, Watch, trace
+from kit.tracing import FlatProgram, NotTraceable, trace
+from kit.watch import Watch
 
 Tensors = dict[Key, Tensor]
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -44,11 +47,14 @@ class PolicyRunner:
         exploration_type: whether actions are sampled.
         fast: whether to trace at all.
         device: where the policy's memory is.
+        in_numpy: keys of the actions, where NumPy may make a policy's operations; none: it may not.
 
     Attributes:
         out_keys: what a call returns, in this order; known after the first call. The memory that
             the policy was given is returned too, where it is not under the key it was written to.
         plain_reason: why the policy runs as a TensorDict module; empty while it does not.
+        in_numpy: the policy's operations made by NumPy; ``None`` where it cannot make them.
+        numpy_reason: why it cannot; empty while it can.
 
     Raises:
         SettingError: if the policy reads a key that nobody gives.
@@ -63,6 +69,7 @@ class PolicyRunner:
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         fast: bool = True,
         device: torch.device | str = "cpu",
+        in_numpy: Sequence[Key] = (),
     ) -> None:
         self.policy = policy
         self.num_envs = num_envs
@@ -82,11 +89,23 @@ class PolicyRunner:
         self._watch = Watch(policy)
         self._verified = False
         self.remembers = True
+        self.in_numpy: NumpyProgram | None = None
+        self.numpy_reason = "" if in_numpy else "not asked for"
+        self._action_keys = in_numpy
 
-    def prepare(self) -> None:
-        """Forget the trace if the policy is no longer what was traced; call once per batch."""
+    def prepare(self, observation: Mapping[Key, NDArray[Any]] | None = None) -> None:
+        """Forget the trace if the policy is no longer what was traced; call once per batch.
+
+        Args:
+            observation: to be acted on first; needed where NumPy is to make the operations, as the
+                policy is then traced before the first step.
+        """
         if self._watch.look_closely() or not (self._program and self._program.is_valid()):
             self._program = None
+        if self._program is None or not (self.in_numpy and self.in_numpy.is_valid()):
+            self.in_numpy = None
+            if self._action_keys and observation is not None:
+                self._trace_ahead({key: torch.from_numpy(a) for key, a in observation.items()})
 
     @property
     def replays(self) -> bool:
@@ -129,17 +148,26 @@ class PolicyRunner:
 
     def peek(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
         """Return what a call would, and leave everything as it was: memory, buffers, numbers."""
+        with self._without_traces():
+            pool = {IS_INIT: self._starts, **tensors, **self._memory}
+            return self._remember(self._plain(pool), pool)
+
+    @contextlib.contextmanager
+    def _without_traces(self) -> Iterator[None]:
+        """Put back memory, buffers, random numbers and plain attributes afterwards."""
         generator, memory, starts = torch.get_rng_state(), self._memory, self._starts
         buffers = list(self.policy.buffers()) if isinstance(self.policy, nn.Module) else []
         saved = [buffer.clone() for buffer in buffers]
-        pool = {IS_INIT: starts, **tensors, **memory}
+        settings = self._watch.settings()
         try:
-            return self._remember(self._plain(pool), pool)
+            yield
         finally:
             torch.set_rng_state(generator)
             self._memory, self._starts = memory, starts
             for buffer, value in zip(buffers, saved):
                 buffer.copy_(value)
+            for attributes, name, value in settings:
+                attributes[name] = value
 
     def stand_by(self) -> Tensor:
         """Let a step pass in which somebody else acts; return ``is_init`` of this step."""
@@ -161,9 +189,12 @@ class PolicyRunner:
 
     def _trace(self, pool: Tensors) -> Sequence[Tensor]:
         keys, generator = list(pool), torch.get_rng_state()
+        apart = [value.clone() for value in pool.values()]  # what is remembered may show one memory
         try:
             self._program, outputs = trace(
-                lambda *tensors: self._plain(dict(zip(keys, tensors))), list(pool.values())
+                lambda *tensors: self._plain(dict(zip(keys, tensors))),
+                apart,
+                keep=bool(self._action_keys),
             )
         except NotTraceable as reason:
             self._program = None
@@ -178,6 +209,37 @@ class PolicyRunner:
         # A policy that changes its own buffers must not be run twice to compare.
         self._verified = self._program.changes_constants
         return outputs
+
+    def _trace_ahead(self, tensors: Tensors) -> None:
+        """Trace the policy before it is called, and have NumPy make its operations if it can.
+
+        Otherwise a run that goes on from a checkpoint would round its first batch differently.
+        """
+        if not isinstance(self.policy, nn.Module) or (self.plain_reason and not self._program):
+            self.numpy_reason = self.plain_reason or "it is no module"
+            return
+        begun = self._program is not None
+        with self._without_traces(), torch.no_grad():
+            for _ in range(3):  # to know its keys, to trace it, to compare
+                if not self.replays and not self.plain_reason:
+                    self(tensors)
+            try:
+                self.in_numpy, self.numpy_reason = self._made_by_numpy(), ""
+            except NotInNumpy as reason:
+                self.numpy_reason = str(reason)
+        if self.remembers and not begun:  # what it remembers is not there yet: trace it when it is
+            self._program, self._verified, self._written = None, False, []
+
+    def _made_by_numpy(self) -> NumpyProgram:
+        if self._program is None or self._program.recorded is None:
+            raise NotInNumpy(self.plain_reason)
+        if self.remembers or self._program.changes_constants:
+            raise NotInNumpy("it remembers something from step to step")
+        written = [key for key in self._written if not _is_private(key)]
+        if written != self._written:
+            raise NotInNumpy("it writes private entries")
+        actions = {key: written.index(key) for key in self._action_keys}
+        return NumpyProgram(self._program.recorded, self._keys_read, actions)
 
     def _replay(self, pool: Tensors) -> Sequence[Tensor]:
         assert self._program is not None

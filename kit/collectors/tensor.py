@@ -140,13 +140,13 @@ class TensorCollector(StepsCollector):
         uniform = torch.rand(shape, generator=env.generator, dtype=env.dtype, device=self.device)
         memory = self._steps.memory(steps)
         start = 0
-        for stretch in self._acting.stretches(self.policy_steps, steps):
-            end = start + stretch.steps
+        for runner, count in self._acting.sources(self.policy_steps, steps):
+            end = start + count
             while start < end:
                 left = range(start, end)
-                start += self._steps.run(stretch.runner, memory, uniform, left, learn)
-            if stretch.runner is None:
-                self.random_policy_steps += stretch.steps * self.num_envs
+                start += self._steps.run(runner, memory, uniform, left, learn)
+            if runner is None:
+                self.random_policy_steps += count * self.num_envs
         if self.device.type == "cpu":
             self._check_finite(memory)
         self._count(memory)

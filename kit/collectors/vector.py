@@ -13,10 +13,11 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from kit.collectors.acting import Acting, Stretch
+from kit.collectors.acting import Acting
 from kit.collectors.base import StepsCollector
 from kit.collectors.memory import BatchMemory, Trajectories
 from kit.collectors.policy import Policy
+from kit.collectors.stretches import Stretch
 from kit.envs.episodes import EpisodeAccounts
 from kit.envs.errors import EnvironmentFault
 from kit.envs.make import make_env
@@ -50,6 +51,9 @@ class VectorCollector(StepsCollector):
         reuse: whether all batches share one memory, each overwriting the one before. Otherwise
             the memory belongs to the receiver.
         fast_policy: whether to take the policy past TensorDict where possible.
+        exact_policy: whether its results have to be bitwise those of the policy as a module.
+            Otherwise NumPy may make the operations of a small policy, which is faster and rounds
+            differently (see :class:`~kit.collectors.in_numpy.NumpyProgram`).
 
     Raises:
         SettingError: if counts cannot be reached exactly or the policy does not fit.
@@ -82,6 +86,7 @@ class VectorCollector(StepsCollector):
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         reuse: bool = False,
         fast_policy: bool = True,
+        exact_policy: bool = False,
     ) -> None:
         env = as_vector_env(create_env_fn)
         self.policy_device = torch.device(policy_device or device or "cpu")
@@ -108,6 +113,7 @@ class VectorCollector(StepsCollector):
             exploration_type=exploration_type,
             device=self.policy_device,
             fast=fast_policy,
+            in_numpy=fast_policy and not exact_policy,
         )
         self._accounts = EpisodeAccounts(self.num_envs)
         self._trajectories = Trajectories(self.num_envs)
@@ -119,14 +125,18 @@ class VectorCollector(StepsCollector):
             self.env.restart()
             self._restart()
         memory = self._allocate(steps)
-        stretches = self._acting.stretches(self.policy_steps, steps)
-        with self._acting.mode():
+        with self._acting.mode({k: array[0] for k, array in memory.observation.items()}):
+            stretches = self._acting.stretches(self.policy_steps, steps)
             rows = iter(list(memory.rows()))  # made ahead: in a tight loop they cost a third
             try:
+                start = 0
                 for stretch in stretches:
-                    self._step_through(stretch, rows)
+                    stretch.begin(memory.acted_on(start, stretch.steps))
+                    after = self._acting.following(stretch)
+                    self.env.step_through(islice(rows, stretch.steps), stretch.act, after)
+                    start += stretch.steps
             except EnvironmentFault as fault:
-                step = sum(len(stretch.outputs) for stretch in stretches) - 1
+                step = sum(stretch.taken for stretch in stretches) - 1
                 raise fault.at(self.policy_steps // self.num_envs + step) from fault
         memory.check_finite(self.env.name, self._accounts, self.policy_steps // self.num_envs)
         self._count(memory, stretches)
@@ -136,17 +146,6 @@ class VectorCollector(StepsCollector):
         if self.storing_device.type != "cpu" or self.policy_device.type != "cpu":
             batch = batch.to(self.storing_device)
         return batch
-
-    def _step_through(self, stretch: Stretch, rows: Any) -> None:
-        """The loop over the steps of a stretch, where all the time goes."""
-        acting, act, step = self._acting, stretch.act, self.env.step_arrays
-        keep = stretch.outputs.append
-        for observation, row in islice(rows, stretch.steps):
-            outputs = act(observation)
-            keep(outputs)
-            step(acting.actions(stretch, outputs), row)
-            if acting.remembers:
-                acting.after(stretch, row)
 
     def _allocate(self, steps: int) -> BatchMemory:
         present = self.env.start()

@@ -44,7 +44,9 @@ class InProcess(Copies):
         one = self.envs[0]
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._repeats = one.has_wrapper_attr("env_steps")
-        self._plain = None if self.observation_leaves[0].path else self.observation_leaves[0]
+        leaf = self.observation_leaves[0]
+        self._key, self._shape = leaf.key, None if leaf.path else leaf.shape
+        self._numbers = range(num_envs)
         self._seeds = list(range(num_envs))
         self._rebuilt = [0] * num_envs  # how often
         self._next_seeds: dict[int, int] = {}
@@ -76,7 +78,7 @@ class InProcess(Copies):
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step copies one by one."""
         chosen = self.convert.rows(actions, self.num_envs)
-        numbers = iter(range(self.num_envs))
+        numbers = iter(self._numbers)
         if active is not None:
             hold(~active, result, self._present)
             result.env_steps[~active] = 0
@@ -92,13 +94,11 @@ class InProcess(Copies):
         return mended
 
     def _step_each(
-        self, numbers: Iterator[int], chosen: list[Any], result: StepArrays, ended: list[int]
+        self, numbers: Iterator[int], chosen: Sequence[Any], result: StepArrays, ended: list[int]
     ) -> tuple[int, Exception] | None:
         """Step copies until one fails; return which one and how."""
-        envs, reward, number = self.envs, result.reward, 0
-        rows, shape = None, None
-        if self._plain is not None:
-            rows, shape = result.next_observation[self._plain.key], self._plain.shape
+        envs, reward, number, shape = self.envs, result.reward, 0, self._shape
+        rows = None if shape is None else result.next_observation[self._key]
         try:
             for number in numbers:
                 seen, reward[number], terminated, truncated, info = envs[number].step(
@@ -122,7 +122,7 @@ class InProcess(Copies):
         self,
         failed: tuple[int, Exception] | None,
         numbers: Iterator[int],
-        chosen: list[Any],
+        chosen: Sequence[Any],
         result: StepArrays,
         ended: list[int],
     ) -> Mask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kit.steps.errors import SettingError
+
+try:  # what np.clip ends in, without its way through three functions of Python
+    from numpy._core.umath import clip as _clip  # type: ignore[attr-defined, unused-ignore]
+except ImportError:
+    _clip = np.clip
 
 Key = str | tuple[str, ...]
 Arrays = dict[Key, NDArray[Any]]
@@ -118,7 +123,12 @@ class ActionConverter:
     def __init__(self, space: gym.Space[Any] | None, found: list[Leaf]) -> None:
         self.space, self.leaves = space, found
         self._plain = len(found) == 1 and not found[0].path
+        self._integers = isinstance(space, gym.spaces.Discrete)
         self._entries = [_Entry(leaf) for leaf in found]
+        self._box: tuple[Any, ...] | None = None
+        one = self._entries[0]
+        if self._plain and one.bounds is not None:
+            self._box = (one.key, one.shape, one.dtype, *one.bounds)
 
     def __call__(self, actions: Mapping[Key, NDArray[Any]]) -> Any:
         """Return actions of all copies: an array, or nested dictionaries of arrays.
@@ -136,14 +146,18 @@ class ActionConverter:
             node[leaf.path[-1]] = entry(actions)
         return tree
 
-    def rows(self, actions: Mapping[Key, NDArray[Any]], num_envs: int) -> list[Any]:
+    def rows(self, actions: Mapping[Key, NDArray[Any]], num_envs: int) -> Sequence[Any]:
         """Return one action for each copy."""
+        if self._box is not None:  # the commonest kind in one go: this is called in every step
+            key, shape, dtype, low, high = self._box
+            values = actions[key]
+            if values.dtype == dtype and values.shape[1:] == shape:
+                return _clip(values, low, high)  # type: ignore[no-any-return]
+        if self._plain:
+            values = self._entries[0](actions)
+            return values.tolist() if self._integers else values  # type: ignore[return-value]
         converted = self(actions)
-        if not self._plain:
-            return [_row(converted, number) for number in range(num_envs)]
-        if isinstance(self.space, gym.spaces.Discrete):
-            return converted.tolist()  # type: ignore[no-any-return]
-        return list(converted)
+        return [_row(converted, number) for number in range(num_envs)]
 
 
 class _Entry:
@@ -172,14 +186,12 @@ class _Entry:
         if self.shifted:
             shifted: NDArray[Any] = values + self.start
             return shifted
-        if values.dtype.kind != "f" or self.dtype is None:
-            return values
-        if values.dtype != self.dtype:
+        if self.dtype is not None and values.dtype.kind == "f" and values.dtype != self.dtype:
             values = values.astype(self.dtype)
         if self.bounds is None:
             return values
-        low, high = self.bounds
-        return values.clip(low, high)
+        clipped: NDArray[Any] = _clip(values, *self.bounds)
+        return clipped
 
 
 def _row(tree: Any, number: int) -> Any:

@@ -33,8 +33,10 @@ class Categorical(torch.distributions.Categorical):
     ) -> None:
         if logits is None:
             super().__init__(probs=probs, **kwargs)
+            self._scores: Tensor = self.logits
             return
         self._param = self.logits = logits.log_softmax(dim=-1)
+        self._scores = logits  # the same but for a constant, which no race depends on
         self._num_events = logits.shape[-1]
         kwargs.setdefault("validate_args", False)
         torch.distributions.Distribution.__init__(self, logits.shape[:-1], **kwargs)
@@ -45,7 +47,7 @@ class Categorical(torch.distributions.Categorical):
         logits: Tensor = self.logits
         if shape[:-1].numel() < _MANY_ROWS:
             waiting = logits.new_empty(shape).exponential_()
-            return (logits - waiting.log()).argmax(dim=-1)
+            return (self._scores - waiting.log()).argmax(dim=-1)
         reached = logits.exp().cumsum(dim=-1)
         # In (0, total]: no choice of probability zero is the first to reach it.
         wanted = (1 - logits.new_empty((*shape[:-1], 1)).uniform_()) * reached[..., -1:]

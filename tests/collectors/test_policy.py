@@ -41,7 +41,7 @@ def fast_and_plain(env_of, policy_of, **settings):
         env = env_of()
         policy = policy_of(env)
         settings = {"steps_per_env": 5, **settings}
-        found.append(VectorCollector(env, policy, fast_policy=fast, **settings))
+        found.append(VectorCollector(env, policy, fast_policy=fast, exact_policy=True, **settings))
     return found
 
 
