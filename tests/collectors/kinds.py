@@ -51,6 +51,15 @@ def vector_gymnasium_by_mask(case: CollectorCase) -> VectorCollector:
     return vector(case, make_env(made, seed=case.seed))
 
 
+def vector_native(case: CollectorCase, **changes: Any) -> VectorCollector:
+    """The environment's own vector environment."""
+    return vector(case, counter_env(case, "native", **changes))
+
+
+def vector_native_by_mask(case: CollectorCase) -> VectorCollector:
+    return vector_native(case, autoreset_mode=gym.vector.AutoresetMode.DISABLED)
+
+
 def torchrl_env(case: CollectorCase) -> Any:
     """Copies as TorchRL makes them, with a transform."""
     made = [lambda: GymEnv(COUNTER, categorical_action_encoding=True)] * case.num_envs
@@ -91,6 +100,10 @@ def episodes_in_workers(case: CollectorCase) -> EpisodeCollector:
     return episodes(case, counter_env(case, "async", num_workers=2))
 
 
+def episodes_native(case: CollectorCase) -> EpisodeCollector:
+    return episodes(case, counter_env(case, "native"))
+
+
 def episodes_that_stray(case: CollectorCase) -> EpisodeCollector:
     """Copies that cannot stand still."""
     return episodes(case, counter_env(case, "tensor"))
@@ -106,6 +119,8 @@ KINDS: dict[str, Callable[[CollectorCase], Any]] = {
     "vector, async": vector_workers,
     "vector, Gymnasium's": vector_gymnasium,
     "vector, Gymnasium's, reset by mask": vector_gymnasium_by_mask,
+    "vector, native": vector_native,
+    "vector, native, reset by mask": vector_native_by_mask,
     "vector, TorchRL's": vector_torchrl,
     "vector, torch": vector_on_tensors,
     "tensor": tensor,
@@ -113,6 +128,7 @@ KINDS: dict[str, Callable[[CollectorCase], Any]] = {
     "episode": episodes,
     "episode, flat": episodes_flat,
     "episode, async": episodes_in_workers,
+    "episode, native": episodes_native,
     "episode, torch": episodes_that_stray,
     "async": asynchronous,
 }
