@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
 from kit.collectors.vector import as_vector_env
 from kit.envs import make_env
-from kit.testing import CollectorCase, counter_env, counter_policy
+from kit.testing import CARTPOLE, CollectorCase, counter_env, counter_policy
 from kit.testing.counter import COUNTER
 
 SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
@@ -74,8 +75,8 @@ def vector_on_tensors(case: CollectorCase) -> VectorCollector:
     return vector(case, counter_env(case, "tensor"))
 
 
-def tensor(case: CollectorCase, **changes: Any) -> TensorCollector:
-    env = counter_env(case, "tensor")
+def tensor(case: CollectorCase, env: Any = None, **changes: Any) -> TensorCollector:
+    env = counter_env(case, "tensor") if env is None else env
     return TensorCollector(env, counter_policy(env), **{**amounts(case), **changes})
 
 
@@ -132,6 +133,35 @@ KINDS: dict[str, Callable[[CollectorCase], Any]] = {
     "episode, torch": episodes_that_stray,
     "async": asynchronous,
 }
+
+
+# ---------------------------------------------------------------------- in CartPole
+def vector_in_cartpole(vectorization: str, case: CollectorCase) -> VectorCollector:
+    return vector(case, CARTPOLE.env(case, vectorization))
+
+
+def tensor_in_cartpole(case: CollectorCase) -> TensorCollector:
+    return tensor(case, CARTPOLE.env(case, "tensor"))
+
+
+def episodes_in_cartpole(vectorization: str, case: CollectorCase) -> EpisodeCollector:
+    return episodes(case, CARTPOLE.env(case, vectorization))
+
+
+CARTPOLE_KINDS: dict[str, Callable[[CollectorCase], Any]] = {
+    "vector, sync": functools.partial(vector_in_cartpole, "sync"),
+    "vector, native": functools.partial(vector_in_cartpole, "native"),
+    "vector, torch": functools.partial(vector_in_cartpole, "tensor"),
+    "tensor": tensor_in_cartpole,
+    "episode": functools.partial(episodes_in_cartpole, "sync"),
+    "episode, native": functools.partial(episodes_in_cartpole, "native"),
+}
+
+ENVPOOL_KINDS: dict[str, Callable[[CollectorCase], Any]] = {
+    "vector, EnvPool": functools.partial(vector_in_cartpole, "envpool"),
+    "episode, EnvPool": functools.partial(episodes_in_cartpole, "envpool"),
+}
+"""In CartPole as well: EnvPool has its own environments alone, and does not give their state."""
 
 
 # ---------------------------------------------------------------------- TorchRL's own

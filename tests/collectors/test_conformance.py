@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from kit.testing import PROMISES, TORCHRL_PROMISES, CollectorCase, check_collector
-from tests.collectors.kinds import KINDS, TORCHRL_KINDS, asynchronous, episodes, tensor, vector
+from kit.testing import (
+    CARTPOLE,
+    PROMISES,
+    TORCHRL_PROMISES,
+    BrokenPromise,
+    CollectorCase,
+    check_collector,
+)
+from tests.collectors.kinds import (
+    CARTPOLE_KINDS,
+    ENVPOOL_KINDS,
+    KINDS,
+    TORCHRL_KINDS,
+    asynchronous,
+    episodes,
+    tensor,
+    vector,
+)
 
 IN_PROCESSES = ("vector, async", "episode, async", "async")
 """Kinds that start processes, which takes seconds each time; the fast suite does so once a kind."""
@@ -15,6 +31,20 @@ ONE_CASE = (CollectorCase(batches=3),)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in IN_PROCESSES])
 def test_a_kind_in_this_process_keeps_every_promise(kind):
     assert check_collector(KINDS[kind]) == list(PROMISES)
+
+
+@pytest.mark.parametrize("kind", list(CARTPOLE_KINDS))
+def test_a_kind_keeps_every_promise_in_cartpole(kind):
+    assert check_collector(CARTPOLE_KINDS[kind], world=CARTPOLE) == list(PROMISES)
+
+
+@pytest.mark.parametrize("kind", list(ENVPOOL_KINDS))
+def test_a_kind_on_envpool_keeps_every_promise_but_that_a_saved_run_goes_on_exactly(kind):
+    pytest.importorskip("envpool")
+    make = ENVPOOL_KINDS[kind]
+    assert check_collector(make, world=CARTPOLE, exact_resume=False) == list(PROMISES)
+    with pytest.raises(BrokenPromise, match=r"^checkpoint: does not go on exactly"):
+        check_collector(make, world=CARTPOLE, promises=["checkpoint"])
 
 
 @pytest.mark.parametrize("kind", ["vector, async", "episode, async"])
