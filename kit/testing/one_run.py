@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from tensordict import TensorDictBase
 
 from kit.collectors.base import KitCollector
 from kit.testing.batches import ages, integers, rows, sequences, size, whole_episodes
@@ -51,9 +52,15 @@ def transitions(trial: Trial, run: Run) -> None:
             good = (found.double() - wanted.double()).abs() <= allowed
             if name == "terminated" and outcome.undecided is not None:
                 good |= outcome.undecided
-            trial.demand("transitions", bool(good.all()), f"next {name} is {found}, not {wanted}")
+            for step in (~good).any(-1).nonzero().flatten().tolist():
+                what = f"next {name} is {found[step].tolist()}, not {wanted[step].tolist()}"
+                trial.demand("transitions", False, f"{what}, after {_acted(steps[step])}")
         done = steps["next", "terminated"] | steps["next", "truncated"]
         trial.demand("transitions", torch.equal(steps["next", "done"], done), "done is wrong")
+
+
+def _acted(step: TensorDictBase) -> str:
+    return f"{step['observation'].tolist()} and action {step['action'].tolist()}"
 
 
 def continuity(trial: Trial, run: Run) -> None:
