@@ -50,6 +50,25 @@ def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
     return [torch.cat([batch[copy] for batch in part]) for part in parts if part for copy in copies]
 
 
+def begins_anew(batches: Sequence[TensorDictBase], loaded: int) -> int:
+    """Return the number of the batch with which copies leave the episodes that they were in.
+
+    The first one that is made after loading; there can be others that were made before saving.
+
+    Args:
+        batches: of a run that was saved.
+        loaded: number of the first one after loading, which is returned if none is found.
+    """
+    for number in range(max(loaded, 1), len(batches)):
+        before, after = batches[number - 1], batches[number]
+        if whole_episodes(after):
+            break
+        follows = (after["observation"][:, 0] == before["next", "observation"][:, -1]).all(-1)
+        if not (follows | before["next", "done"][:, -1, 0]).all():
+            return number
+    return loaded
+
+
 def ages(done: Tensor) -> Tensor:
     """Return the number of each step in its episode, from 1.
 

@@ -29,7 +29,7 @@ import torch
 
 from kit.envs import VectorEnv
 from kit.steps.errors import one_of
-from kit.testing.batches import equal
+from kit.testing.batches import begins_anew, equal
 from kit.testing.one_run import ONE_RUN
 from kit.testing.tensor_counter import COUNTING
 from kit.testing.trial import BrokenPromise, Make, Run, Trial, take_episodes
@@ -143,7 +143,8 @@ def _checkpoint(trial: Trial) -> None:
         claimed = exact or not trial.exact_resume
         trial.demand("checkpoint", claimed, "does not go on exactly, as exact_resume says")
         batches = [*before, *[batch.clone() for batch in going_on]]
-        run = Run(batches, take_episodes(going_on), going_on, anew=0 if exact else half)
+        anew = 0 if exact else begins_anew(batches, half)
+        run = Run(batches, take_episodes(going_on), going_on, anew)
     finally:
         saving.shutdown()
         going_on.shutdown()

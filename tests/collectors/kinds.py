@@ -110,8 +110,8 @@ def episodes_that_stray(case: CollectorCase) -> EpisodeCollector:
     return episodes(case, counter_env(case, "tensor"))
 
 
-def asynchronous(case: CollectorCase, **changes: Any) -> AsyncCollector:
-    env = counter_env(case)
+def asynchronous(case: CollectorCase, env: Any = None, **changes: Any) -> AsyncCollector:
+    env = counter_env(case) if env is None else env
     return AsyncCollector(env, counter_policy(env), **{**amounts(case), **changes})
 
 
@@ -146,6 +146,10 @@ def tensor_in_cartpole(case: CollectorCase) -> TensorCollector:
 
 def episodes_in_cartpole(vectorization: str, case: CollectorCase) -> EpisodeCollector:
     return episodes(case, CARTPOLE.env(case, vectorization))
+
+
+def asynchronous_on_envpool(case: CollectorCase) -> AsyncCollector:
+    return asynchronous(case, CARTPOLE.env(case, "envpool"))
 
 
 CARTPOLE_KINDS: dict[str, Callable[[CollectorCase], Any]] = {

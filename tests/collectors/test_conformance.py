@@ -18,6 +18,7 @@ from tests.collectors.kinds import (
     KINDS,
     TORCHRL_KINDS,
     asynchronous,
+    asynchronous_on_envpool,
     episodes,
     tensor,
     vector,
@@ -55,6 +56,14 @@ def test_a_kind_with_worker_processes_keeps_every_promise(kind):
 def test_the_asynchronous_kind_keeps_the_promises_that_take_few_processes():
     promises = [name for name in PROMISES if name not in ("seeds", "plain", "random_numbers")]
     check_collector(asynchronous, promises=promises, cases=ONE_CASE)
+
+
+@pytest.mark.slow
+def test_the_asynchronous_kind_on_envpool_begins_anew_after_the_batches_that_were_under_way():
+    pytest.importorskip("envpool")
+    cases, promises = CARTPOLE.cases[2:], ["counts", "checkpoint", "shutdown"]
+    settings = {"world": CARTPOLE, "cases": cases, "promises": promises, "exact_resume": False}
+    assert check_collector(asynchronous_on_envpool, **settings) == promises
 
 
 @pytest.mark.slow
