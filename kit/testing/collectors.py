@@ -183,7 +183,8 @@ _SECONDS_TO_END = 5.0
 
 def _shutdown(trial: Trial) -> None:
     """Nothing is left after :meth:`shutdown`: no process, no thread; twice is fine."""
-    assert trial.whole.batches  # libraries keep some threads from their first use on
+    # A whole run comes first: libraries keep some threads from their first use on.
+    trial.demand("shutdown", bool(trial.whole.batches), "there is no batch")
     gc.collect()
     processes, threads = set(multiprocessing.active_children()), set(threading.enumerate())
     others = _threads_of_libraries()
