@@ -15,6 +15,15 @@ from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import CannotCapture
 from kit.steps.errors import SettingError, nearest_first
 
+_LIMIT_ONLY_TRUNCATES = (
+    "envpool.atari",
+    "envpool.box2d",
+    "envpool.classic_control",
+    "envpool.mujoco.gym",
+    "envpool.toy_text",
+)
+"""Families to which their limit means nothing else (to MiniGrid's rewards, for one, it does)."""
+
 
 class PoolCopies(Copies):
     """Copies stepped by EnvPool, in synchronous mode.
@@ -23,6 +32,10 @@ class PoolCopies(Copies):
     for just those copies, so that no policy step is spent. A frame skip of EnvPool's own (Atari: 4)
     is part of the environment: each policy step counts as one env step. The values of actions are
     not checked, the state of a copy cannot be captured.
+
+    Of an episode that terminates in the very step that its limit truncates, EnvPool says only that
+    it was truncated. Atari, Box2D, classic control, MuJoCo and toy text are truncated here instead,
+    so that both are said; of other families the termination in that step is lost.
 
     Args:
         id: EnvPool's id, most often Gymnasium's.
@@ -55,9 +68,12 @@ class PoolCopies(Copies):
         if id not in envpool.list_all_envs():
             near = nearest_first(id, envpool.list_all_envs())[:3]
             raise SettingError("env.id", id, "is not an environment of EnvPool", near)
-        if max_episode_steps is not None:
-            kwargs["max_episode_steps"] = max_episode_steps
-        self._how = functools.partial(envpool.make_gymnasium, id, num_envs=num_envs, **kwargs)
+        self._limit = _limit_here(id, max_episode_steps)
+        self._lengths = np.zeros(num_envs, np.int64)
+        theirs = max_episode_steps if self._limit is None else self._limit + 1
+        limit = {} if theirs is None else {"max_episode_steps": theirs}
+        make = functools.partial(envpool.make_gymnasium, id, num_envs=num_envs, **limit)
+        self._how = functools.partial(make, **kwargs)
         try:
             self._make(seed)
         except TypeError as error:
@@ -82,6 +98,7 @@ class PoolCopies(Copies):
             self.close()
             self._make(int(seeds[0]))
         chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        self._lengths[chosen] = 0
         first, told = self.pool.reset(chosen.astype(np.int32))
         for leaf in self.observation_leaves:
             observation[leaf.key][told["env_id"]] = value_at(first, leaf.path)
@@ -97,6 +114,9 @@ class PoolCopies(Copies):
         result.reward[...] = reward
         result.terminated[...] = terminated
         result.truncated[...] = truncated
+        self._lengths += 1
+        if self._limit is not None:
+            result.truncated[...] |= self._lengths >= self._limit
         for leaf in self.observation_leaves:
             value = value_at(seen, leaf.path)
             result.next_observation[leaf.key][...] = value
@@ -119,3 +139,13 @@ class PoolCopies(Copies):
         with contextlib.suppress(Exception):
             self.pool.close()
         self.pool = None  # the threads end with the last reference
+
+
+def _limit_here(id: str, given: int | None) -> int | None:
+    """Return the limit at which episodes are truncated here; ``None`` leaves that to EnvPool."""
+    import envpool
+    from envpool.registration import registry
+
+    if registry.specs[id][0] not in _LIMIT_ONLY_TRUNCATES:
+        return None
+    return int(envpool.make_spec(id).config.max_episode_steps) if given is None else given

@@ -6,10 +6,14 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "CARTPOLE": "cartpole",
+    "COUNTING": "tensor_counter",
     "PROMISES": "collectors",
     "TORCHRL_PROMISES": "collectors",
     "BrokenPromise": "trial",
-    "CollectorCase": "trial",
+    "CollectorCase": "world",
+    "Outcome": "world",
+    "World": "world",
     "check_collector": "collectors",
     "check_observed": "observed",
     "counter_env": "collectors",

@@ -50,4 +50,9 @@ class Counter(gym.Env[NDArray[np.float32], int]):  # type: ignore[misc, unused-i
 
 
 if COUNTER not in gym.registry:
-    gym.register(COUNTER, entry_point="kit.testing.counter:Counter", max_episode_steps=LIMIT)
+    gym.register(
+        COUNTER,
+        entry_point="kit.testing.counter:Counter",
+        vector_entry_point="kit.testing.vector_counter:VectorCounter",
+        max_episode_steps=LIMIT,
+    )

@@ -1,4 +1,4 @@
-"""The environment that counts, written in torch, and what it does with a batch of steps."""
+"""The environment that counts, written in torch, and what is known of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kit.envs.tensor import TENSOR_ENVS, TensorEnv
 from kit.testing.counter import ACTIONS, COUNTER, LIMIT
+from kit.testing.world import CollectorCase, Outcome, World
 
 
 class TensorCounter(TensorEnv):
@@ -40,21 +41,32 @@ class TensorCounter(TensorEnv):
 TENSOR_ENVS[COUNTER] = (TensorCounter, {})
 
 
-def expected(observation: Tensor, action: Tensor) -> dict[str, Tensor]:
+def expected(observation: Tensor, action: Tensor) -> Outcome:
     """Return what steps lead to.
 
     Args:
         observation: ``[..., 3]``.
         action: ``[...]``, integers.
-
-    Returns:
-        ``observation``, ``reward``, ``terminated`` and ``truncated`` after each, the last three
-        ``[..., 1]``.
     """
     number, count = observation[..., 0], observation[..., 1] + 1
-    return {
-        "observation": torch.stack((number, count, action.to(number.dtype)), dim=-1),
-        "reward": (number + (count + 10 * action)).unsqueeze(-1),
-        "terminated": (count >= 1 + (number * 6).floor()).unsqueeze(-1),
-        "truncated": (count >= LIMIT).unsqueeze(-1),
-    }
+    return Outcome(
+        observation=torch.stack((number, count, action.to(number.dtype)), dim=-1),
+        reward=(number + (count + 10 * action)).unsqueeze(-1),
+        terminated=(count >= 1 + (number * 6).floor()).unsqueeze(-1),
+        truncated=(count >= LIMIT).unsqueeze(-1),
+    )
+
+
+COUNTING = World(
+    id=COUNTER,
+    limit=LIMIT,
+    expected=expected,
+    begins=lambda observation: (observation[..., 1:] == 0).all(-1),
+    episode=lambda observation: observation[..., 0],
+    cases=(
+        CollectorCase(),
+        CollectorCase(num_envs=1, steps_per_env=1, batches=9),
+        CollectorCase(num_envs=2, steps_per_env=13, batches=3),
+    ),
+)
+"""The environment that counts, at odd sizes; episodes are 1 to 4 steps long."""

@@ -12,33 +12,7 @@ from torchrl.collectors import BaseCollector
 
 from kit.collectors.base import KitCollector
 from kit.envs.episodes import Episode
-
-
-@dataclass(frozen=True)
-class CollectorCase:
-    """What a collector is made for."""
-
-    num_envs: int = 3
-    """environment copies."""
-    steps_per_env: int = 5
-    """policy steps of each copy in a batch; whole episodes: their product at least."""
-    batches: int = 4
-    """in all."""
-    seed: int = 0
-    """of environments, policy and random actions."""
-    fast: bool = True
-    """whether a fast path may be taken, where there is one."""
-
-    @property
-    def frames_per_batch(self) -> int:
-        """Policy steps of a batch."""
-        return self.num_envs * self.steps_per_env
-
-    @property
-    def total_frames(self) -> int:
-        """Policy steps in all."""
-        return self.frames_per_batch * self.batches
-
+from kit.testing.world import CollectorCase, World
 
 Make = Callable[[CollectorCase], BaseCollector]
 
@@ -53,7 +27,7 @@ class BrokenPromise(AssertionError):
     """
 
     def __init__(self, promise: str, case: CollectorCase, what: str) -> None:
-        self.promise, self.case = promise, case
+        self.promise, self.case, self.what = promise, case, what
         super().__init__(f"{promise}: {what} ({case})")
 
 
@@ -66,6 +40,9 @@ class Run:
     """that it reported; none where it reports none."""
     collector: BaseCollector
     """shut down."""
+    anew: int = 0
+    """number of the batch with which all copies begin new episodes: the first, or a later one where
+    a saved run goes on without the state of its environments."""
 
 
 class Trial:
@@ -74,10 +51,14 @@ class Trial:
     Args:
         make: makes the collector for a case.
         case: what it is made for.
+        world: where.
+        exact_resume: whether a saved run has to go on bit by bit.
     """
 
-    def __init__(self, make: Make, case: CollectorCase) -> None:
-        self.make, self.case = make, case
+    def __init__(
+        self, make: Make, case: CollectorCase, world: World, exact_resume: bool = True
+    ) -> None:
+        self.make, self.case, self.world, self.exact_resume = make, case, world, exact_resume
 
     @cached_property
     def whole(self) -> Run:

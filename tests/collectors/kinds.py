@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
 from kit.collectors.vector import as_vector_env
 from kit.envs import make_env
-from kit.testing import CollectorCase, counter_env, counter_policy
+from kit.testing import CARTPOLE, CollectorCase, counter_env, counter_policy
 from kit.testing.counter import COUNTER
 
 SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
@@ -51,6 +52,15 @@ def vector_gymnasium_by_mask(case: CollectorCase) -> VectorCollector:
     return vector(case, make_env(made, seed=case.seed))
 
 
+def vector_native(case: CollectorCase, **changes: Any) -> VectorCollector:
+    """The environment's own vector environment."""
+    return vector(case, counter_env(case, "native", **changes))
+
+
+def vector_native_by_mask(case: CollectorCase) -> VectorCollector:
+    return vector_native(case, autoreset_mode=gym.vector.AutoresetMode.DISABLED)
+
+
 def torchrl_env(case: CollectorCase) -> Any:
     """Copies as TorchRL makes them, with a transform."""
     made = [lambda: GymEnv(COUNTER, categorical_action_encoding=True)] * case.num_envs
@@ -65,8 +75,8 @@ def vector_on_tensors(case: CollectorCase) -> VectorCollector:
     return vector(case, counter_env(case, "tensor"))
 
 
-def tensor(case: CollectorCase, **changes: Any) -> TensorCollector:
-    env = counter_env(case, "tensor")
+def tensor(case: CollectorCase, env: Any = None, **changes: Any) -> TensorCollector:
+    env = counter_env(case, "tensor") if env is None else env
     return TensorCollector(env, counter_policy(env), **{**amounts(case), **changes})
 
 
@@ -91,13 +101,17 @@ def episodes_in_workers(case: CollectorCase) -> EpisodeCollector:
     return episodes(case, counter_env(case, "async", num_workers=2))
 
 
+def episodes_native(case: CollectorCase) -> EpisodeCollector:
+    return episodes(case, counter_env(case, "native"))
+
+
 def episodes_that_stray(case: CollectorCase) -> EpisodeCollector:
     """Copies that cannot stand still."""
     return episodes(case, counter_env(case, "tensor"))
 
 
-def asynchronous(case: CollectorCase, **changes: Any) -> AsyncCollector:
-    env = counter_env(case)
+def asynchronous(case: CollectorCase, env: Any = None, **changes: Any) -> AsyncCollector:
+    env = counter_env(case) if env is None else env
     return AsyncCollector(env, counter_policy(env), **{**amounts(case), **changes})
 
 
@@ -106,6 +120,8 @@ KINDS: dict[str, Callable[[CollectorCase], Any]] = {
     "vector, async": vector_workers,
     "vector, Gymnasium's": vector_gymnasium,
     "vector, Gymnasium's, reset by mask": vector_gymnasium_by_mask,
+    "vector, native": vector_native,
+    "vector, native, reset by mask": vector_native_by_mask,
     "vector, TorchRL's": vector_torchrl,
     "vector, torch": vector_on_tensors,
     "tensor": tensor,
@@ -113,9 +129,43 @@ KINDS: dict[str, Callable[[CollectorCase], Any]] = {
     "episode": episodes,
     "episode, flat": episodes_flat,
     "episode, async": episodes_in_workers,
+    "episode, native": episodes_native,
     "episode, torch": episodes_that_stray,
     "async": asynchronous,
 }
+
+
+# ---------------------------------------------------------------------- in CartPole
+def vector_in_cartpole(vectorization: str, case: CollectorCase) -> VectorCollector:
+    return vector(case, CARTPOLE.env(case, vectorization))
+
+
+def tensor_in_cartpole(case: CollectorCase) -> TensorCollector:
+    return tensor(case, CARTPOLE.env(case, "tensor"))
+
+
+def episodes_in_cartpole(vectorization: str, case: CollectorCase) -> EpisodeCollector:
+    return episodes(case, CARTPOLE.env(case, vectorization))
+
+
+def asynchronous_on_envpool(case: CollectorCase) -> AsyncCollector:
+    return asynchronous(case, CARTPOLE.env(case, "envpool"))
+
+
+CARTPOLE_KINDS: dict[str, Callable[[CollectorCase], Any]] = {
+    "vector, sync": functools.partial(vector_in_cartpole, "sync"),
+    "vector, native": functools.partial(vector_in_cartpole, "native"),
+    "vector, torch": functools.partial(vector_in_cartpole, "tensor"),
+    "tensor": tensor_in_cartpole,
+    "episode": functools.partial(episodes_in_cartpole, "sync"),
+    "episode, native": functools.partial(episodes_in_cartpole, "native"),
+}
+
+ENVPOOL_KINDS: dict[str, Callable[[CollectorCase], Any]] = {
+    "vector, EnvPool": functools.partial(vector_in_cartpole, "envpool"),
+    "episode, EnvPool": functools.partial(episodes_in_cartpole, "envpool"),
+}
+"""In CartPole as well: EnvPool has its own environments alone, and does not give their state."""
 
 
 # ---------------------------------------------------------------------- TorchRL's own

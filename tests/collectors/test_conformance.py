@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from kit.testing import PROMISES, TORCHRL_PROMISES, CollectorCase, check_collector
-from tests.collectors.kinds import KINDS, TORCHRL_KINDS, asynchronous, episodes, tensor, vector
+from kit.testing import (
+    CARTPOLE,
+    PROMISES,
+    TORCHRL_PROMISES,
+    BrokenPromise,
+    CollectorCase,
+    check_collector,
+)
+from tests.collectors.kinds import (
+    CARTPOLE_KINDS,
+    ENVPOOL_KINDS,
+    KINDS,
+    TORCHRL_KINDS,
+    asynchronous,
+    asynchronous_on_envpool,
+    episodes,
+    tensor,
+    vector,
+)
 
 IN_PROCESSES = ("vector, async", "episode, async", "async")
 """Kinds that start processes, which takes seconds each time; the fast suite does so once a kind."""
@@ -17,6 +34,20 @@ def test_a_kind_in_this_process_keeps_every_promise(kind):
     assert check_collector(KINDS[kind]) == list(PROMISES)
 
 
+@pytest.mark.parametrize("kind", list(CARTPOLE_KINDS))
+def test_a_kind_keeps_every_promise_in_cartpole(kind):
+    assert check_collector(CARTPOLE_KINDS[kind], world=CARTPOLE) == list(PROMISES)
+
+
+@pytest.mark.parametrize("kind", list(ENVPOOL_KINDS))
+def test_a_kind_on_envpool_keeps_every_promise_but_that_a_saved_run_goes_on_exactly(kind):
+    pytest.importorskip("envpool")
+    make = ENVPOOL_KINDS[kind]
+    assert check_collector(make, world=CARTPOLE, exact_resume=False) == list(PROMISES)
+    with pytest.raises(BrokenPromise, match=r"^checkpoint: does not go on exactly"):
+        check_collector(make, world=CARTPOLE, promises=["checkpoint"])
+
+
 @pytest.mark.parametrize("kind", ["vector, async", "episode, async"])
 def test_a_kind_with_worker_processes_keeps_every_promise(kind):
     assert check_collector(KINDS[kind], cases=ONE_CASE) == list(PROMISES)
@@ -25,6 +56,14 @@ def test_a_kind_with_worker_processes_keeps_every_promise(kind):
 def test_the_asynchronous_kind_keeps_the_promises_that_take_few_processes():
     promises = [name for name in PROMISES if name not in ("seeds", "plain", "random_numbers")]
     check_collector(asynchronous, promises=promises, cases=ONE_CASE)
+
+
+@pytest.mark.slow
+def test_the_asynchronous_kind_on_envpool_begins_anew_after_the_batches_that_were_under_way():
+    pytest.importorskip("envpool")
+    cases, promises = CARTPOLE.cases[2:], ["counts", "checkpoint", "shutdown"]
+    settings = {"world": CARTPOLE, "cases": cases, "promises": promises, "exact_resume": False}
+    assert check_collector(asynchronous_on_envpool, **settings) == promises
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -59,6 +60,31 @@ def test_a_time_limit_truncates_and_does_not_terminate():
     ends = torch.arange(1, 16).expand(3, -1) % 5 == 0
     assert torch.equal(batch["next", "truncated"].squeeze(-1), ends)
     assert [episode.length for episode in collector.take_episodes()] == [5] * 9
+
+
+def test_the_limit_is_envpools_own_unless_another_is_given():
+    (batch,), collector = batches(pool("MountainCar-v0"), count=1, steps=200)
+    assert batch["next", "truncated"].sum() == 3
+    assert [episode.length for episode in collector.take_episodes()] == [200] * 3
+
+
+def test_an_episode_can_terminate_in_the_step_that_truncates_it():
+    (batch,), _ = batches(pool(max_episode_steps=12), count=1, steps=600)
+    both = batch["next", "terminated"] & batch["next", "truncated"]
+    out = batch["next", "observation"][..., 2].abs() > math.radians(12)
+    assert both.any()
+    assert torch.equal(batch["next", "terminated"].squeeze(-1), out)
+
+
+def test_a_limit_that_is_part_of_the_rewards_is_left_to_envpool():
+    env = pool("MiniGrid-Empty-5x5-v0", 1, max_episode_steps=100)
+    env.start()
+    for action in (2, 2, 1, 2, 2):  # to the goal: forward twice, right, forward twice
+        result = env.new_step()
+        env.step_arrays({"action": np.array([action])}, result)
+    assert result.terminated.all()
+    assert result.reward[0] == np.float32(1 - 0.9 * 5 / 100)
+    env.close()
 
 
 @pytest.mark.parametrize(

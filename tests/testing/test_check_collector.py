@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import multiprocessing
 import threading
 from collections import OrderedDict
@@ -13,12 +14,12 @@ from kit.collectors import VectorCollector
 from kit.envs.errors import EnvironmentFault
 from kit.steps import SettingError
 from kit.testing import (
+    CARTPOLE,
+    COUNTING,
     PROMISES,
     BrokenPromise,
     CollectorCase,
     check_collector,
-    counter_env,
-    counter_policy,
 )
 from tests.collectors.kinds import amounts
 
@@ -69,6 +70,15 @@ class NeverTerminates(VectorCollector):
         return batch.set(("next", "terminated"), torch.zeros_like(batch["next", "done"]))
 
 
+class OneEnd(VectorCollector):
+    """Reports the truncation alone of an episode that terminates in the step of its limit."""
+
+    def collect(self):
+        batch = super().collect()
+        batch["next", "terminated"] &= ~batch["next", "truncated"]
+        return batch
+
+
 class LosesAStep(VectorCollector):
     """Takes a step between batches that no batch has."""
 
@@ -94,6 +104,15 @@ class OneTrajectory(VectorCollector):
         batch = super().collect()
         numbers = torch.arange(self.num_envs).unsqueeze(-1).expand(batch.shape)
         return batch.set(("collector", "traj_ids"), numbers)
+
+
+class NewTrajectories(VectorCollector):
+    """Gives an episode another number in each batch."""
+
+    def collect(self):
+        batch = super().collect()
+        batch["collector", "traj_ids"] += 10_000 * self._iter
+        return batch
 
 
 class ForgetsEpisodes(VectorCollector):
@@ -193,11 +212,10 @@ class BeginsAnew(VectorCollector):
 class LeavesAThread(VectorCollector):
     """Starts a thread that nobody stops."""
 
-    left: threading.Event
+    end = threading.Event()
 
     def collect(self):
-        self.left = self.__class__.left = threading.Event()
-        threading.Thread(target=self.left.wait).start()
+        threading.Thread(target=self.end.wait).start()
         return super().collect()
 
 
@@ -208,10 +226,20 @@ class LeavesItsWorkers(VectorCollector):
         super().shutdown(close_env=False)
 
 
-def broken(kind: type[VectorCollector], vectorization: str = "sync"):
+class LeavesAThreadOfALibrary(VectorCollector):
+    """Starts a thread that Python does not know of."""
+
+    end = threading.Event()
+
+    def collect(self):
+        _thread.start_new_thread(self.end.wait, ())
+        return super().collect()
+
+
+def broken(kind: type[VectorCollector], vectorization: str = "sync", world=COUNTING, **kwargs):
     def make(case):
-        env = counter_env(case, vectorization)
-        return kind(env, counter_policy(env), **amounts(case))
+        env = world.env(case, vectorization, **kwargs)
+        return kind(env, world.policy(env), **amounts(case))
 
     return make
 
@@ -220,6 +248,7 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
     assert check_collector(broken(VectorCollector), cases=CASES) == list(PROMISES)
 
 
+@pytest.mark.parametrize("world", [COUNTING, CARTPOLE], ids=["counting", "cartpole"])
 @pytest.mark.parametrize(
     ("kind", "promise"),
     [
@@ -228,9 +257,11 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (Miscounts, "counts"),
         (FirstForLast, "transitions"),
         (NeverTerminates, "transitions"),
+        (OneEnd, "transitions"),
         (LosesAStep, "continuity"),
         (MixesCopies, "continuity"),
         (OneTrajectory, "trajectories"),
+        (NewTrajectories, "trajectories"),
         (ForgetsEpisodes, "reports"),
         (ReportsTwice, "reports"),
         (OneSeed, "seeds"),
@@ -244,11 +275,12 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (BeginsAnew, "checkpoint"),
     ],
 )
-def test_the_promise_that_is_broken_is_named(kind, promise):
+def test_the_promise_that_is_broken_is_named(kind, promise, world):
+    case = world.cases[0]
     with pytest.raises(BrokenPromise, match=rf"^{promise}: ") as caught:
-        check_collector(broken(kind), cases=CASES)
-    assert (caught.value.promise, caught.value.case) == (promise, CASES[0])
-    assert "num_envs=3, steps_per_env=5" in str(caught.value)
+        check_collector(broken(kind, world=world), world=world, cases=[case])
+    assert (caught.value.promise, caught.value.case) == (promise, case)
+    assert f"num_envs=3, steps_per_env={case.steps_per_env}" in str(caught.value)
 
 
 def test_a_thread_that_is_left_is_found():
@@ -256,7 +288,17 @@ def test_a_thread_that_is_left_is_found():
         with pytest.raises(BrokenPromise, match=r"^shutdown: threads are left"):
             check_collector(broken(LeavesAThread), cases=CASES, promises=["shutdown"])
     finally:
-        LeavesAThread.left.set()
+        LeavesAThread.end.set()
+
+
+def test_a_thread_that_is_left_and_not_pythons_is_found(monkeypatch):
+    monkeypatch.setattr("kit.testing.collectors._SECONDS_TO_END", 0.1)
+    make = broken(LeavesAThreadOfALibrary)
+    try:
+        with pytest.raises(BrokenPromise, match=r"^shutdown: threads are left that are not Python"):
+            check_collector(make, cases=CASES, promises=["shutdown"])
+    finally:
+        LeavesAThreadOfALibrary.end.set()
 
 
 def test_a_process_that_is_left_is_found():

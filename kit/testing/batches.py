@@ -1,0 +1,99 @@
+"""Reading the batches of any collector: their steps, and which of them follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from kit.testing.trial import Run
+
+
+def whole_episodes(batch: TensorDictBase) -> bool:
+    """Return whether a batch is one of whole episodes, padded or one after the other."""
+    return batch.ndim == 1 or batch.get(("collector", "mask"), None) is not None
+
+
+def size(batch: TensorDictBase) -> int:
+    """Return the number of steps without padding."""
+    mask = batch.get(("collector", "mask"), None)
+    return batch.numel() if mask is None else int(mask.sum())
+
+
+def rows(batch: TensorDictBase) -> TensorDictBase:
+    """Return the transitions of a batch, copy by copy in the order of time, without padding."""
+    mask = batch.get(("collector", "mask"), None)
+    return batch.reshape(-1) if mask is None else batch[mask]
+
+
+def integers(action: Tensor) -> Tensor:
+    """Return actions as integers, also where they are one-hot."""
+    return action.argmax(-1) if action.ndim > 1 else action
+
+
+def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
+    """Return steps that follow one another, each sequence from the beginning of an episode.
+
+    Where batches cut episodes these are the steps of each copy: two sequences, if the copies begin
+    anew in between. Where batches are whole episodes they are the episodes.
+
+    Args:
+        run: whose batches they are in.
+        num_envs: environment copies.
+    """
+    if whole_episodes(run.batches[0]):
+        return [episode for batch in run.batches for episode in _episodes_of(batch)]
+    parts = (run.batches[: run.anew], run.batches[run.anew :])
+    copies = range(num_envs)
+    return [torch.cat([batch[copy] for batch in part]) for part in parts if part for copy in copies]
+
+
+def begins_anew(batches: Sequence[TensorDictBase], loaded: int) -> int:
+    """Return the number of the batch with which copies leave the episodes that they were in.
+
+    The first one that is made after loading; there can be others that were made before saving.
+
+    Args:
+        batches: of a run that was saved.
+        loaded: number of the first one after loading, which is returned if none is found.
+    """
+    for number in range(max(loaded, 1), len(batches)):
+        before, after = batches[number - 1], batches[number]
+        if whole_episodes(after):
+            break
+        follows = (after["observation"][:, 0] == before["next", "observation"][:, -1]).all(-1)
+        if not (follows | before["next", "done"][:, -1, 0]).all():
+            return number
+    return loaded
+
+
+def ages(done: Tensor) -> Tensor:
+    """Return the number of each step in its episode, from 1.
+
+    Args:
+        done: whether each step of a sequence ended an episode, ``[steps]``.
+    """
+    steps = torch.arange(1, len(done) + 1, device=done.device)
+    ends = torch.where(done, steps, 0).cummax(0).values
+    return steps - torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))
+
+
+def equal(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) -> bool:
+    """Return whether batches are the same, bit by bit."""
+    if len(one) != len(other):
+        return False
+    for a, b in zip(one, other):
+        keys = set(a.keys(True, True))
+        if a.shape != b.shape or keys != set(b.keys(True, True)):
+            return False
+        if not all(torch.equal(a.get(key), b.get(key)) for key in keys):
+            return False
+    return True
+
+
+def _episodes_of(batch: TensorDictBase) -> list[TensorDictBase]:
+    steps = rows(batch)
+    numbers = steps["collector", "traj_ids"]
+    return [steps[numbers == number] for number in numbers.unique()]

@@ -1,0 +1,127 @@
+"""Promises that a single run of a collector shows to be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+
+from kit.collectors.base import KitCollector
+from kit.testing.batches import ages, integers, rows, sequences, size, whole_episodes
+from kit.testing.trial import Run, Trial, take_episodes
+
+
+def counts(trial: Trial, run: Run) -> None:
+    """Batches have exactly the size asked for, and end with the total; counters agree."""
+    case, collector = trial.case, run.collector
+    sizes = [size(batch) for batch in run.batches]
+    if run.batches and whole_episodes(run.batches[0]):
+        least = case.frames_per_batch
+        most = least + case.num_envs * trial.world.limit
+        good = all(least <= found < most for found in sizes)
+        good &= sum(sizes[:-1]) < case.total_frames <= sum(sizes)
+    else:
+        good = sizes == [case.frames_per_batch] * case.batches
+    trial.demand("counts", good, f"batches of {sizes} policy steps")
+    if not isinstance(collector, KitCollector):
+        return
+    counted = {name: getattr(collector, name) for name in collector._COUNTERS}
+    wanted = {
+        "policy_steps": sum(sizes),
+        "random_policy_steps": 0,
+        "env_steps": sum(sizes),
+        "episodes": sum(int(batch["next", "done"].sum()) for batch in run.batches),
+        "environment_errors": 0,
+    }
+    trial.demand("counts", counted == wanted, f"counted {counted}, the batches have {wanted}")
+
+
+def transitions(trial: Trial, run: Run) -> None:
+    """Every step leads where the environment leads, also the last one of an episode."""
+    for batch in run.batches:
+        steps = rows(batch)
+        outcome = trial.world.expected(steps["observation"], integers(steps["action"]))
+        for name in ("terminated", "truncated", "observation", "reward"):
+            wanted, found = getattr(outcome, name), steps["next", name]
+            if wanted is None:
+                continue
+            same = found.shape == wanted.shape
+            trial.demand("transitions", same, f"next {name} has shape {tuple(found.shape)}")
+            allowed = trial.world.tolerance if name == "observation" else 0.0
+            good = (found.double() - wanted.double()).abs() <= allowed
+            if name == "terminated" and outcome.undecided is not None:
+                good |= outcome.undecided
+            for step in (~good).any(-1).nonzero().flatten().tolist():
+                what = f"next {name} is {found[step].tolist()}, not {wanted[step].tolist()}"
+                trial.demand("transitions", False, f"{what}, after {_acted(steps[step])}")
+        done = steps["next", "terminated"] | steps["next", "truncated"]
+        trial.demand("transitions", torch.equal(steps["next", "done"], done), "done is wrong")
+
+
+def _acted(step: TensorDictBase) -> str:
+    return f"{step['observation'].tolist()} and action {step['action'].tolist()}"
+
+
+def continuity(trial: Trial, run: Run) -> None:
+    """Within an episode steps follow one another, to the limit at most; then another begins."""
+    for steps in sequences(run, trial.case.num_envs):
+        done = steps["next", "done"].squeeze(-1)
+        seen, following = steps["observation"], steps["next", "observation"]
+        begins = trial.world.begins(seen)
+        follows = (seen[1:] == following[:-1]).all(-1)
+        good = bool(torch.where(done[:-1], begins[1:], follows).all() and begins[0])
+        trial.demand("continuity", good, f"observations are {seen}, ends {done}")
+        truncated, age = steps["next", "truncated"].squeeze(-1), ages(done)
+        good = torch.equal(truncated, age >= trial.world.limit)
+        trial.demand("continuity", good, f"truncated is {truncated} in steps {age} of episodes")
+
+
+def trajectories(trial: Trial, run: Run) -> None:
+    """Steps have the same ``("collector", "traj_ids")`` if they are of the same episode."""
+    numbers: list[int] = []
+    episodes: list[float] = []
+    begun = 0
+    for steps in sequences(run, trial.case.num_envs):
+        numbers += steps["collector", "traj_ids"].tolist()
+        if trial.world.episode is not None:
+            episodes += trial.world.episode(steps["observation"]).tolist()
+        else:
+            done = steps["next", "done"].squeeze(-1).long()
+            place = begun + done.cumsum(0) - done
+            episodes += place.tolist()
+            begun = int(place[-1]) + 1
+    pairs = set(zip(numbers, episodes))
+    good = len(pairs) == len(set(numbers)) == len(set(episodes))
+    trial.demand("trajectories", good, f"numbers and episodes are {sorted(pairs)}")
+
+
+def reports(trial: Trial, run: Run) -> None:
+    """The episodes that are reported are those of the batches, and each is reported once."""
+    reported = sorted(
+        (e.length, round(e.episode_return, 3), e.env_steps, e.terminated) for e in run.episodes
+    )
+    again = take_episodes(run.collector)
+    trial.demand("reports", not again, "episodes are reported twice")
+    sums: dict[int, list[float]] = {}
+    ended = []
+    names = (("collector", "traj_ids"), *[("next", n) for n in ("reward", "done", "terminated")])
+    for batch in run.batches:
+        steps = rows(batch)
+        columns = [steps[name].flatten().tolist() for name in names]
+        for number, reward, done, terminated in zip(*columns):
+            sums.setdefault(number, []).append(reward)
+            if done:
+                length = len(sums[number])
+                ended.append((length, round(sum(sums[number]), 3), length, terminated))
+    trial.demand("reports", reported == sorted(ended), f"{reported} for {sorted(ended)}")
+
+
+ONE_RUN: dict[str, Callable[[Trial, Run], None]] = {
+    "counts": counts,
+    "transitions": transitions,
+    "continuity": continuity,
+    "trajectories": trajectories,
+    "reports": reports,
+}
+"""By the name of the promise."""

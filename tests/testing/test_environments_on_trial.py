@@ -1,0 +1,125 @@
+"""The conformance suite finds what is wrong with an environment, as a collector hands it out."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from kit.testing import CARTPOLE, COUNTING, BrokenPromise, check_collector
+from tests.collectors.kinds import episodes, vector
+
+WORLDS = pytest.mark.parametrize("world", [COUNTING, CARTPOLE], ids=["counting", "cartpole"])
+KINDS = pytest.mark.parametrize("kind", [vector, episodes], ids=["vector", "episode"])
+
+
+class Nudged(gym.Wrapper):
+    """Moves the cart by a tenth of a millimetre in the third step of each episode."""
+
+    def reset(self, **kwargs):
+        self.steps = 0
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 3:
+            self.unwrapped.state = self.unwrapped.state + np.array([1e-4, 0, 0, 0])
+        return super().step(action)
+
+
+class OneRewardMore(gym.RewardWrapper):
+    """Gives a little more."""
+
+    def reward(self, reward):
+        return reward + 1e-3
+
+
+class Unyielding(gym.Wrapper):
+    """Does not terminate."""
+
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, False, truncated, info
+
+
+def on_trial(kind, world, spoil=lambda env: env, **kwargs):
+    """Check a right collector of an environment that is not."""
+
+    def make(case):
+        env = world.env(case, **kwargs)
+        spoil(env)
+        return kind(case, env)
+
+    check_collector(make, world=world)
+
+
+@KINDS
+def test_one_wrong_transition_of_an_episode_is_found(kind):
+    with pytest.raises(BrokenPromise, match=r"^transitions: next observation is"):
+        on_trial(kind, CARTPOLE, wrappers=[Nudged])
+
+
+@KINDS
+@WORLDS
+def test_another_reward_is_found(kind, world):
+    with pytest.raises(BrokenPromise, match=r"^transitions: next reward is"):
+        on_trial(kind, world, wrappers=[OneRewardMore])
+
+
+@pytest.mark.filterwarnings("ignore:.*You are calling 'step")
+@KINDS
+@WORLDS
+def test_an_end_that_does_not_come_is_found(kind, world):
+    with pytest.raises(BrokenPromise, match=r"^transitions: next terminated is"):
+        on_trial(kind, world, wrappers=[Unyielding])
+
+
+def lose_last_observations(env):
+    """Have the first observations of new episodes take the place of the last ones of old ones."""
+    step = env.copies.step
+
+    def broken(actions, result, active=None):
+        mended = step(actions, result, active)
+        ended = result.terminated | result.truncated
+        result.next_observation["observation"][ended] = result.observation["observation"][ended]
+        return mended
+
+    env.copies.step = broken
+
+
+@KINDS
+@WORLDS
+def test_a_lost_last_observation_of_an_episode_is_found(kind, world):
+    with pytest.raises(BrokenPromise, match=r"^transitions: next observation is"):
+        on_trial(kind, world, lose_last_observations)
+
+
+def leave_the_pole(env):
+    """Have CartPole's own vector environment begin to count again, but go on from where it is."""
+    core, reset = env.copies.vector.unwrapped, env.copies.reset
+
+    def broken(observation, seeds=None, mask=None):
+        if mask is None:
+            reset(observation, seeds)
+        else:
+            core.steps[mask] = 0
+            core.prev_done[mask] = False
+
+    env.copies.reset = broken
+
+
+@KINDS
+def test_an_episode_that_goes_on_after_its_end_is_found(kind):
+    with pytest.raises(BrokenPromise, match=r"^continuity: observations are"):
+        on_trial(kind, CARTPOLE, leave_the_pole, vectorization="native")
+
+
+@pytest.mark.parametrize("limit", [CARTPOLE.limit - 1, CARTPOLE.limit + 1])
+@KINDS
+def test_another_limit_is_found_by_counting_steps(kind, limit):
+    with pytest.raises(BrokenPromise, match=r"^continuity: truncated is"):
+        on_trial(kind, CARTPOLE, max_episode_steps=limit)
+
+
+def test_a_right_collector_of_the_right_environment_is_not_blamed():
+    on_trial(vector, CARTPOLE)

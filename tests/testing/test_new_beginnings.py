@@ -1,0 +1,141 @@
+"""Collectors that go on from a saved state with new episodes, and what the suite asks of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+
+from kit.collectors import EpisodeCollector, VectorCollector
+from kit.envs.state import CannotCapture
+from kit.testing import CARTPOLE, COUNTING, PROMISES, BrokenPromise, check_collector
+from tests.collectors.kinds import amounts, episodes
+
+WORLDS = pytest.mark.parametrize("world", [COUNTING, CARTPOLE], ids=["counting", "cartpole"])
+
+
+def without_state(env):
+    """The same environment, which does not give its state."""
+
+    def refuse():
+        raise CannotCapture("the state is secret")
+
+    env.copies.full_states = refuse
+    return env
+
+
+def check(kind, world, exact_resume=False):
+    def make(case):
+        env = without_state(world.env(case))
+        return kind(env, world.policy(env), **amounts(case))
+
+    check_collector(make, world=world, promises=["checkpoint"], exact_resume=exact_resume)
+
+
+class ClaimsToBeExact(VectorCollector):
+    """Says that it goes on exactly where it was, which it cannot."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(state_dict)
+        self.exact_resume = True
+
+
+class KeepsReturns(VectorCollector):
+    """Adds what open episodes had earned to new ones."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(state_dict)
+        self._accounts.load_state_dict(state_dict["accounts"])
+
+
+class KeepsNumbers(VectorCollector):
+    """Gives new episodes the numbers of those that were open."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(state_dict)
+        self._trajectories.present[...] = state_dict["trajectories"]
+
+
+class ForgetsTheTotal(VectorCollector):
+    """Begins counting anew as well."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(state_dict)
+        self.policy_steps = 0
+
+
+class CountsTheOpenEpisodes(VectorCollector):
+    """Counts episodes that ended in no batch."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(state_dict)
+        self.episodes += self.num_envs
+
+
+class ForgetsReports(VectorCollector):
+    """Does not report what had ended before and nobody had asked for."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(state_dict)
+        self._finished = []
+
+
+class TakesAStepFirst(VectorCollector):
+    """Takes a step in the new episodes that no batch has."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(state_dict)
+        self.env.step(self.env.rand_action(self.env.reset()))
+
+
+@WORLDS
+@pytest.mark.parametrize("exact_resume", [False, True])
+def test_a_collector_that_only_claims_to_go_on_exactly_is_found(world, exact_resume):
+    with pytest.raises(BrokenPromise, match=r"^checkpoint: other batches come after loading"):
+        check(ClaimsToBeExact, world, exact_resume)
+
+
+@WORLDS
+def test_new_beginnings_have_to_be_allowed(world):
+    check(VectorCollector, world, exact_resume=False)
+    with pytest.raises(BrokenPromise, match=r"^checkpoint: does not go on exactly"):
+        check(VectorCollector, world, exact_resume=True)
+
+
+@WORLDS
+@pytest.mark.parametrize(
+    ("kind", "promise"),
+    [
+        (ForgetsTheTotal, "counts"),
+        (CountsTheOpenEpisodes, "counts"),
+        (TakesAStepFirst, "continuity"),
+        (KeepsNumbers, "trajectories"),
+        (KeepsReturns, "reports"),
+        (ForgetsReports, "reports"),
+    ],
+)
+def test_what_is_wrong_after_a_new_beginning_is_named(kind, promise, world):
+    with pytest.raises(BrokenPromise, match=f"^checkpoint: after a new beginning, {promise}: "):
+        check(kind, world)
+
+
+def test_a_collector_that_could_go_on_exactly_but_says_no_has_to_begin_anew():
+    class SaysNo(VectorCollector):
+        def load_state_dict(self, state_dict):
+            super().load_state_dict(state_dict)
+            self.exact_resume = False
+
+    def make(case):
+        env = COUNTING.env(case)
+        return SaysNo(env, COUNTING.policy(env), **amounts(case))
+
+    with pytest.raises(BrokenPromise, match="after a new beginning, continuity"):
+        check_collector(make, exact_resume=False)
+
+
+@WORLDS
+def test_whole_episodes_are_all_played_before_anything_is_saved(world):
+    def make(case) -> EpisodeCollector:
+        return episodes(case, without_state(world.env(case)))
+
+    assert check_collector(make, world=world, exact_resume=False) == list(PROMISES)
