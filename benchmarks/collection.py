@@ -11,13 +11,13 @@ reward, terminated, truncated and the next observation (the true last one where 
 TorchRL keeps this too. Stable-Baselines3 keeps no next observation, and calls its value network as
 it always does; tianshou keeps no log-probability. The policy of TorchRL's rows is one of PyTorch's
 and TorchRL's distributions; "kit, TorchRL's policy" is the kit's collector with that policy object.
+The kit's collector has NumPy make a small policy's operations; "exact policy": PyTorch makes them.
 
 The environment alone is stepped copy after copy in this process, with actions drawn before, and
 nothing is kept. Two worker processes step two copies at the same time, so rows with workers are
 compared with the environment alone in the same workers, messages included. "Environment and bare
 network" adds three ``addmm`` and two ``tanh`` to each step of the environment alone, and nothing
-else: a loop that calls a network of PyTorch in every step is not faster. Its ratio to the
-environment alone is the most that this machine allows.
+else: no loop that calls a network of PyTorch in every step is faster.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ Column = tuple[str, int]
 Figures = dict[str, list[float]]
 
 
-def kit(id: str, num_envs: int, vectorization: str = "sync", theirs: bool = False) -> Case:
+def kit(
+    id: str, num_envs: int, vectorization: str = "sync", theirs: bool = False, exact: bool = False
+) -> Case:
     """Return the kit's ``VectorCollector`` as a case.
 
     Args:
@@ -56,6 +58,7 @@ def kit(id: str, num_envs: int, vectorization: str = "sync", theirs: bool = Fals
         num_envs: number of copies.
         vectorization: how the copies are stepped.
         theirs: whether the policy is that of TorchRL's rows.
+        exact: whether PyTorch has to make the policy's operations.
     """
     from kit.collectors import VectorCollector
     from kit.envs import make_env
@@ -64,7 +67,7 @@ def kit(id: str, num_envs: int, vectorization: str = "sync", theirs: bool = Fals
     workers = min(PROCESSES, num_envs) if vectorization == "async" else None
     env = make_env(id, num_envs, vectorization=vectorization, num_workers=workers)
     policy = rivals.torchrl_policy(env) if theirs else make_actor(env, (64, 64), "tanh")
-    collector = VectorCollector(env, policy, steps_per_env=STEPS)
+    collector = VectorCollector(env, policy, steps_per_env=STEPS, exact_policy=exact)
     return Case(lambda: collector.collect().numel(), collector.shutdown)
 
 
@@ -89,6 +92,7 @@ def workers_alone(id: str, num_envs: int) -> Case:
 Maker = Callable[[str, int], Case]
 KIT: dict[str, Maker] = {
     "kit, sync": kit,
+    "kit, sync, exact policy": functools.partial(kit, exact=True),
     "kit, async": functools.partial(kit, vectorization="async"),
     "kit, native": functools.partial(kit, vectorization="native"),
     "kit, sync, TorchRL's policy": functools.partial(kit, theirs=True),

@@ -20,7 +20,7 @@ FLOORS: list[set[str]] = [
     {"trainer", "hooks", "checkpoint", "checks", "hooked", "journal", "loggers", "stages"},
     {"update", "flat_update", "collectors", "buffers", "metrics"},
     {"losses", "advantages", "modules", "envs"},
-    {"tracing", "flat_graph", "config", "limits", "cli", "__main__"},
+    {"tracing", "flat_graph", "watch", "config", "limits", "cli", "__main__"},
     {"steps"},
     {"lazy", "documentation", "files", "__init__"},
 ]

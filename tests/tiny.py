@@ -126,7 +126,11 @@ def collector_of(plan: StepPlan, env: Any, actor: Any, **changes: Any) -> Vector
 
 
 def ppo_parts(
-    plan: StepPlan, env: Any = "CartPole-v1", seed: int = 0, sizes: tuple[int, ...] = (8,)
+    plan: StepPlan,
+    env: Any = "CartPole-v1",
+    seed: int = 0,
+    sizes: tuple[int, ...] = (8,),
+    **collector: Any,
 ) -> dict[str, Any]:
     """The parts of a small PPO, by the name of the trainer's argument."""
     torch.manual_seed(seed)
@@ -134,7 +138,7 @@ def ppo_parts(
     actor, critic = make_actor(env, sizes), make_value(env, sizes)
     loss = ClipPPOLoss(actor, critic, normalize_advantage=True)
     return {
-        "collector": collector_of(plan, env, actor, seed=seed),
+        "collector": collector_of(plan, env, actor, seed=seed, **collector),
         "advantage": GAE(gamma=0.99, lmbda=0.95, value_network=critic),
         "update": Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3), clip_norm=0.5),
     }

@@ -41,6 +41,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         episodes: that have ended so far.
         environment_errors: faults of environments that were mended so far.
         exact_resume: whether the last :meth:`load_state_dict` put everything back where it was.
+        exact_policy: whether the policy's results are bitwise those of the policy as a module.
     """
 
     policy_steps: int
@@ -52,6 +53,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     frames_per_batch = requested_frames_per_batch = -1
     prefill_frames = 0
     exact_resume = True
+    exact_policy = True
 
     def __init__(
         self,

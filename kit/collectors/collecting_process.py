@@ -51,6 +51,7 @@ _FACTS = (
     "prefill_frames",
     "init_random_frames",
     "exploration_frames",
+    "exact_policy",
 )
 
 

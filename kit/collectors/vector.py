@@ -104,6 +104,7 @@ class VectorCollector(StepsCollector):
             device=self.policy_device,
         )
         self.env, self.policy, self.reuse = env, policy, reuse
+        self.exact_policy = exact_policy or not fast_policy
         self._acting = Acting(
             env,
             policy,
@@ -113,7 +114,7 @@ class VectorCollector(StepsCollector):
             exploration_type=exploration_type,
             device=self.policy_device,
             fast=fast_policy,
-            in_numpy=fast_policy and not exact_policy,
+            in_numpy=not self.exact_policy,
         )
         self._accounts = EpisodeAccounts(self.num_envs)
         self._trajectories = Trajectories(self.num_envs)

@@ -80,17 +80,37 @@ def ages(done: Tensor) -> Tensor:
     return steps - torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))
 
 
-def equal(one: Sequence[TensorDictBase], other: Sequence[TensorDictBase]) -> bool:
-    """Return whether batches are the same, bit by bit."""
+def equal(
+    one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], rounding: float = 0.0
+) -> bool:
+    """Return whether batches are the same: bit by bit, or floating numbers but for rounding.
+
+    Args:
+        one: batches.
+        other: batches to compare them with.
+        rounding: by which floating numbers may differ, relatively and absolutely.
+    """
     if len(one) != len(other):
         return False
     for a, b in zip(one, other):
         keys = set(a.keys(True, True))
         if a.shape != b.shape or keys != set(b.keys(True, True)):
             return False
-        if not all(torch.equal(a.get(key), b.get(key)) for key in keys):
+        if not all(_same(a.get(key), b.get(key), rounding) for key in keys):
             return False
     return True
+
+
+def _same(one: Tensor, other: Tensor, rounding: float) -> bool:
+    if torch.equal(one, other):
+        return True
+    comparable = one.dtype == other.dtype and one.shape == other.shape
+    return (
+        rounding > 0.0
+        and comparable
+        and one.is_floating_point()
+        and torch.allclose(one, other, rtol=rounding, atol=rounding)
+    )
 
 
 def _episodes_of(batch: TensorDictBase) -> list[TensorDictBase]:

@@ -115,8 +115,14 @@ def asynchronous(case: CollectorCase, env: Any = None, **changes: Any) -> AsyncC
     return AsyncCollector(env, counter_policy(env), **{**amounts(case), **changes})
 
 
+def vector_exact(case: CollectorCase) -> VectorCollector:
+    """Held to the policy's rounding, too."""
+    return vector(case, exact_policy=True)
+
+
 KINDS: dict[str, Callable[[CollectorCase], Any]] = {
     "vector, sync": vector,
+    "vector, exact policy": vector_exact,
     "vector, async": vector_workers,
     "vector, Gymnasium's": vector_gymnasium,
     "vector, Gymnasium's, reset by mask": vector_gymnasium_by_mask,

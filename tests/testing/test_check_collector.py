@@ -159,6 +159,14 @@ class FastRounds(VectorCollector):
         return batch
 
 
+class SaysItIsExact(VectorCollector):
+    """Has its policy made by NumPy, and says that it is exact."""
+
+    def __init__(self, env, policy, **kwargs):
+        super().__init__(env, policy, **kwargs)
+        self.exact_policy = True
+
+
 class DisturbsRandomNumbers(VectorCollector):
     """Draws from everybody's random numbers."""
 
@@ -267,6 +275,7 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (OneSeed, "seeds"),
         (NoSeed, "seeds"),
         (FastRounds, "plain"),
+        (SaysItIsExact, "plain"),
         (DisturbsRandomNumbers, "random_numbers"),
         (DependsOnRandomNumbers, "random_numbers"),
         (OneMemory, "memory"),
