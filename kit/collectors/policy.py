@@ -100,12 +100,11 @@ class PolicyRunner:
             observation: to be acted on first; needed where NumPy is to make the operations, as the
                 policy is then traced before the first step.
         """
-        if self._watch.look_closely() or not (self._program and self._program.is_valid()):
-            self._program = None
-        if self._program is None or not (self.in_numpy and self.in_numpy.is_valid()):
-            self.in_numpy = None
-            if self._action_keys and observation is not None:
-                self._trace_ahead({key: torch.from_numpy(a) for key, a in observation.items()})
+        programs = [one for one in (self._program, self.in_numpy) if one is not None]
+        if self._watch.look_closely() or not all(program.is_valid() for program in programs):
+            self._program = self.in_numpy = None
+        if self._program is None and self._action_keys and observation is not None:
+            self._trace_ahead({key: torch.from_numpy(a) for key, a in observation.items()})
 
     @property
     def replays(self) -> bool:
@@ -215,10 +214,9 @@ class PolicyRunner:
 
         Otherwise a run that goes on from a checkpoint would round its first batch differently.
         """
-        if not isinstance(self.policy, nn.Module) or (self.plain_reason and not self._program):
+        if self.plain_reason or not isinstance(self.policy, nn.Module):
             self.numpy_reason = self.plain_reason or "it is no module"
             return
-        begun = self._program is not None
         with self._without_traces(), torch.no_grad():
             for _ in range(3):  # to know its keys, to trace it, to compare
                 if not self.replays and not self.plain_reason:
@@ -227,7 +225,7 @@ class PolicyRunner:
                 self.in_numpy, self.numpy_reason = self._made_by_numpy(), ""
             except NotInNumpy as reason:
                 self.numpy_reason = str(reason)
-        if self.remembers and not begun:  # what it remembers is not there yet: trace it when it is
+        if self.remembers:  # what it remembers is not there yet: trace it when it is
             self._program, self._verified, self._written = None, False, []
 
     def _made_by_numpy(self) -> NumpyProgram:

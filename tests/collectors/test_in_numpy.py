@@ -245,15 +245,16 @@ def test_tracing_ahead_changes_nothing():
         assert torch.equal(exact.collect()["calls"], other.collect()["calls"])
 
 
+@pytest.mark.parametrize("names", [("weight", "bias"), ("bias",)])
 @pytest.mark.parametrize("change", ["in place", "data", "another"])
-def test_what_the_learner_changes_is_seen(change):
+def test_what_the_learner_changes_is_seen(change, names):
     pair = exact_and_numpy(guess, make_actor)
     for _ in range(3):
         assert_same_but_for_rounding(*pair, count=2)
         for collector in pair:
             for module in collector.policy.modules():
                 if isinstance(module, nn.Linear):
-                    for name in ("weight", "bias"):
+                    for name in names:
                         value = getattr(module, name)
                         if change == "in place":
                             value.data.mul_(2.0).add_(0.1)
@@ -333,6 +334,21 @@ def test_a_policy_that_is_not_for_numpy_stays_with_pytorch_bit_by_bit(what):
     assert runner_of(other).in_numpy is None
     assert reason in runner_of(other).numpy_reason
     assert runner_of(other).replays
+
+
+def test_a_policy_that_is_not_for_numpy_is_tried_once(monkeypatch):
+    tried = []
+
+    def refuse(*arguments):
+        tried.append(arguments)
+        raise NotInNumpy("not today")
+
+    monkeypatch.setattr("kit.collectors.policy.NumpyProgram", refuse)
+    collector = VectorCollector(guess(), make_actor(guess()), steps_per_env=3)
+    for _ in range(3):
+        collector.collect()
+    assert len(tried) == 1
+    assert runner_of(collector).numpy_reason == "not today"
 
 
 def test_an_operation_that_gives_something_else_is_found_out(monkeypatch):
