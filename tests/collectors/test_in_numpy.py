@@ -18,7 +18,7 @@ from kit.collectors.in_numpy.operations import OPERATIONS
 from kit.envs import make_env
 from kit.modules import make_actor
 from kit.tracing import trace
-from tests.collectors.test_policy import ACTIONS, guess, runner_of
+from tests.collectors.test_policy import ACTIONS, dropping, guess, runner_of
 from tests.tiny import Guess
 
 # ---------------------------------------------------------------------- every operation
@@ -265,12 +265,6 @@ def test_what_the_learner_changes_is_seen(change, names):
 
 
 def test_a_module_that_is_put_into_another_mode_is_noticed():
-    def dropping(env):
-        network = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 3))
-        logits = TensorDictModule(network, ["observation"], ["logits"])
-        choice = TensorDictModule(lambda logits: logits.argmax(-1), ["logits"], ["action"])
-        return TensorDictSequential(logits, choice)
-
     pair = exact_and_numpy(guess, dropping)
     for collector in pair:
         collector.collect()

@@ -56,6 +56,14 @@ def runner_of(collector) -> PolicyRunner:
     return collector._acting.runner
 
 
+def dropping(env):
+    """A policy whose training mode is another one than its evaluation mode."""
+    network = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+    logits = TensorDictModule(network, ["observation"], ["logits"])
+    choice = TensorDictModule(lambda logits: logits.argmax(-1), ["logits"], ["action"])
+    return TensorDictSequential(logits, choice)
+
+
 # ---------------------------------------------------------------------- the same
 @pytest.mark.parametrize("kind", list(ACTIONS))
 @pytest.mark.parametrize("dict_observation", [False, True])
@@ -106,12 +114,6 @@ def test_a_layer_that_is_replaced_is_noticed():
 
 
 def test_a_module_that_is_put_into_another_mode_is_noticed():
-    def dropping(env):
-        network = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 3))
-        logits = TensorDictModule(network, ["observation"], ["logits"])
-        choice = TensorDictModule(lambda logits: logits.argmax(-1), ["logits"], ["action"])
-        return TensorDictSequential(logits, choice)
-
     fast, plain = fast_and_plain(guess, dropping)
     assert_same_batches(fast, plain, 2)
     for collector in (fast, plain):
