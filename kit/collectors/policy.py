@@ -188,7 +188,9 @@ class PolicyRunner:
 
     def _trace(self, pool: Tensors) -> Sequence[Tensor]:
         keys, generator = list(pool), torch.get_rng_state()
-        apart = [value.clone() for value in pool.values()]  # what is remembered may show one memory
+        # What is remembered may show one memory. Observations stay where they are: MKL rounds as
+        # an array happens to be aligned.
+        apart = [value.clone() if key in self._memory else value for key, value in pool.items()]
         try:
             self._program, outputs = trace(
                 lambda *tensors: self._plain(dict(zip(keys, tensors))),

@@ -96,26 +96,31 @@ def _restore_mujoco(env: Any, saved: dict[str, Any]) -> None:
     mujoco.mj_forward(env.model, env.data)
     # mj_forward brings all arrays to the present; before the kill some of them were one substep
     # behind, and environments read them so.
-    # Arrays of constraint islands are there only while something touches: those of a new contact
-    # are computed anew, as all of them are in the next step.
     for name, array in _derived(env.data).items():
-        value = _decode(saved["derived"].get(name))
-        if value is not None and value.shape == array.shape:
-            array[...] = value
+        if name in saved["derived"]:  # one of another version of MuJoCo may not be
+            array[...] = _decode(saved["derived"][name])
     mujoco.mj_setState(env.model, env.data, _decode(saved["integration"]), kind)
 
 
 def _derived(data: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays of fixed size; those of constraints live in an arena that is filled anew."""
+    """Return the arrays of fixed size.
+
+    Those of contacts and constraints are in an arena, which every step fills anew, with as many
+    entries as there are contacts.
+    """
     found = {}
+    begin = data.qpos.ctypes.data  # the first array of the buffer
+    buffer = range(begin, begin + data.nbuffer)
     for name in sorted(dir(data)):
-        if name.startswith(("_", "efc_", "efm_", "iefc_", "solver", "bvh_")):
+        if name.startswith("_"):
             continue
         try:
             value = getattr(data, name)
         except (AttributeError, RuntimeError, ValueError):
             continue
-        if isinstance(value, np.ndarray) and value.size and value.flags.writeable:
+        if not isinstance(value, np.ndarray) or not value.size or not value.flags.writeable:
+            continue
+        if value.ctypes.data in buffer or name == "energy":
             found[name] = value
     return found
 
