@@ -146,6 +146,7 @@ def _limit_here(id: str, given: int | None) -> int | None:
     import envpool
     from envpool.registration import registry
 
-    if registry.specs[id][0] not in _LIMIT_ONLY_TRUNCATES:
+    family = getattr(registry, "specs", {}).get(id, ("",))[0]  # where a release still says so
+    if family not in _LIMIT_ONLY_TRUNCATES:
         return None
     return int(envpool.make_spec(id).config.max_episode_steps) if given is None else given
