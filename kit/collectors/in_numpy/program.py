@@ -54,8 +54,8 @@ class NumpyProgram:
     def __init__(self, recorded: Recorded, keys: Sequence[Key], actions: Mapping[Key, int]) -> None:
         self.keys, self._inputs, self._outputs = keys, recorded.inputs, recorded.outputs
         self._actions = {key: recorded.outputs[number] for key, number in actions.items()}
-        self._operations = recorded.operations
-        self._when, self._drawn = _times(recorded, list(self._actions.values()))
+        self._operations = [part for one in recorded.operations for part in _parts(one)]
+        self._when, self._drawn = _times(self._operations, recorded, list(self._actions.values()))
         self._constants = [(tensor, tensor.data_ptr()) for tensor in recorded.constants]
         self._make_fixed(recorded.constants)
         self._fill = _fill(self._of("drawn"))
@@ -174,7 +174,10 @@ class NumpyProgram:
             function(*arguments)
         for array, buffer in self._keeps:
             array[number] = buffer
-        return {key: array[number] for key, array in self._chosen}
+        actions = {}
+        for key, array in self._chosen:  # a comprehension is a call of its own
+            actions[key] = array[number]
+        return actions
 
     def finish(self) -> list[Array]:
         """Make the rest and return all outputs, ``[steps, ...]`` each."""
@@ -188,7 +191,25 @@ class NumpyProgram:
         return found
 
 
-def _times(recorded: Recorded, actions: Sequence[Tensor]) -> tuple[list[When], list[Tensor]]:
+def _parts(operation: Operation) -> list[Operation]:
+    """Return a product that is added to something as two operations, which may have two times.
+
+    Noise times a deviation is known before the step in which it is added to a mean.
+    """
+    aten = torch.ops.aten
+    if operation.function is not aten.addcmul.default or operation.keywords:
+        return [operation]
+    value, one, other = operation.arguments
+    product = one * other
+    return [
+        Operation(aten.mul.Tensor, (one, other), {}, product),
+        Operation(aten.add.Tensor, (value, product), {}, operation.result),
+    ]
+
+
+def _times(
+    operations: Sequence[Operation], recorded: Recorded, actions: Sequence[Tensor]
+) -> tuple[list[When], list[Tensor]]:
     """Return when each operation is made, and the random numbers among the tensors.
 
     Raises:
@@ -198,7 +219,7 @@ def _times(recorded: Recorded, actions: Sequence[Tensor]) -> tuple[list[When], l
     depends |= {id(tensor): "step" for tensor in recorded.inputs}
     times: list[When] = []
     drawn: list[Tensor] = []
-    for operation in recorded.operations:
+    for operation in operations:
         read = {depends[id(tensor)] for tensor in _values_read(operation)}
         when: When = "step" if "step" in read else "ahead" if "ahead" in read else "fixed"
         if torch.Tag.nondeterministic_seeded in operation.function.tags:
@@ -213,11 +234,11 @@ def _times(recorded: Recorded, actions: Sequence[Tensor]) -> tuple[list[When], l
         depends |= {id(tensor): now for tensor in tensors_in(operation.result)}
     if any(depends[id(tensor)] == "fixed" for tensor in actions):
         raise NotInNumpy("the action depends on nothing")
-    _put_off(recorded.operations, times, {id(tensor) for tensor in actions})
+    _put_off(operations, times, {id(tensor) for tensor in actions})
     return times, drawn
 
 
-def _put_off(operations: list[Operation], times: list[When], needed: set[int]) -> None:
+def _put_off(operations: Sequence[Operation], times: list[When], needed: set[int]) -> None:
     """Let operations that no action needs wait until the steps are over."""
     for number in reversed(range(len(operations))):
         if any(id(tensor) in needed for tensor in tensors_in(operations[number].result)):
