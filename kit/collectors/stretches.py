@@ -82,8 +82,7 @@ class CalledStretch(Stretch):
         steps: of each copy.
         runner: whose policy acts; ``None``: nobody's.
         call: takes an observation, returns what is written.
-        action_keys: of the actions.
-        keys: of what ``call`` returns; ``None``: those of the runner.
+        action_keys: of the actions; without a runner, ``call`` returns these.
         device: where ``call`` wants the observation.
     """
 

@@ -18,7 +18,7 @@ from kit.collectors.in_numpy.operations import OPERATIONS
 from kit.envs import make_env
 from kit.modules import make_actor
 from kit.tracing import trace
-from tests.collectors.test_policy import ACTIONS, dropping, guess, runner_of
+from tests.collectors.test_policy import ACTIONS, counting, dropping, guess, runner_of
 from tests.tiny import Guess
 
 # ---------------------------------------------------------------------- every operation
@@ -228,19 +228,7 @@ def test_the_first_batch_is_rounded_like_the_others():
 
 
 def test_tracing_ahead_changes_nothing():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self, observation):
-            self.calls += 1
-            return observation.argmax(-1), self.calls.expand(3).clone()
-
-    def policy(env):
-        return TensorDictModule(Counting(), ["observation"], ["action", "calls"])
-
-    exact, other = exact_and_numpy(guess, policy)
+    exact, other = exact_and_numpy(guess, counting)
     for _ in range(2):
         assert torch.equal(exact.collect()["calls"], other.collect()["calls"])
 
@@ -359,3 +347,20 @@ def test_copies_in_worker_processes_are_acted_in_by_numpy_too():
     collector.collect()
     assert runner_of(collector).in_numpy is not None
     collector.shutdown()
+
+
+def test_tracing_ahead_leaves_plain_attributes_as_they_were():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.number = 0
+
+        def forward(self, observation):
+            self.number += 1
+            return observation.argmax(-1)
+
+    policy = TensorDictModule(Counting(), ["observation"], ["action"])
+    collector = VectorCollector(guess(), policy, steps_per_env=4)
+    collector.collect()
+    assert runner_of(collector).in_numpy is not None
+    assert policy.module.number == 0

@@ -64,6 +64,20 @@ def dropping(env):
     return TensorDictSequential(logits, choice)
 
 
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, observation):
+        self.calls += 1
+        return observation.argmax(-1), self.calls.expand(observation.shape[0]).clone()
+
+
+def counting(env):
+    return TensorDictModule(Counting(), ["observation"], ["action", "calls"])
+
+
 # ---------------------------------------------------------------------- the same
 @pytest.mark.parametrize("kind", list(ACTIONS))
 @pytest.mark.parametrize("dict_observation", [False, True])
@@ -126,18 +140,6 @@ def test_a_module_that_is_put_into_another_mode_is_noticed():
 
 
 def test_buffers_that_a_policy_changes_are_changed_once_for_each_call():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self, observation):
-            self.calls += 1
-            return observation.argmax(-1), self.calls.expand(observation.shape[0]).clone()
-
-    def counting(env):
-        return TensorDictModule(Counting(), ["observation"], ["action", "calls"])
-
     fast, plain = fast_and_plain(guess, counting)
     assert_same_batches(fast, plain, 2)
     assert fast.collect()["calls"][0].tolist() == [11, 12, 13, 14, 15]

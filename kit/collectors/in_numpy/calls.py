@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -76,7 +77,7 @@ def _with_arrays(value: Any, arrays: Mapping[int, Array]) -> Any:
     return value
 
 
-class On:
+class On(ABC):
     """What an operation is made on.
 
     Attributes:
@@ -89,13 +90,13 @@ class On:
     dimensions = 0
     shape: tuple[int, ...] = ()
 
+    @abstractmethod
     def call(self, function: Function, *arguments: Any) -> Array:
         """Call a function that takes ``out``, and return its result."""
-        raise NotImplementedError
 
+    @abstractmethod
     def view(self, value: Array, shown: Array) -> Array:
         """Return ``shown``, which has to show the memory of ``value``."""
-        raise NotImplementedError
 
     def axis(self, dimension: int) -> int:
         """Return a dimension counted from the last one, where more may be before the first."""
