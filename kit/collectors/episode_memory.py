@@ -64,7 +64,8 @@ class EpisodeMemory:
             chunk = BatchMemory(self.env, _CHUNK)
             chunk.begin(self.env.start())
             self._chunks.append(chunk)
-            self._rows = zip(tensors_of_steps(chunk.acted_on(0, _CHUNK)), chunk.rows())
+            observations = tensors_of_steps(chunk.acted_on(0, _CHUNK))
+            self._rows = zip(observations, chunk.results(0, _CHUNK).rows())
             row = next(self._rows)
         self.steps += 1
         return row

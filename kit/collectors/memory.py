@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import repeat
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from kit.collectors.policy import Tensors
 from kit.envs.copies import StepArrays
 from kit.envs.episodes import EpisodeAccounts
 from kit.envs.errors import EnvironmentFault
-from kit.envs.spaces import Arrays, Key
+from kit.envs.spaces import Key
 from kit.envs.vector_env import VectorEnv
 
 
@@ -53,13 +52,18 @@ class BatchMemory:
         for key, array in present.items():
             self.observation[key][0] = array
 
-    def rows(self) -> Iterator[StepArrays]:
-        """Yield where each step writes."""
-        following = _by_step(self.next_observation)
-        after = _by_step({key: array[1:] for key, array in self.observation.items()})
-        flags = self.terminated, self.truncated
-        raw = repeat(None) if self.raw_reward is None else self.raw_reward
-        return map(StepArrays, following, after, self.reward, *flags, self.env_steps, raw)
+    def results(self, start: int, steps: int) -> StepArrays:
+        """Return where some steps are written, ``[steps, num_envs, ...]``."""
+        some, following = slice(start, start + steps), slice(start + 1, start + steps + 1)
+        return StepArrays(
+            {key: array[some] for key, array in self.next_observation.items()},
+            {key: array[following] for key, array in self.observation.items()},
+            self.reward[some],
+            self.terminated[some],
+            self.truncated[some],
+            self.env_steps[some],
+            None if self.raw_reward is None else self.raw_reward[some],
+        )
 
     def acted_on(self, start: int, steps: int) -> dict[Key, NDArray[Any]]:
         """Return the observations of some steps, ``[steps, num_envs, ...]``."""
@@ -155,11 +159,3 @@ class Trajectories:
 def _rows(array: NDArray[Any]) -> Tensor:
     """Return a time-first array as a tensor with copies first, sharing its memory."""
     return torch.from_numpy(array).transpose(0, 1)
-
-
-def _by_step(arrays: Arrays) -> Iterator[Arrays]:
-    """Yield the rows of all arrays."""
-    if len(arrays) == 1:
-        ((key, array),) = arrays.items()
-        return ({key: row} for row in array)
-    return (dict(zip(arrays, rows)) for rows in zip(*arrays.values()))

@@ -41,8 +41,8 @@ class Stretch(ABC):
         """
 
     @abstractmethod
-    def act(self) -> Arrays:
-        """Return the actions of the next step, ``[num_envs, ...]``."""
+    def __iter__(self) -> Iterator[Arrays]:
+        """Yield the actions of each step, ``[num_envs, ...]``, once its observation is there."""
 
     @abstractmethod
     def value(self, key: Key) -> Tensor | None:
@@ -65,10 +65,11 @@ class RandomStretch(Stretch):
         self._actions = actions
         self._arrays = {key: value.cpu().numpy() for key, value in actions.items()}
 
-    def act(self) -> Arrays:
-        """Return what was drawn."""
-        self.taken += 1
-        return {key: array[self.taken - 1] for key, array in self._arrays.items()}
+    def __iter__(self) -> Iterator[Arrays]:
+        """Yield what was drawn."""
+        for step in range(self.steps):
+            self.taken = step + 1
+            yield {key: array[step] for key, array in self._arrays.items()}
 
     def value(self, key: Key) -> Tensor | None:
         """Return the actions."""
@@ -105,10 +106,13 @@ class CalledStretch(Stretch):
         """Make a tensor of each observation, which in a tight loop costs a third."""
         self._observations = list(tensors_of_steps(observation))
 
-    def act(self) -> Arrays:
-        """Call it."""
-        observation = self._observations[self.taken]
-        self.taken += 1
+    def __iter__(self) -> Iterator[Arrays]:
+        """Call it in each step."""
+        for observation in self._observations:
+            self.taken += 1
+            yield self._act(observation)
+
+    def _act(self, observation: Tensors) -> Arrays:
         if not self._on_cpu:
             observation = {key: value.to(self._device) for key, value in observation.items()}
         outputs = self._call(observation)
@@ -150,11 +154,11 @@ class NumpyStretch(Stretch):
         """Do what does not depend on observations."""
         self._program.begin(observation, self.steps)
 
-    def act(self) -> Arrays:
+    def __iter__(self) -> Iterator[Arrays]:
         """Make the operations that lead to the actions."""
-        actions = self._program.step(self.taken)
-        self.taken += 1
-        return actions
+        for actions in self._program.steps():
+            self.taken += 1
+            yield actions
 
     def value(self, key: Key) -> Tensor | None:
         """Return what was written."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import torch
@@ -128,17 +127,19 @@ class VectorCollector(StepsCollector):
         memory = self._allocate(steps)
         with self._acting.mode({k: array[0] for k, array in memory.observation.items()}):
             stretches = self._acting.stretches(self.policy_steps, steps)
-            rows = iter(list(memory.rows()))  # made ahead: in a tight loop they cost a third
             try:
                 start = 0
                 for stretch in stretches:
                     stretch.begin(memory.acted_on(start, stretch.steps))
                     after = self._acting.following(stretch)
-                    self.env.step_through(islice(rows, stretch.steps), stretch.act, after)
+                    self.env.step_through(stretch, memory.results(start, stretch.steps), after)
                     start += stretch.steps
-            except EnvironmentFault as fault:
+            except BaseException as error:
+                self._restart()  # so do the environments: how far they came is not known
+                if not isinstance(error, EnvironmentFault):
+                    raise
                 step = sum(stretch.taken for stretch in stretches) - 1
-                raise fault.at(self.policy_steps // self.num_envs + step) from fault
+                raise error.at(self.policy_steps // self.num_envs + step) from error
         memory.check_finite(self.env.name, self._accounts, self.policy_steps // self.num_envs)
         self._count(memory, stretches)
         first = {k: torch.from_numpy(values[0]) for k, values in memory.observation.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,10 @@ Mask = NDArray[np.bool_]
 
 
 class StepArrays(NamedTuple):
-    """Where one step of all copies is written; every array has ``num_envs`` rows."""
+    """Where one step of all copies is written; every array has ``num_envs`` rows.
+
+    Where many steps are written, every array has a dimension of steps in front.
+    """
 
     next_observation: Arrays
     """the observation that the step led to, also when it was the last of an episode."""
@@ -38,6 +41,22 @@ class StepArrays(NamedTuple):
     """env steps made, ``[num_envs]``; ones before the step."""
     raw_reward: NDArray[np.float32] | None = None
     """rewards before normalisation, where they are normalised, ``[num_envs]``."""
+
+    def of_step(self, step: int | None) -> StepArrays:
+        """Return one of many steps; of ``None``: this step as many, which are one."""
+        return StepArrays(
+            {key: array[step] for key, array in self.next_observation.items()},
+            {key: array[step] for key, array in self.observation.items()},
+            self.reward[step],
+            self.terminated[step],
+            self.truncated[step],
+            self.env_steps[step],
+            None if self.raw_reward is None else self.raw_reward[step],
+        )
+
+    def rows(self) -> Iterator[StepArrays]:
+        """Yield one after the other of many steps."""
+        return map(self.of_step, range(len(self.reward)))
 
 
 class Copies(ABC):
@@ -73,7 +92,7 @@ class Copies(ABC):
         self.observation_space, self.action_space = observation_space, action_space
         self.observation_leaves = leaves(observation_space, "observation", "observation_space")
         self.action_leaves = leaves(action_space, "action", "action_space")
-        self.convert = ActionConverter(action_space, self.action_leaves)
+        self.convert = ActionConverter(action_space, self.action_leaves, num_envs)
 
     @abstractmethod
     def reset(
@@ -110,6 +129,20 @@ class Copies(ABC):
             EnvironmentFault: if a copy raises or returns something impossible, and no restart is
                 left.
         """
+
+    def step_through(self, actions: Iterable[Arrays], results: StepArrays) -> None:
+        """Take a step in every copy for each of ``actions``: :meth:`step` in a loop.
+
+        Args:
+            actions: of each step, one row for each copy. They are asked for when everything is
+                written that the step before has led to.
+            results: of as many steps; written to.
+
+        Raises:
+            EnvironmentFault: as :meth:`step`.
+        """
+        for chosen, result in zip(actions, results.rows()):
+            self.step(chosen, result)
 
     @abstractmethod
     def full_states(self) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -51,6 +51,7 @@ class InProcess(Copies):
         self._rebuilt = [0] * num_envs  # how often
         self._next_seeds: dict[int, int] = {}
         self._present: Arrays = {}
+        self._one_step: tuple[StepArrays | None, Any] = None, None  # the last, and it as many
 
     def reset(
         self,
@@ -61,88 +62,117 @@ class InProcess(Copies):
         """Reset copies one by one."""
         if seeds is not None:
             self._seeds = [int(seed) for seed in seeds]
+        first = {key: array[None] for key, array in observation.items()}
         for number in range(self.num_envs):
             if mask is None or mask[number]:
-                self._reset(number, observation, None if seeds is None else seeds[number])
+                self._reset(number, first, 0, None if seeds is None else seeds[number])
         self._present = observation
 
-    def _reset(self, number: int, observation: Arrays, seed: int | None = None) -> None:
+    def _reset(self, number: int, arrays: Arrays, step: int, seed: int | None = None) -> None:
         while True:
             try:
                 first, _ = self.envs[number].reset(seed=self._next_seeds.pop(number, seed))
-                self._write(number, first, observation)
+                self._write(number, first, arrays, step)
                 return
             except Exception as error:
                 self._rebuild(number, error, "reset()")
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step copies one by one."""
-        chosen = self.convert.rows(actions, self.num_envs)
-        numbers = iter(self._numbers)
+        chosen = self.convert.rows(actions)
+        numbers: Sequence[int] = self._numbers
         if active is not None:
             hold(~active, result, self._present)
             result.env_steps[~active] = 0
-            numbers = iter(np.flatnonzero(active).tolist())
-        ended: list[int] = []
-        failed = self._step_each(numbers, chosen, result, ended)
-        mended = None if failed is None else self._mend(failed, numbers, chosen, result, ended)
-        for key, array in result.observation.items():
-            array[...] = result.next_observation[key]
-        for number in ended:
-            self._reset(number, result.observation)
-        self._present = result.observation
+            numbers = np.flatnonzero(active).tolist()
+        if result is not self._one_step[0]:
+            self._one_step = result, result.of_step(None)
+        results = self._one_step[1]
+        ended, mended = self._step(iter(numbers), chosen, results, 0)
+        self._fill_in(results, bool(ended))
         return mended
 
-    def _step_each(
-        self, numbers: Iterator[int], chosen: Sequence[Any], result: StepArrays, ended: list[int]
-    ) -> tuple[int, Exception] | None:
-        """Step copies until one fails; return which one and how."""
-        envs, reward, number, shape = self.envs, result.reward, 0, self._shape
-        rows = None if shape is None else result.next_observation[self._key]
-        try:
-            for number in numbers:
-                seen, reward[number], terminated, truncated, info = envs[number].step(
-                    chosen[number]
-                )
-                if rows is not None and getattr(seen, "shape", None) == shape:
-                    rows[number] = seen
-                else:
-                    self._write(number, seen, result.next_observation)
-                if self._repeats:
-                    result.env_steps[number] = info["env_steps"]
-                if terminated or truncated:
-                    result.terminated[number] = terminated
-                    result.truncated[number] = truncated
-                    ended.append(number)
-        except Exception as error:
-            return number, error
-        return None
+    def step_through(self, actions: Iterable[Arrays], results: StepArrays) -> None:
+        """Step copies one by one, without a view of all arrays for each step."""
+        convert, numbers, any_ended = self.convert.rows, self._numbers, False
+        for step, chosen in enumerate(actions):
+            ended, _ = self._step(iter(numbers), convert(chosen), results, step)
+            if ended:
+                any_ended = True
+        self._fill_in(results, any_ended)
 
-    def _mend(
-        self,
-        failed: tuple[int, Exception] | None,
-        numbers: Iterator[int],
-        chosen: Sequence[Any],
-        result: StepArrays,
-        ended: list[int],
-    ) -> Mask:
-        """Rebuild a copy that failed, truncate its episode, and step those that come after it.
+    def _fill_in(self, results: StepArrays, any_ended: bool) -> None:
+        """Write next observations where no episode ended: they are acted on next."""
+        for key, array in results.next_observation.items():
+            then = results.observation[key]
+            if any_ended:
+                going_on = ~(results.terminated | results.truncated)
+                where = going_on.reshape(*going_on.shape, *[1] * (array.ndim - 2))
+                np.copyto(array, then, where=where)
+            else:
+                array[...] = then
+        self._present = {key: array[-1] for key, array in results.observation.items()}
+
+    def _step(
+        self, numbers: Iterator[int], chosen: Sequence[Any], results: StepArrays, step: int
+    ) -> tuple[list[int], Mask | None]:
+        """Step copies; where an episode goes on, only what is acted on next is written.
+
+        Args:
+            numbers: of the copies.
+            chosen: an action for each copy.
+            results: of many steps.
+            step: which of them.
+
+        Returns:
+            Copies whose episode ended, and which of them were mended (``None``: none).
+        """
+        envs, reward, number, shape = self.envs, results.reward, 0, self._shape
+        observation = None if shape is None else results.observation[self._key]
+        ended: list[int] = []
+        mended = None
+        while True:
+            try:
+                for number in numbers:
+                    seen, reward[step, number], terminated, truncated, info = envs[number].step(
+                        chosen[number]
+                    )
+                    if observation is not None and getattr(seen, "shape", None) == shape:
+                        observation[step, number] = seen
+                    else:
+                        self._write(number, seen, results.observation, step)
+                    if self._repeats:
+                        results.env_steps[step, number] = info["env_steps"]
+                    if terminated or truncated:
+                        results.terminated[step, number] = terminated
+                        results.truncated[step, number] = truncated
+                        ended.append(number)
+                break
+            except Exception as error:
+                mended = np.zeros(self.num_envs, np.bool_) if mended is None else mended
+                mended[number] = True
+                ended.append(number)
+                self._mend(number, error, results, step)
+        for number in ended:
+            for key, array in results.observation.items():
+                results.next_observation[key][step, number] = array[step, number]
+            self._reset(number, results.observation, step)
+        return ended, mended
+
+    def _mend(self, number: int, error: Exception, results: StepArrays, step: int) -> None:
+        """Rebuild a copy that failed, and truncate its episode.
 
         Raises:
             EnvironmentFault: if no restart is left.
         """
-        mended = np.zeros(self.num_envs, np.bool_)
-        while failed is not None:
-            number, error = failed
-            self._rebuild(number, error, "step()")
-            hold(number, result, self._present)
-            result.truncated[number] = True
-            ended.append(number)
-            mended[number] = True
-            failed = self._step_each(numbers, chosen, result, ended)
-        return mended
+        self._rebuild(number, error, "step()")
+        before = {key: array[step - 1] for key, array in results.observation.items()}
+        result = results.of_step(step)
+        hold(number, result, before if step else self._present)
+        result.truncated[number] = True
 
-    def _write(self, number: int, seen: Any, arrays: Arrays) -> None:
+    def _write(self, number: int, seen: Any, arrays: Arrays, step: int) -> None:
+        values = []
         for leaf in self.observation_leaves:
             try:
                 value = value_at(seen, leaf.path)
@@ -155,7 +185,9 @@ class InProcess(Copies):
                     self.first + number,
                     f"returned {what} as {leaf.key}, its space says shape {leaf.shape}",
                 )
-            arrays[leaf.key][number] = value
+            values.append(value)
+        for leaf, value in zip(self.observation_leaves, values):
+            arrays[leaf.key][step, number] = value
 
     def _rebuild(self, number: int, error: Exception, call: str) -> None:
         """Put a new copy in the place of one that has failed.

@@ -118,17 +118,20 @@ class ActionConverter:
     Args:
         space: action space of one copy; ``None`` where a TorchRL spec describes actions.
         found: its arrays.
+        num_envs: number of copies.
     """
 
-    def __init__(self, space: gym.Space[Any] | None, found: list[Leaf]) -> None:
-        self.space, self.leaves = space, found
+    def __init__(self, space: gym.Space[Any] | None, found: list[Leaf], num_envs: int) -> None:
+        self.space, self.leaves, self.num_envs = space, found, num_envs
         self._plain = len(found) == 1 and not found[0].path
         self._integers = isinstance(space, gym.spaces.Discrete)
         self._entries = [_Entry(leaf) for leaf in found]
         self._box: tuple[Any, ...] | None = None
         one = self._entries[0]
         if self._plain and one.bounds is not None:
-            self._box = (one.key, one.shape, one.dtype, *one.bounds)
+            # NumPy needs half the time for arrays of one shape.
+            bounds = [np.broadcast_to(bound, (num_envs, *one.shape)).copy() for bound in one.bounds]
+            self._box = (one.key, one.dtype, *bounds)
 
     def __call__(self, actions: Mapping[Key, NDArray[Any]]) -> Any:
         """Return actions of all copies: an array, or nested dictionaries of arrays.
@@ -146,18 +149,18 @@ class ActionConverter:
             node[leaf.path[-1]] = entry(actions)
         return tree
 
-    def rows(self, actions: Mapping[Key, NDArray[Any]], num_envs: int) -> Sequence[Any]:
+    def rows(self, actions: Mapping[Key, NDArray[Any]]) -> Sequence[Any]:
         """Return one action for each copy."""
         if self._box is not None:  # the commonest kind in one go: this is called in every step
-            key, shape, dtype, low, high = self._box
+            key, dtype, low, high = self._box
             values = actions[key]
-            if values.dtype == dtype and values.shape[1:] == shape:
+            if values.dtype == dtype and values.shape == low.shape:
                 return _clip(values, low, high)  # type: ignore[no-any-return]
         if self._plain:
             values = self._entries[0](actions)
             return values.tolist() if self._integers else values  # type: ignore[return-value]
         converted = self(actions)
-        return [_row(converted, number) for number in range(num_envs)]
+        return [_row(converted, number) for number in range(self.num_envs)]
 
 
 class _Entry:

@@ -44,7 +44,7 @@ class TorchRLCopies(Copies):
         self.num_envs = env.batch_size.numel()
         self.specs = (self._rows(env.full_observation_spec), self._rows(env.full_action_spec))
         self.observation_leaves, self.action_leaves = map(_leaves, self.specs)
-        self.convert = ActionConverter(None, self.action_leaves)
+        self.convert = ActionConverter(None, self.action_leaves, self.num_envs)
         reward = self._rows(env.full_reward_spec)
         shapes = [tuple(reward[key].shape) for key in reward.keys(True, True)]
         if shapes != [(self.num_envs, 1)]:

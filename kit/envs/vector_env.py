@@ -144,21 +144,32 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._now.observation = result.observation
 
     def step_through(
-        self, rows: Iterable[StepArrays], act: Callable[[], Arrays], after: After | None = None
+        self, actions: Iterable[Arrays], results: StepArrays, after: After | None = None
     ) -> None:
-        """Step all copies once for each of ``rows``: :meth:`step_arrays` in a loop, for less.
+        """Step all copies once for each of ``actions``: :meth:`step_arrays` in a loop, for less.
+
+        If it is interrupted, all copies begin new episodes the next time: how far each of them
+        came is not known.
 
         Args:
-            rows: written to, one after the other.
-            act: returns the actions of the next step.
-            after: called with each row once it is written.
+            actions: of each step, one row for each copy. They are asked for when everything is
+                written that the step before has led to.
+            results: of as many steps; written to.
+            after: called with each step once it is written.
+
+        Raises:
+            EnvironmentFault: as :meth:`step_arrays`.
         """
-        step = self.copies.step if self.normalizer is None else self.step_arrays
-        for row in rows:
-            step(act(), row)
-            self._now.observation = row.observation
-            if after is not None:
-                after(row)
+        started, self._now.started = self._now.started, False
+        if self.normalizer is None and after is None:
+            self.copies.step_through(actions, results)
+        else:
+            for chosen, result in zip(actions, results.rows()):
+                self.step_arrays(chosen, result)
+                if after is not None:
+                    after(result)
+        self._now.observation = {key: array[-1] for key, array in results.observation.items()}
+        self._now.started = started
 
     @property
     def is_started(self) -> bool:

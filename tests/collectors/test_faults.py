@@ -119,6 +119,25 @@ def test_without_restarts_the_first_fault_stops_the_run_and_counts_no_step_of_th
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_who_goes_on_after_a_fault_gets_new_episodes_and_not_the_rest_of_others(
+    tmp_path, vectorization
+):
+    env = make_env(raising(tmp_path, 9, length=4), 2, vectorization=vectorization)
+    collector = vector(env, steps_per_env=3)
+    first = collector.collect()
+    with pytest.raises(EnvironmentFault):
+        collector.collect()
+    batch = collector.collect()
+    collector.shutdown()
+    assert batch["observation"].flatten().tolist() == [0, 1, 2] * 2
+    assert not set(first["collector", "traj_ids"].unique().tolist()) & set(
+        batch["collector", "traj_ids"].unique().tolist()
+    )
+    assert collector.policy_steps == 12
+    assert collector.take_episodes() == []
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("layout", ["padded", "flat"])
 def test_whole_episodes_end_where_their_environment_failed(tmp_path, vectorization, layout):
     env = make_env(raising(tmp_path, 5), vectorization=vectorization, restart_on_error=1)

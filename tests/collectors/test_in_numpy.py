@@ -85,10 +85,10 @@ def run(program, x):
     """Make all steps of ``x``; return actions and outputs."""
     given = np.full_like(x, np.nan)
     program.begin({"x": given}, len(x))
-    actions = []
+    actions, steps = [], program.steps()
     for number, row in enumerate(x):
         given[number] = row
-        actions.append(program.step(number)["action"].copy())
+        actions.append(next(steps)["action"].copy())
     return np.stack(actions), program.finish()
 
 

@@ -69,7 +69,7 @@ def test_specs_have_the_copies_in_front(space, kind, shape):
 
 def _convert(space, values):
     found = leaves(space, "action", "action_space")
-    return ActionConverter(space, found)({found[0].key: np.asarray(values)})
+    return ActionConverter(space, found, 2)({found[0].key: np.asarray(values)})
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5))
@@ -97,12 +97,12 @@ def test_discrete_actions_are_shifted_by_start():
 
 
 def test_rows_are_what_gymnasium_takes():
-    converter = ActionConverter(Discrete(2), leaves(Discrete(2), "action", ""))
-    assert converter.rows({"action": np.array([0, 1])}, 2) == [0, 1]
+    converter = ActionConverter(Discrete(2), leaves(Discrete(2), "action", ""), 2)
+    assert converter.rows({"action": np.array([0, 1])}) == [0, 1]
     space = Dict({"a": Discrete(2, start=1), "b": Dict({"c": Box(-1, 1, (2,))})})
-    converter = ActionConverter(space, leaves(space, "action", ""))
+    converter = ActionConverter(space, leaves(space, "action", ""), 2)
     rows = converter.rows(
-        {("action", "a"): np.array([0, 1]), ("action", "b", "c"): np.full((2, 2), 9, np.float32)}, 2
+        {("action", "a"): np.array([0, 1]), ("action", "b", "c"): np.full((2, 2), 9, np.float32)}
     )
     assert all(space.contains(row) for row in rows)
     assert [row["a"] for row in rows] == [1, 2]

@@ -10,7 +10,7 @@ numbers are PyTorch's, drawn in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -122,8 +122,8 @@ class NumpyProgram:
         """
         twice = {key: _repeated(as_array(t), 2) for key, t in zip(self.keys, self._inputs)}
         self.begin(twice, 2, [_repeated(as_array(tensor), 2) for tensor in self._drawn])
-        for number in range(2):
-            self.step(number)
+        for _ in self.steps():
+            pass
         for made, tensor in zip(self.finish(), self._outputs):
             wanted = _repeated(as_array(tensor), 2)
             same = made.dtype == wanted.dtype and made.shape == wanted.shape
@@ -153,7 +153,7 @@ class NumpyProgram:
         keeps = [np.empty((steps, *buffer.shape), buffer.dtype) for _, buffer in self._kept]
         arrays |= {id(tensor): keep for (tensor, _), keep in zip(self._kept, keeps)}
         self._keeps = [(keep, buffer) for keep, (_, buffer) in zip(keeps, self._kept)]
-        self._feeds = [(buffer, list(arrays[id(tensor)])) for tensor, buffer in self._fed]
+        self._feeds = [(buffer, arrays[id(tensor)]) for tensor, buffer in self._fed]
         self._chosen = [(key, arrays[id(tensor)]) for key, tensor in self._actions.items()]
 
     def _draws(self, steps: int) -> list[Array]:
@@ -163,21 +163,23 @@ class NumpyProgram:
         rows = [self._draw() for _ in range(steps)]
         return [torch.stack(tensors).numpy() for tensors in zip(*rows)]
 
-    def step(self, number: int) -> Arrays:
-        """Make what leads from the observations of a step to its actions, and return these.
+    def steps(self) -> Iterator[Arrays]:
+        """Make in each step what leads from its observations to its actions, and yield these.
 
         They stay as they are until the batch ends, and belong to it then.
         """
-        for buffer, rows in self._feeds:
-            buffer[...] = rows[number]
-        for function, arguments in self._calls:
-            function(*arguments)
-        for array, buffer in self._keeps:
-            array[number] = buffer
-        actions = {}
-        for key, array in self._chosen:  # a comprehension is a call of its own
-            actions[key] = array[number]
-        return actions
+        feeds, calls, keeps, chosen = self._feeds, self._calls, self._keeps, self._chosen
+        for step in range(self._at_once.steps):
+            for buffer, array in feeds:
+                buffer[...] = array[step]
+            for function, arguments in calls:
+                function(*arguments)
+            for array, buffer in keeps:
+                array[step] = buffer
+            actions = {}
+            for key, array in chosen:  # a comprehension is a call of its own
+                actions[key] = array[step]
+            yield actions
 
     def finish(self) -> list[Array]:
         """Make the rest and return all outputs, ``[steps, ...]`` each."""
