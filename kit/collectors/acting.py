@@ -12,7 +12,13 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.policy import IS_INIT, Policy, PolicyRunner, Tensors
-from kit.collectors.stretches import CalledStretch, NumpyStretch, RandomStretch, Stretch
+from kit.collectors.stretches import (
+    CalledStretch,
+    NumpyStretch,
+    OpenNumpyStretch,
+    RandomStretch,
+    Stretch,
+)
 from kit.envs.copies import StepArrays
 from kit.envs.spaces import Key, Leaf
 from kit.steps import SettingError
@@ -124,6 +130,18 @@ class Acting:
             return NumpyStretch(steps, runner, runner.in_numpy)
         call = self.random if runner is None else runner
         return CalledStretch(steps, runner, call, self.action_keys, self.device)
+
+    def open_stretch(self, policy_steps: int, steps: int) -> OpenNumpyStretch | None:
+        """Return what acts from now on if NumPy makes the policy's operations, else ``None``.
+
+        Args:
+            policy_steps: of all copies so far.
+            steps: of each copy, at most.
+        """
+        begun = max(self.init_random_frames, self.exploration_frames)
+        if self.runner is None or self.runner.in_numpy is None or policy_steps < begun:
+            return None
+        return OpenNumpyStretch(steps, self.runner, self.runner.in_numpy)
 
     def mode(self, observation: Mapping[Key, NDArray[Any]] | None = None) -> Any:
         """Return the mode for a batch: inference mode is cheaper.

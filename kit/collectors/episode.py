@@ -15,12 +15,13 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.acting import Acting
 from kit.collectors.base import KitCollector
-from kit.collectors.episode_memory import EpisodeMemory, Span
+from kit.collectors.episode_memory import CHUNK, EpisodeMemory, Span
 from kit.collectors.policy import IS_INIT, Policy, Tensors
+from kit.collectors.stretches import OpenNumpyStretch
 from kit.collectors.vector import VectorCollector, as_vector_env
 from kit.envs.copies import Mask, StepArrays
 from kit.envs.errors import EnvironmentFault
-from kit.envs.spaces import Key
+from kit.envs.spaces import Arrays, Key
 from kit.steps import SettingError
 from kit.steps.errors import one_of, whole_number
 
@@ -60,6 +61,8 @@ class EpisodeCollector(KitCollector):
         storing_device: where batches are delivered.
         exploration_type: whether actions are sampled.
         fast_policy: whether to take the policy past TensorDict where possible.
+        exact_policy: whether its results have to be bitwise those of the policy as a module, as in
+            :class:`~kit.collectors.VectorCollector`.
 
     Attributes:
         idle_env_steps: env steps of copies that could not stand still.
@@ -88,6 +91,7 @@ class EpisodeCollector(KitCollector):
         storing_device: torch.device | str | None = None,
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         fast_policy: bool = True,
+        exact_policy: bool = False,
     ) -> None:
         if min_episodes is None and min_steps is None:
             raise SettingError(
@@ -110,6 +114,7 @@ class EpisodeCollector(KitCollector):
             device=self.policy_device,
         )
         self.idle_env_steps = 0
+        self.exact_policy = exact_policy or not fast_policy
         self._acting = Acting(
             self.env,
             policy,
@@ -119,6 +124,7 @@ class EpisodeCollector(KitCollector):
             exploration_type=exploration_type,
             device=self.policy_device,
             fast=fast_policy,
+            in_numpy=not self.exact_policy,
         )
         self._strayed = np.zeros(self.num_envs, np.bool_)
 
@@ -127,16 +133,20 @@ class EpisodeCollector(KitCollector):
         prefill = self.policy_steps < self.prefill_frames
         least = (self.prefill_frames, 1) if prefill else (self.min_steps, self.min_episodes)
         self._acting.restart()
-        memory, before = EpisodeMemory(self.env), self.policy_steps
+        memory, before = EpisodeMemory(self.env, self._open_stretch), self.policy_steps
         if self._strayed.any():
             self.env.restart(self._strayed)
             self._strayed[...] = False
-        with self._acting.mode():
+        with self._acting.mode(self.env.start()):
             try:
                 spans = self._play(memory, *least)
-            except EnvironmentFault as fault:
+                memory.end()
+            except BaseException as error:
                 self.policy_steps = before
-                raise fault.at(memory.steps - 1) from fault
+                self._strayed[...] = True  # the next batch begins with new episodes
+                if not isinstance(error, EnvironmentFault):
+                    raise
+                raise error.at(memory.steps - 1) from error
         memory.check_finite(self.env.name, spans)
         self._count(memory, spans)
         batch = memory.tensordict(spans, self._keys(), self.layout, self.episodes - len(spans))
@@ -149,10 +159,8 @@ class EpisodeCollector(KitCollector):
         needs = _Needs(self, min_steps, min_episodes)
         active = needs.begin(np.ones(self.num_envs, np.bool_), memory.steps)
         while active.any():
-            observation, row = memory.next_row()
-            outputs = self._act(observation, active)
-            memory.keep(outputs)
-            self._step(outputs, row, active)
+            row = memory.next_row()
+            self._step(self._act(memory, active), row, active)
             ended = (row.terminated | row.truncated) & active
             if ended.any() or not active.all():
                 needs.end(ended, memory.steps)
@@ -163,9 +171,7 @@ class EpisodeCollector(KitCollector):
                     self._acting.ended(begun)
         return needs.spans
 
-    def _step(self, outputs: Sequence[Tensor], row: StepArrays, active: Mask) -> None:
-        keys = self._keys()
-        actions = {key: outputs[keys.index(key)].cpu().numpy() for key in self._acting.action_keys}
+    def _step(self, actions: Arrays, row: StepArrays, active: Mask) -> None:
         if active.all():
             self.env.step_arrays(actions, row)
         elif self.env.copies.steps_some:
@@ -187,7 +193,21 @@ class EpisodeCollector(KitCollector):
         runner = self._acting.runner
         return self._acting.action_keys if runner is None else runner.out_keys
 
-    def _act(self, observation: Tensors, active: Mask) -> Sequence[Tensor]:
+    def _open_stretch(self) -> OpenNumpyStretch | None:
+        return self._acting.open_stretch(self.policy_steps, CHUNK)
+
+    def _act(self, memory: EpisodeMemory, active: Mask) -> Arrays:
+        """Return the actions of one step, and have what else is written in it kept."""
+        actions = memory.actions()
+        if actions is not None:
+            self.policy_steps += int(active.sum())
+            return actions
+        outputs = self._outputs(memory.observation(), active)
+        memory.keep(outputs)
+        keys = self._keys()
+        return {key: outputs[keys.index(key)].cpu().numpy() for key in self._acting.action_keys}
+
+    def _outputs(self, observation: Tensors, active: Mask) -> Sequence[Tensor]:
         """Return what is written in one step; its first copies act at random while that is due."""
         acting, count = self._acting, int(active.sum())
         taken = self.policy_steps

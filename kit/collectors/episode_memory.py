@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from kit.collectors.memory import BatchMemory
 from kit.collectors.policy import Tensors
-from kit.collectors.stretches import tensors_of_steps
+from kit.collectors.stretches import OpenNumpyStretch, tensors_of_steps
 from kit.envs.copies import StepArrays
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
-from kit.envs.spaces import Key
+from kit.envs.spaces import Arrays, Key
 from kit.envs.vector_env import VectorEnv
 
-_CHUNK = 128
+CHUNK = 128
 """Steps by which the memory grows."""
 
 
@@ -40,46 +40,91 @@ class Span:
         return slice(self.start, self.end)
 
 
+class _Chunk:
+    """A few steps of all copies, and what the policy wrote in them.
+
+    Args:
+        env: whose steps they are.
+        stretch: makes the policy's operations; ``None``: somebody calls it.
+    """
+
+    def __init__(self, env: VectorEnv, stretch: OpenNumpyStretch | None) -> None:
+        self.memory, self.stretch = BatchMemory(env, CHUNK), stretch
+        self.memory.begin(env.start())
+        acted_on = self.memory.acted_on(0, CHUNK)
+        self.rows = self.memory.results(0, CHUNK).rows()
+        self.outputs: list[Sequence[Tensor]] = []
+        self.observations: Iterator[Tensors] = iter(())
+        self.actions: Iterator[Arrays] = iter(())
+        if stretch is None:
+            self.observations = tensors_of_steps(acted_on)
+        else:
+            stretch.begin(acted_on)
+            self.actions = iter(stretch)
+
+    def end(self) -> None:
+        """No further step comes."""
+        if self.stretch is not None:
+            self.stretch.end()
+
+    def value(self, number: int, key: Key) -> Tensor:
+        """Return what the policy wrote under ``key``, the ``number``-th of its outputs."""
+        if self.stretch is None:
+            return torch.stack([outputs[number] for outputs in self.outputs])
+        value = self.stretch.value(key)
+        assert value is not None
+        return value
+
+
 class EpisodeMemory:
     """What environments and policy write while episodes are played, time first.
 
     Args:
         env: whose episodes they are.
+        stretch: returns who makes the policy's operations in the next :data:`CHUNK` steps;
+            ``None``: somebody calls it, step by step.
 
     Attributes:
         steps: written so far, of each copy.
     """
 
-    def __init__(self, env: VectorEnv) -> None:
+    def __init__(self, env: VectorEnv, stretch: Callable[[], OpenNumpyStretch | None]) -> None:
         self.env = env
         self.steps = 0
-        self._chunks: list[BatchMemory] = []
-        self._outputs: list[Sequence[Tensor]] = []
-        self._rows: Iterator[tuple[Tensors, StepArrays]] = iter(())
+        self._stretch = stretch
+        self._chunks: list[_Chunk] = []
 
-    def next_row(self) -> tuple[Tensors, StepArrays]:
-        """Return what the next step reads and where it writes."""
-        row = next(self._rows, None)
-        if row is None:
-            chunk = BatchMemory(self.env, _CHUNK)
-            chunk.begin(self.env.start())
-            self._chunks.append(chunk)
-            observations = tensors_of_steps(chunk.acted_on(0, _CHUNK))
-            self._rows = zip(observations, chunk.results(0, _CHUNK).rows())
-            row = next(self._rows)
+    def next_row(self) -> StepArrays:
+        """Return where the next step writes."""
+        if self.steps % CHUNK == 0:
+            self.end()
+            self._chunks.append(_Chunk(self.env, self._stretch()))
         self.steps += 1
-        return row
+        return next(self._chunks[-1].rows)
+
+    def actions(self) -> Arrays | None:
+        """Return the actions of the next step; ``None``: the policy has to be called."""
+        return next(self._chunks[-1].actions, None)
+
+    def observation(self) -> Tensors:
+        """Return what the next step acts on, where the policy has to be called."""
+        return next(self._chunks[-1].observations)
 
     def keep(self, outputs: Sequence[Tensor]) -> None:
         """Keep what the policy wrote in this step."""
-        self._outputs.append(outputs)
+        self._chunks[-1].outputs.append(outputs)
+
+    def end(self) -> None:
+        """No further step comes, for the time being."""
+        if self._chunks:
+            self._chunks[-1].end()
 
     def _whole(self, name: str, key: Key | None = None) -> NDArray[Any]:
         """Return an array of all steps, ``[steps, num_envs, ...]``."""
-        arrays = [getattr(chunk, name) for chunk in self._chunks]
+        arrays = [getattr(chunk.memory, name) for chunk in self._chunks]
         if key is not None:
             arrays = [of_key[key] for of_key in arrays]
-        return np.concatenate([array[:_CHUNK] for array in arrays])[: self.steps]
+        return np.concatenate([array[:CHUNK] for array in arrays])[: self.steps]
 
     def episodes(self, spans: list[Span]) -> list[Episode]:
         """Return what is reported of episodes."""
@@ -135,7 +180,7 @@ class EpisodeMemory:
             root[key] = place.of(self._whole("observation", key))
             following[key] = place.of(self._whole("next_observation", key))
         for number, key in enumerate(keys):
-            value = place.of(torch.stack([outputs[number] for outputs in self._outputs]))
+            value = place.of(torch.cat([chunk.value(number, key) for chunk in self._chunks]))
             if isinstance(key, tuple) and key[0] == "next":
                 following[key[1] if len(key) == 2 else key[1:]] = value
             else:

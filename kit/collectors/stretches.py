@@ -162,12 +162,34 @@ class NumpyStretch(Stretch):
 
     def value(self, key: Key) -> Tensor | None:
         """Return what was written."""
-        assert self.runner is not None
         if not self._written:
-            self._written = dict(zip(self.runner.out_keys, self._program.finish()))
+            self._finish()
         if key not in self._written:
             return self._starts(key)
         return torch.from_numpy(self._written[key])
+
+    def _finish(self) -> None:
+        assert self.runner is not None
+        self._written = dict(zip(self.runner.out_keys, self._program.finish(self.taken)))
+
+
+class OpenNumpyStretch(NumpyStretch):
+    """One of which it is not known beforehand how many steps are taken: ``steps`` at most."""
+
+    def begin(self, observation: Mapping[Key, NDArray[Any]]) -> None:
+        """Do what does not depend on observations."""
+        self._generator = torch.get_rng_state()
+        super().begin(observation)
+
+    def end(self) -> None:
+        """Finish the steps that were taken, and give back the random numbers of the others.
+
+        To be called before the program makes other steps.
+        """
+        if self.taken < self.steps:
+            torch.set_rng_state(self._generator)
+            self._program.draw(self.taken)
+        self._finish()
 
 
 def tensors_of_steps(observation: Mapping[Key, NDArray[Any]]) -> Iterator[Tensors]:

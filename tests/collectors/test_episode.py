@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
 from kit.collectors import EpisodeCollector
 from kit.envs import make_env
+from kit.envs.errors import EnvironmentFault
+from kit.modules import make_actor
 from kit.steps import SettingError
 from kit.testing import CollectorCase, counter_env
 from tests.collectors.kinds import episodes
-from tests.envs.odd_envs import Steps
+from tests.envs.odd_envs import Raises, Steps
 
 CASE = CollectorCase()
 
@@ -158,3 +162,50 @@ def test_memory_that_grows_keeps_long_episodes_whole():
     assert lengths(batch) == [300, 300]
     seen = batch["observation"][1].flatten().numpy()
     assert np.array_equal(seen, np.arange(300))
+
+
+# ---------------------------------------------------------------------- policies made by NumPy
+def collected_twice(id, batches=4, num_envs=3, **kwargs):
+    """What a small policy collects by way of NumPy, and by way of PyTorch."""
+    found = []
+    for exact in (False, True):
+        torch.manual_seed(0)
+        env = make_env(id, num_envs, seed=1, max_episode_steps=40)
+        actor = make_actor(env, (8,), "tanh")
+        collector = EpisodeCollector(env, actor, seed=2, exact_policy=exact, **kwargs)
+        found.append((collector, [collector.collect() for _ in range(batches)]))
+        assert (collector._acting.runner.in_numpy is None) == exact
+    return found
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"min_episodes": 2},
+        {"min_steps": 400},
+        {"min_steps": 100, "layout": "flat"},
+        {"min_steps": 50, "init_random_frames": 61},
+    ],
+)
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+def test_numpy_gives_the_episodes_that_pytorch_gives_and_draws_no_more_random_numbers(id, kwargs):
+    (one, ours), (other, theirs) = collected_twice(id, **kwargs)
+    for mine, wanted in zip(ours, theirs):
+        assert mine.shape == wanted.shape
+        assert torch.equal(mine["collector", "traj_ids"], wanted["collector", "traj_ids"])
+        for key in ("observation", "action", "action_log_prob", ("next", "reward")):
+            torch.testing.assert_close(mine[key], wanted[key], rtol=1e-3, atol=1e-3)
+    states = [c.state_dict()["random_numbers"]["state"] for c in (one, other)]
+    assert torch.equal(*states)
+    assert one.random_policy_steps == other.random_policy_steps
+
+
+def test_who_goes_on_after_a_fault_gets_whole_episodes(tmp_path):
+    raising = functools.partial(Raises, at=(6,), path=str(tmp_path / "calls"), length=4)
+    collector = EpisodeCollector(make_env(raising, 2), min_episodes=2)
+    with pytest.raises(EnvironmentFault):
+        collector.collect()
+    batch = collector.collect()
+    assert lengths(batch) == [4, 4]
+    assert batch["observation"][0].flatten().tolist() == [0, 1, 2, 3]
+    assert collector.policy_steps == 8

@@ -189,6 +189,12 @@ class AtOnce(On):
     def __init__(self, steps: int, fixed: dict[int, Array], arrays: dict[int, Array]) -> None:
         self.steps, self._fixed, self._arrays = steps, fixed, arrays
 
+    def cut(self, steps: int) -> None:
+        """Leave the first steps only."""
+        if steps < self.steps:
+            self.steps = steps
+            self._arrays.update({key: array[:steps] for key, array in self._arrays.items()})
+
     def make(self, operations: Sequence[Prepared]) -> None:
         """Make operations, one after the other."""
         with np.errstate(all="ignore"):

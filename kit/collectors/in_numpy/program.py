@@ -146,7 +146,7 @@ class NumpyProgram:
         for buffer, array in self._spread:
             buffer[...] = array
         arrays = {id(tensor): inputs[key] for key, tensor in zip(self.keys, self._inputs)}
-        drawn = self._draws(steps) if drawn is None else drawn
+        drawn = self.draw(steps) if drawn is None else drawn
         arrays |= {id(tensor): array for tensor, array in zip(self._drawn, drawn)}
         self._at_once = AtOnce(steps, self._fixed, arrays)
         self._at_once.make(self._ahead)
@@ -156,8 +156,8 @@ class NumpyProgram:
         self._feeds = [(buffer, arrays[id(tensor)]) for tensor, buffer in self._fed]
         self._chosen = [(key, arrays[id(tensor)]) for key, tensor in self._actions.items()]
 
-    def _draws(self, steps: int) -> list[Array]:
-        """Draw random numbers for all steps, in the order in which steps would draw them."""
+    def draw(self, steps: int) -> list[Array]:
+        """Draw random numbers for steps, in the order in which steps would draw them."""
         if self._fill is not None:
             return [self._fill(steps).numpy()]
         rows = [self._draw() for _ in range(steps)]
@@ -181,8 +181,14 @@ class NumpyProgram:
                 actions[key] = array[step]
             yield actions
 
-    def finish(self) -> list[Array]:
-        """Make the rest and return all outputs, ``[steps, ...]`` each."""
+    def finish(self, steps: int | None = None) -> list[Array]:
+        """Make the rest and return all outputs, ``[steps, ...]`` each.
+
+        Args:
+            steps: that were taken, the first ones of the batch; ``None``: all.
+        """
+        if steps is not None:
+            self._at_once.cut(steps)
         self._at_once.make(self._after)
         found: list[Array] = []
         for tensor in self._outputs:
