@@ -48,6 +48,8 @@ class RunConfig:
     collector: str | None = None
     """what collects: vector, tensor (environments written in torch), episode (whole episodes),
     async (while the learner works) or torchrl; null: vector, or episode if the plan asks for it."""
+    collector_kwargs: dict[str, Any] = field(default_factory=dict)
+    """further arguments of the collector: max_staleness, exact_policy, layout, ..."""
     seed: Annotated[int, Limits(0)] = 0
     """of environments, initial weights, exploration and minibatches."""
     device: str = "cpu"

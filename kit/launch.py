@@ -199,8 +199,11 @@ def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
 
 
 def _is_argument(base: Mapping[str, Any], key: str) -> bool:
-    """Whether a setting is an argument of the environment itself: ``env.kwargs.gravity``."""
-    return key.startswith("env.kwargs") and "env" in base
+    """Whether a setting is an argument of a class: ``env.kwargs.gravity``, of the environment."""
+    return any(
+        key.startswith(f"{place}.") and place.split(".")[0] in base
+        for place in ("env.kwargs", "collector_kwargs")
+    )
 
 
 def _names(values: Mapping[str, Any], path: str = "") -> Any:

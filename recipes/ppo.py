@@ -128,6 +128,7 @@ def build(
             plan,
             seed=cfg.seed,
             device=cfg.device,
+            **cfg.collector_kwargs,
         ),
         advantage=GAE(gamma=cfg.gamma, lmbda=cfg.gae_lambda, value_network=critic),
         update=Update(loss_module, optimizer, clip_norm=cfg.clip_norm, compile=cfg.compile),

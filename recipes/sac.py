@@ -120,6 +120,7 @@ def build(
             plan,
             seed=cfg.seed,
             device=cfg.device,
+            **cfg.collector_kwargs,
         ),
         buffer=make_replay_buffer(
             cfg.buffer_size,

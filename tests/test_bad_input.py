@@ -105,6 +105,14 @@ REFUSED = {
     "ppo anneal=lin": "anneal='lin' is not a choice; what works: linear or",
     "ppo activation=tan": "activation='tan' is unknown; what works: tanh or",
     "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
+    "ppo collector_kwargs.exact_polcy=true": "exact_polcy=True is no argument of VectorCollector; "
+    "what works: exact_policy or",
+    "ppo collector=async collector_kwargs.max_stalenes=2": "max_stalenes=2 is no argument of "
+    "AsyncCollector; what works: max_staleness or",
+    "ppo collector=async collector_kwargs.max_staleness=-1": "max_staleness=-1 is less than 0",
+    "ppo collector=torchrl collector_kwargs.max_staleness=2": "is no argument of Collector",
+    "ppo collector_kwargs.frames_per_batch=8": "frames_per_batch=8 of VectorCollector follows from "
+    "other settings; leave it out",
     "ppo logger=wanb": "logger='wanb' is not a logger; what works: wandb.",
     # values
     "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; what works: 0.001.",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,14 +60,13 @@ def make_collector(
     Raises:
         SettingError: if there is no such collector, or it cannot collect what the plan says.
     """
-    make = collector
-    if isinstance(collector, str):
-        if collector not in COLLECTORS:
-            near = nearest_first(collector, [*COLLECTORS])
-            raise SettingError("collector", collector, "is no collector", near)
-        make = COLLECTORS[collector]
-    assert callable(make)
+    make = _named(collector)
+    if make is AsyncCollector:
+        inner = EpisodeCollector if plan.collects_episodes else VectorCollector
+        inner = kwargs["collector"] = _named(kwargs.get("collector", inner))
+        _check_fits(inner, plan)
     _check_fits(make, plan)
+    _check_arguments(make, kwargs)
     if exploration_policy is not None or plan.exploration_steps:
         kwargs |= _per_process(plan, exploration_frames=plan.exploration_steps)
         kwargs["exploration_policy"] = exploration_policy
@@ -74,15 +74,46 @@ def make_collector(
         return _torchrl(env, policy, plan, seed=seed, rank=rank, device=device, **kwargs)
     kwargs |= {"seed": process_seed(seed, rank), "device": device}
     if make is AsyncCollector:
-        inner = EpisodeCollector if plan.collects_episodes else VectorCollector
-        inner = kwargs.setdefault("collector", inner)
         kwargs["storing_device"], kwargs["policy_device"] = device or "cpu", device
         del kwargs["device"]
-        _check_fits(inner, plan)
         return make(env, policy, **_amounts(plan), **kwargs)
     if make is TensorCollector:
         env = _written_in_torch(env, device)
     return make(env, policy, **_amounts(plan), **kwargs)
+
+
+def _check_arguments(make: Callable[..., BaseCollector], given: Mapping[str, Any]) -> None:
+    """Refuse arguments that a collector does not have, or that follow from other settings.
+
+    Raises:
+        SettingError: at the first one; the nearest spelling comes first.
+    """
+    name = getattr(make, "__name__", type(make).__name__)
+    known, takes_any = _arguments(make)
+    if make is AsyncCollector:  # which passes on what it does not know
+        others, takes_any = _arguments(given["collector"])
+        known |= others
+    for argument, value in given.items():
+        if argument in _OTHER_SETTINGS:
+            why = f"of {name} follows from other settings"
+            raise SettingError(argument, value, why, "leave it out")
+        if argument not in known and (not takes_any or make in COLLECTORS.values()):
+            near = nearest_first(argument, sorted(known - _OTHER_SETTINGS))
+            raise SettingError(argument, value, f"is no argument of {name}", near[:3])
+
+
+def _arguments(make: Callable[..., BaseCollector]) -> tuple[set[str], bool]:
+    """Return the names of a function's arguments, and whether it takes any others."""
+    parameters = inspect.signature(make).parameters.values()
+    return {p.name for p in parameters}, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+_OTHER_SETTINGS = {
+    "create_env_fn", "policy", "frames_per_batch", "steps_per_env", "total_frames", "seed",
+    "init_random_frames", "prefill_frames", "exploration_frames", "min_episodes", "min_steps",
+    "episode_length", "device", "policy_device",
+}  # fmt: skip
+"""Arguments that plan, environment, seed and device of a recipe decide."""
 
 
 def process_seed(seed: int, rank: int) -> int:
@@ -90,6 +121,20 @@ def process_seed(seed: int, rank: int) -> int:
     if rank == 0:
         return seed
     return int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint32)[0])
+
+
+def _named(collector: str | Callable[..., BaseCollector]) -> Any:
+    """Return a collector's class by its name.
+
+    Raises:
+        SettingError: if there is none.
+    """
+    if not isinstance(collector, str):
+        return collector
+    if collector not in COLLECTORS:
+        near = nearest_first(collector, [*COLLECTORS])
+        raise SettingError("collector", collector, "is no collector", near)
+    return COLLECTORS[collector]
 
 
 def _check_fits(make: Any, plan: StepPlan) -> None:

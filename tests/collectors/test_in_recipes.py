@@ -92,6 +92,13 @@ def test_sac_runs_as_planned_with_each_kind(collector, tmp_path):
     assert counted["gradient_steps"] == (96 - 32 + 2) // 4
 
 
+def test_arguments_of_the_collector_are_settings(tmp_path):
+    late = run_ppo("async", tmp_path, collector_kwargs={"max_staleness": 0}).collector
+    assert (late.max_staleness, late.staleness) == (0, 0)
+    exact = run_ppo("vector", tmp_path, collector_kwargs={"exact_policy": True}).collector
+    assert exact.exact_policy and exact._acting.runner.in_numpy is None
+
+
 @pytest.mark.parametrize("collector", ["episode", None])
 def test_ppo_collects_whole_episodes_where_the_settings_say_so(collector, tmp_path):
     steps = OnPolicySteps(total_policy_steps=200, steps_per_env=None, min_steps=50, min_episodes=4)

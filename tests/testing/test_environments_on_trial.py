@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
 
+from kit.envs.copies import Copies
 from kit.testing import CARTPOLE, COUNTING, BrokenPromise, check_collector
 from tests.collectors.kinds import episodes, vector
 
@@ -85,6 +88,7 @@ def lose_last_observations(env):
         return mended
 
     env.copies.step = broken
+    env.copies.step_through = functools.partial(Copies.step_through, env.copies)
 
 
 @KINDS
