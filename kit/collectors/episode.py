@@ -133,7 +133,8 @@ class EpisodeCollector(KitCollector):
         prefill = self.policy_steps < self.prefill_frames
         least = (self.prefill_frames, 1) if prefill else (self.min_steps, self.min_episodes)
         self._acting.restart()
-        memory, before = EpisodeMemory(self.env, self._open_stretch), self.policy_steps
+        memory = EpisodeMemory(self.env, self._open_stretch)
+        before = self.policy_steps, self.random_policy_steps
         if self._strayed.any():
             self.env.restart(self._strayed)
             self._strayed[...] = False
@@ -142,7 +143,7 @@ class EpisodeCollector(KitCollector):
                 spans = self._play(memory, *least)
                 memory.end()
             except BaseException as error:
-                self.policy_steps = before
+                self.policy_steps, self.random_policy_steps = before
                 self._strayed[...] = True  # the next batch begins with new episodes
                 if not isinstance(error, EnvironmentFault):
                     raise
@@ -158,21 +159,24 @@ class EpisodeCollector(KitCollector):
         """Play episodes until both minima are met; return where in the memory they are."""
         needs = _Needs(self, min_steps, min_episodes)
         active = needs.begin(np.ones(self.num_envs, np.bool_), memory.steps)
-        while active.any():
+        count = int(active.sum())
+        while count:
             row = memory.next_row()
-            self._step(self._act(memory, active), row, active)
-            ended = (row.terminated | row.truncated) & active
-            if ended.any() or not active.all():
+            self._step(self._act(memory, active, count), row, active, count)
+            ended = row.terminated | row.truncated
+            if count < self.num_envs or ended.any():
+                ended &= active
                 needs.end(ended, memory.steps)
                 begun = needs.begin(~active | ended, memory.steps)
                 self._begin(begun & ~ended)
                 active = (active & ~ended) | begun
+                count = int(active.sum())
                 if self._acting.remembers:
                     self._acting.ended(begun)
         return needs.spans
 
-    def _step(self, actions: Arrays, row: StepArrays, active: Mask) -> None:
-        if active.all():
+    def _step(self, actions: Arrays, row: StepArrays, active: Mask, count: int) -> None:
+        if count == self.num_envs:
             self.env.step_arrays(actions, row)
         elif self.env.copies.steps_some:
             self.env.step_arrays(actions, row, active)
@@ -196,21 +200,20 @@ class EpisodeCollector(KitCollector):
     def _open_stretch(self) -> OpenNumpyStretch | None:
         return self._acting.open_stretch(self.policy_steps, CHUNK)
 
-    def _act(self, memory: EpisodeMemory, active: Mask) -> Arrays:
+    def _act(self, memory: EpisodeMemory, active: Mask, count: int) -> Arrays:
         """Return the actions of one step, and have what else is written in it kept."""
         actions = memory.actions()
         if actions is not None:
-            self.policy_steps += int(active.sum())
+            self.policy_steps += count
             return actions
-        outputs = self._outputs(memory.observation(), active)
+        outputs = self._outputs(memory.observation(), active, count)
         memory.keep(outputs)
         keys = self._keys()
         return {key: outputs[keys.index(key)].cpu().numpy() for key in self._acting.action_keys}
 
-    def _outputs(self, observation: Tensors, active: Mask) -> Sequence[Tensor]:
+    def _outputs(self, observation: Tensors, active: Mask, count: int) -> Sequence[Tensor]:
         """Return what is written in one step; its first copies act at random while that is due."""
-        acting, count = self._acting, int(active.sum())
-        taken = self.policy_steps
+        acting, taken = self._acting, self.policy_steps
         self.policy_steps += count
         left = count if acting.runner is None else max(self.init_random_frames - taken, 0)
         at_random = min(left, count)

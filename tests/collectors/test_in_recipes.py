@@ -96,7 +96,8 @@ def test_arguments_of_the_collector_are_settings(tmp_path):
     late = run_ppo("async", tmp_path, collector_kwargs={"max_staleness": 0}).collector
     assert (late.max_staleness, late.staleness) == (0, 0)
     exact = run_ppo("vector", tmp_path, collector_kwargs={"exact_policy": True}).collector
-    assert exact.exact_policy and exact._acting.runner.in_numpy is None
+    assert exact.exact_policy
+    assert exact._acting.runner.in_numpy is None
 
 
 @pytest.mark.parametrize("collector", ["episode", None])
