@@ -55,10 +55,16 @@ class Recorded:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operation below autograd, and refuses reads of tensors that vary on the host."""
+    """Notes every operation below autograd, and refuses reads of tensors that vary on the host.
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
+    Args:
+        inputs: of the function.
+        split: whether to make :data:`_PARTS` of an operation in place of it.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], split: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._split = split
         self.operations: list[Operation] = []
         self.read: dict[int, Tensor] = {}
         self._made_by: dict[int, Operation] = {}
@@ -69,8 +75,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         del types
-        result = function(*args, **(kwargs or {}))
-        operation = Operation(function, args, kwargs or {}, result)
+        if self._split and not kwargs and function in _PARTS:
+            result = _PARTS[function](self._note, *args)
+            if result is not None:
+                return result
+        return self._note(function, *args, **(kwargs or {}))
+
+    def _note(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        operation = Operation(function, args, kwargs, result)
         if function is aten._local_scalar_dense.default:
             if id(args[0]) not in self._varying:
                 self.read |= self._settings.get(id(args[0]), {id(args[0]): args[0]})
@@ -111,6 +124,26 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parts = [self._made_by.get(id(tensor)) for tensor in inner.arguments]
         names = {str(part.function) for part in parts if part is not None}
         return names == {"aten.eq.Tensor", "aten.ne.Scalar"}
+
+
+def _multinomial(
+    note: Callable[..., Any], weights: Tensor, count: int, replacement: bool = False
+) -> Tensor | None:
+    """Draw one choice as PyTorch does: the winner of an exponential race.
+
+    Bitwise the same, but the random numbers are drawn by an operation of their own, and the weights
+    are not checked.
+    """
+    del replacement
+    if count != 1 or weights.is_cuda:
+        return None
+    waiting = note(aten.exponential_.default, note(aten.empty_like.default, weights))
+    winner: Tensor = note(aten.argmax.default, note(aten.div.Tensor, weights, waiting), -1, True)
+    return winner
+
+
+_PARTS: dict[Any, Callable[..., Any]] = {aten.multinomial.default: _multinomial}
+"""Operations that draw random numbers and do something else with them, in parts."""
 
 
 def _host_read() -> str:
@@ -201,14 +234,15 @@ def trace(
             ``torch.autograd.grad`` are part of the program.
         inputs: tensors of the shapes and types that the program will be called with.
         compile: whether ``torch.compile`` compiles the program, which then rounds differently.
-        keep: whether the program keeps what it was made of, with every tensor of the call.
+        keep: whether the program keeps what it was made of, with every tensor of the call, and
+            random numbers are drawn by operations of their own.
 
     Raises:
         NotTraceable: if the function reads a tensor on the host, other than to check that values
             are finite.
     """
     inputs = _apart(inputs)
-    recorder = _Recorder(inputs)
+    recorder = _Recorder(inputs, split=keep)
     # Checks of distribution arguments read the host and only raise; they are no part of a program.
     checked = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)

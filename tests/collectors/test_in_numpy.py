@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torch.nn import functional
 from torchrl.envs.utils import ExplorationType
-from torchrl.modules import EGreedyModule, QValueActor
+from torchrl.modules import EGreedyModule, ProbabilisticActor, QValueActor
 
 from kit.collectors import VectorCollector
 from kit.collectors.in_numpy import NotInNumpy, NumpyProgram
@@ -60,6 +60,10 @@ EXAMPLES = {
         ((x < COLUMN).logical_and(x != 0)).logical_or((x > COLUMN).logical_not()).float()
         + ((x <= COLUMN) & (x == COLUMN)).double().float() + (x != COLUMN).long().float()
         + (x >= 1).int().float() + (x <= 1).float() + (x < 1).float() + (x > 1).float()
+    ),
+    "turned": lambda x: (
+        x + x.exp().transpose(0, 1).sum(-1) + (2 * x.permute(1, 0)).sum(-1)
+        + x.unsqueeze(0).sin().permute(2, 0, -2).sum(-1).sum(-1)
     ),
     "joining": lambda x: torch.cat((x, -x), -1) + torch.cat((x.exp(), x), 1),
     "stacking": lambda x: torch.stack((x, -x), -1).sum(1) + torch.stack((x, x), 0).sum(-1).t(),
@@ -299,6 +303,19 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_the_random_numbers_of_pytorchs_categorical_policies_are_drawn_apart():
+    def policy(env):
+        logits = TensorDictModule(nn.Linear(3, 3), ["observation"], ["logits"])
+        return ProbabilisticActor(
+            logits,
+            ["logits"],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        )
+
+    assert_same_but_for_rounding(*exact_and_numpy(guess, policy))
+
+
 @pytest.mark.parametrize("what", list(REFUSED))
 def test_a_policy_that_is_not_for_numpy_stays_with_pytorch_bit_by_bit(what):
     module, reason = REFUSED[what]
@@ -306,7 +323,7 @@ def test_a_policy_that_is_not_for_numpy_stays_with_pytorch_bit_by_bit(what):
     def policy(env):
         logits = TensorDictModule(module, ["observation"], ["logits"])
         drawn = what == "its own random choice"
-        choose = (lambda p: p.multinomial(1).squeeze(-1)) if drawn else (lambda p: p.argmax(-1))
+        choose = (lambda p: p.bernoulli().argmax(-1)) if drawn else (lambda p: p.argmax(-1))
         return TensorDictSequential(logits, TensorDictModule(choose, ["logits"], ["action"]))
 
     exact, other = exact_and_numpy(guess, policy)

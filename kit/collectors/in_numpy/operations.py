@@ -223,6 +223,16 @@ def _transposed(on: On, value: Array) -> Array:
     return on.view(value, value.swapaxes(-1, -2))
 
 
+def _swapped(on: On, value: Array, one: int, other: int) -> Array:
+    return on.view(value, value.swapaxes(on.axis(one), on.axis(other)))
+
+
+def _permuted(on: On, value: Array, dims: Sequence[int]) -> Array:
+    leading = value.ndim - len(dims)
+    axes = [leading + dimension % len(dims) for dimension in dims]
+    return on.view(value, value.transpose(*range(leading), *axes))
+
+
 def _part(on: On, value: Array, dimension: int, places: Any) -> Array:
     index = (..., places, *[slice(None)] * (-on.axis(dimension) - 1))
     return on.view(value, value[index])
@@ -338,6 +348,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "stack.default": _stack,
     "expand.default": _expand,
     "t.default": _transposed,
+    "transpose.int": _swapped,
+    "permute.default": _permuted,
     "select.int": _select,
     "slice.Tensor": _slice,
     "split.Tensor": _split,
