@@ -69,13 +69,14 @@ def _run(config_class: type[RunConfig], build: Build, values: Mapping[str, Any])
 def explains_itself(error: BaseException) -> bool:
     """Whether the message of an error tells a user what to do, so that no trace is needed."""
     from kit.checkpoint import NotSaved
+    from kit.collectors.diverged import PolicyFault
     from kit.envs.errors import EnvironmentFault
     from kit.hooks.guards import NotFinite
     from kit.stages import HookError
     from kit.trainer import PlanNotKept
 
-    known = (SettingError, EnvironmentFault, NotFinite, HookError, NotSaved, PlanNotKept)
-    return isinstance(error, known)
+    faults = (EnvironmentFault, PolicyFault, HookError)
+    return isinstance(error, (SettingError, *faults, NotFinite, NotSaved, PlanNotKept))
 
 
 # ---------------------------------------------------------------------- settings and overrides

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector, StepsCollector
+from kit.collectors.diverged import PolicyFault
 from kit.collectors.episode import EpisodeCollector
 from kit.collectors.registry import COLLECTORS, make_collector
 from kit.collectors.tensor import TensorCollector
@@ -14,6 +15,7 @@ __all__ = [
     "AsyncCollector",
     "EpisodeCollector",
     "KitCollector",
+    "PolicyFault",
     "StepsCollector",
     "TensorCollector",
     "VectorCollector",

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 
 from kit.collectors.base import KitCollector
+from kit.collectors.diverged import PolicyFault
 from kit.collectors.weights import SharedWeights
 from kit.envs.errors import EnvironmentFault
 from kit.steps import SettingError
@@ -151,7 +152,7 @@ def _alike(one: TensorDictBase, other: TensorDictBase) -> bool:
 
 def _sendable(error: Exception) -> Exception:
     """Return an exception as it can be sent: the kit's own as they are, others by their text."""
-    if isinstance(error, (EnvironmentFault, SettingError)):
+    if isinstance(error, (EnvironmentFault, PolicyFault, SettingError)):
         return error
     text = "".join(traceback.format_exception(error))
     return RuntimeError(f"the process that collects failed: {error}\n{text}")

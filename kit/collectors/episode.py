@@ -15,6 +15,7 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.acting import Acting
 from kit.collectors.base import KitCollector
+from kit.collectors.diverged import check_policy
 from kit.collectors.episode_memory import CHUNK, EpisodeMemory, Span
 from kit.collectors.policy import IS_INIT, Policy, Tensors
 from kit.collectors.stretches import OpenNumpyStretch
@@ -141,22 +142,30 @@ class EpisodeCollector(KitCollector):
         with self._acting.mode(self.env.start()):
             try:
                 spans = self._play(memory, *least)
-                memory.end()
-            except BaseException as error:
+                written = memory.written(self._keys())
+                seen = memory.seen()
+                check_policy(written, seen, self._acting.action_keys, before[0] // self.num_envs)
+                memory.check_finite(self.env.name, spans)
+            except BaseException:
                 self.policy_steps, self.random_policy_steps = before
                 self._strayed[...] = True  # the next batch begins with new episodes
-                if not isinstance(error, EnvironmentFault):
-                    raise
-                raise error.at(memory.steps - 1) from error
-        memory.check_finite(self.env.name, spans)
+                raise
         self._count(memory, spans)
-        batch = memory.tensordict(spans, self._keys(), self.layout, self.episodes - len(spans))
+        batch = memory.tensordict(spans, written, self.layout, self.episodes - len(spans))
         if self.storing_device.type != "cpu" or self.policy_device.type != "cpu":
             batch = batch.to(self.storing_device)
         return batch
 
     def _play(self, memory: EpisodeMemory, min_steps: int, min_episodes: int) -> list[Span]:
         """Play episodes until both minima are met; return where in the memory they are."""
+        try:
+            return self._play_all(memory, min_steps, min_episodes)
+        except EnvironmentFault as fault:
+            raise fault.at(memory.steps - 1) from fault
+        finally:
+            memory.end()
+
+    def _play_all(self, memory: EpisodeMemory, min_steps: int, min_episodes: int) -> list[Span]:
         needs = _Needs(self, min_steps, min_episodes)
         active = needs.begin(np.ones(self.num_envs, np.bool_), memory.steps)
         count = int(active.sum())

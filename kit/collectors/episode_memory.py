@@ -126,6 +126,25 @@ class EpisodeMemory:
             arrays = [of_key[key] for of_key in arrays]
         return np.concatenate([array[:CHUNK] for array in arrays])[: self.steps]
 
+    def written(self, keys: Sequence[Key]) -> Tensors:
+        """Return what the policy wrote, ``[num_envs, steps, ...]``.
+
+        Args:
+            keys: of all that it wrote.
+        """
+        whole: Tensors = {}
+        for number, key in enumerate(keys):
+            parts = [chunk.value(number, key) for chunk in self._chunks]
+            whole[key] = torch.cat(parts).transpose(0, 1)
+        return whole
+
+    def seen(self) -> Tensors:
+        """Return what was acted on, ``[num_envs, steps, ...]``."""
+        arrays = {
+            leaf.key: self._whole("observation", leaf.key) for leaf in self.env.observation_leaves
+        }
+        return {key: torch.from_numpy(array).transpose(0, 1) for key, array in arrays.items()}
+
     def episodes(self, spans: list[Span]) -> list[Episode]:
         """Return what is reported of episodes."""
         raw = "raw_reward" if self.env.needs_raw_reward else "reward"
@@ -162,13 +181,13 @@ class EpisodeMemory:
                     raise EnvironmentFault(name, span.copy, text)
 
     def tensordict(
-        self, spans: list[Span], keys: Sequence[Key], layout: str, first: int
+        self, spans: list[Span], written: Tensors, layout: str, first: int
     ) -> TensorDictBase:
         """Return the episodes as a batch.
 
         Args:
             spans: where they are.
-            keys: of what the policy wrote.
+            written: by the policy, ``[num_envs, steps, ...]``.
             layout: ``padded`` or ``flat``.
             first: number of the first episode.
         """
@@ -179,8 +198,8 @@ class EpisodeMemory:
             key = leaf.key
             root[key] = place.of(self._whole("observation", key))
             following[key] = place.of(self._whole("next_observation", key))
-        for number, key in enumerate(keys):
-            value = place.of(torch.cat([chunk.value(number, key) for chunk in self._chunks]))
+        for key, given in written.items():
+            value = place.of(given.transpose(0, 1))
             if isinstance(key, tuple) and key[0] == "next":
                 following[key[1] if len(key) == 2 else key[1:]] = value
             else:

@@ -69,6 +69,10 @@ class BatchMemory:
         """Return the observations of some steps, ``[steps, num_envs, ...]``."""
         return {key: array[start : start + steps] for key, array in self.observation.items()}
 
+    def seen(self) -> Tensors:
+        """Return what was acted on, ``[num_envs, steps, ...]``."""
+        return {key: _rows(array[:-1]) for key, array in self.observation.items()}
+
     @property
     def ended(self) -> NDArray[np.bool_]:
         """Whether each step ended an episode, ``[steps, num_envs]``."""
@@ -86,7 +90,7 @@ class BatchMemory:
             trajectories: number of each step's episode, ``[steps, num_envs]``.
         """
         shape = [self.reward.shape[1], self.steps]
-        root: dict[Any, Tensor] = {key: _rows(a[:-1]) for key, a in self.observation.items()}
+        root: dict[Any, Tensor] = self.seen()
         following: dict[Any, Tensor] = {key: _rows(a) for key, a in self.next_observation.items()}
         for key, value in written.items():
             if isinstance(key, tuple) and key[0] == "next":

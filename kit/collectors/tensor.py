@@ -15,8 +15,9 @@ from torchrl.envs.utils import ExplorationType
 from kit.collectors.acting import Acting
 from kit.collectors.base import StepsCollector
 from kit.collectors.blocks import keep_freed_memory
+from kit.collectors.diverged import check_policy
 from kit.collectors.finished import FinishedEpisodes
-from kit.collectors.policy import Policy
+from kit.collectors.policy import Policy, Tensors
 from kit.collectors.tensor_memory import TensorMemory
 from kit.collectors.tensor_steps import StepsTensors, TensorSteps
 from kit.envs.episodes import Episode
@@ -148,6 +149,7 @@ class TensorCollector(StepsCollector):
             if runner is None:
                 self.random_policy_steps += count * self.num_envs
         if self.device.type == "cpu":
+            self._check_policy(memory)
             self._check_finite(memory)
         self._count(memory)
         batch = memory.tensordict(self._trajectories(memory))
@@ -201,6 +203,12 @@ class TensorCollector(StepsCollector):
         self._episode = ended[-1]
         copies = torch.arange(self.num_envs, device=self.device)
         return (ended - done) * self.num_envs + copies
+
+    def _check_policy(self, memory: TensorMemory) -> None:
+        written = {key: value.transpose(0, 1) for key, value in memory.written.items()}
+        seen: Tensors = {"observation": memory.observation.permute(2, 0, 1)}
+        taken = self.policy_steps // self.num_envs
+        check_policy(written, seen, self._acting.action_keys, taken)
 
     def _check_finite(self, memory: TensorMemory) -> None:
         for what, values in (("reward", memory.reward), ("observation", memory.next_observation)):

@@ -14,8 +14,9 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.acting import Acting
 from kit.collectors.base import StepsCollector
+from kit.collectors.diverged import check_policy
 from kit.collectors.memory import BatchMemory, Trajectories
-from kit.collectors.policy import Policy
+from kit.collectors.policy import Policy, Tensors
 from kit.collectors.stretches import Stretch
 from kit.envs.episodes import EpisodeAccounts
 from kit.envs.errors import EnvironmentFault
@@ -128,26 +129,39 @@ class VectorCollector(StepsCollector):
         with self._acting.mode({k: array[0] for k, array in memory.observation.items()}):
             stretches = self._acting.stretches(self.policy_steps, steps)
             try:
-                start = 0
-                for stretch in stretches:
-                    stretch.begin(memory.acted_on(start, stretch.steps))
-                    after = self._acting.following(stretch)
-                    self.env.step_through(stretch, memory.results(start, stretch.steps), after)
-                    start += stretch.steps
-            except BaseException as error:
-                self._restart()  # so do the environments: how far they came is not known
-                if not isinstance(error, EnvironmentFault):
-                    raise
-                step = sum(stretch.taken for stretch in stretches) - 1
-                raise error.at(self.policy_steps // self.num_envs + step) from error
-        memory.check_finite(self.env.name, self._accounts, self.policy_steps // self.num_envs)
+                self._take(memory, stretches)
+                written = self._check(memory, stretches)
+            except BaseException:
+                self.env.abandon()  # how far its copies came is not known, and nothing was counted
+                self._restart()
+                raise
         self._count(memory, stretches)
-        first = {k: torch.from_numpy(values[0]) for k, values in memory.observation.items()}
-        written = self._acting.written(stretches, first)
         batch = memory.tensordict(written, self._trajectories.number(memory.ended))
         if self.storing_device.type != "cpu" or self.policy_device.type != "cpu":
             batch = batch.to(self.storing_device)
         return batch
+
+    def _take(self, memory: BatchMemory, stretches: list[Stretch]) -> None:
+        """Take the steps of a batch."""
+        start = 0
+        try:
+            for stretch in stretches:
+                stretch.begin(memory.acted_on(start, stretch.steps))
+                results = memory.results(start, stretch.steps)
+                self.env.step_through(stretch, results, self._acting.following(stretch))
+                start += stretch.steps
+        except EnvironmentFault as fault:
+            step = sum(stretch.taken for stretch in stretches) - 1
+            raise fault.at(self.policy_steps // self.num_envs + step) from fault
+
+    def _check(self, memory: BatchMemory, stretches: list[Stretch]) -> Tensors:
+        """Refuse NaN, a policy's first; return what it wrote, ``[num_envs, steps, ...]``."""
+        taken = self.policy_steps // self.num_envs
+        seen = memory.seen()
+        written = self._acting.written(stretches, {key: v[:, 0] for key, v in seen.items()})
+        check_policy(written, seen, self._acting.action_keys, taken)
+        memory.check_finite(self.env.name, self._accounts, taken)
+        return written
 
     def _allocate(self, steps: int) -> BatchMemory:
         present = self.env.start()

@@ -148,9 +148,6 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Step all copies once for each of ``actions``: :meth:`step_arrays` in a loop, for less.
 
-        If it is interrupted, all copies begin new episodes the next time: how far each of them
-        came is not known.
-
         Args:
             actions: of each step, one row for each copy. They are asked for when everything is
                 written that the step before has led to.
@@ -160,7 +157,6 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         Raises:
             EnvironmentFault: as :meth:`step_arrays`.
         """
-        started, self._now.started = self._now.started, False
         if self.normalizer is None and after is None:
             self.copies.step_through(actions, results)
         else:
@@ -169,7 +165,10 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
                 if after is not None:
                     after(result)
         self._now.observation = {key: array[-1] for key, array in results.observation.items()}
-        self._now.started = started
+
+    def abandon(self) -> None:
+        """Let all copies begin new episodes before the next step, whatever they are doing."""
+        self._now.started = False
 
     @property
     def is_started(self) -> bool:

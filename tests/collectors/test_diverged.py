@@ -1,0 +1,78 @@
+"""A policy that has become NaN is named, not the environment that it upsets."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
+from kit.collectors.diverged import PolicyFault
+from kit.envs import make_env
+from kit.envs.errors import EnvironmentFault
+from kit.modules import make_actor
+from tests.envs.odd_envs import Returns
+
+KINDS = {
+    "vector": lambda env, actor: VectorCollector(env, actor, steps_per_env=8),
+    "exact": lambda env, actor: VectorCollector(env, actor, steps_per_env=8, exact_policy=True),
+    "episode": lambda env, actor: EpisodeCollector(env, actor, min_episodes=2),
+    "tensor": lambda env, actor: TensorCollector(env, actor, steps_per_env=8),
+    "async": lambda env, actor: AsyncCollector(env, actor, steps_per_env=8, max_staleness=0),
+}
+
+
+def collector_and_actor(kind, id):
+    vectorization = "tensor" if kind == "tensor" else "sync"
+    env = make_env(id, 2, vectorization=vectorization, max_episode_steps=8)
+    actor = make_actor(env, (8,))
+    return KINDS[kind](env, actor), actor
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize(
+    ("id", "key"), [("Pendulum-v1", "action"), ("CartPole-v1", "action_log_prob")]
+)
+def test_a_policy_that_has_diverged_is_named_with_the_copy_and_the_step(kind, id, key):
+    collector, actor = collector_and_actor(kind, id)
+    first = collector.collect()
+    taken = collector.policy_steps // 2
+    with torch.no_grad():
+        next(actor.parameters()).fill_(torch.nan)
+    collector.update_policy_weights_()
+    before = collector.policy_steps, collector.env_steps, collector.episodes
+    with pytest.raises(PolicyFault, match=f"policy, copy 0, after {taken} .* NaN as .*{key}"):
+        collector.collect()
+    collector.shutdown()
+    assert first.numel()
+    assert (collector.policy_steps, collector.env_steps, collector.episodes) == before
+
+
+def test_an_environment_that_returns_nan_is_not_blamed_on_the_policy():
+    env = make_env(lambda: Returns(np.full(1, np.nan, np.float32)), 1)
+    collector = VectorCollector(env, make_actor(env, (8,)), steps_per_env=8)
+    with pytest.raises(EnvironmentFault, match="NaN"):
+        collector.collect()
+
+
+def test_after_a_fault_the_policy_begins_new_episodes():
+    collector, actor = collector_and_actor("vector", "Pendulum-v1")
+    numbers = collector.collect()["collector", "traj_ids"].unique()
+    good = next(actor.parameters()).clone()
+    with torch.no_grad():
+        next(actor.parameters()).fill_(torch.nan)
+        with pytest.raises(PolicyFault):
+            collector.collect()
+        next(actor.parameters()).copy_(good)
+    batch = collector.collect()
+    assert not set(numbers.tolist()) & set(batch["collector", "traj_ids"].unique().tolist())
+    assert batch["next", "truncated"][:, -1].all()  # the eighth step of a new episode
+    assert [episode.length for episode in collector.take_episodes()] == [8] * 4
+
+
+def test_a_fault_can_be_sent_between_processes():
+    fault = pickle.loads(pickle.dumps(PolicyFault(("agents", "action"), 3, 17)))
+    assert (fault.key, fault.copy, fault.policy_step) == (("agents", "action"), 3, 17)
+    assert "copy 3, after 17 policy steps: wrote NaN as agents.action" in str(fault)
