@@ -1,6 +1,6 @@
 """Policy steps per second of collectors, against other libraries and loops written by hand.
 
-    python -m benchmarks.collection [--rounds 5]
+    python -m benchmarks.collection [--rounds 11]
 
 All cases of one column run in turn in one process, round by round, each in batches of 128 policy
 steps of each copy; a figure is the median of the rounds, a ratio the median of the rounds' ratios.
@@ -169,7 +169,7 @@ def measure(id: str, num_envs: int, rounds: int) -> Figures:
     """Return the figures of every row that is possible, by its name."""
     with contextlib.ExitStack() as stack:
         cases = {}
-        for name, make in ROWS.items():
+        for name, make in {**ALONE, **ROWS}.items():  # what is compared most closely comes in turn
             if id == CHEETAH and "native" in name:  # it has no vector environment of its own
                 continue
             with contextlib.suppress(ImportError):  # a rival that is not installed
@@ -190,7 +190,7 @@ def rates(columns: dict[Column, Figures]) -> str:
     return markdown_table(["", *(f"{id}, {n}" for id, n in COLUMNS)], rows)
 
 
-def main(rounds: int = 5) -> Path:
+def main(rounds: int = 11) -> Path:
     """Measure, write the table and return its path."""
     threads = torch.get_num_threads()
     os.environ["OMP_NUM_THREADS"] = str(THREADS)  # of processes that begin later
@@ -211,5 +211,5 @@ def main(rounds: int = 5) -> Path:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=11)
     print(main(parser.parse_args().rounds).read_text())

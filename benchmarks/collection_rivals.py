@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-SECONDS = 0.5
-"""how long a case collects, at least."""
+SECONDS = 0.25
+"""how long a case collects in each round, at least."""
 STEPS = 128
 """policy steps of each copy in a batch."""
 
