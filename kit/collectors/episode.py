@@ -139,17 +139,16 @@ class EpisodeCollector(KitCollector):
         if self._strayed.any():
             self.env.restart(self._strayed)
             self._strayed[...] = False
-        with self._acting.mode(self.env.start()):
-            try:
+        try:
+            with self._acting.mode(self.env.start()):
                 spans = self._play(memory, *least)
-                written = memory.written(self._keys())
-                seen = memory.seen()
-                check_policy(written, seen, self._acting.action_keys, before[0] // self.num_envs)
-                memory.check_finite(self.env.name, spans)
-            except BaseException:
-                self.policy_steps, self.random_policy_steps = before
-                self._strayed[...] = True  # the next batch begins with new episodes
-                raise
+            written, seen = memory.written(self._keys()), memory.seen()
+            check_policy(written, seen, self._acting.action_keys, before[0] // self.num_envs)
+            memory.check_finite(self.env.name, spans)
+        except BaseException:
+            self.policy_steps, self.random_policy_steps = before
+            self._strayed[...] = True  # the next batch begins with new episodes
+            raise
         self._count(memory, spans)
         batch = memory.tensordict(spans, written, self.layout, self.episodes - len(spans))
         if self.storing_device.type != "cpu" or self.policy_device.type != "cpu":

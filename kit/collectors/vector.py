@@ -126,15 +126,15 @@ class VectorCollector(StepsCollector):
             self.env.restart()
             self._restart()
         memory = self._allocate(steps)
-        with self._acting.mode({k: array[0] for k, array in memory.observation.items()}):
-            stretches = self._acting.stretches(self.policy_steps, steps)
-            try:
+        try:
+            with self._acting.mode({k: array[0] for k, array in memory.observation.items()}):
+                stretches = self._acting.stretches(self.policy_steps, steps)
                 self._take(memory, stretches)
-                written = self._check(memory, stretches)
-            except BaseException:
-                self.env.abandon()  # how far its copies came is not known, and nothing was counted
-                self._restart()
-                raise
+            written = self._check(memory, stretches)
+        except BaseException:
+            self.env.abandon()  # how far its copies came is not known, and nothing was counted
+            self._restart()
+            raise
         self._count(memory, stretches)
         batch = memory.tensordict(written, self._trajectories.number(memory.ended))
         if self.storing_device.type != "cpu" or self.policy_device.type != "cpu":
