@@ -54,16 +54,16 @@ class BatchMemory:
 
     def results(self, start: int, steps: int) -> StepArrays:
         """Return where some steps are written, ``[steps, num_envs, ...]``."""
-        some, following = slice(start, start + steps), slice(start + 1, start + steps + 1)
-        return StepArrays(
-            {key: array[some] for key, array in self.next_observation.items()},
-            {key: array[following] for key, array in self.observation.items()},
-            self.reward[some],
-            self.terminated[some],
-            self.truncated[some],
-            self.env_steps[some],
-            None if self.raw_reward is None else self.raw_reward[some],
+        whole = StepArrays(
+            self.next_observation,
+            {key: array[1:] for key, array in self.observation.items()},
+            self.reward,
+            self.terminated,
+            self.truncated,
+            self.env_steps,
+            self.raw_reward,
         )
+        return whole.at(slice(start, start + steps))
 
     def acted_on(self, start: int, steps: int) -> dict[Key, NDArray[Any]]:
         """Return the observations of some steps, ``[steps, num_envs, ...]``."""

@@ -42,8 +42,8 @@ class StepArrays(NamedTuple):
     raw_reward: NDArray[np.float32] | None = None
     """rewards before normalisation, where they are normalised, ``[num_envs]``."""
 
-    def of_step(self, step: int | None) -> StepArrays:
-        """Return one of many steps; of ``None``: this step as many, which are one."""
+    def at(self, step: int | slice | None) -> StepArrays:
+        """Return one of many steps, or some; at ``None``: this one as many, with a dimension."""
         return StepArrays(
             {key: array[step] for key, array in self.next_observation.items()},
             {key: array[step] for key, array in self.observation.items()},
@@ -56,7 +56,7 @@ class StepArrays(NamedTuple):
 
     def rows(self) -> Iterator[StepArrays]:
         """Yield one after the other of many steps."""
-        return map(self.of_step, range(len(self.reward)))
+        return map(self.at, range(len(self.reward)))
 
 
 class Copies(ABC):

@@ -86,7 +86,7 @@ class InProcess(Copies):
             result.env_steps[~active] = 0
             numbers = np.flatnonzero(active).tolist()
         if result is not self._one_step[0]:
-            self._one_step = result, result.of_step(None)
+            self._one_step = result, result.at(None)
         results = self._one_step[1]
         ended, mended = self._step(iter(numbers), chosen, results, 0)
         self._fill_in(results, bool(ended))
@@ -167,7 +167,7 @@ class InProcess(Copies):
         """
         self._rebuild(number, error, "step()")
         before = {key: array[step - 1] for key, array in results.observation.items()}
-        result = results.of_step(step)
+        result = results.at(step)
         hold(number, result, before if step else self._present)
         result.truncated[number] = True
 
