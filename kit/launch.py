@@ -201,10 +201,8 @@ def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
 
 def _is_argument(base: Mapping[str, Any], key: str) -> bool:
     """Whether a setting is an argument of a class: ``env.kwargs.gravity``, of the environment."""
-    return any(
-        key.startswith(f"{place}.") and place.split(".")[0] in base
-        for place in ("env.kwargs", "collector_kwargs")
-    )
+    places = ("env.kwargs", "collector_kwargs")
+    return any(f"{key}.".startswith(f"{p}.") and p.split(".")[0] in base for p in places)
 
 
 def _names(values: Mapping[str, Any], path: str = "") -> Any:

@@ -53,6 +53,16 @@ def test_a_run_leaves_its_folder_with_everything():
     assert {path.name for path in Path().iterdir()} == {"runs"}  # and nothing of Hydra's
 
 
+@pytest.mark.parametrize("form", ["{place}.{name}=true", "{place}={{{name}: true}}"])
+def test_arguments_of_environment_and_collector_are_given_one_by_one_or_together(form):
+    inner = form.format(place="env.kwargs", name="sutton_barto_reward")
+    outer = form.format(place="collector_kwargs", name="exact_policy")
+    ppo(*SHORT, inner, outer)
+    saved = settings_of(runs()[0])
+    assert saved["env"]["kwargs"] == {"sutton_barto_reward": True}
+    assert saved["collector_kwargs"] == {"exact_policy": True}
+
+
 def test_overrides_reach_the_run_and_its_settings_file():
     ppo(*SHORT, "gamma=0.5", "env.kwargs.sutton_barto_reward=true", "env.max_episode_steps=9")
     saved = settings_of(runs()[0])

@@ -46,15 +46,17 @@ def check_policy(
         taken: policy steps of each copy before these.
 
     Raises:
-        PolicyFault: at the first one, unless its observation was NaN.
+        PolicyFault: at the first one, unless an observation was NaN by then.
     """
     chosen = set(actions)
     for key, value in written.items():
         name = key if isinstance(key, str) else key[-1]
         if key not in chosen and not name.endswith("log_prob"):
             continue
-        if value.is_cuda or not value.is_floating_point() or not value.sum().isnan():
+        if value.is_cuda or not value.is_floating_point() or not value.isnan().any():
             continue
-        for copy, step in value.isnan().reshape(*value.shape[:2], -1).any(-1).nonzero().tolist():
-            if not any(seen[copy, step].isnan().any() for seen in observation.values()):
-                raise PolicyFault(key, copy, taken + step)
+        steps = value.isnan().reshape(*value.shape[:2], -1).any(-1).T  # [steps, num_envs]
+        step, copy = steps.nonzero()[0].tolist()
+        # From a NaN observation on, one that remembers writes NaN for good ones, too.
+        if not any(seen[:, : step + 1].isnan().any() for seen in observation.values()):
+            raise PolicyFault(key, copy, taken + step)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
-from kit.collectors.diverged import PolicyFault
+from kit.collectors.diverged import PolicyFault, check_policy
 from kit.envs import make_env
 from kit.envs.errors import EnvironmentFault
 from kit.modules import make_actor
@@ -55,6 +55,16 @@ def test_an_environment_that_returns_nan_is_not_blamed_on_the_policy():
     collector = VectorCollector(env, make_actor(env, (8,)), steps_per_env=8)
     with pytest.raises(EnvironmentFault, match="NaN"):
         collector.collect()
+
+
+def test_what_a_policy_writes_after_a_nan_observation_is_not_its_fault():
+    good, bad = torch.zeros(1, 3, 1), torch.tensor([[[0.0], [torch.nan], [0.0]]])
+    written = {"action": torch.tensor([[[0.0], [torch.nan], [torch.nan]]])}
+    check_policy(written, {"observation": bad}, ["action"], 0)
+    with pytest.raises(PolicyFault, match="copy 0, after 11 policy steps"):
+        check_policy(written, {"observation": good}, ["action"], 10)
+    infinite = {"action": torch.tensor([[[torch.inf], [-torch.inf], [0.0]]])}
+    check_policy(infinite, {"observation": good}, ["action"], 0)
 
 
 def test_after_a_fault_the_policy_begins_new_episodes():
