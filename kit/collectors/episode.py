@@ -142,6 +142,7 @@ class EpisodeCollector(KitCollector):
         try:
             with self._acting.mode(self.env.start()):
                 spans = self._play(memory, *least)
+                memory.end()
             written, seen = memory.written(self._keys()), memory.seen()
             check_policy(written, seen, self._acting.action_keys, before[0] // self.num_envs)
             memory.check_finite(self.env.name, spans)
@@ -161,8 +162,6 @@ class EpisodeCollector(KitCollector):
             return self._play_all(memory, min_steps, min_episodes)
         except EnvironmentFault as fault:
             raise fault.at(memory.steps - 1) from fault
-        finally:
-            memory.end()
 
     def _play_all(self, memory: EpisodeMemory, min_steps: int, min_episodes: int) -> list[Span]:
         needs = _Needs(self, min_steps, min_episodes)
