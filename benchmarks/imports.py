@@ -22,9 +22,10 @@ STATEMENTS = {
     "import kit": "import kit",
     "import kit.steps": "import kit.steps",
     "everything of kit": (
-        "import kit.trainer, kit.collectors, kit.envs.make, kit.update, kit.hooks, kit.run"
+        "import kit.trainer, kit.collectors, kit.envs.make, kit.update, kit.hooks, "
+        "kit.cli.run_folder"
     ),
-    "kit steps words (the command)": "from kit.cli import main; main(['steps', 'words'])",
+    "kit steps words (the command)": "from kit.cli.steps import main; main(['steps', 'words'])",
 }
 
 

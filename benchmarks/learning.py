@@ -29,9 +29,9 @@ def train(recipe: str, settings: Sequence[str], seed: int) -> tuple[int, float, 
     """Train once; return policy steps, mean return of 100 further episodes, spread, seconds."""
     import importlib
 
+    from kit.cli.launch import main
+    from kit.cli.run_folder import find_run
     from kit.evaluate import SavedRun
-    from kit.launch import main
-    from kit.run import find_run
 
     with tempfile.TemporaryDirectory() as folder:
         module = importlib.import_module(f"recipes.{recipe}")

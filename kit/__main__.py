@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from kit.cli import main
+from kit.cli.steps import main
 
 sys.exit(main())

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchrl.objectives import value as torchrl_value
 
-from kit.tracing import FlatProgram, NotTraceable, trace
-from kit.watch import Watch
+from kit.fast.trace import FlatProgram, NotTraceable, trace
+from kit.fast.watch import Watch
 
 
 def discounted_suffix_sums(values: Tensor, factors: Tensor) -> Tensor:

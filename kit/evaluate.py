@@ -19,16 +19,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.checkpoint import Checkpoints
-from kit.config import EnvConfig, from_plain
+from kit.cli.launch import explains_itself
+from kit.cli.run_folder import find_run, read_config
+from kit.config.settings import EnvConfig, from_plain
 from kit.envs import make_env
-from kit.files import make_folder, not_written
 from kit.hooks.evaluation import Evaluator
-from kit.launch import explains_itself
+from kit.logging.files import make_folder, not_written
 from kit.recipe import adapted_env
-from kit.run import find_run, read_config
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
+from kit.trainer.checkpoint import Checkpoints
 
 
 class SavedRun:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit.config import EnvConfig
+from kit.config.settings import EnvConfig
+from kit.dialects import as_plan
 from kit.envs import VectorEnv
 from kit.steps import SettingError, StepPlan
-from kit.steps.dialects import as_plan
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 
 

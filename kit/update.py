@@ -14,11 +14,11 @@ from torchrl.objectives import SoftUpdate
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper
 
-from kit.flat_update import FlatUpdate, Gradients, Metrics
-from kit.metrics import scalar, weighted_mean
+from kit.fast.flat_update import FlatUpdate, Gradients, Metrics
+from kit.fast.trace import FlatProgram, trace
+from kit.logging.metrics import scalar, weighted_mean
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
-from kit.tracing import FlatProgram, trace
 
 Compile = Literal["auto", True, False]
 

@@ -17,15 +17,15 @@ from typing import Any, Literal
 import torch
 
 from kit.advantages import GAE
+from kit.cli.launch import main
+from kit.cli.run_folder import Run
 from kit.collectors import make_collector
-from kit.config import EnvConfig, RunConfig, resolve
+from kit.config.limits import NotNegative, Positive, Share
+from kit.config.settings import EnvConfig, RunConfig, resolve
 from kit.envs import make_env
 from kit.hooks import AnnealLearningRate, Evaluator, TargetKL
-from kit.launch import main
-from kit.limits import NotNegative, Positive, Share
 from kit.modules import make_actor, make_body, make_value
 from kit.recipe import adapted_env, collector_name, make_plan, whole_run
-from kit.run import Run
 from kit.steps import make_schedule
 from kit.steps.settings import OnPolicySteps
 from kit.trainer import Trainer

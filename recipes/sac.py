@@ -17,12 +17,13 @@ import torch
 from torchrl.objectives import SoftUpdate
 
 from kit.buffers import make_replay_buffer
+from kit.cli.launch import main
+from kit.cli.run_folder import Run
 from kit.collectors import make_collector
-from kit.config import EnvConfig, RunConfig, resolve
+from kit.config.limits import Count, Positive, Share
+from kit.config.settings import EnvConfig, RunConfig, resolve
 from kit.envs import make_env
 from kit.hooks import Evaluator
-from kit.launch import main
-from kit.limits import Count, Positive, Share
 from kit.modules import make_action_value, make_actor
 from kit.recipe import (
     adapted_env,
@@ -31,7 +32,6 @@ from kit.recipe import (
     make_plan,
     sampled_transitions,
 )
-from kit.run import Run
 from kit.steps.settings import OffPolicySteps
 from kit.trainer import Trainer
 from kit.update import Update

@@ -12,21 +12,21 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from faulty import FallsOver
 from gymnasium import spaces
-from short_runs import COMMON, SHORT, one_line, policy_steps_in, the_run, tiny_config
-from tiny import Scripted
 
 import recipes.ppo
 import recipes.sac
-from kit.checkpoint import Checkpoints
-from kit.config import EnvConfig
+from kit.cli.launch import main
+from kit.config.settings import EnvConfig
 from kit.envs import EnvironmentFault
-from kit.launch import main
-from kit.stages import HookError
 from kit.steps import SettingError
 from kit.steps.settings import OnPolicySteps
+from kit.trainer.checkpoint import Checkpoints
+from kit.trainer.stages import HookError
 from recipes.ppo import Config, build
+from tests.faulty import FallsOver
+from tests.short_runs import COMMON, SHORT, one_line, policy_steps_in, the_run, tiny_config
+from tests.tiny import Scripted
 
 RECIPES = {"ppo": recipes.ppo, "sac": recipes.sac}
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny import assert_equal, off_policy_plan, on_policy_plan, sac_parts, weights
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import (
     PrioritizedSampler,
@@ -26,6 +25,7 @@ from kit.buffers import (
 )
 from kit.steps import SettingError
 from kit.trainer import Trainer
+from tests.tiny import assert_equal, off_policy_plan, on_policy_plan, sac_parts, weights
 
 
 def batch_of(num_envs: int, steps: int, start: int = 0) -> TensorDict:

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
+
+from kit.hooks import NaNGuard, NotFinite
+from kit.logging.files import NotSaved, append, write_whole
+from kit.steps import SettingError
+from kit.trainer.checkpoint import Checkpoints
+from tests.tiny import (
     assert_equal,
     off_policy_plan,
     on_policy_plan,
@@ -18,11 +23,6 @@ from tiny import (
     sac_trainer,
     weights,
 )
-
-from kit.checkpoint import Checkpoints
-from kit.files import NotSaved, append, write_whole
-from kit.hooks import NaNGuard, NotFinite
-from kit.steps import SettingError
 
 
 class Part:

@@ -13,11 +13,11 @@ from torchrl.objectives import ClipPPOLoss
 
 import recipes.ppo
 import recipes.sac
-from kit.config import EnvConfig, check, from_plain, resolve, settings, to_plain
-from kit.launch import help_text
-from kit.limits import Count, NotNegative, Positive, Share
+from kit.cli.launch import help_text
+from kit.config.limits import Count, NotNegative, Positive, Share
+from kit.config.settings import EnvConfig, check, from_plain, resolve, settings, to_plain
+from kit.dialects import DIALECTS, dialect
 from kit.steps import SettingError
-from kit.steps.dialects import DIALECTS, dialect
 from kit.steps.settings import OnPolicySteps
 
 RECIPES = [recipes.ppo, recipes.sac]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kit.config import EnvConfig
-from kit.steps.dialects import (
+from kit.config.settings import EnvConfig
+from kit.dialects import (
     SB3,
     CleanRL,
     Dreamer,

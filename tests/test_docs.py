@@ -37,7 +37,7 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_the_page_on_hooks_lists_every_stage_in_order():
-    from kit.stages import SIGNATURES, STAGES
+    from kit.trainer.stages import SIGNATURES, STAGES
 
     text = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \| (.+?) \| `(.+?)` \|(?: update)? \|$", text, re.MULTILINE)

@@ -10,17 +10,17 @@ from typing import ClassVar
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
-from tiny import Scripted
 from torchrl.envs.utils import ExplorationType
 
 import recipes.ppo
 import recipes.sac
-from kit.config import EnvConfig
+from kit.config.settings import EnvConfig
 from kit.envs import make_env
 from kit.evaluate import SavedRun, main
 from kit.hooks import Evaluator
 from kit.modules import make_actor
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from tests.tiny import Scripted
 
 
 @pytest.fixture(scope="module")

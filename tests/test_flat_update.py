@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from losses import make_loss, minibatch_for
-from plain_steps import OPTIMIZERS, assert_same, plain_step, programs, state_of
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import LossModule
 
 from kit.update import Update
+from tests.losses import make_loss, minibatch_for
+from tests.plain_steps import OPTIMIZERS, assert_same, plain_step, programs, state_of
 
 
 # ---------------------------------------------------------------------- minibatches

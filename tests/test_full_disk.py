@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from short_runs import COMMON, SHORT, one_line, policy_steps_in, rows_in, the_run, tiny_config
 
-from kit.checkpoint import Checkpoints, NotSaved
+from kit.trainer.checkpoint import Checkpoints, NotSaved
 from recipes.ppo import build
+from tests.short_runs import COMMON, SHORT, one_line, policy_steps_in, rows_in, the_run, tiny_config
 
 
 def full_from(monkeypatch, path: str, call: int) -> None:

@@ -9,14 +9,6 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
-from tiny import (
-    Rows,
-    collector_of,
-    off_policy_plan,
-    on_policy_plan,
-    ppo_parts,
-    transitions_buffer,
-)
 from torch import nn
 from torchrl.collectors import BaseCollector, Collector, MultiSyncCollector
 from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
@@ -44,6 +36,14 @@ from kit.modules import make_actor, make_value
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update
+from tests.tiny import (
+    Rows,
+    collector_of,
+    off_policy_plan,
+    on_policy_plan,
+    ppo_parts,
+    transitions_buffer,
+)
 
 CARTPOLE = "CartPole-v1"
 

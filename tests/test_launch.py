@@ -13,9 +13,9 @@ import yaml
 
 import recipes.ppo
 import recipes.sac
-from kit.launch import main
-from kit.run import find_run
-from kit.steps.dialects import DIALECTS
+from kit.cli.launch import main
+from kit.cli.run_folder import find_run
+from kit.dialects import DIALECTS
 
 SHORT = [
     "env.num_envs=2", "steps.total_policy_steps=32", "steps.steps_per_env=8", "hidden_sizes=[8]",

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import on_policy_plan, ppo_trainer
 
-from kit.config import EnvConfig
-from kit.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_loggers
-from kit.run import read_config
+from kit.cli.run_folder import read_config
+from kit.config.settings import EnvConfig
+from kit.logging.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_loggers
 from kit.steps import SettingError, StepLedger
 from kit.steps.settings import OnPolicySteps
 from recipes.ppo import Config, build
+from tests.tiny import on_policy_plan, ppo_trainer
 
 AXES = ["policy_steps", "env_steps", "gradient_steps", "time/seconds"]
 

@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import (
+from torchrl.record.loggers.csv import CSVLogger
+from torchrl.trainers import CountFramesLog, EarlyStopping, LogScalar, LogTiming
+
+import recipes.ppo
+import recipes.sac
+from kit.cli.run_folder import seed_everything
+from kit.config.settings import EnvConfig
+from kit.hooks import Console, Hook, LearningCurve, NaNGuard, StopWhen, TimeLimit
+from kit.logging.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_loggers
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from kit.trainer import Trainer
+from tests.tiny import (
     Rows,
     assert_same,
     evaluator_for,
@@ -19,17 +30,6 @@ from tiny import (
     ppo_parts,
     sac_parts,
 )
-from torchrl.record.loggers.csv import CSVLogger
-from torchrl.trainers import CountFramesLog, EarlyStopping, LogScalar, LogTiming
-
-import recipes.ppo
-import recipes.sac
-from kit.config import EnvConfig
-from kit.hooks import Console, Hook, LearningCurve, NaNGuard, StopWhen, TimeLimit
-from kit.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_loggers
-from kit.run import seed_everything
-from kit.steps.settings import OffPolicySteps, OnPolicySteps
-from kit.trainer import Trainer
 
 FAMILIES = {
     "ppo": (on_policy_plan(), ppo_parts, "CartPole-v1"),

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from host_reads import HostRead, Reads, host_reads
 from tensordict import TensorDict, TensorDictBase
-from tiny import off_policy_plan, on_policy_plan, ppo_parts, sac_parts
 from torch import nn
 from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss, SACLoss, SoftUpdate
 
@@ -20,10 +18,12 @@ from kit.buffers import make_replay_buffer
 from kit.collectors import TensorCollector, tensor, vector
 from kit.envs import make_env
 from kit.modules import make_action_value, make_actor, make_value
-from kit.stages import HookError
 from kit.steps import StepPlan
 from kit.trainer import Trainer
+from kit.trainer.stages import HookError
 from kit.update import Update
+from tests.host_reads import HostRead, Reads, host_reads
+from tests.tiny import off_policy_plan, on_policy_plan, ppo_parts, sac_parts
 
 WARM = 3
 """Iterations after which everything is traced, and the traces are compared with eager calls."""

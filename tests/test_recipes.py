@@ -11,13 +11,13 @@ import gymnasium as gym
 import pytest
 import torch
 from gymnasium import spaces
-from tiny import Guess
 
 import recipes.ppo
 import recipes.sac
-from kit.config import EnvConfig
+from kit.config.settings import EnvConfig
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
+from tests.tiny import Guess
 
 CHOICE = spaces.Discrete(Guess.CHOICES)
 SEVERAL = spaces.MultiDiscrete([Guess.CHOICES, Guess.CHOICES])

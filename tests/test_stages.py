@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tiny import (
+from torchrl.trainers import DefaultOptimizationStepper
+from torchrl.trainers import Trainer as TorchRLTrainer
+
+from kit.hooks import AnnealLearningRate, Hook, TargetKL
+from kit.steps import SettingError
+from kit.steps.schedules import Constant
+from kit.trainer import Trainer
+from kit.trainer.stages import STAGES, HookError
+from tests.tiny import (
     Rows,
     assert_equal,
     off_policy_plan,
@@ -18,14 +26,6 @@ from tiny import (
     sac_trainer,
     weights,
 )
-from torchrl.trainers import DefaultOptimizationStepper
-from torchrl.trainers import Trainer as TorchRLTrainer
-
-from kit.hooks import AnnealLearningRate, Hook, TargetKL
-from kit.stages import STAGES, HookError
-from kit.steps import SettingError
-from kit.steps.schedules import Constant
-from kit.trainer import Trainer
 
 TORCHRL_STAGES = [
     "setup", "batch_process", "pre_steps_log", "pre_optim_steps", "pre_epoch_log", "pre_epoch",

@@ -9,20 +9,6 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tiny import (
-    Rows,
-    assert_equal,
-    assert_same,
-    collector_of,
-    off_policy_plan,
-    on_policy_plan,
-    ppo_parts,
-    ppo_trainer,
-    sac_parts,
-    sac_trainer,
-    transitions_buffer,
-    weights,
-)
 from torchrl.data import (
     LazyTensorStorage,
     OfflineToOnlineReplayBuffer,
@@ -64,10 +50,24 @@ from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from kit.envs import make_env
 from kit.modules import make_action_value, make_actor
-from kit.stages import HookError
 from kit.steps import StepPlan
 from kit.trainer import PlanNotKept, Trainer
+from kit.trainer.stages import HookError
 from kit.update import Update
+from tests.tiny import (
+    Rows,
+    assert_equal,
+    assert_same,
+    collector_of,
+    off_policy_plan,
+    on_policy_plan,
+    ppo_parts,
+    ppo_trainer,
+    sac_parts,
+    sac_trainer,
+    transitions_buffer,
+    weights,
+)
 
 REWARD = ("next", "reward")
 TESTED: set[type] = set()

@@ -8,7 +8,16 @@ from fractions import Fraction
 import gymnasium as gym
 import pytest
 import torch
-from tiny import (
+
+from kit.collectors import VectorCollector
+from kit.envs import EnvironmentFault, make_env
+from kit.hooks import StopWhen, TargetKL
+from kit.modules import make_actor
+from kit.steps import SettingError
+from kit.trainer import PlanNotKept, Trainer
+from kit.trainer.checkpoint import Checkpoints
+from kit.trainer.stages import HookError
+from tests.tiny import (
     Rows,
     Scripted,
     assert_equal,
@@ -22,15 +31,6 @@ from tiny import (
     sac_trainer,
     weights,
 )
-
-from kit.checkpoint import Checkpoints
-from kit.collectors import VectorCollector
-from kit.envs import EnvironmentFault, make_env
-from kit.hooks import StopWhen, TargetKL
-from kit.modules import make_actor
-from kit.stages import HookError
-from kit.steps import SettingError
-from kit.trainer import PlanNotKept, Trainer
 
 ON_POLICY = {
     "whole minibatches": on_policy_plan(),

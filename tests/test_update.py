@@ -8,8 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from losses import LOSSES, has_targets, make_loss, minibatch_for, soft_update, transitions, value
-from plain_steps import (
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+from torchrl.objectives import HardUpdate, LossModule
+
+from kit.steps import SettingError
+from kit.update import Update
+from tests.losses import (
+    LOSSES,
+    has_targets,
+    make_loss,
+    minibatch_for,
+    soft_update,
+    transitions,
+    value,
+)
+from tests.plain_steps import (
     OPTIMIZERS,
     READ_ON_THE_HOST,
     assert_same,
@@ -18,13 +33,6 @@ from plain_steps import (
     programs,
     state_of,
 )
-from tensordict import TensorDict, TensorDictBase
-from torch import nn
-from torch.optim import SGD, Adam, Optimizer
-from torchrl.objectives import HardUpdate, LossModule
-
-from kit.steps import SettingError
-from kit.update import Update
 
 
 # ---------------------------------------------------------------------- every loss

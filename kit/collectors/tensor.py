@@ -14,7 +14,6 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.acting import Acting
 from kit.collectors.base import StepsCollector
-from kit.collectors.blocks import keep_freed_memory
 from kit.collectors.diverged import check_policy
 from kit.collectors.finished import FinishedEpisodes
 from kit.collectors.policy import Policy, Tensors
@@ -26,6 +25,7 @@ from kit.envs.normalize import Normalizer
 from kit.envs.tensor import TENSOR_ENVS, TensorCopies
 from kit.envs.tensor.normalize import Statistics, TensorNormalizer
 from kit.envs.vector_env import VectorEnv
+from kit.fast.block import keep_freed_memory
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from kit.collectors.acting import Acting
-from kit.collectors.blocks import Block, Function
 from kit.collectors.policy import IS_INIT, PolicyRunner, Tensors
 from kit.collectors.tensor_memory import TensorMemory, write
 from kit.envs.spaces import Key, Leaf
 from kit.envs.tensor import EpisodeState, TensorStep
 from kit.envs.tensor.normalize import TensorNormalizer
+from kit.fast.block import Block, Function
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kit.lazy import lazy_attributes
+from kit.envs.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from kit.envs.copies import Copies, StepArrays

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.files import not_written
 from kit.hooks.base import Hook
+from kit.logging.files import not_written
 
 if TYPE_CHECKING:
     from kit.trainer import Trainer

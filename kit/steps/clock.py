@@ -119,9 +119,9 @@ def counting_rule(counting: str) -> Callable[[UpdatePlan], CountingRule]:
         module = name.split("-")[0]
         if module.isidentifier():
             try:
-                importlib.import_module(f"kit.steps.dialects.{module}")
+                importlib.import_module(f"kit.dialects.{module}")
             except ModuleNotFoundError as error:
-                if error.name != f"kit.steps.dialects.{module}":
+                if error.name != f"kit.dialects.{module}":
                     raise
     if name not in COUNTING_RULES:
         rules = ", ".join(nearest_first(name, [*COUNTING_RULES])[:6])

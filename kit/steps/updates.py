@@ -41,7 +41,7 @@ class UpdatePlan(CollectionPlan):
     """gradient steps of one process in each iteration, however much was collected."""
     counting: str = "exact"
     """rule by which gradient steps are counted: ``exact``, or the name of a library whose rounding
-    is reproduced (see ``kit.steps.dialects``)."""
+    is reproduced (see ``kit.dialects``)."""
 
     minibatch_size: int | None = None
     """transitions (or sequences) in a minibatch of one process; ``None``: all that was collected

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kit.collectors import COLLECTORS, make_collector
-from kit.config import EnvConfig
+from kit.config.settings import EnvConfig
 from kit.envs import make_env
 from kit.steps import SettingError, StepPlan
 from kit.steps.settings import OffPolicySteps, OnPolicySteps

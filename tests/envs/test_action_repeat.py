@@ -6,12 +6,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from odd_envs import Steps
 from tensordict.nn import TensorDictModule
 
 from kit.collectors import VectorCollector
 from kit.envs import ActionRepeat, make_env
 from kit.steps import SettingError
+from tests.envs.odd_envs import Steps
 
 
 class Rewards(Steps):

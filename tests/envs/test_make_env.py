@@ -6,11 +6,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from odd_envs import ManySpaces, Steps
 
 from kit.envs import VectorEnv, make_env
 from kit.envs.vector_env import copy_seeds
 from kit.steps import SettingError
+from tests.envs.odd_envs import ManySpaces, Steps
 
 
 class Counts(Steps):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from odd_envs import ManySpaces, Steps
 
 from kit.envs import VectorEnv, make_env
 from kit.steps import SettingError
+from tests.envs.odd_envs import ManySpaces, Steps
 
 
 class Noisy(gym.Env):

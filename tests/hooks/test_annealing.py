@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import off_policy_plan, on_policy_plan, ppo_trainer, sac_trainer
 
 from kit.hooks import Anneal, AnnealLearningRate
 from kit.steps import SettingError, make_schedule
+from tests.tiny import off_policy_plan, on_policy_plan, ppo_trainer, sac_trainer
 
 
 def rows_of(trainer) -> list[dict]:

@@ -6,9 +6,9 @@ import io
 
 import pytest
 from rich.console import Console as RichConsole
-from tiny import on_policy_plan, ppo_trainer
 
 from kit.hooks import Console
+from tests.tiny import on_policy_plan, ppo_trainer
 
 
 def shown(plan=None, terminal: bool = False, **parts) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from tiny import on_policy_plan, ppo_trainer
 
 import kit.hooks.guards
 from kit.hooks import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
 from kit.steps import SettingError
+from tests.tiny import on_policy_plan, ppo_trainer
 
 
 def stopped_after(hook, values: list[float | None], name: str = "score") -> tuple[int, str | None]:

@@ -7,11 +7,11 @@ import warnings
 import numpy as np
 import pytest
 from gymnasium import spaces
-from tiny import Guess, on_policy_plan, ppo_trainer
 
 from kit.envs import make_env
 from kit.modules import make_actor
 from kit.steps import SettingError
+from tests.tiny import Guess, on_policy_plan, ppo_trainer
 
 KINDS = {
     "discrete": spaces.Discrete(3),

@@ -6,13 +6,13 @@ import json
 
 import pytest
 from hypothesis import given, settings
-from step_plans import episode_plans, step_plans
 
+from kit.dialects import SB3, CleanRL, Dreamer, DreamerPaper, Sheeprl, Tianshou
+from kit.dialects.explain import explain, iteration_row, listed
+from kit.dialects.timeline import can_count, picture, timeline
+from kit.dialects.translate import compare_text, translate
 from kit.steps import SettingError, StepPlan
-from kit.steps.dialects import SB3, CleanRL, Dreamer, DreamerPaper, Sheeprl, Tianshou
-from kit.steps.explain import explain, iteration_row, listed
-from kit.steps.timeline import can_count, picture, timeline
-from kit.steps.translate import compare_text, translate
+from tests.steps.step_plans import episode_plans, step_plans
 
 
 @settings(max_examples=60)

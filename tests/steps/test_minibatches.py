@@ -8,7 +8,6 @@ from itertools import chain, cycle, islice
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from step_plans import cut
 
 from kit.steps.minibatches import (
     carried_counts,
@@ -18,6 +17,7 @@ from kit.steps.minibatches import (
     epoch_sizes,
     minibatches_per_epoch,
 )
+from tests.steps.step_plans import cut
 
 _rows, _size = st.integers(0, 60), st.integers(1, 70)
 _last = st.sampled_from(["smaller", "merge", "drop"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from hypothesis import given
-from step_plans import simulate, step_plans
 
 from kit.steps import StepLedger, StepPlan
+from tests.steps.step_plans import simulate, step_plans
 
 
 def run(plan: StepPlan) -> StepLedger:

@@ -9,9 +9,9 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from step_plans import cut, episode_plans, simulate, step_plans
 
 from kit.steps import SettingError, StepPlan
+from tests.steps.step_plans import cut, episode_plans, simulate, step_plans
 
 
 def test_an_on_policy_run_is_counted_from_its_settings():

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kit.steps.dialects.sheeprl import Sheeprl
-from kit.steps.dialects.sheeprl_notes import target_period
-from kit.steps.dialects.sheeprl_ratio import SheeprlRatio
-from kit.steps.dialects.sheeprl_resume import resumed_ratio, resumed_settings
+from kit.dialects.sheeprl import Sheeprl
+from kit.dialects.sheeprl_notes import target_period
+from kit.dialects.sheeprl_ratio import SheeprlRatio
+from kit.dialects.sheeprl_resume import resumed_ratio, resumed_settings
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from kit.steps.dialects.tianshou import Tianshou, Tianshou2
-from kit.steps.dialects.tianshou_plan import INITIAL_TESTS, Sampling
+from kit.dialects.tianshou import Tianshou, Tianshou2
+from kit.dialects.tianshou_plan import INITIAL_TESTS, Sampling
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation

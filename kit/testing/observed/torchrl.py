@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kit.dialects.torchrl import RANDOM, WITHOUT, TorchRL
+from kit.dialects.torchrl_growing import RULE, GrowingSampler
+from kit.dialects.torchrl_sampler import IteratedSampler
 from kit.steps.clock import counting_rule
-from kit.steps.dialects.torchrl import RANDOM, WITHOUT, TorchRL
-from kit.steps.dialects.torchrl_growing import RULE, GrowingSampler
-from kit.steps.dialects.torchrl_sampler import IteratedSampler
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation

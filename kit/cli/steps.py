@@ -1,0 +1,276 @@
+"""The command ``kit``: steps in every vocabulary, explained, translated and compared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kit.dialects import DIALECTS, dialect
+from kit.steps.errors import SettingError, nearest_first
+
+if TYPE_CHECKING:
+    from kit.dialects.base import Dialect
+    from kit.steps.plan import StepPlan
+
+KIT = "kit"
+"""The word for the kit's own vocabulary, in place of a dialect."""
+
+_EXAMPLES = """\
+examples:
+  kit steps explain sheeprl replay_ratio=0.5 num_envs=4 total_steps=10000
+  kit steps explain sheeprl path/to/config.yaml algo.replay_ratio=0.3
+  kit steps translate sb3 train_freq=1 gradient_steps=1 n_envs=4 --to sheeprl
+  kit steps diff sb3 n_envs=4 gradient_steps=1 sheeprl num_envs=4 replay_ratio=1
+  kit steps words tianshou
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: words after ``kit``; those of the process, if ``None``.
+
+    Returns:
+        Exit code: 0, or 2 if the arguments make no sense.
+    """
+    parser = _parser()
+    given, more = parser.parse_known_args(arguments)
+    if any(word.startswith("-") for word in more) or (more and not hasattr(given, "words")):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:  # settings may follow an option
+        given.words += more
+    try:
+        print(given.run(given))
+    except SettingError as error:
+        print(f"kit: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, `head` for example, has seen enough
+        sys.stderr.close()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kit",
+        description="A modular component kit on TorchRL and tensordict.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    groups = parser.add_subparsers(dest="group", required=True, metavar="steps")
+    steps = groups.add_parser(
+        "steps",
+        help="explain, translate and compare the steps of a run",
+        description="Explain, translate and compare the steps of a run in the words of "
+        f"{', '.join(DIALECTS)}, or in those of the kit.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = steps.add_subparsers(dest="verb", required=True)
+    _explain_parser(verbs)
+    _translate_parser(verbs)
+    _diff_parser(verbs)
+    _words_parser(verbs)
+    return parser
+
+
+def _verb(verbs: Any, name: str, run: Callable[..., str], text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print plain data")
+    return parser
+
+
+def _explain_parser(verbs: Any) -> None:
+    parser = _verb(verbs, "explain", _explain, "say what will happen, iteration by iteration")
+    parser.add_argument("words", nargs="+", metavar="dialect [file.yaml] [name=value ...]")
+    parser.add_argument("--iterations", type=int, default=12, help="iterations listed (12)")
+    parser.add_argument("--plot", metavar="FILE", help="draw the timeline into a picture")
+
+
+def _translate_parser(verbs: Any) -> None:
+    parser = _verb(verbs, "translate", _translate, "say the same run in another library's words")
+    parser.add_argument("words", nargs="+", metavar="dialect [file.yaml] [name=value ...]")
+    parser.add_argument(
+        "--to",
+        nargs="+",
+        required=True,
+        metavar="dialect [name=value ...]",
+        help="dialect to translate into; settings of it to keep, version=... for example",
+    )
+
+
+def _diff_parser(verbs: Any) -> None:
+    text = "say where two runs part; each begins with its dialect, or is one quoted word"
+    parser = _verb(verbs, "diff", _diff, text)
+    parser.add_argument("words", nargs="+", metavar="dialect [name=value ...] dialect ...")
+
+
+def _words_parser(verbs: Any) -> None:
+    parser = _verb(verbs, "words", _words, "list the dialects, or the words of one")
+    parser.add_argument("dialect", nargs="?", help="dialect whose settings to list")
+
+
+# -------------------------------------------------------------------- verbs
+def _explain(given: argparse.Namespace) -> str:
+    from kit.dialects.explain import explain
+
+    explanation = explain(_settings(given.words))
+    explanation.settings |= _typed(given.words)
+    if given.plot:
+        _plot(explanation.plan, given.plot, explanation.title)
+    if given.json:
+        return _json(explanation.to_dict(given.iterations))
+    drawn = f"\n\nThe timeline is drawn in {given.plot}." if given.plot else ""
+    return explanation.text(max(given.iterations, 5)) + drawn
+
+
+def _plot(plan: StepPlan, path: str, title: str) -> None:
+    from kit.dialects.timeline import can_count, picture
+
+    if not can_count(plan) or not plan.iterations:
+        raise SettingError("--plot", path, "cannot be drawn: the counts are not known beforehand")
+    try:
+        picture(plan, path, title)
+    except (OSError, ValueError) as error:
+        raise SettingError("--plot", path, f"cannot be written: {error}", ["plan.png"]) from None
+
+
+def _translate(given: argparse.Namespace) -> str:
+    from kit.dialects.translate import translate
+
+    name, *words = given.to
+    source = _settings(given.words)
+    if name == KIT:
+        return _to_kit(source, given.json)
+    from kit.dialects.files import settings_of
+
+    made = translate(source, dialect(name), settings_of(words))
+    made.typed = _typed(given.words)
+    return _json(made.to_dict()) if given.json else made.text()
+
+
+def _to_kit(source: Dialect | StepPlan, as_json: bool) -> str:
+    """In the kit's own words everything can be said."""
+    from kit.dialects.explain import explain
+    from kit.steps.plan import StepPlan
+
+    told = explain(source)
+    if as_json:
+        return _json({"from": told.to_dict(0), "to": {"plan": told.plan.to_dict()}})
+    default = StepPlan(total_policy_steps=told.plan.total_policy_steps or 1).to_dict()
+    derived = ("iterations", "asked")
+    said = {
+        name: value
+        for name, value in told.plan.to_dict().items()
+        if value != default[name] and name not in derived
+    }
+    lines = [told.title, "", "in the words of the kit, a StepPlan"]
+    lines += [f"  {name}={value}" for name, value in said.items()]
+    return "\n".join([*lines, "", "The plan that both make", told.plan.table()])
+
+
+def _diff(given: argparse.Namespace) -> str:
+    from kit.dialects.explain import explain
+    from kit.dialects.translate import as_plan, compare_text
+    from kit.steps.same_run import differing_settings
+
+    one, other = (_settings(words) for words in _two(given.words))
+    plans = as_plan(one), as_plan(other)
+    names = _column(one), _column(other)
+    if names[0] == names[1]:
+        names = f"{names[0]} (1)", f"{names[1]} (2)"
+    if given.json:
+        differences = [
+            {"setting": name, "first": str(a), "second": str(b)}
+            for name, a, b in differing_settings(*plans)
+        ]
+        first, second = (explain(side).to_dict(0) for side in (one, other))
+        return _json({"first": first, "second": second, "differences": differences})
+    return compare_text(*plans, names)
+
+
+def _column(settings: Dialect | StepPlan) -> str:
+    return str(getattr(settings, "NAME", KIT))
+
+
+def _two(words: list[str]) -> list[list[str]]:
+    """Cut the words where a second dialect begins; a quoted word with spaces is one side."""
+    words = [part for word in words for part in (shlex.split(word) if " " in word else [word])]
+    starts = [k for k, word in enumerate(words) if word in DIALECTS or word == KIT]
+    if len(starts) != 2 or starts[0] != 0:
+        raise SettingError(
+            "diff",
+            " ".join(words),
+            "does not name two dialects",
+            "use kit steps diff sb3 n_envs=4 sheeprl num_envs=4",
+        )
+    return [words[: starts[1]], words[starts[1] :]]
+
+
+def _words(given: argparse.Namespace) -> str:
+    from kit.steps.table import text_table
+
+    if given.dialect is None:
+        rows = [
+            (name, dialect(name).LIBRARY, ", ".join(dialect(name).VERSIONS)) for name in DIALECTS
+        ]
+        if given.json:
+            return _json([dict(zip(("dialect", "library", "versions"), row)) for row in rows])
+        lines = [f"{name:<14} {library}: {versions}" for name, library, versions in rows]
+        return "\n".join(lines)
+    cls = dialect(given.dialect)
+    fields = _fields(cls)
+    if given.json:
+        return _json([dict(zip(("name", "default", "means"), row)) for row in fields])
+    lines = [f"The words of {cls.LIBRARY}"]
+    lines += [f"  {name}={default}\n      {means}" for name, default, means in fields]
+    versions = [(name, text) for name, text in cls.VERSIONS.items()]
+    lines += ["", "Versions", *(f"  {name}: {text}" for name, text in versions)]
+    algorithms = [(algo, family.replace("_", "-")) for algo, family in cls.ALGORITHMS.items()]
+    return "\n".join([*lines, "", text_table(("algorithm", "family"), algorithms)])
+
+
+def _fields(cls: type[Dialect]) -> list[tuple[str, str, str]]:
+    from dataclasses import fields
+
+    from kit.config.documentation import field_docs
+
+    docs, default = field_docs(cls), cls()
+    return [(f.name, str(getattr(default, f.name)), docs.get(f.name, "")) for f in fields(cls)]
+
+
+# -------------------------------------------------------------------- in and out
+def _settings(words: Sequence[str]) -> Dialect | StepPlan:
+    """Make settings from a dialect's name, perhaps a file, and names with values."""
+    from kit.dialects.files import make, settings_of
+
+    name, *rest = words
+    path = rest.pop(0) if rest and "=" not in rest[0] else None
+    settings = settings_of(rest)
+    if name == KIT:
+        return _plan(settings)
+    if name not in DIALECTS:
+        raise SettingError("dialect", name, "is not known", nearest_first(name, [*DIALECTS, KIT]))
+    return make(dialect(name), settings, path)
+
+
+def _typed(words: Sequence[str]) -> dict[str, Any]:
+    """Return the settings as they were typed, those that are a default included."""
+    from kit.dialects.files import settings_of
+
+    return settings_of(word for word in words if "=" in word)
+
+
+def _plan(settings: dict[str, Any]) -> StepPlan:
+    from kit.steps.plan import StepPlan
+
+    return StepPlan.from_dict(settings)
+
+
+def _json(values: Any) -> str:
+    return json.dumps(values, indent=2, default=str)

@@ -1,0 +1,1 @@
+"""Settings: dataclasses of plain values, their limits and their documentation."""

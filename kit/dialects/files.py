@@ -1,0 +1,203 @@
+"""Settings from the command line and from the configuration files of other libraries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from kit.dialects.base import Dialect
+from kit.steps.errors import SettingError, nearest_first
+
+_INTERPOLATION = re.compile(r"^\$\{([\w.]+)\}$")
+
+
+def value_of(text: str) -> Any:
+    """Return the plain value that ``text`` means: a number, a truth value, a list, or itself.
+
+    Examples:
+        >>> [value_of(t) for t in ("4", "1e6", "1/3", "true", "null", "(2,episode)", "sac")]
+        [4, 1000000.0, 0.3333333333333333, True, None, (2, 'episode'), 'sac']
+    """
+    text = text.strip()
+    named = {"true": True, "false": False, "null": None, "none": None}
+    if text.lower() in named:
+        return named[text.lower()]
+    if len(text) > 1 and text[0] + text[-1] in ("()", "[]"):
+        return tuple(value_of(part) for part in text[1:-1].split(",") if part.strip())
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    for number in (int, float, _fraction):
+        try:
+            return number(text)
+        except (ValueError, ZeroDivisionError):
+            continue
+    return text
+
+
+def _fraction(text: str) -> float:
+    over, _, under = text.partition("/")
+    return float(over) / float(under)
+
+
+def settings_of(words: Iterable[str]) -> dict[str, Any]:
+    """Return the settings in words such as ``num_envs=4``.
+
+    Raises:
+        SettingError: if a word is no setting.
+    """
+    settings: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise SettingError("setting", word, "is not of the form name=value", "use num_envs=4")
+        settings[name.strip().lstrip("+")] = value_of(value)
+    return settings
+
+
+def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) -> Dialect:
+    """Make a dialect from settings, over those of a configuration file.
+
+    Args:
+        cls: the dialect.
+        given: settings by the library's names, nested ones with dots (``algo.total_steps``).
+        path: a YAML file of the library; what it says of other things is left out.
+
+    Raises:
+        SettingError: if a setting is unknown, or the file cannot be read.
+    """
+    settings = dict(given)
+    choice = settings.pop("env", None) if path is not None else None
+    from_file = read(cls, Path(path), choice) if path is not None else {}
+    return cls.from_settings(from_file | _named(cls, settings))
+
+
+def _named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings under the names of the dialect's fields; nested ones of it stay nested."""
+    known = {f.name for f in fields(cls)}
+    made: dict[str, Any] = {}
+    for name, value in settings.items():
+        field = _field(cls, name, known)
+        head, _, rest = name.partition(".")
+        if field is None and head in cls.NESTED:
+            made.setdefault(head, {})[rest] = value
+        elif field is None:
+            choices = sorted(known | set(cls.PATHS))
+            raise SettingError(
+                name,
+                value,
+                f"is not a setting of {cls.LIBRARY}",
+                nearest_first(name.rpartition(".")[2], choices)[:4],
+            )
+        else:
+            made[field] = value
+    return made
+
+
+def _field(cls: type[Dialect], name: str, known: set[str]) -> str | None:
+    """Return the field that a dotted name of the library's configuration means."""
+    if name in cls.PATHS:
+        return cls.PATHS[name]
+    section, _, last = name.rpartition(".")
+    return last if last in known and section in cls.SECTIONS else None
+
+
+# -------------------------------------------------------------------- files
+def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
+    """Return the settings of a YAML file of the library, by field.
+
+    Args:
+        cls: the dialect.
+        path: the file.
+        choice: which of several groups of settings to take, in a file that has one for each
+            environment.
+
+    Raises:
+        SettingError: if the file cannot be read, has no settings, or leaves the choice open.
+    """
+    content = _load(path)
+    known = {f.name for f in fields(cls)}
+    flat = _flatten(_chosen(content, cls, known, choice, path))
+    settings: dict[str, Any] = {}
+    for name, value in flat.items():
+        field = _field(cls, name, known)
+        if field is not None and value != "???":
+            settings[field] = _resolved(value, flat)
+    settings = {n: v for n, v in settings.items() if not str(v).startswith("${")}
+    if not settings:
+        raise SettingError(
+            "file", str(path), f"has no settings of {cls.LIBRARY}", sorted(known)[:8]
+        )
+    if "algo" not in settings:
+        algo = _algorithm(cls, content, path)
+        settings |= {"algo": algo} if algo else {}
+    return settings
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError("file", str(path), f"cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())[:120]
+        raise SettingError("file", str(path), f"is no YAML: {problem}") from None
+    if not isinstance(content, dict):
+        raise SettingError("file", str(path), "has no settings by name")
+    return content
+
+
+def _chosen(
+    content: dict[str, Any], cls: type[Dialect], known: set[str], choice: str | None, path: Path
+) -> dict[str, Any]:
+    """Return one group of a file that has a group of settings for each environment (SB3 zoo)."""
+    groups = {str(n): v for n, v in content.items() if isinstance(v, dict)}
+    sections = set(cls.SECTIONS) | {p.split(".")[0] for p in cls.PATHS}
+    if len(groups) < len(content) or any(name in sections or name in known for name in groups):
+        return content
+    if choice in groups:
+        return groups[str(choice)]
+    if choice is None and len(groups) == 1:
+        return next(iter(groups.values()))
+    why = "is not one of the file's environments" if choice else "leaves open which is meant"
+    names = nearest_first(choice, [*groups])[:6]
+    raise SettingError("env", choice, f"{why} in {path.name}", names)
+
+
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _resolved(value: Any, flat: Mapping[str, Any]) -> Any:
+    """Follow an interpolation such as ``${algo.rollout_steps}``; leave what leads nowhere."""
+    for _ in range(8):
+        found = _INTERPOLATION.match(value) if isinstance(value, str) else None
+        if found is None or found[1] not in flat:
+            break
+        value = flat[found[1]]
+    return value
+
+
+def _algorithm(cls: type[Dialect], content: Mapping[str, Any], path: Path) -> str | None:
+    """Guess the algorithm from the file's list of defaults, or from its name."""
+    told = [path.stem]
+    for entry in content.get("defaults") or []:
+        if isinstance(entry, Mapping):
+            told += [str(v) for k, v in entry.items() if str(k).split("/")[-1] == "algo"]
+    for name in reversed(told):
+        word = r"(?<![a-z0-9]){}(?![a-z0-9])"
+        names = (a for a in cls.ALGORITHMS if re.search(word.format(a), name.lower()))
+        best = max(names, key=len, default=None)
+        if best:
+            return best
+    return None

@@ -1,0 +1,40 @@
+"""What a reader of nip's settings would not expect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kit.dialects.nip import Nip
+    from kit.steps.plan import StepPlan
+
+
+def notes(settings: Nip, plan: StepPlan) -> list[str]:
+    """Return one sentence for each surprise of ``settings``, which are resolved."""
+    frames, size = plan.frames_per_batch, settings.minibatch_size
+    found = [
+        f"{plan.num_envs} environments follow from {frames} frames of {plan.steps_per_env} each."
+    ]
+    if settings.frames_per_batch is not None and settings.rollouts_per_iteration is not None:
+        found.append("rollouts_per_iteration is ignored where frames_per_batch is given.")
+    if frames % size and plan.last_minibatch == "carry":
+        found.append(
+            f"An epoch is {frames // size} minibatches, not a pass: the smaller one of "
+            f"{frames % size} opens the next epoch, and later epochs straddle two permutations."
+        )
+    rounds = settings.max_message_rounds
+    if rounds is not None and settings.normalize_observations:
+        batched, total = settings.normalization_frames(plan.num_envs, rounds)
+        found.append(
+            f"num_normalization_steps={settings.num_normalization_steps} is a minimum for each of "
+            f"{settings.num_normalization_keys} keys in each of two environments: {total:,} frames "
+            f"of {batched:,} steps in each, if every episode lasts {rounds} rounds."
+        )
+    if settings.anneal_lr:
+        found.append("anneal_lr ends at lr / num_iterations in the last iteration, not at 0.")
+    if settings.num_test_iterations:
+        found.append(
+            f"The test comes once, after training, and still samples its actions: "
+            f"{settings.num_test_iterations} batches of {frames} frames, not whole episodes."
+        )
+    return found

@@ -1,0 +1,88 @@
+"""What sheeprl does when it resumes a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kit.dialects.sheeprl_ratio import SheeprlRatio
+
+if TYPE_CHECKING:
+    from kit.dialects.sheeprl import Sheeprl
+    from kit.steps.plan import StepPlan
+
+
+def resumed(new: Sheeprl, first: Sheeprl) -> StepPlan:
+    """Return the run that resumes ``first`` from its last checkpoint with the settings ``new``.
+
+    Of the new settings 0.8.4 takes ``total_steps`` and ``learning_starts``, and all others from the
+    checkpoint. With the replay buffer in the checkpoint its ratio goes on; without it a new buffer
+    is filled with the policy, and then it trains as a new run does. Before 0.8.4 all old settings
+    win, so that a run that has ended stays ended.
+    """
+    before = first.to_plan()
+    ran = resumed_settings(new, first)
+    whole = ran.to_plan()
+    done = before.iterations
+    random = max(whole.random_steps - before.total_policy_steps, 0)
+    changes: dict[str, Any] = {
+        "iterations": max(whole.iterations - done, 0),
+        "random_steps": random,
+        "asked": {},
+    }
+    if not whole.on_policy:
+        changes |= _updates(new, first, done, whole)
+    return whole.replace(**changes)
+
+
+def resumed_settings(new: Sheeprl, first: Sheeprl) -> Sheeprl:
+    """Return the settings that the resumed run goes by."""
+    if new.version != "0.8.4":
+        return first
+    return replace(first, total_steps=new.total_steps, learning_starts=new.learning_starts)
+
+
+def _updates(new: Sheeprl, first: Sheeprl, done: int, whole: StepPlan) -> dict[str, Any]:
+    starts = whole.first_training_iteration
+    wait = starts if not first.buffer_checkpoint else starts - done
+    made: dict[str, Any] = {
+        "learning_starts": wait * whole.policy_steps_per_iteration if wait > 1 else 0
+    }
+    if not first.buffer_checkpoint:
+        return made
+    ratio = resumed_ratio(new, first)
+    made["pretrain_steps"] = whole.pretrain_steps * (wait > 0)
+    if whole.counting == "exact" and ratio.prev in (None, ratio.steps):
+        return made
+    if new.version != "0.8.4":  # nothing is left to do
+        return made
+    prev = "" if ratio.prev is None else f",{ratio.prev!r}"
+    return made | {"counting": f"sheeprl:{ratio.steps}{prev}"}
+
+
+def resumed_ratio(new: Sheeprl, first: Sheeprl) -> SheeprlRatio:
+    """Return the ratio as it is when the resumed run trains first.
+
+    It is the checkpoint's. Where it is not what the new ``learning_starts`` would have made of the
+    steps played so far, it goes on from these steps.
+    """
+    done, ran = first.to_plan().iterations, resumed_settings(new, first)
+    whole = ran.to_plan()
+    starts = whole.first_training_iteration
+    if not first.buffer_checkpoint:
+        return ran.ratio()
+    if new.version != "0.8.4":
+        return ratio_after(first, done)
+    saved, each = ratio_after(first, done), whole.frames_per_batch
+    played, prev = (done + 1 - starts) * each, saved.prev
+    if prev is not None and saved.ratio and not -1e-6 <= played - prev < 1 / saved.ratio + 1e-6:
+        prev = played
+    return SheeprlRatio(saved.ratio, start=max(played, 0), prev=prev)
+
+
+def ratio_after(settings: Sheeprl, iterations: int) -> SheeprlRatio:
+    """Return the library's ratio as it is at the end of some iteration."""
+    plan, ratio = settings.to_plan(), settings.ratio()
+    for _ in range(iterations - plan.first_training_iteration + 1):
+        ratio.advance(plan.frames_per_batch)
+    return ratio

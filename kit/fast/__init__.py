@@ -1,0 +1,1 @@
+"""Functions of tensors, recorded once and run without Python."""

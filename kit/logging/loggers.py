@@ -1,0 +1,332 @@
+"""Where rows of metrics go: CSV files, W&B, TensorBoard, any TorchRL logger."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import difflib
+import io
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchrl.record.loggers import Logger
+
+from kit.logging.files import append, make_folder, write_whole
+from kit.steps import SettingError
+
+Row = Mapping[str, float | int]
+AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
+"""Columns against which every other one can be drawn."""
+
+
+class RowLogger(Protocol):
+    """Takes one row of metrics per log point."""
+
+    def start(self) -> None:
+        """Begin to write: called when the run begins, not when it is built."""
+
+    def log_row(self, row: Row) -> None:
+        """Write one row: counters and metrics by name."""
+
+    def log_text(self, name: str, text: str) -> None:
+        """Keep a text: the plan, the final table."""
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """Keep the settings of the run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on after a resume."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned, forgetting later rows."""
+
+    def close(self) -> None:
+        """Finish writing."""
+
+
+class CsvLogger:
+    """One row per log point in ``metrics.csv``, and its times in ``times.csv``.
+
+    Times are kept apart because they differ from run to run: ``metrics.csv`` of a run that was
+    killed and resumed is the file of the uninterrupted run, byte for byte.
+
+    Args:
+        folder: where both files are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._metrics = _CsvFile(folder / "metrics.csv")
+        self._times = _CsvFile(folder / "times.csv")
+
+    def start(self) -> None:
+        """Make the folder."""
+        make_folder(self.folder)
+
+    def log_row(self, row: Row) -> None:
+        """Append to both files; a name not seen before becomes a new column."""
+        times = {name: value for name, value in row.items() if name.startswith("time/")}
+        self._metrics.append({name: v for name, v in row.items() if name not in times})
+        if times:
+            steps = {"policy_steps": row["policy_steps"]} if "policy_steps" in row else {}
+            self._times.append({**steps, **times})
+
+    def log_text(self, name: str, text: str) -> None:
+        """Texts are files of the run folder; nothing to do."""
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """The configuration is a file of the run folder; nothing to do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return columns and number of rows."""
+        return {"metrics": self._metrics.state_dict(), "times": self._times.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Cut the files back to what they were."""
+        self._metrics.load_state_dict(state_dict["metrics"])
+        self._times.load_state_dict(state_dict["times"])
+
+    def close(self) -> None:
+        """Every row was written when it was logged; nothing to do."""
+
+
+class _CsvFile:
+    """A CSV file whose columns can grow."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns: list[str] = []
+        self.rows = 0
+
+    def append(self, row: Row) -> None:
+        new = [name for name in row if name not in self.columns]
+        if new:
+            before = self._read() if self.rows else []
+            self.columns += new
+            self._rewrite(before)
+        append(self.path, _lines([self._cells(row)]))
+        self.rows += 1
+
+    def _cells(self, row: Mapping[str, Any]) -> list[str]:
+        return [_cell(row.get(name)) for name in self.columns]
+
+    def _read(self) -> list[dict[str, str]]:
+        with self.path.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write header and rows to a new file that takes the place of the old one."""
+        write_whole(self.path, _lines([self.columns, *map(self._cells, rows)]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"columns": list(self.columns), "rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.columns, self.rows = list(state_dict["columns"]), int(state_dict["rows"])
+        if self.path.exists():
+            self._rewrite(self._read()[: self.rows])
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    return str(value)
+
+
+class TorchRLLogger:
+    """Any of TorchRL's loggers, one row at a time.
+
+    Args:
+        logger: TorchRL's logger, or a function that makes it when the run begins.
+    """
+
+    def __init__(self, logger: Logger | Callable[[], Logger]) -> None:
+        self._make = logger
+        self.logger: Any = logger if isinstance(logger, Logger) else None
+
+    def start(self) -> None:
+        """Make the logger, if it is still to be made."""
+        if self.logger is None:
+            self.logger = self._make()  # type: ignore[operator]
+
+    def log_row(self, row: Row) -> None:
+        """Log all metrics of a row at its policy step."""
+        self.logger.log_metrics(dict(row), step=int(row.get("policy_steps", 0)))
+
+    def log_text(self, name: str, text: str) -> None:
+        """Log a text, where the logger can."""
+        with contextlib.suppress(NotImplementedError, AttributeError):
+            self.logger.log_str(name, text, step=0)
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """Log the settings of the run, one by one (``env.id``): not all loggers take groups."""
+        self.logger.log_hparams(_settings(config))
+
+    def state_dict(self) -> dict[str, Any]:
+        """TorchRL's loggers keep no state that matters here."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def close(self) -> None:
+        """Close the underlying writer, where it has one."""
+        close = getattr(getattr(self.logger, "experiment", None), "close", None)
+        if callable(close):
+            close()
+
+
+def _settings(config: Mapping[str, Any], path: str = "") -> dict[str, str | int | float | bool]:
+    """Return nested settings as one level of numbers and texts."""
+    flat: dict[str, str | int | float | bool] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _settings(value, f"{path}{name}.")
+        else:
+            plain = isinstance(value, (str, int, float, bool))
+            flat[f"{path}{name}"] = value if plain else str(value)
+    return flat
+
+
+class WandbLogger(TorchRLLogger):
+    """Weights & Biases, through TorchRL's logger: one row per log point, offline if need be.
+
+    It never asks: without credentials, runs are written to disk, to be uploaded by ``wandb sync``.
+    Every metric can be drawn against policy steps (the default), env steps, gradient steps or
+    seconds.
+
+    Args:
+        folder: run folder; W&B writes below it.
+        project: W&B project.
+        name: name of the run.
+        id: of the run, to go on with it; made up if not given.
+    """
+
+    def __init__(
+        self, folder: Path, project: str = "kit", name: str | None = None, id: str | None = None
+    ) -> None:
+        super().__init__(self._make_wandb)
+        self.id = id or secrets.token_hex(4)
+        self.folder, self.project, self.run_name = folder, project, name or folder.name
+
+    def _make_wandb(self) -> Logger:
+        from torchrl.record.loggers.wandb import WandbLogger as Wandb
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        logger = Wandb(
+            exp_name=self.run_name,
+            save_dir=str(self.folder),
+            id=self.id,
+            project=self.project,
+            settings=_quiet(),
+            log_env_packages=False,  # under "env", where the run's settings are
+            **({} if _logged_in() else {"mode": "offline"}),
+        )
+        for axis in AXES:
+            logger.experiment.define_metric(axis)
+        logger.experiment.define_metric("*", step_metric="policy_steps")
+        return logger
+
+    def log_row(self, row: Row) -> None:
+        """Log one row, once."""
+        self.logger.experiment.log(dict(row))
+
+    def log_config(self, config: Mapping[str, Any]) -> None:
+        """Log the settings of the run, in their groups."""
+        self.logger.log_hparams(dict(config))
+
+    def log_text(self, name: str, text: str) -> None:
+        """Keep a text in the run's summary and as a file."""
+        run = self.logger.experiment
+        run.summary[name] = text
+        path = Path(run.dir) / f"{name}.txt"
+        path.write_text(text + "\n")
+        run.save(str(path), base_path=run.dir, policy="now")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the id of the run."""
+        return {"id": self.id}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the same W&B run."""
+        self.id = str(state_dict["id"])
+
+    def close(self) -> None:
+        """Finish the run."""
+        if self.logger is not None:
+            self.logger.experiment.finish()
+
+
+def _logged_in() -> bool:
+    """Whether W&B has credentials, without asking for them."""
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled"):
+        return False
+    import wandb
+
+    try:
+        return bool(wandb.login(prompt=False))
+    except TypeError:  # older versions cannot be told not to ask
+        return bool(wandb.api.api_key)
+    except Exception:
+        return False
+
+
+def _quiet() -> Any:
+    import wandb
+
+    return wandb.Settings(silent=True)
+
+
+LOGGERS = ("csv", "wandb", "tensorboard", "none")
+
+
+def make_loggers(
+    names: str | Sequence[str], folder: Path, *, run_name: str = ""
+) -> list[RowLogger]:
+    """Make the loggers called ``names``; the CSV file is always written.
+
+    Args:
+        names: of ``LOGGERS``, several separated by commas.
+        folder: run folder.
+        run_name: name of the run in W&B.
+
+    Raises:
+        SettingError: if a name is unknown or its package is missing.
+    """
+    wanted = names.replace("+", ",").split(",") if isinstance(names, str) else list(names)
+    loggers: list[RowLogger] = [CsvLogger(folder)]
+    for name in (entry.strip().lower() for entry in wanted):
+        if name == "wandb":
+            loggers.append(WandbLogger(folder, name=run_name or None))
+        elif name == "tensorboard":
+            loggers.append(_tensorboard(folder))
+        elif name not in LOGGERS and name:
+            near = difflib.get_close_matches(name, LOGGERS, n=1, cutoff=0.4)
+            raise SettingError("logger", name, "is not a logger", near or list(LOGGERS))
+    return loggers
+
+
+def _tensorboard(folder: Path) -> TorchRLLogger:
+    try:
+        import tensorboard  # noqa: F401
+        from torchrl.record.loggers.tensorboard import TensorboardLogger
+    except ImportError:
+        raise SettingError(
+            "logger",
+            "tensorboard",
+            "needs the package tensorboard",
+            "pip install 'torchrl-kit[tensorboard]'",
+        ) from None
+    return TorchRLLogger(lambda: TensorboardLogger("tensorboard", str(folder)))

@@ -1,1 +1,0 @@
-"""Losses that TorchRL does not have."""

@@ -1,0 +1,7 @@
+"""The loop that collects, updates, logs, evaluates and saves, and the stages that hooks see."""
+
+from __future__ import annotations
+
+from kit.trainer.trainer import PlanNotKept, Trainer
+
+__all__ = ["PlanNotKept", "Trainer"]

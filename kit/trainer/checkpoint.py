@@ -1,0 +1,144 @@
+"""Saving and resuming, on ``torchrl.checkpoint``: atomic, rotated, free of code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrl.checkpoint import (
+    Checkpoint,
+    CheckpointRotation,
+    GlobalRNGState,
+    StateDictCheckpointAdapter,
+)
+
+from kit.collectors.base import KitCollector
+from kit.logging.files import NotSaved
+from kit.steps import SettingError
+from kit.update import Update
+
+if TYPE_CHECKING:
+    from kit.trainer.trainer import Trainer
+
+
+__all__ = ["Checkpoints", "NotSaved", "normalization_of", "parts_of"]
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest few, each a folder that is complete or not there.
+
+    Loading one executes no code from it: PyTorch reads the files with its restricted unpickler,
+    which knows tensors and plain values only.
+
+    Args:
+        folder: where they are.
+        parts: objects with ``state_dict`` and ``load_state_dict``, by name.
+        keep: how many of the newest are kept.
+        random_numbers: whether the state of the global random numbers is a part.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        parts: Mapping[str, Any],
+        keep: int = 2,
+        *,
+        random_numbers: bool = True,
+    ) -> None:
+        self.folder = folder
+        self._rotation = CheckpointRotation(folder, keep_last=keep)
+        self._checkpoint = Checkpoint(format="directory")
+        adapter = StateDictCheckpointAdapter(payload_format="torch")
+        parts = {**parts, "random_numbers": GlobalRNGState()} if random_numbers else parts
+        for name, part in parts.items():
+            self._checkpoint.register(name, part, adapter=adapter)
+
+    def save(self, policy_steps: int, metadata: Mapping[str, Any]) -> Path:
+        """Write a checkpoint and drop the oldest.
+
+        Args:
+            policy_steps: of the run, which name the checkpoint.
+            metadata: kept in its manifest: plain values.
+
+        Raises:
+            NotSaved: if it could not be written; earlier ones are untouched.
+        """
+        try:
+            return Path(
+                self._rotation.save(self._checkpoint, step=policy_steps, metadata=dict(metadata))
+            )
+        except (OSError, RuntimeError) as error:
+            reason = _why_not_written(error)
+            if reason is None:
+                raise
+            latest = self.latest(self.folder)
+            kept = f"the newest one is {latest.name}" if latest else "there is none yet"
+            raise NotSaved(
+                f"the checkpoint at {policy_steps} policy steps was not written to {self.folder}: "
+                f"{reason}; earlier checkpoints are untouched, {kept}"
+            ) from error
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Restore every part from ``path`` and return the metadata of the checkpoint.
+
+        Raises:
+            SettingError: if it cannot be read or does not fit the parts.
+        """
+        try:
+            result = self._checkpoint.load(path)
+        except Exception as error:
+            reason = " ".join(str(error).split(". ")[0].split())
+            raise SettingError(
+                "checkpoint",
+                str(path),
+                f"cannot be loaded: {type(error).__name__}: {reason}",
+                "remove this folder to go on from the checkpoint before it, if there is one",
+            ) from error
+        return dict(result.manifest.get("metadata", {}))
+
+    @staticmethod
+    def latest(folder: Path) -> Path | None:
+        """Return the newest complete checkpoint in ``folder``, if there is one."""
+        if not folder.is_dir():
+            return None
+        return CheckpointRotation(folder, keep_last=1).latest()  # type: ignore[no-any-return]
+
+
+def _why_not_written(error: BaseException) -> str | None:
+    """What the system said; ``None`` if it is no error of writing."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if not any(writer in str(error) for writer in ("inline_container", "PytorchStreamWriter")):
+        return None
+    # PyTorch tells that it could not write, but not why.
+    before = error.__context__
+    return _why_not_written(before) if isinstance(before, OSError) else "is the disk full?"
+
+
+def parts_of(trainer: Trainer) -> dict[str, Any]:
+    """Return what of a trainer has a state that a resumed run needs, by name."""
+    parts: dict[str, Any] = {
+        "ledger": trainer.ledger,
+        "clock": trainer.clock,
+        "source": trainer.source,
+        "buffer": trainer.buffer,
+        "journal": trainer.journal,
+    }
+    # A stepper of TorchRL is among the registered modules; its optimiser need not be its own.
+    own = "update" if isinstance(trainer.update, Update) else "optimizer"
+    for name in ("loss_module", own, "advantage"):
+        if hasattr(getattr(trainer, name), "load_state_dict"):
+            parts[name] = getattr(trainer, name)
+    parts |= normalization_of(trainer)
+    modules = trainer.registered_modules.items()
+    with_state = {name: module for name, module in modules if hasattr(module, "load_state_dict")}
+    return parts | {f"hook {name}": module for name, module in with_state.items()}
+
+
+def normalization_of(trainer: Trainer) -> dict[str, Any]:
+    """Return the running normalisation of the environments; it can be loaded without the rest."""
+    collector = trainer.collector
+    env = collector if isinstance(collector, KitCollector) else getattr(collector, "env", None)
+    normalizer = getattr(env, "normalizer", None)
+    return {} if normalizer is None else {"normalization": normalizer}

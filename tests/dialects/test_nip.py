@@ -1,0 +1,125 @@
+"""nip: batches of frames, minibatches carried from epoch to epoch, and its parameters' manner."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from kit.dialects import LrFactors, Nip, RlTrainerParameters
+from kit.steps import SettingError
+
+RL_TRAINER_PARAMETERS = {
+    "frames_per_batch": 1000,
+    "rollouts_per_iteration": None,
+    "steps_per_env_per_iteration": None,
+    "num_iterations": 1000,
+    "num_epochs": 4,
+    "minibatch_size": 64,
+    "lr": 0.003,
+    "anneal_lr": False,
+    "max_grad_norm": 1.0,
+    "loss_critic_type": "smooth_l1",
+    "clip_value": False,
+    "normalize_observations": True,
+    "num_normalization_steps": 1000,
+    "gamma": 0.9,
+    "lmbda": 0.95,
+    "body_lr_factor": None,
+    "use_shared_body": True,
+    "num_test_iterations": 10,
+}
+
+
+def test_it_has_every_field_of_rl_trainer_parameters_with_its_default_in_order():
+    own = {f.name: f.default for f in fields(Nip) if f.name not in Nip.FACTS}
+    assert own == RL_TRAINER_PARAMETERS
+    assert list(own) == list(RL_TRAINER_PARAMETERS)
+    assert RlTrainerParameters is Nip
+    assert RlTrainerParameters(40).frames_per_batch == 40
+
+
+def test_the_number_of_environments_is_derived_and_steps_must_be_a_factor():
+    plan = Nip(frames_per_batch=40, steps_per_env_per_iteration=8, minibatch_size=16).to_plan()
+    assert (plan.num_envs, plan.steps_per_env) == (5, 8)
+    with pytest.raises(SettingError, match="frames_per_batch=20") as error:
+        Nip(frames_per_batch=20, max_message_rounds=8, minibatch_size=8).to_plan()
+    assert error.value.works == [16, 24]
+
+
+def test_frames_follow_from_rollouts_or_from_the_dataset():
+    settings = {"frames_per_batch": None, "steps_per_env_per_iteration": 8, "minibatch_size": 8}
+    assert Nip(rollouts_per_iteration=5, **settings).to_plan().frames_per_batch == 40
+    assert Nip(dataset_size=100, **settings).to_plan().frames_per_batch == 800
+    assert Nip(frames_per_batch=16, rollouts_per_iteration=9, max_message_rounds=8,
+               minibatch_size=8).to_plan().frames_per_batch == 16  # fmt: skip
+
+
+def test_the_smaller_minibatch_opens_the_next_epoch():
+    plan = Nip(frames_per_batch=40, max_message_rounds=8, num_epochs=2, minibatch_size=12).to_plan()
+    assert plan.minibatch_sizes(1) == [12, 12, 12, 4, 12, 12]
+    assert plan.minibatch_sizes(2) == [12, 4, 12, 12, 12, 4]
+
+
+def test_an_epoch_is_a_pass_where_its_documentation_is_meant():
+    settings = {"frames_per_batch": 40, "max_message_rounds": 8, "minibatch_size": 12}
+    plan = Nip(**settings, num_epochs=1, version="documented").to_plan()
+    assert plan.minibatch_sizes(2) == [12, 12, 12, 4]
+
+
+def test_what_nip_fails_on_is_refused():
+    with pytest.raises(SettingError, match="divides by zero"):
+        Nip(frames_per_batch=16, max_message_rounds=8).to_plan()
+    with pytest.raises(SettingError, match="fails in nip"):
+        Nip(algo="reinforce", frames_per_batch=40, max_message_rounds=8, minibatch_size=8).to_plan()
+    with pytest.raises(SettingError, match="without a finished one"):
+        Nip(frames_per_batch=15, steps_per_env_per_iteration=3, max_message_rounds=8,
+            min_message_rounds=8, minibatch_size=5).to_plan()  # fmt: skip
+
+
+def test_normalisation_takes_its_steps_for_each_key_as_a_minimum():
+    settings = Nip(num_normalization_steps=100)
+    assert settings.normalization_frames(num_envs=6, episode_length=8) == (48, 288)
+    assert Nip(normalize_observations=False).normalization_frames(6, 8) == (0, 0)
+
+
+def test_the_learning_rate_ends_at_one_iterations_share():
+    settings = Nip(lr=0.001, anneal_lr=True, num_iterations=5)
+    assert [settings.learning_rate(k) for k in (1, 5)] == pytest.approx([0.001, 0.0002])
+
+
+def test_parameters_go_through_a_dictionary():
+    parameters = Nip(num_iterations=3, body_lr_factor={"actor": 0.5})
+    as_dict = parameters.to_dict()
+    assert as_dict["_type"] == "RlTrainerParameters"
+    assert as_dict["body_lr_factor"] == {"actor": 0.5, "critic": 1.0, "_type": "LrFactors"}
+    assert set(as_dict) == {*RL_TRAINER_PARAMETERS, "_type"}
+    assert Nip.from_dict(as_dict) == parameters
+    assert as_dict == parameters.to_dict()  # the dictionary was not changed
+
+
+def test_extra_keys_are_refused_or_ignored():
+    with pytest.raises(SettingError, match=r"num_iteration=3 .*num_iterations"):
+        Nip.from_dict({"num_iteration": 3})
+    assert Nip.from_dict({"num_iteration": 3, "lr": 0.1}, ignore_extra_keys=True).lr == 0.1
+    with pytest.raises(SettingError, match="_type='PpoParameters'"):
+        Nip.from_dict({"_type": "PpoParameters"})
+
+
+def test_values_are_found_by_their_dotted_address():
+    parameters = Nip(body_lr_factor=LrFactors(critic=0.1))
+    assert parameters.get("num_epochs") == 4
+    assert parameters.get("body_lr_factor.critic") == 0.1
+    for address in ("epochs", "body_lr_factor.value", "lr.actor", ""):
+        with pytest.raises(KeyError):
+            parameters.get(address)
+
+
+def test_test_parameters_make_a_small_plan():
+    assert Nip.construct_test_params().to_plan().total_policy_steps == 16
+
+
+def test_a_test_run_is_one_minibatch():
+    plan = Nip(test_run=True, max_message_rounds=10, num_normalization_steps=5).to_plan()
+    assert plan.iterations == 1
+    assert plan.gradient_steps_after(1) == 1

@@ -1,0 +1,248 @@
+"""pyrado, Stable-Baselines3, TorchRL's trainer, CleanRL and Dreamer, each with its surprises."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from kit.dialects import GAE, SB3, CleanRL, Dreamer, DreamerPaper, Pyrado, TorchRL
+from kit.steps import SettingError, StepPlan
+
+
+def gradient_steps(plan, last=None):
+    return [plan.gradient_steps(k) for k in range(1, (last or plan.iterations) + 1)]
+
+
+class TestPyrado:
+    def test_whole_rollouts_are_sampled_until_both_minima_are_met(self):
+        settings = {"algo": "ppo", "max_iter": 2, "env_max_steps": 20}
+        assert Pyrado(min_steps=50, **settings).to_plan().frames_per_batch == 60
+        assert Pyrado(min_rollouts=3, **settings).to_plan().frames_per_batch == 60
+        assert Pyrado(min_steps=30, min_rollouts=4, **settings).to_plan().frames_per_batch == 80
+
+    def test_the_first_iteration_of_a_value_based_algorithm_is_its_random_warm_up(self):
+        plan = Pyrado(
+            algo="dql",
+            max_iter=4,
+            memory_size=100,
+            num_init_memory_steps=30,
+            num_updates_per_step=3,
+            min_steps=10,
+            batch_size=8,
+            env_max_steps=20,
+        ).to_plan()
+        assert [plan.collected(k) for k in (1, 2)] == [40, 20]
+        assert gradient_steps(plan) == [3, 3, 3, 3]
+        assert plan.random_steps_until(10**9) == 40
+
+    def test_its_warm_up_is_at_least_a_batch_and_at_most_the_memory(self):
+        settings = {"algo": "dql", "min_steps": 1, "env_max_steps": 20, "num_updates_per_step": 1}
+        settings["batch_size"] = 16
+        assert Pyrado(memory_size=100, num_init_memory_steps=3, **settings).warm_up_steps == 16
+        assert Pyrado(memory_size=50, num_init_memory_steps=80, **settings).warm_up_steps == 50
+        assert Pyrado(memory_size=50, **settings).warm_up_steps == 50
+
+    def test_updates_are_guessed_from_the_greatest_length_of_a_rollout(self):
+        settings = {"algo": "sac", "memory_size": 200, "batch_size": 8, "env_max_steps": 20}
+        plan = Pyrado(min_steps=30, episode_length=7, max_iter=3, **settings).to_plan()
+        assert plan.frames_per_batch == 35
+        assert plan.gradient_steps(2) == 2
+
+    def test_evaluations_come_before_the_update(self):
+        plan = Pyrado(
+            algo="sac", max_iter=4, eval_intvl=2, memory_size=500, min_steps=10, env_max_steps=10
+        ).to_plan()
+        assert [plan.evaluations(k) for k in range(5)] == [1, 0, 1, 0, 0]
+        assert plan.evaluation_episodes == 100
+
+    def test_a_memory_as_small_as_a_batch_cannot_be_sampled(self):
+        settings = {"algo": "dql", "min_rollouts": 1, "env_max_steps": 20, "memory_size": 20}
+        with pytest.raises(SettingError, match="batch_size=20") as error:
+            Pyrado(batch_size=20, num_updates_per_step=1, **settings).to_plan()
+        works = error.value.works[0]
+        assert Pyrado(batch_size=works, num_updates_per_step=1, **settings).to_plan()
+
+    def test_the_critic_of_ppo_has_gradient_steps_of_its_own(self):
+        settings = Pyrado(algo="ppo", min_steps=50, critic=GAE(num_epoch=3, batch_size=16))
+        assert settings.critic_gradient_steps(60) == 12
+        assert Pyrado(algo="ppo2", min_steps=50).critic_gradient_steps(60) == 0
+        assert Pyrado(algo="ppo", min_steps=50, critic={"num_epoch": 1}).critic == GAE(num_epoch=1)
+
+    def test_particles_make_one_gradient_step_each(self):
+        plan = Pyrado(
+            algo="svpg", num_particles=3, min_steps=50, batch_size=25, env_max_steps=20, max_iter=2
+        ).to_plan()
+        assert plan.after(2).policy_steps == 360
+        assert plan.after(2).gradient_steps == 6
+
+    def test_a_memory_is_refilled_after_a_reset_at_random_or_by_the_policy(self):
+        settings = {"algo": "sac", "min_steps": 10, "memory_size": 400, "env_max_steps": 10}
+        assert Pyrado(**settings).after_reset().prefill_random
+        refilled = Pyrado(**settings, use_trained_policy_for_refill=True).after_reset()
+        assert not refilled.prefill_random
+        with pytest.raises(SettingError, match="cannot be reset"):
+            Pyrado(**settings | {"algo": "dql"}, num_updates_per_step=1).after_reset()
+
+    def test_rollouts_of_unknown_length_leave_the_counts_open(self):
+        assert not Pyrado(algo="ppo", min_steps=50, max_iter=3).to_plan().is_exact
+
+
+class TestSB3:
+    def test_gradient_steps_are_not_scaled_by_the_copies(self):
+        plan = SB3(algo="sac", n_envs=4, gradient_steps=1, total_timesteps=400).to_plan()
+        assert plan.gradient_steps(50) == 1
+        assert any("replay ratio of 1/4" in note for note in SB3(algo="sac", n_envs=4).notes())
+
+    @pytest.mark.parametrize("below", [-1, -2])
+    def test_less_than_no_gradient_steps_are_as_many_as_timesteps(self, below):
+        plan = SB3(algo="sac", n_envs=4, gradient_steps=below, total_timesteps=400).to_plan()
+        assert plan.replay_ratio == 1
+
+    def test_ppo_without_an_epoch_fails_in_the_library(self):
+        with pytest.raises(SettingError, match="n_epochs=0 is less than 1"):
+            SB3(algo="ppo", n_epochs=0).to_plan()
+
+    def test_learning_starts_as_documented_can_be_said_again(self):
+        plan = SB3(algo="sac", learning_starts=100, version="documented").to_plan()
+        assert plan.policy_steps_after(plan.first_training_iteration) == 100
+        assert SB3.from_plan(plan, version="documented").to_plan() == plan
+
+    @pytest.mark.parametrize(("starts", "copies", "first"), [(10, 1, 11), (16, 4, 20), (0, 2, 2)])
+    def test_training_begins_strictly_after_learning_starts(self, starts, copies, first):
+        plan = SB3(algo="sac", n_envs=copies, learning_starts=starts, total_timesteps=99).to_plan()
+        assert plan.policy_steps_after(plan.first_training_iteration) == first
+
+    def test_random_steps_are_rounded_up_to_vector_steps(self):
+        plan = SB3(algo="sac", n_envs=4, learning_starts=10, total_timesteps=400).to_plan()
+        assert plan.random_steps == 12
+
+    def test_the_budget_is_overshot_by_whole_rollouts(self):
+        plan = SB3(algo="ppo", n_envs=4, n_steps=16, batch_size=20, total_timesteps=200).to_plan()
+        assert plan.total_policy_steps == 256
+        assert plan.asked == {"total_policy_steps": 200}
+
+    def test_rollouts_can_be_whole_episodes_of_one_copy(self):
+        settings = {"algo": "sac", "train_freq": (2, "episode"), "gradient_steps": -1}
+        plan = SB3(**settings, episode_length=5, learning_starts=7, total_timesteps=60).to_plan()
+        assert gradient_steps(plan) == [10] * 6
+        with pytest.raises(SettingError, match="n_envs=1"):
+            SB3(**settings, n_envs=2).to_plan()
+
+    def test_n_steps_of_an_off_policy_algorithm_is_another_thing(self):
+        assert SB3(algo="sac", n_steps=3).idle_settings() == ["n_steps"]
+
+
+class TestTorchRL:
+    def test_what_collects_nothing_cannot_be_said(self):
+        offline = StepPlan(iterations=3, steps_per_env=0, gradient_steps_per_iteration=5)
+        with pytest.raises(SettingError, match="an iteration collects"):
+            TorchRL.from_plan(offline)
+
+    def test_frames_are_policy_steps_here_and_env_steps_there(self):
+        plan = TorchRL(frames_per_batch=10, total_frames=60, frame_skip=2, algo="sac",
+                       optim_steps_per_batch=1).to_plan()  # fmt: skip
+        assert (plan.iterations, plan.total_policy_steps) == (3, 30)
+
+    def test_the_trainer_begins_while_the_collector_still_acts_randomly(self):
+        plan = TorchRL(frames_per_batch=10, total_frames=400, frame_skip=4, init_random_frames=40,
+                       optim_steps_per_batch=1, algo="sac").to_plan()  # fmt: skip
+        assert plan.first_training_iteration == 1
+        assert plan.random_steps == 40
+
+    @pytest.mark.parametrize(
+        ("limit", "steps"),
+        [(None, [6, 6, 6]), (5, [6, 6, 6]), (3, [3, 3, 3]), (2, [3, 3, 3]), (1, [2, 1, 2])],
+    )
+    def test_a_pass_that_ends_at_the_limit_leaves_the_next_epoch_nothing(self, limit, steps):
+        plan = TorchRL(frames_per_batch=10, total_frames=30, batch_size=4, num_epochs=2,
+                       sampler="without_replacement", iterate=True,
+                       optim_steps_per_batch=limit).to_plan()  # fmt: skip
+        assert gradient_steps(plan) == steps
+
+    def test_without_iterate_minibatches_straddle_epochs(self):
+        settings = {"frames_per_batch": 10, "total_frames": 20, "batch_size": 4, "num_epochs": 3}
+        settings |= {"sampler": "without_replacement", "optim_steps_per_batch": 2}
+        plan = TorchRL(**settings).to_plan()
+        assert plan.minibatch_sizes(1) == [4, 4, 2, 4, 4, 2]
+
+    def test_a_growing_buffer_is_permuted_anew_whenever_it_has_grown(self):
+        settings = TorchRL(frames_per_batch=6, total_frames=60, batch_size=4, buffer_size=20,
+                           sampler="without_replacement", iterate=True, drop_last=True,
+                           num_epochs=3, optim_steps_per_batch=3)  # fmt: skip
+        plan = settings.to_plan()
+        assert gradient_steps(plan) == [3, 6, 4, 8, 7, 8, 7, 8, 7, 8]
+        assert TorchRL.from_plan(plan).to_plan() == plan
+        assert any("permutation" in note for note in settings.notes())
+
+    def test_a_growing_buffer_with_minibatches_of_several_sizes_is_refused(self):
+        settings = {"frames_per_batch": 6, "total_frames": 60, "buffer_size": 20}
+        settings |= {"sampler": "without_replacement", "optim_steps_per_batch": 1}
+        with pytest.raises(SettingError, match="what works: 2; or drop_last=True"):
+            TorchRL(**settings, batch_size=4).to_plan()
+        assert TorchRL(**settings, batch_size=2).to_plan()
+        assert TorchRL(**settings, batch_size=4, drop_last=True).to_plan()
+
+    def test_a_random_sampler_never_ends(self):
+        with pytest.raises(SettingError, match="never ends"):
+            TorchRL(algo="sac", optim_steps_per_batch=None).to_plan()
+
+
+class TestCleanRL:
+    def test_ppo_rounds_its_budget_down(self):
+        plan = CleanRL(algo="ppo").to_plan()
+        assert plan.iterations == 976
+        assert plan.minibatch_sizes(1) == [128] * 16
+
+    def test_minibatches_that_do_not_divide_make_one_more(self):
+        plan = CleanRL(algo="ppo", num_envs=1, num_steps=10, num_minibatches=3).to_plan()
+        assert plan.minibatch_sizes(1) == [3, 3, 3, 1] * 4
+
+    def test_dqn_trains_at_multiples_counted_from_zero(self):
+        plan = CleanRL(algo="dqn", total_timesteps=60, learning_starts=20, train_frequency=10)
+        steps = gradient_steps(plan.to_plan())
+        assert [k for k, due in enumerate(steps, 1) if due] == [31, 41, 51]
+
+    def test_sac_counts_steps_of_all_copies_at_once(self):
+        plan = CleanRL(algo="sac", num_envs=2, total_timesteps=100, learning_starts=10).to_plan()
+        assert plan.total_policy_steps == 200
+        assert plan.random_steps == 20
+        assert plan.first_training_iteration == 12
+
+
+class TestDreamer:
+    def test_its_train_ratio_is_a_thousand_times_the_replay_ratio(self):
+        plan = Dreamer(train_ratio=1024, steps=10**6).to_plan()
+        assert plan.replay_ratio == 1
+
+    def test_its_ratio_answers_one_at_first(self):
+        plan = Dreamer(envs=4, train_ratio=20, batch_size=2, batch_length=4, steps=60).to_plan()
+        assert gradient_steps(plan)[5:9] == [1, 9, 10, 10]
+
+    def test_a_negative_ratio_is_one_gradient_step_per_transition(self):
+        plan = Dreamer(envs=1, train_ratio=-1, batch_size=2, batch_length=4, steps=60).to_plan()
+        assert gradient_steps(plan)[10:14] == [0, 1, 1, 1]
+        assert Dreamer(train_ratio=0, steps=10**5).to_plan().after(6250).gradient_steps == 0
+
+    def test_its_default_run_of_ten_thousand_million_steps_is_counted_at_once(self):
+        plan = Dreamer().to_plan()
+        assert plan.after(plan.iterations).gradient_steps == 312_499_937
+
+    def test_the_loop_of_the_first_paper_becomes_that_of_the_third(self):
+        paper = DreamerPaper(steps=50_000)
+        loop, interleaved = paper.to_plan(), paper.interleaved()
+        assert loop.collects_episodes
+        assert loop.frames_per_batch == 500
+        assert gradient_steps(loop, 3) == [100, 100, 100]
+        assert interleaved.replay_ratio == Fraction(1, 5)
+        assert interleaved.frames_per_batch == 1
+        end = loop.after(loop.iterations)
+        other = interleaved.after(interleaved.iterations)
+        assert (end.policy_steps, end.random_policy_steps) == (25_000, 2_500)
+        assert (other.policy_steps, other.random_policy_steps) == (25_000, 2_500)
+        assert end.gradient_steps == other.gradient_steps == 4_600
+
+    def test_a_plan_on_several_processes_is_refused(self):
+        plan = StepPlan(iterations=3, world_size=2, replay_ratio=1, minibatch_size=4)
+        with pytest.raises(SettingError, match="world_size=2"):
+            Dreamer.from_plan(plan)

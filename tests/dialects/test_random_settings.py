@@ -1,0 +1,69 @@
+"""Whatever is typed makes a plan or one clear error, and never a stack trace."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kit.dialects import dialect
+from kit.steps import SettingError, StepPlan
+from tests.dialects.random_settings import EVERY_DIALECT, random_settings
+
+SETTINGS = 10_000
+
+
+def outcome(name, settings):
+    """The plan, or the error that says why there is none."""
+    try:
+        return dialect(name).from_settings(settings).to_plan()
+    except SettingError as error:
+        return error
+
+
+@pytest.mark.parametrize("name", EVERY_DIALECT)
+def test_ten_thousand_random_settings_make_a_plan_or_one_error(name):
+    draw = random.Random(name)
+    plans = errors = 0
+    for number in range(SETTINGS):
+        settings = random_settings(name, draw, nasty=0.02 * (number % 6))
+        made = outcome(name, settings)
+        if isinstance(made, StepPlan):
+            plans += 1
+        else:
+            errors += 1
+            assert isinstance(made, SettingError)
+            assert made.field
+            assert len(str(made)) < 800
+    assert plans > SETTINGS / 20
+    assert errors > SETTINGS / 20
+
+
+@pytest.mark.parametrize("name", EVERY_DIALECT)
+def test_a_plan_that_was_made_can_be_explained(name):
+    from kit.dialects.explain import explain
+
+    draw = random.Random(name)
+    for _ in range(300):
+        settings = random_settings(name, draw, nasty=0.02)
+        if isinstance(outcome(name, settings), StepPlan):
+            told = explain(dialect(name).from_settings(settings))
+            assert told.text()
+            assert told.to_dict()
+
+
+@pytest.mark.parametrize("name", EVERY_DIALECT)
+def test_an_unknown_setting_is_refused_with_the_nearest_spelling(name):
+    cls = dialect(name)
+    field = next(iter(cls.AT_LEAST))
+    with pytest.raises(SettingError, match=rf"what works: {field} "):
+        cls.from_settings({field[:-1]: 3})
+
+
+@pytest.mark.parametrize("name", EVERY_DIALECT)
+def test_an_unknown_algorithm_or_version_is_refused(name):
+    cls = dialect(name)
+    with pytest.raises(SettingError, match="algo='world_peace'"):
+        cls(algo="world_peace").to_plan()
+    with pytest.raises(SettingError, match=r"version='0\.0\.0'"):
+        cls(version="0.0.0").to_plan()

@@ -1,0 +1,204 @@
+"""sheeprl: policy steps of all processes, a ratio in floats, versions that count otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.dialects import Sheeprl
+from kit.steps import SettingError
+
+
+def gradient_steps(plan, last=None):
+    return [plan.gradient_steps(k) for k in range(1, (last or plan.iterations) + 1)]
+
+
+def test_on_policy_iterations_round_the_budget_down():
+    plan = Sheeprl(
+        algo="ppo",
+        total_steps=200,
+        rollout_steps=16,
+        num_envs=4,
+        per_rank_batch_size=20,
+        update_epochs=3,
+    ).to_plan()
+    assert plan.iterations == 3
+    assert plan.asked == {"total_policy_steps": 200}
+    assert plan.minibatch_sizes(1) == [20, 20, 20, 4] * 3
+
+
+def test_a2c_makes_one_gradient_step_from_all_minibatches():
+    settings = {"algo": "a2c", "num_envs": 4, "rollout_steps": 5, "per_rank_batch_size": 2}
+    now = Sheeprl(**settings).to_plan()
+    before = Sheeprl(**settings, version="0.5.7").to_plan()
+    assert now.gradient_steps(1) == before.gradient_steps(1) == 1
+    assert now.minibatch_sizes(1) == [2] * 10
+    assert before.minibatch_sizes(1) == [8, 8, 4]  # two time steps of four copies, and one
+
+
+def test_learning_starts_are_rounded_down_and_their_last_iteration_trains():
+    plan = Sheeprl(algo="sac", num_envs=4, total_steps=400, learning_starts=103).to_plan()
+    assert plan.random_steps == 100
+    assert plan.first_training_iteration == 25
+    assert plan.gradient_steps_after(100) == 304 == 400 - 100 + 4
+
+
+def test_the_first_answer_of_the_ratio_drops_its_fraction_for_good():
+    lossy = Sheeprl(
+        algo="sac", num_envs=1, total_steps=120, learning_starts=0, replay_ratio=0.1
+    ).to_plan()
+    assert lossy.gradient_steps_after(120) == 11
+    documented = Sheeprl(
+        algo="sac",
+        num_envs=1,
+        total_steps=120,
+        learning_starts=0,
+        replay_ratio=0.1,
+        version="documented",
+    ).to_plan()
+    assert documented.gradient_steps_after(120) == 12
+
+
+def test_a_ratio_that_loses_nothing_is_counted_exactly():
+    plan = Sheeprl(algo="sac", num_envs=4, replay_ratio=0.25).to_plan()
+    assert plan.counting == "exact"
+    assert Sheeprl(algo="sac", num_envs=1, replay_ratio=0.25).to_plan().counting == "sheeprl"
+
+
+def test_sac_of_july_2024_makes_extra_gradient_steps_at_its_first_training():
+    plan = Sheeprl(algo="sac", num_envs=4, total_steps=400, version="0.5.7").to_plan()
+    assert plan.gradient_steps(25) == 80
+    assert plan.gradient_steps_after(100) == 380
+
+
+def test_pretraining_is_added_now_and_took_the_place_of_the_due_steps_before():
+    settings = {
+        "algo": "dreamer_v1",
+        "num_envs": 2,
+        "total_steps": 40,
+        "learning_starts": 10,
+        "replay_ratio": 0.2,
+        "per_rank_sequence_length": 4,
+        "per_rank_pretrain_steps": 100,
+    }
+    assert Sheeprl(**settings).to_plan().gradient_steps(5) == 100
+    assert Sheeprl(**settings, version="0.5.7").to_plan().gradient_steps(5) == 0
+
+
+def test_sequence_algorithms_wait_for_a_sequence_now_and_failed_before():
+    settings = {"algo": "dreamer_v3", "num_envs": 1, "learning_starts": 0, "total_steps": 30}
+    settings["per_rank_sequence_length"] = 8
+    assert Sheeprl(**settings).to_plan().first_training_iteration == 8
+    with pytest.raises(SettingError, match="cannot sample a sequence") as error:
+        Sheeprl(**settings, version="0.5.7").to_plan()
+    works = {"learning_starts": error.value.works[0]}
+    assert Sheeprl(**settings | works, version="0.5.7").to_plan()
+
+
+def test_before_replay_ratio_trainings_were_counted_down():
+    plan = Sheeprl(
+        algo="dreamer_v3",
+        num_envs=2,
+        total_steps=80,
+        learning_starts=20,
+        train_every=8,
+        per_rank_gradient_steps=3,
+        per_rank_pretrain_steps=7,
+        per_rank_sequence_length=4,
+        version="0.5.0",
+    ).to_plan()
+    assert gradient_steps(plan, 20) == [0] * 9 + [7] + [0, 0, 0, 3] * 2 + [0, 0]
+
+
+def test_decoupled_the_player_is_one_process_and_the_others_share_its_steps():
+    plan = Sheeprl(
+        algo="sac_decoupled", num_envs=4, world_size=3, total_steps=400, version="0.5.7"
+    ).to_plan()
+    assert plan.policy_steps_per_iteration == 4
+    assert plan.gradient_steps(30) == 2
+    with pytest.raises(SettingError, match=r"gone from sheeprl 0\.8\.4"):
+        Sheeprl(algo="sac_decoupled", world_size=3).to_plan()
+
+
+def test_gradient_steps_are_per_process():
+    plan = Sheeprl(
+        algo="sac", num_envs=1, world_size=2, learning_starts=6, total_steps=40
+    ).to_plan()
+    assert plan.gradient_steps_after(20) == 18
+    assert plan.after(20).gradient_steps == 36
+
+
+def test_a_resumed_run_goes_on_with_its_ratio():
+    first = Sheeprl(algo="sac", num_envs=1, total_steps=50, learning_starts=5, replay_ratio=0.3)
+    longer = Sheeprl(algo="sac", num_envs=1, total_steps=80, learning_starts=5, replay_ratio=0.3)
+    rest = longer.resumed(first)
+    assert rest.iterations == 30
+    whole = longer.to_plan()
+    assert gradient_steps(rest) == gradient_steps(whole)[50:]
+
+
+def test_a_resumed_run_without_its_buffer_waits_and_trains_anew():
+    settings = {"algo": "sac", "num_envs": 2, "learning_starts": 8, "buffer_checkpoint": False}
+    settings["per_rank_pretrain_steps"] = 5
+    rest = Sheeprl(**settings, total_steps=60).resumed(Sheeprl(**settings, total_steps=20))
+    assert rest.random_steps == 0
+    assert gradient_steps(rest, 5) == [0, 0, 0, 5 + 2, 2]
+
+
+def test_a_resumed_run_takes_all_but_two_settings_from_the_checkpoint():
+    settings = {"algo": "sac", "num_envs": 5, "learning_starts": 0, "replay_ratio": 0.0625}
+    first = Sheeprl(**settings, total_steps=150)
+    changed = {"replay_ratio": 1.0, "per_rank_batch_size": 8, "learning_starts": 5}
+    rest = Sheeprl(**settings | changed, total_steps=280).resumed(first)
+    assert gradient_steps(rest, 10) == [0, 0, 1, 0, 0, 0, 1, 0, 0, 1]
+    assert rest.minibatch_size == 256
+
+
+def test_a_run_that_is_resumed_before_it_trained_asks_its_ratio_late():
+    settings = {"algo": "sac", "num_envs": 5, "replay_ratio": 0.0625}
+    settings["per_rank_pretrain_steps"] = 100
+    first = Sheeprl(**settings, learning_starts=66, total_steps=40)
+    rest = Sheeprl(**settings, learning_starts=30, total_steps=170).resumed(first)
+    assert gradient_steps(rest, 8) == [1, 0, 0, 0, 1, 0, 0, 1]
+
+
+def test_before_0_8_the_old_settings_won_so_that_an_ended_run_stayed_ended():
+    settings = {"algo": "sac", "num_envs": 2, "version": "0.5.7"}
+    rest = Sheeprl(**settings, total_steps=40).resumed(Sheeprl(**settings, total_steps=20))
+    assert rest.iterations == 0
+
+
+def test_what_its_settings_mean_is_told():
+    notes = Sheeprl(algo="sac", num_envs=3, total_steps=100, learning_starts=10).notes()
+    assert any("1 are never played" in note for note in notes)
+    assert any("rounded down to 9 policy steps" in note for note in notes)
+    notes = Sheeprl(algo="a2c", anneal_lr=True).notes()
+    assert any("never steps its scheduler" in note for note in notes)
+
+
+@pytest.mark.parametrize("version", ["0.8.4", "0.5.7"])
+def test_on_policy_the_buffer_holds_one_rollout_or_the_library_fails(version):
+    settings = {"algo": "ppo", "rollout_steps": 16, "version": version}
+    with pytest.raises(SettingError, match="buffer_size=100 fails on-policy") as error:
+        Sheeprl(**settings, buffer_size=100).to_plan()
+    assert Sheeprl(**settings, buffer_size=error.value.works[0]).to_plan()
+
+
+def test_recurrent_ppo_is_refused_because_its_sequences_end_with_the_episodes():
+    with pytest.raises(SettingError, match="where its episodes end"):
+        Sheeprl(algo="ppo_recurrent", rollout_steps=512).to_plan()
+
+
+def test_february_2024_with_a_longer_countdown_than_prefill_is_said_again():
+    settings = {"num_envs": 4, "total_steps": 400, "learning_starts": 8, "train_every": 16}
+    plan = Sheeprl(algo="dreamer_v3", **settings, version="0.5.0").to_plan()
+    assert [plan.gradient_steps(k) for k in (3, 4, 5, 8)] == [0, 1, 0, 1]
+    said = Sheeprl.from_plan(plan, version="0.5.0")
+    assert (said.train_every, said.per_rank_gradient_steps) == (16, 1)
+    assert said.to_plan() == plan
+
+
+def test_without_an_algorithm_the_one_that_counts_so_is_found():
+    settings = {"num_envs": 4, "total_steps": 400, "learning_starts": 256, "version": "0.5.7"}
+    for algo in ("sac", "droq", "p2e_dv3_finetuning"):
+        plan = Sheeprl(algo=algo, **settings).to_plan()
+        assert Sheeprl.from_plan(plan, version="0.5.7").resolved().algo == algo
