@@ -76,7 +76,7 @@ def workers_alone(id: str, num_envs: int) -> Case:
     from kit.envs import make_env
 
     env = make_env(id, num_envs, vectorization="async", num_workers=min(PROCESSES, num_envs))
-    drawn = np.asarray(rivals.random_actions(env.copies.action_space, STEPS * num_envs))
+    drawn = np.asarray(rivals.random_actions(env.backend.action_space, STEPS * num_envs))
     drawn = drawn.reshape(STEPS, num_envs, *drawn.shape[1:])
     env.start()
     result = env.new_step()

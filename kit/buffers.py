@@ -51,7 +51,7 @@ class Minibatches(Protocol):
         """Restore what :meth:`state_dict` returned."""
 
 
-class Passes:
+class RolloutBatches:
     """Shuffled passes over the last batch: in each, every transition is seen once.
 
     With ``last_minibatch="carry"`` a permutation goes on where it was left, over epochs and
@@ -118,7 +118,7 @@ class Passes:
         self._order = state_dict["order"].clone()
 
 
-class Replay:
+class ReplayBatches:
     """Samples of a TorchRL replay buffer, any storage and any sampler.
 
     Args:
@@ -306,7 +306,7 @@ def make_replay_buffer(
     n_step: int = 1,
     gamma: float = 0.99,
     device: torch.device | str = "cpu",
-) -> Replay:
+) -> ReplayBatches:
     """Make TorchRL's replay buffer of transitions in memory.
 
     Args:
@@ -333,14 +333,14 @@ def make_replay_buffer(
         batch_size=minibatch_size,
     )
     if n_step == 1:
-        return Replay(buffer)
+        return ReplayBatches(buffer)
     # Without done_keys=[] the flags would be those of the first step: bootstrapping from the value
     # of a terminal state.
-    return Replay(buffer, MultiStepTransform(n_step, gamma, done_keys=[]))
+    return ReplayBatches(buffer, MultiStepTransform(n_step, gamma, done_keys=[]))
 
 
 def as_minibatches(buffer: Minibatches | ReplayBuffer | None) -> Minibatches:
     """Return what the trainer draws from: a TorchRL buffer as it is, passes for ``None``."""
     if buffer is None:
-        return Passes()
-    return Replay(buffer) if isinstance(buffer, ReplayBuffer) else buffer
+        return RolloutBatches()
+    return ReplayBatches(buffer) if isinstance(buffer, ReplayBuffer) else buffer

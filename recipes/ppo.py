@@ -20,7 +20,7 @@ from kit.advantages import GAE
 from kit.cli.launch import main
 from kit.cli.run_folder import Run
 from kit.collectors import make_collector
-from kit.config.limits import NotNegative, Positive, Share
+from kit.config.limits import NotNegative, Positive, UnitInterval
 from kit.config.settings import EnvConfig, RunConfig, resolve
 from kit.envs import make_env
 from kit.hooks import AnnealLearningRate, Evaluator, TargetKL
@@ -58,9 +58,9 @@ class Config(RunConfig):
     """weight of the value loss."""
     normalize_advantage: bool = True
     """whether advantages get mean 0 and deviation 1 in each minibatch."""
-    gamma: Share = 0.99
+    gamma: UnitInterval = 0.99
     """discount."""
-    gae_lambda: Share = 0.95
+    gae_lambda: UnitInterval = 0.95
     """weight of longer advantage estimates."""
     learning_rate: Positive = 1e-3
     """of Adam, at the beginning."""

@@ -20,7 +20,7 @@ from kit.buffers import make_replay_buffer
 from kit.cli.launch import main
 from kit.cli.run_folder import Run
 from kit.collectors import make_collector
-from kit.config.limits import Count, Positive, Share
+from kit.config.limits import Count, Positive, UnitInterval
 from kit.config.settings import EnvConfig, RunConfig, resolve
 from kit.envs import make_env
 from kit.hooks import Evaluator
@@ -55,9 +55,9 @@ class Config(RunConfig):
     """transitions the replay buffer holds."""
     n_step: Count = 1
     """rewards summed before bootstrapping."""
-    gamma: Share = 0.99
+    gamma: UnitInterval = 0.99
     """discount."""
-    tau: Share = 0.005
+    tau: UnitInterval = 0.005
     """share of the way that target networks go in one gradient step."""
     initial_alpha: Positive = 1.0
     """entropy coefficient at the beginning; it is learnt."""

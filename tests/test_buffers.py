@@ -16,8 +16,8 @@ from torchrl.data.replay_buffers.samplers import (
 )
 
 from kit.buffers import (
-    Passes,
-    Replay,
+    ReplayBatches,
+    RolloutBatches,
     SliceWriter,
     as_minibatches,
     make_replay_buffer,
@@ -50,13 +50,15 @@ def through_a_file(state: dict) -> dict:
     return torch.load(file, weights_only=True)
 
 
-def numbers(minibatches: Passes | Replay, plan, limit: int = 100) -> list[list[list[int]]]:
+def numbers(
+    minibatches: RolloutBatches | ReplayBatches, plan, limit: int = 100
+) -> list[list[list[int]]]:
     return [[m["number"].tolist() for m in group] for group in minibatches.epoch(plan, limit)]
 
 
 # ---------------------------------------------------------------------- passes
 def test_a_pass_sees_every_transition_once_in_a_new_order():
-    passes = Passes()
+    passes = RolloutBatches()
     passes.extend(batch_of(2, 8))
     first, second = (numbers(passes, on_policy_plan(minibatch_size=4)) for _ in range(2))
     assert [len(group) for group in first] == [1] * 4
@@ -79,24 +81,24 @@ def test_a_pass_sees_every_transition_once_in_a_new_order():
     ],
 )
 def test_minibatches_are_cut_as_the_plan_says(settings, sizes):
-    passes = Passes()
+    passes = RolloutBatches()
     passes.extend(batch_of(2, 8))
     groups = numbers(passes, on_policy_plan(**settings))
     assert [[len(m) for m in group] for group in groups] == sizes
 
 
 def test_a_pass_ends_when_no_more_gradient_steps_are_due():
-    passes = Passes()
+    passes = RolloutBatches()
     passes.extend(batch_of(2, 8))
     assert len(numbers(passes, on_policy_plan(minibatch_size=4), limit=3)) == 3
 
 
 def test_what_is_carried_over_goes_on_in_the_next_pass_and_after_a_resume():
     plan = on_policy_plan(minibatch_size=6, last_minibatch="carry")
-    passes = Passes()
+    passes = RolloutBatches()
     passes.extend(batch_of(2, 8))
     seen = [n for group in numbers(passes, plan) for m in group for n in m]
-    resumed = Passes()
+    resumed = RolloutBatches()
     resumed.extend(batch_of(2, 8))
     resumed.load_state_dict(through_a_file(passes.state_dict()))
     state = torch.get_rng_state()
@@ -108,7 +110,7 @@ def test_what_is_carried_over_goes_on_in_the_next_pass_and_after_a_resume():
 
 
 def test_sequences_are_pieces_of_one_copy_in_order_of_time():
-    passes = Passes()
+    passes = RolloutBatches()
     passes.extend(batch_of(2, 8))
     plan = on_policy_plan(sequence_length=4, minibatch_size=2)
     sequences = [row for group in numbers(passes, plan) for m in group for row in m]
@@ -151,7 +153,7 @@ def test_as_many_samples_are_drawn_as_gradient_steps_are_due(per_step):
 
 
 def test_without_a_minibatch_size_a_sample_is_as_large_as_the_buffer():
-    replay = Replay(ReplayBuffer(storage=LazyTensorStorage(20)))
+    replay = ReplayBatches(ReplayBuffer(storage=LazyTensorStorage(20)))
     replay.extend(batch_of(2, 3))
     plan = off_policy_plan(minibatch_size=None)
     assert [[len(m) for m in g] for g in numbers(replay, plan, limit=1)] == [[6]]
@@ -179,8 +181,8 @@ def test_a_minibatch_larger_than_the_buffer_is_refused():
 def test_any_buffer_of_torchrl_is_taken_as_it_is():
     buffer = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=3)
     assert as_minibatches(buffer).buffer is buffer
-    assert isinstance(as_minibatches(None), Passes)
-    own = Passes()
+    assert isinstance(as_minibatches(None), RolloutBatches)
+    own = RolloutBatches()
     assert as_minibatches(own) is own
 
 
@@ -234,16 +236,16 @@ def test_steps_that_wait_are_saved_and_go_on_after_a_resume():
 
 
 # ---------------------------------------------------------------------- in and out
-def flat_buffer() -> Replay:
+def flat_buffer() -> ReplayBatches:
     return make_replay_buffer(10, 4)
 
 
-def without_replacement() -> Replay:
+def without_replacement() -> ReplayBatches:
     return make_replay_buffer(10, 4, sampler=SamplerWithoutReplacement())
 
 
-def slices() -> Replay:
-    return Replay(
+def slices() -> ReplayBatches:
+    return ReplayBatches(
         TensorDictReplayBuffer(
             storage=LazyTensorStorage(20, ndim=2),
             sampler=SliceSampler(slice_len=2, traj_key="copy", strict_length=False),
@@ -287,7 +289,7 @@ def compiled_trees(monkeypatch):
             )
 
 
-def prioritized() -> Replay:
+def prioritized() -> ReplayBatches:
     return make_replay_buffer(10, 4, sampler=PrioritizedSampler(10, alpha=0.9, beta=0.5))
 
 

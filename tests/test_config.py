@@ -14,7 +14,7 @@ from torchrl.objectives import ClipPPOLoss
 import recipes.ppo
 import recipes.sac
 from kit.cli.launch import help_text
-from kit.config.limits import Count, NotNegative, Positive, Share
+from kit.config.limits import Count, NotNegative, Positive, UnitInterval
 from kit.config.settings import EnvConfig, check, from_plain, resolve, settings, to_plain
 from kit.dialects import DIALECTS, dialect
 from kit.steps import SettingError
@@ -41,7 +41,7 @@ class Settings:
     maybe: Count | None = None
     rate: Positive = 0.1
     weight: NotNegative = 0.0
-    discount: Share = 0.9
+    discount: UnitInterval = 0.9
     kind: Literal["red", "green"] = "red"
     sizes: list[int] = field(default_factory=lambda: [4, 4])
     name: str = "me"

@@ -128,7 +128,7 @@ from kit.steps import StepPlan
 if TYPE_CHECKING:
     from kit.logging.journal import Journal
 def function():
-    from kit.buffers import Replay
+    from kit.buffers import ReplayBatches
 """
     found = set(imported(ast.parse(source), set(modules())))
     expected = {

@@ -19,7 +19,7 @@ from kit.collectors.stretches import (
     RandomStretch,
     Stretch,
 )
-from kit.envs.copies import StepArrays
+from kit.envs.backends.base import StepArrays
 from kit.envs.spaces import Key, Leaf
 from kit.steps import SettingError
 

@@ -23,10 +23,10 @@ from kit.collectors.plain_batch import from_plain, to_plain
 from kit.collectors.policy import Policy
 from kit.collectors.vector import VectorCollector
 from kit.collectors.weights import SharedWeights
+from kit.envs.backends.worker_process import without_main
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
-from kit.envs.worker_process import without_main
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 

@@ -20,7 +20,7 @@ from kit.collectors.episode_memory import CHUNK, EpisodeMemory, Span
 from kit.collectors.policy import IS_INIT, Policy, Tensors
 from kit.collectors.stretches import OpenNumpyStretch
 from kit.collectors.vector import VectorCollector, as_vector_env
-from kit.envs.copies import Mask, StepArrays
+from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Arrays, Key
 from kit.steps import SettingError
@@ -185,7 +185,7 @@ class EpisodeCollector(KitCollector):
     def _step(self, actions: Arrays, row: StepArrays, active: Mask, count: int) -> None:
         if count == self.num_envs:
             self.env.step_arrays(actions, row)
-        elif self.env.copies.steps_some:
+        elif self.env.backend.steps_some:
             self.env.step_arrays(actions, row, active)
         else:
             self.env.step_arrays(actions, row)
@@ -257,7 +257,7 @@ class EpisodeCollector(KitCollector):
     def _count(self, memory: EpisodeMemory, spans: list[Span]) -> None:
         finished = memory.episodes(spans)
         self.env_steps += sum(episode.env_steps for episode in finished)
-        self.environment_errors = self.env.copies.faults
+        self.environment_errors = self.env.backend.faults
         self.episodes += len(finished)
         self._finished += finished
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from kit.collectors.memory import BatchMemory
 from kit.collectors.policy import Tensors
 from kit.collectors.stretches import OpenNumpyStretch, tensors_of_steps
-from kit.envs.copies import StepArrays
+from kit.envs.backends.base import StepArrays
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Arrays, Key

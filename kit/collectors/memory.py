@@ -12,8 +12,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from kit.collectors.policy import Tensors
-from kit.envs.copies import StepArrays
-from kit.envs.episodes import EpisodeAccounts
+from kit.envs.backends.base import StepArrays
+from kit.envs.episodes import EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Key
 from kit.envs.vector_env import VectorEnv
@@ -104,7 +104,7 @@ class BatchMemory:
         root[("collector", "traj_ids")] = _rows(trajectories)
         return TensorDict({**root, "next": TensorDict(following, shape)}, shape)
 
-    def check_finite(self, name: str, accounts: EpisodeAccounts, taken: int) -> None:
+    def check_finite(self, name: str, accounts: EpisodeStatistics, taken: int) -> None:
         """Refuse NaN, naming the copy and the step.
 
         Args:
@@ -128,7 +128,7 @@ class BatchMemory:
                 raise EnvironmentFault(name, copy, what, taken + step)
 
 
-class Trajectories:
+class EpisodeIds:
     """Numbers for episodes through the whole run: a new one for each that begins.
 
     Args:

@@ -16,7 +16,7 @@ from kit.collectors.episode import EpisodeCollector
 from kit.collectors.policy import Policy, remembers
 from kit.collectors.tensor import TensorCollector
 from kit.collectors.vector import VectorCollector
-from kit.envs.tensor import TENSOR_ENVS, TensorCopies
+from kit.envs.tensor import TENSOR_ENVS, TensorBackend
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first
@@ -189,7 +189,7 @@ def _written_in_torch(env: Any, device: torch.device | str | None) -> Any:
     if not isinstance(env, VectorEnv):
         return env
     here = torch.device(device or "cpu").type
-    if isinstance(env.copies, TensorCopies) and env.copies.env.device.type == here:
+    if isinstance(env.backend, TensorBackend) and env.backend.env.device.type == here:
         return env
     if env.make_again is None or env.name not in TENSOR_ENVS:
         raise SettingError(

@@ -22,7 +22,7 @@ from kit.collectors.tensor_steps import StepsTensors, TensorSteps
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.normalize import Normalizer
-from kit.envs.tensor import TENSOR_ENVS, TensorCopies
+from kit.envs.tensor import TENSOR_ENVS, TensorBackend
 from kit.envs.tensor.normalize import Statistics, TensorNormalizer
 from kit.envs.vector_env import VectorEnv
 from kit.fast.block import keep_freed_memory
@@ -308,8 +308,8 @@ def as_tensor_env(create_env_fn: Any) -> tuple[StepsTensors, VectorEnv | None]:
     if not isinstance(env, (EnvBase, StepsTensors)) and callable(env):
         env = env()
     outer = None
-    if isinstance(env, VectorEnv) and isinstance(env.copies, TensorCopies):
-        outer, env = env, env.copies.env
+    if isinstance(env, VectorEnv) and isinstance(env.backend, TensorBackend):
+        outer, env = env, env.backend.env
     if not isinstance(env, StepsTensors):
         raise SettingError(
             "collector",

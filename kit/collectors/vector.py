@@ -15,10 +15,10 @@ from torchrl.envs.utils import ExplorationType
 from kit.collectors.acting import Acting
 from kit.collectors.base import StepsCollector
 from kit.collectors.diverged import check_policy
-from kit.collectors.memory import BatchMemory, Trajectories
+from kit.collectors.memory import BatchMemory, EpisodeIds
 from kit.collectors.policy import Policy, Tensors
 from kit.collectors.stretches import Stretch
-from kit.envs.episodes import EpisodeAccounts
+from kit.envs.episodes import EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.make import make_env
 from kit.envs.vector_env import VectorEnv
@@ -116,8 +116,8 @@ class VectorCollector(StepsCollector):
             fast=fast_policy,
             in_numpy=not self.exact_policy,
         )
-        self._accounts = EpisodeAccounts(self.num_envs)
-        self._trajectories = Trajectories(self.num_envs)
+        self._accounts = EpisodeStatistics(self.num_envs)
+        self._trajectories = EpisodeIds(self.num_envs)
         self._memory: BatchMemory | None = None
 
     # ------------------------------------------------------------------ one batch
@@ -180,7 +180,7 @@ class VectorCollector(StepsCollector):
         self.policy_steps += memory.steps * self.num_envs
         self.random_policy_steps += at_random * self.num_envs
         self.env_steps += int(memory.env_steps.sum())
-        self.environment_errors = self.env.copies.faults
+        self.environment_errors = self.env.backend.faults
         self.episodes += len(finished)
         self._finished += finished
 

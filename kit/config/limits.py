@@ -53,5 +53,5 @@ NotNegative = Annotated[float, Limits(0)]
 """A weight, a coefficient."""
 Positive = Annotated[float, Limits(0, open=True)]
 """A learning rate, a size."""
-Share = Annotated[float, Limits(0, 1)]
+UnitInterval = Annotated[float, Limits(0, 1)]
 """A discount, a probability, a part of a whole."""

@@ -7,34 +7,34 @@ from typing import TYPE_CHECKING
 from kit.envs.lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from kit.envs.copies import Copies, StepArrays
-    from kit.envs.episodes import Episode, EpisodeAccounts
+    from kit.envs.backends.base import EnvBackend, StepArrays
+    from kit.envs.backends.gymnasium import GymnasiumBackend
+    from kit.envs.backends.serial import SerialBackend
+    from kit.envs.backends.torchrl import TorchRLBackend
+    from kit.envs.backends.workers import WorkersBackend
+    from kit.envs.episodes import Episode, EpisodeStatistics
     from kit.envs.errors import EnvironmentFault
-    from kit.envs.gymnasium_vector import GymnasiumVector
-    from kit.envs.in_process import InProcess
     from kit.envs.make import make_env
     from kit.envs.normalize import Normalizer
-    from kit.envs.single import make_copy
-    from kit.envs.torchrl_env import TorchRLCopies
+    from kit.envs.single import make_single_env
     from kit.envs.vector_env import VectorEnv
-    from kit.envs.workers import Workers
     from kit.envs.wrappers import ActionRepeat
 
 # Lazy, so that a process that only steps a copy does not import torch.
 _HOMES = {
-    "Copies": "kit.envs.copies",
-    "GymnasiumVector": "kit.envs.gymnasium_vector",
-    "InProcess": "kit.envs.in_process",
-    "StepArrays": "kit.envs.copies",
+    "EnvBackend": "kit.envs.backends.base",
+    "GymnasiumBackend": "kit.envs.backends.gymnasium",
+    "SerialBackend": "kit.envs.backends.serial",
+    "StepArrays": "kit.envs.backends.base",
     "Episode": "kit.envs.episodes",
-    "EpisodeAccounts": "kit.envs.episodes",
+    "EpisodeStatistics": "kit.envs.episodes",
     "EnvironmentFault": "kit.envs.errors",
     "make_env": "kit.envs.make",
-    "make_copy": "kit.envs.single",
+    "make_single_env": "kit.envs.single",
     "Normalizer": "kit.envs.normalize",
-    "TorchRLCopies": "kit.envs.torchrl_env",
+    "TorchRLBackend": "kit.envs.backends.torchrl",
     "VectorEnv": "kit.envs.vector_env",
-    "Workers": "kit.envs.workers",
+    "WorkersBackend": "kit.envs.backends.workers",
     "ActionRepeat": "kit.envs.wrappers",
 }
 
@@ -42,17 +42,17 @@ __getattr__, __dir__ = lazy_attributes(__name__, _HOMES)
 
 __all__ = [
     "ActionRepeat",
-    "Copies",
+    "EnvBackend",
     "EnvironmentFault",
     "Episode",
-    "EpisodeAccounts",
-    "GymnasiumVector",
-    "InProcess",
+    "EpisodeStatistics",
+    "GymnasiumBackend",
     "Normalizer",
+    "SerialBackend",
     "StepArrays",
-    "TorchRLCopies",
+    "TorchRLBackend",
     "VectorEnv",
-    "Workers",
-    "make_copy",
+    "WorkersBackend",
     "make_env",
+    "make_single_env",
 ]

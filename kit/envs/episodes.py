@@ -25,7 +25,7 @@ class Episode(NamedTuple):
 
 
 @dataclass
-class EpisodeAccounts:
+class EpisodeStatistics:
     """Running sums of the open episode of each copy.
 
     Args:

@@ -12,13 +12,13 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from torchrl.envs import EnvBase
 
-from kit.envs.copies import Copies
-from kit.envs.gymnasium_vector import GymnasiumVector
-from kit.envs.in_process import InProcess
+from kit.envs.backends.base import EnvBackend
+from kit.envs.backends.gymnasium import GymnasiumBackend
+from kit.envs.backends.serial import SerialBackend
+from kit.envs.backends.workers import WorkersBackend
 from kit.envs.normalize import Normalizer
-from kit.envs.single import MakeEnv, Wrapper, find_spec, make_copy
-from kit.envs.vector_env import VectorEnv, copy_seeds
-from kit.envs.workers import Workers
+from kit.envs.single import MakeEnv, Wrapper, find_spec, make_single_env
+from kit.envs.vector_env import VectorEnv, env_seeds
 from kit.steps.errors import SettingError, one_of, whole_number
 
 Vectorization = Literal["sync", "async", "native", "envpool", "tensor"]
@@ -141,18 +141,20 @@ def _one_by_one(
     vectorization: str,
     around: _Around,
     kwargs: dict[str, Any],
-) -> Copies:
+) -> EnvBackend:
     """Gymnasium environments made copy by copy."""
     name = id.id if isinstance(id, EnvSpec) else _name(id)
     make = functools.partial(
-        make_copy, id, around.action_repeat, around.max_episode_steps, around.wrappers, kwargs
+        make_single_env, id, around.action_repeat, around.max_episode_steps, around.wrappers, kwargs
     )
     restarts = around.restart_on_error
     if vectorization == "async":
-        return Workers(make, num_envs, name, num_workers=around.num_workers, restarts=restarts)
+        return WorkersBackend(
+            make, num_envs, name, num_workers=around.num_workers, restarts=restarts
+        )
     others = (field.name for field in fields(around) if field.name != "num_workers")
     around.allow("vectorization='sync'", *others)
-    return InProcess(make, num_envs, name, restarts=restarts)
+    return SerialBackend(make, num_envs, name, restarts=restarts)
 
 
 def _name(make: MakeEnv) -> str:
@@ -168,7 +170,7 @@ def _together(
     seed: int,
     device: torch.device | str | None,
     kwargs: dict[str, Any],
-) -> Copies:
+) -> EnvBackend:
     """Environments that step all their copies themselves."""
     if not isinstance(id, (str, EnvSpec)):
         raise SettingError("env.id", id, f"must be a name where vectorization={vectorization!r}")
@@ -176,37 +178,37 @@ def _together(
     around.allow(f"vectorization={vectorization!r}", "max_episode_steps", *repeats)
     limit = around.max_episode_steps
     if vectorization == "native":
-        from kit.envs.native import make_native
+        from kit.envs.backends.native import make_native
 
         assert isinstance(id, EnvSpec)
         return make_native(id, num_envs, limit, **kwargs)
     id = id.id if isinstance(id, EnvSpec) else id
     if vectorization == "envpool":
-        from kit.envs.pool import PoolCopies
+        from kit.envs.backends.envpool import EnvPoolBackend
 
-        return PoolCopies(id, num_envs, copy_seeds(seed, num_envs)[0], limit, **kwargs)
-    from kit.envs.tensor import TensorCopies, make_tensor_env
+        return EnvPoolBackend(id, num_envs, env_seeds(seed, num_envs)[0], limit, **kwargs)
+    from kit.envs.tensor import TensorBackend, make_tensor_env
 
     kwargs = {"device": device, "max_episode_steps": limit, "seed": seed, **kwargs}
     try:
         env = make_tensor_env(id, num_envs, action_repeat=around.action_repeat, **kwargs)
     except TypeError as error:
         raise SettingError("env.kwargs", kwargs, f"are refused by {id}: {error}") from None
-    return TensorCopies(env, id)
+    return TensorBackend(env, id)
 
 
 def _made_before(
     env: EnvBase | gym.vector.VectorEnv[Any, Any, Any], num_envs: int, around: _Around
-) -> Copies:
+) -> EnvBackend:
     """An environment of TorchRL or Gymnasium that steps several copies already."""
     around.allow(f"a {type(env).__name__} that was made before")
     if isinstance(env, EnvBase):
-        from kit.envs.torchrl_env import TorchRLCopies
+        from kit.envs.backends.torchrl import TorchRLBackend
 
-        copies: Copies = TorchRLCopies(env)
+        copies: EnvBackend = TorchRLBackend(env)
     else:
         name = env.spec.id if env.spec is not None else type(env).__name__
-        copies = GymnasiumVector(env, name)
+        copies = GymnasiumBackend(env, name)
     if num_envs not in (1, copies.num_envs):
         raise SettingError(
             "env.num_envs", num_envs, "is not the number of copies it steps", [copies.num_envs]

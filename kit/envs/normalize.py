@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.wrappers.utils import RunningMeanStd
 from numpy.typing import NDArray
 
-from kit.envs.copies import Mask, StepArrays
+from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.spaces import Arrays, Leaf
 from kit.steps.errors import SettingError
 

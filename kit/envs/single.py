@@ -20,7 +20,7 @@ Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
 _EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "ale_py": "atari", "pygame": "video"}
 
 
-def make_copy(
+def make_single_env(
     id: EnvSpec | MakeEnv,
     action_repeat: int = 1,
     max_episode_steps: int | None = None,

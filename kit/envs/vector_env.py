@@ -12,15 +12,15 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from kit.envs.copies import Copies, Mask, StepArrays
-from kit.envs.episodes import Episode, EpisodeAccounts
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays
+from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Arrays, Key, Leaf, empty
 from kit.envs.specs import to_composite
 from kit.envs.state import CannotCapture
 
 
-def copy_seeds(seed: int, num_envs: int) -> list[int]:
+def env_seeds(seed: int, num_envs: int) -> list[int]:
     """Return one seed for each copy; copies of runs with nearby seeds share none."""
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
 
@@ -40,7 +40,7 @@ class _Present:
         self.env_steps = np.zeros(0, np.int32)
         copies = len(next(iter(observation.values())))
         self.fresh = np.zeros(copies, np.bool_)
-        self.accounts = EpisodeAccounts(copies)
+        self.accounts = EpisodeStatistics(copies)
         self.finished: list[Episode] = []
 
 
@@ -66,7 +66,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     def __init__(
         self,
-        copies: Copies,
+        copies: EnvBackend,
         *,
         seed: int = 0,
         normalizer: Normalizer | None = None,
@@ -74,7 +74,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         make_again: Callable[..., VectorEnv] | None = None,
     ) -> None:
         super().__init__(device=device, batch_size=[copies.num_envs])
-        self.copies = copies
+        self.backend = copies
         self.num_envs = copies.num_envs
         self.normalizer = normalizer
         self.make_again = make_again
@@ -87,11 +87,11 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     def _make_specs(self) -> None:
         n, device = self.num_envs, self.device
-        if self.copies.specs is None:
+        if self.backend.specs is None:
             self.observation_spec = to_composite(self.observation_leaves, n, device)
             self.action_spec = to_composite(self.action_leaves, n, device)
         else:
-            observation, action = self.copies.specs
+            observation, action = self.backend.specs
             self.observation_spec = observation.clone().to(device)
             self.action_spec = action.clone().to(device)
         self.reward_spec = Unbounded((n, 1), dtype=torch.float32, device=device)
@@ -118,8 +118,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             mask = None
             # What is seen at present belongs to a batch, which must not change.
             observation = empty(self.observation_leaves, self.num_envs)
-        seeds = None if self._seed is None else copy_seeds(self._seed, self.num_envs)
-        self.copies.reset(observation, seeds if mask is None else None, mask)
+        seeds = None if self._seed is None else env_seeds(self._seed, self.num_envs)
+        self.backend.reset(observation, seeds if mask is None else None, mask)
         self._now.observation = observation
         self._now.accounts.restart(mask)
         self._seed, self._now.started = None, True
@@ -138,7 +138,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         Raises:
             EnvironmentFault: if a copy raises or returns something impossible.
         """
-        mended = self.copies.step(actions, result, active)
+        mended = self.backend.step(actions, result, active)
         if self.normalizer is not None:
             self.normalizer.step(result, self.training, active, mended)
         self._now.observation = result.observation
@@ -158,7 +158,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             EnvironmentFault: as :meth:`step_arrays`.
         """
         if self.normalizer is None and after is None:
-            self.copies.step_through(actions, results)
+            self.backend.step_through(actions, results)
         else:
             for chosen, result in zip(actions, results.rows()):
                 self.step_arrays(chosen, result)
@@ -253,14 +253,14 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         ``copies`` is ``None`` where the environments cannot give their state.
         """
         try:
-            states: list[Any] | None = self.copies.full_states() if self._now.started else []
+            states: list[Any] | None = self.backend.full_states() if self._now.started else []
         except CannotCapture as reason:
             self.not_resumable = str(reason)
             states = None
         return {
             "started": self._now.started,
             "seed": self._seed,
-            "faults": self.copies.faults,
+            "faults": self.backend.faults,
             "copies": states,
             "observation": [
                 [key_to_list(key), torch.from_numpy(value.copy())]
@@ -280,7 +280,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state_dict(state["normalizer"])
-        self.copies.faults = int(state["faults"])
+        self.backend.faults = int(state["faults"])
         if not state["started"]:
             self._seed, self._now.started = state["seed"], False
             return True
@@ -288,8 +288,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             self.restart()
             return False
         observation = empty(self.observation_leaves, self.num_envs)
-        self.copies.reset(observation, copy_seeds(0, self.num_envs))
-        self.copies.set_full_states(state["copies"])
+        self.backend.reset(observation, env_seeds(0, self.num_envs))
+        self.backend.set_full_states(state["copies"])
         for key, value in state["observation"]:
             observation[key_from_list(key)][...] = value.numpy()
         self._now.observation = observation
@@ -298,7 +298,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""
-        self.copies.close()
+        self.backend.close()
         super().close(raise_if_closed=raise_if_closed)
 
 

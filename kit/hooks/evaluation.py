@@ -12,7 +12,7 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.policy import PolicyRunner
-from kit.envs.episodes import Episode, EpisodeAccounts
+from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.vector_env import VectorEnv
 from kit.steps.errors import whole_number
 
@@ -95,7 +95,7 @@ class Evaluator:
         env, n = self.env, self.env.num_envs
         env.set_seed(int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]))
         observation = env.start()
-        accounts = EpisodeAccounts(n)
+        accounts = EpisodeStatistics(n)
         left = np.full(n, self.episodes // n)
         left[: self.episodes % n] += 1
         finished: list[Episode] = []

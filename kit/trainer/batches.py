@@ -17,7 +17,7 @@ from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError, StepLedger, StepPlan
 
 
-class Source:
+class CountedBatches:
     """Takes batches from a collector, counts them and holds them against the plan.
 
     A collector of the kit counts by itself. One of TorchRL yields batches only: their policy steps

@@ -13,7 +13,7 @@ from kit.steps import SettingError, StepLedger
 from kit.trainer.stages import Stages
 
 
-class Hooked:
+class TorchRLProtocol:
     """What TorchRL's hook objects find in a trainer, so that they register unchanged.
 
     Args:

@@ -13,7 +13,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import ReplayBuffer
 from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
-from kit.buffers import Minibatches, Passes, as_minibatches
+from kit.buffers import Minibatches, RolloutBatches, as_minibatches
 from kit.hooks.evaluation import Evaluator
 from kit.logging.journal import Journal
 from kit.logging.loggers import RowLogger
@@ -21,10 +21,10 @@ from kit.logging.metrics import weighted_mean
 from kit.steps import Difference, SettingError, StepLedger, StepPlan
 from kit.steps.errors import whole_number
 from kit.steps.every import multiples_crossed
-from kit.trainer.batches import Source
+from kit.trainer.batches import CountedBatches
 from kit.trainer.checkpoint import Checkpoints, normalization_of, parts_of
 from kit.trainer.checks import check_hooks, check_parts
-from kit.trainer.torchrl_protocol import Hooked
+from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.update import Update
 
 Advantage = Callable[[TensorDictBase], TensorDictBase]
@@ -42,7 +42,7 @@ class PlanNotKept(RuntimeError):
         super().__init__("the run did not do what was planned: " + "; ".join(map(str, differences)))
 
 
-class Trainer(Hooked):
+class Trainer(TorchRLProtocol):
     """Runs a plan: in each iteration one collection, then the gradient steps that are due.
 
     The plan says what is due, the buffer what a minibatch is, the update what a gradient step is;
@@ -102,7 +102,7 @@ class Trainer(Hooked):
         super().__init__(StepLedger(plan.world_size), loss_module, updates=self.trains)
         self.plan = plan
         self.collector = collector
-        self.source = Source(collector, plan)
+        self.source = CountedBatches(collector, plan)
         self.update = self.optimization_stepper = update
         self.optimizer = optimizer or next(iter(getattr(update, "optimizers", {}).values()), None)
         self.clip_norm = getattr(update, "clip_norm", None) or getattr(update, "clip_value", None)
@@ -228,7 +228,11 @@ class Trainer(Hooked):
         """Leave out, before minibatches are cut, what neither the loss nor a hook will read."""
         read = getattr(self.update, "keys_read", None)
         stages = ("process_optim_batch", "process_loss", "optimizer", "post_loss", "post_optim_log")
-        if not read or not isinstance(self.buffer, Passes) or any(self.stages[s] for s in stages):
+        if (
+            not read
+            or not isinstance(self.buffer, RolloutBatches)
+            or any(self.stages[s] for s in stages)
+        ):
             return batch
         return batch.select(*read, ("collector", "mask"), strict=False)
 

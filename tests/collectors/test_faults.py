@@ -167,7 +167,7 @@ def test_the_number_of_faults_goes_on_after_a_resume(tmp_path):
 
 # ---------------------------------------------------------------------- a process that dies
 def workers_of(collector):
-    return collector.env.copies._workers
+    return collector.env.backend._workers
 
 
 def test_a_worker_that_is_killed_between_batches_costs_its_episodes_and_no_step():

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from kit.envs import VectorEnv, make_env
-from kit.envs.vector_env import copy_seeds
+from kit.envs.vector_env import env_seeds
 from kit.steps import SettingError
 from tests.envs.odd_envs import ManySpaces, Steps
 
@@ -124,7 +124,7 @@ def test_a_seed_makes_every_copy_begin_differently_and_always_in_the_same_way():
 
 
 def test_copies_of_runs_with_nearby_seeds_share_no_seed():
-    seeds = [seed for run in range(100) for seed in copy_seeds(run, 32)]
+    seeds = [seed for run in range(100) for seed in env_seeds(run, 32)]
     assert len(set(seeds)) == 3_200
 
 

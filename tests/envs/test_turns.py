@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from kit.envs import turns
-from kit.envs.turns import SIZE, WAKE, Turns, can_look, receive
+from kit.envs.backends import turns
+from kit.envs.backends.turns import SIZE, WAKE, Turns, can_look, receive
 
 
 @pytest.fixture(params=["looks", "sleeps"])

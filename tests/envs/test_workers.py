@@ -25,7 +25,9 @@ def processes() -> set:
 @pytest.fixture(params=["messages", "turns"])
 def workers(request, monkeypatch):
     """Makes environments in worker processes, and closes them; with both ways to ask for a step."""
-    monkeypatch.setattr("kit.envs.workers.can_look", lambda processes: request.param == "turns")
+    monkeypatch.setattr(
+        "kit.envs.backends.workers.can_look", lambda processes: request.param == "turns"
+    )
     made = []
 
     def make(id=Steps, num_envs=2, **kwargs):
@@ -46,7 +48,7 @@ def step(env, action=0):
 
 def kill(env, number=0):
     """Kill a worker process and wait until it is dead."""
-    process = env.copies._workers[number].process
+    process = env.backend._workers[number].process
     os.kill(process.pid, signal.SIGKILL)
     process.join()
 
@@ -108,7 +110,7 @@ def test_there_are_no_more_processes_than_copies(workers):
 def test_a_worker_does_not_load_torch(workers):
     env = workers(COUNTER, 1)
     env.start()
-    maps = Path(f"/proc/{env.copies._workers[0].process.pid}/maps").read_text()
+    maps = Path(f"/proc/{env.backend._workers[0].process.pid}/maps").read_text()
     assert "libtorch" not in maps
     assert "libtorch" in Path("/proc/self/maps").read_text()
 
@@ -130,7 +132,7 @@ def test_a_copy_that_raises_is_rebuilt_and_its_episode_truncated(workers, tmp_pa
     assert result.next_observation["observation"][:, 0].tolist() == [1, 2]
     assert result.observation["observation"][:, 0].tolist() == [0, 2]
     assert result.env_steps.tolist() == [1, 1]
-    assert env.copies.faults == 1
+    assert env.backend.faults == 1
 
 
 def test_a_worker_that_is_killed_is_started_anew_and_its_episodes_truncated(workers):
@@ -145,7 +147,7 @@ def test_a_worker_that_is_killed_is_started_anew_and_its_episodes_truncated(work
     assert result.next_observation["observation"][:, 0].tolist() == [1, 1, 2, 2]
     assert result.observation["observation"][:, 0].tolist() == [0, 0, 2, 2]
     assert step(env).next_observation["observation"][:, 0].tolist() == [1, 1, 3, 3]
-    assert env.copies.faults == 1
+    assert env.backend.faults == 1
 
 
 def test_a_worker_that_dies_between_episodes_is_started_anew_by_the_reset(workers):
@@ -155,7 +157,7 @@ def test_a_worker_that_dies_between_episodes_is_started_anew_by_the_reset(worker
     kill(env)
     with pytest.warns(RuntimeWarning, match="SIGKILL"):
         assert env.restart()["observation"][:, 0].tolist() == [0, 0]
-    assert env.copies.faults == 1
+    assert env.backend.faults == 1
 
 
 def test_the_simulator_that_ends_its_process_is_named_with_the_exit_code(workers, tmp_path):

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from kit.envs.copies import Copies
+from kit.envs.backends.base import EnvBackend
 from kit.testing import CARTPOLE, COUNTING, BrokenPromise, check_collector
 from tests.collectors.kinds import episodes, vector
 
@@ -79,7 +79,7 @@ def test_an_end_that_does_not_come_is_found(kind, world):
 
 def lose_last_observations(env):
     """Have the first observations of new episodes take the place of the last ones of old ones."""
-    step = env.copies.step
+    step = env.backend.step
 
     def broken(actions, result, active=None):
         mended = step(actions, result, active)
@@ -87,8 +87,8 @@ def lose_last_observations(env):
         result.next_observation["observation"][ended] = result.observation["observation"][ended]
         return mended
 
-    env.copies.step = broken
-    env.copies.step_through = functools.partial(Copies.step_through, env.copies)
+    env.backend.step = broken
+    env.backend.step_through = functools.partial(EnvBackend.step_through, env.backend)
 
 
 @KINDS
@@ -100,7 +100,7 @@ def test_a_lost_last_observation_of_an_episode_is_found(kind, world):
 
 def leave_the_pole(env):
     """Have CartPole's own vector environment begin to count again, but go on from where it is."""
-    core, reset = env.copies.vector.unwrapped, env.copies.reset
+    core, reset = env.backend.vector.unwrapped, env.backend.reset
 
     def broken(observation, seeds=None, mask=None):
         if mask is None:
@@ -109,7 +109,7 @@ def leave_the_pole(env):
             core.steps[mask] = 0
             core.prev_done[mask] = False
 
-    env.copies.reset = broken
+    env.backend.reset = broken
 
 
 @KINDS

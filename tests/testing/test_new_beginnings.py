@@ -20,7 +20,7 @@ def without_state(env):
     def refuse():
         raise CannotCapture("the state is secret")
 
-    env.copies.full_states = refuse
+    env.backend.full_states = refuse
     return env
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from typing import Any
 
+from kit.envs.backends.tensor import TensorBackend
 from kit.envs.tensor.acrobot import Acrobot
 from kit.envs.tensor.base import TensorEnv
 from kit.envs.tensor.cartpole import CartPole
-from kit.envs.tensor.copies import TensorCopies
 from kit.envs.tensor.episodes import EpisodeState, TensorStep
 from kit.envs.tensor.mountain_car import MountainCar, MountainCarContinuous
 from kit.envs.tensor.pendulum import Pendulum
@@ -56,7 +56,7 @@ __all__ = [
     "MountainCar",
     "MountainCarContinuous",
     "Pendulum",
-    "TensorCopies",
+    "TensorBackend",
     "TensorEnv",
     "TensorStep",
     "make_tensor_env",

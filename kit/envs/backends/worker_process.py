@@ -2,8 +2,8 @@
 
 Observations, actions and rewards are exchanged through shared memory without a name, which the
 system frees with the last process that uses it; commands and faults go through pipes. Steps are
-asked for through a pipe, too, or quicker by :class:`~kit.envs.turns.Turns`. A worker imports no
-torch.
+asked for through a pipe, too, or quicker by :class:`~kit.envs.backends.turns.Turns`. A worker
+imports no torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from kit.envs.copies import StepArrays, fault_of
+from kit.envs.backends.base import StepArrays, fault_of
+from kit.envs.backends.serial import SerialBackend
+from kit.envs.backends.turns import SIZE, Turns, receive
 from kit.envs.errors import EnvironmentFault
-from kit.envs.in_process import InProcess
 from kit.envs.spaces import Arrays, Leaf
 from kit.envs.state import CannotCapture
-from kit.envs.turns import SIZE, Turns, receive
 
 _CONTEXT = multiprocessing.get_context("spawn")
 _SECONDS_TO_CLOSE = 5.0
@@ -247,10 +247,10 @@ def _serve(
             copies.close()
 
 
-def _make(how: bytes, first: int, last: int) -> InProcess:
+def _make(how: bytes, first: int, last: int) -> SerialBackend:
     make, name, restarts = pickle.loads(how).fn
     try:
-        return InProcess(make, last - first, name, restarts=restarts, first=first)
+        return SerialBackend(make, last - first, name, restarts=restarts, first=first)
     except Exception as error:
         raise fault_of(name, None, error, "making it") from error
 
@@ -258,8 +258,8 @@ def _make(how: bytes, first: int, last: int) -> InProcess:
 class _Served:
     """The copies of one process, and the shared memory they read and write."""
 
-    def __init__(self, copies: InProcess, arrays: WorkerArrays) -> None:
-        self.copies, self.arrays = copies, arrays
+    def __init__(self, copies: SerialBackend, arrays: WorkerArrays) -> None:
+        self.backend, self.arrays = copies, arrays
         self._told: list[EnvironmentFault] = []
         copies.tell = self._told.append
 
@@ -271,7 +271,7 @@ class _Served:
         result.env_steps[...] = 1
         active = self.arrays.active
         try:
-            mended = self.copies.step(
+            mended = self.backend.step(
                 self.arrays.action, result, None if active.all() else active.copy()
             )
         except Exception as error:
@@ -292,11 +292,11 @@ class _Served:
         try:
             if command == "reset":
                 seeds, mask = arguments
-                self.copies.reset(self.arrays.result.observation, seeds, mask)
+                self.backend.reset(self.arrays.result.observation, seeds, mask)
                 return self._answer()
             if command == "states":
-                return self._answer(self.copies.full_states())
-            self.copies.set_full_states(arguments[0])
+                return self._answer(self.backend.full_states())
+            self.backend.set_full_states(arguments[0])
             return self._answer()
         except Exception as error:
             return _pickled(error, self._told)

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kit.envs.copies import Copies, Mask, StepArrays
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays
 from kit.envs.spaces import Arrays
 from kit.envs.tensor.base import TensorEnv
 
 
-class TensorCopies(Copies):
+class TensorBackend(EnvBackend):
     """Copies of an environment written in torch, with arrays in and out.
 
     So every collector can use it; :class:`~kit.collectors.TensorCollector` takes the tensors

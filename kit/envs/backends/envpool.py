@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.envs.copies import Copies, Mask, StepArrays, fault_of
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of
 from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import CannotCapture
 from kit.steps.errors import SettingError, nearest_first
@@ -25,7 +25,7 @@ _LIMIT_ONLY_TRUNCATES = (
 """Families to which their limit means nothing else (to MiniGrid's rewards, for one, it does)."""
 
 
-class PoolCopies(Copies):
+class EnvPoolBackend(EnvBackend):
     """Copies stepped by EnvPool, in synchronous mode.
 
     EnvPool resets a finished copy in the step after the last; here it is reset at once, by asking

@@ -12,14 +12,14 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, GymWrapper, SerialEnv, TransformedEnv
 
-from kit.envs.copies import Copies, Mask, StepArrays, fault_of
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of
 from kit.envs.spaces import ActionConverter, Arrays, Key, Leaf
 from kit.envs.state import CannotCapture, capture, restore
 from kit.envs.vector_env import VectorEnv
 from kit.steps.errors import SettingError
 
 
-class TorchRLCopies(Copies):
+class TorchRLBackend(EnvBackend):
     """A TorchRL environment with its transforms: ``GymEnv``, ``SerialEnv``, ``ParallelEnv``, ...
 
     It costs what TorchRL costs; collectors of the kit then give what they promise. An environment

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from kit.envs.copies import Copies, Mask, StepArrays, fault_of, hold, rebuilt_seed
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, hold, rebuilt_seed
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import capture, restore
@@ -17,7 +17,7 @@ from kit.envs.state import capture, restore
 MakeCopy = Callable[[], gym.Env[Any, Any]]
 
 
-class InProcess(Copies):
+class SerialBackend(EnvBackend):
     """Copies in this process, stepped one after the other: cheapest for fast environments.
 
     Args:
@@ -125,7 +125,7 @@ class InProcess(Copies):
             step: which of them.
 
         Returns:
-            Copies whose episode ended, and which of them were mended (``None``: none).
+            Environments whose episode ended, and which of them were mended (``None``: none).
         """
         envs, reward, number, shape = self.envs, results.reward, 0, self._shape
         observation = None if shape is None else results.observation[self._key]

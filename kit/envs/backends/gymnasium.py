@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from kit.envs.copies import Copies, Mask, StepArrays, fault_of
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of
 from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import CannotCapture, capture, restore
 from kit.steps.errors import SettingError
@@ -17,7 +17,7 @@ from kit.steps.errors import SettingError
 AutoresetMode = gym.vector.AutoresetMode
 
 
-class GymnasiumVector(Copies):
+class GymnasiumBackend(EnvBackend):
     """Any Gymnasium vector environment that resets in the same step, or lets itself be reset.
 
     ``AsyncVectorEnv`` and ``SyncVectorEnv`` are to be made with

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
-from kit.envs.gymnasium_vector import GymnasiumVector
+from kit.envs.backends.gymnasium import GymnasiumBackend
 from kit.envs.state import capture, restore
 from kit.steps.errors import SettingError
 
@@ -76,7 +76,7 @@ def make_native(
     return NativeCopies(vector, spec.id)
 
 
-class NativeCopies(GymnasiumVector):
+class NativeCopies(GymnasiumBackend):
     """An environment's own vector environment, whose state is captured as a whole."""
 
     def full_states(self) -> list[Any]:

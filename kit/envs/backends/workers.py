@@ -1,6 +1,6 @@
 """Copies in worker processes, several in each, which step at the same time.
 
-The processes themselves, and what they exchange, are in :mod:`kit.envs.worker_process`.
+The processes themselves, and what they exchange, are in :mod:`kit.envs.backends.worker_process`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from kit.envs.copies import Copies, Mask, StepArrays, hold, rebuilt_seed
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, rebuilt_seed
+from kit.envs.backends.serial import MakeCopy
+from kit.envs.backends.turns import can_look
+from kit.envs.backends.worker_process import SharedMemory, Worker, stop
 from kit.envs.errors import EnvironmentFault
-from kit.envs.in_process import MakeCopy
 from kit.envs.spaces import Arrays
-from kit.envs.turns import can_look
-from kit.envs.worker_process import SharedMemory, Worker, stop
 
 
-class Workers(Copies):
+class WorkersBackend(EnvBackend):
     """Copies in processes of their own: for environments whose step takes longer than a message.
 
     Args:

@@ -59,7 +59,7 @@ class StepArrays(NamedTuple):
         return map(self.at, range(len(self.reward)))
 
 
-class Copies(ABC):
+class EnvBackend(ABC):
     """Several copies of one environment, stepped together.
 
     Attributes:

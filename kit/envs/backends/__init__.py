@@ -1,0 +1,1 @@
+"""Ways of stepping many environments together, each writing into arrays it is given."""
