@@ -5,26 +5,29 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kit.steps.errors import SettingError, whole_number
 from kit.steps.plan import StepPlan
 
 
 @dataclass
 class OnPolicySteps:
-    """Steps of a recipe that trains on each batch and then forgets it."""
+    """Steps of an on-policy recipe: each batch is trained on once collected, then discarded."""
 
     total_policy_steps: int = 65_536
-    """policy steps of the run, over all copies."""
+    """policy steps of the run, over all envs."""
     steps_per_env: int | None = 64
-    """policy steps each copy takes in one iteration; a batch has num_envs times as many. null:
-    whole episodes are collected."""
+    """policy steps of each env in one iteration; a batch has num_envs times as many. null: whole
+    episodes are collected."""
     min_episodes: int | None = None
     """whole episodes of one iteration, at least; null: one, if min_steps is given."""
     min_steps: int | None = None
     """policy steps of one iteration in whole episodes, at least."""
     update_epochs: int = 10
     """passes over each batch."""
-    minibatch_size: int = 128
-    """transitions in a minibatch."""
+    minibatch_size: int | None = 128
+    """transitions in a minibatch; null: the whole batch."""
+    minibatches: int | None = None
+    """equal minibatches of one epoch, in place of minibatch_size; null: as minibatch_size says."""
     evaluation_every: int | None = 8_192
     """policy steps between evaluations; null: only after the run."""
     evaluation_episodes: int = 10
@@ -42,17 +45,50 @@ class OnPolicySteps:
         Raises:
             SettingError: if the settings make no plan.
         """
-        return StepPlan(**asdict(self), **environment)
+        settings = {**asdict(self), **environment}
+        minibatches = settings.pop("minibatches")
+        if minibatches is not None:
+            whole = StepPlan(**{**settings, "minibatch_size": None})
+            settings["minibatch_size"] = self._equal_part(whole, minibatches)
+        return StepPlan(**settings)
+
+    def _equal_part(self, plan: StepPlan, minibatches: int) -> int:
+        """The size of one of ``minibatches`` equal parts of a batch of ``plan``."""
+        count = whole_number("minibatches", minibatches, at_least=1)
+        if self.minibatch_size not in (None, type(self).minibatch_size):
+            raise SettingError(
+                "minibatches", count, f"contradicts minibatch_size={self.minibatch_size}", [None]
+            )
+        if plan.collects_episodes:
+            raise SettingError(
+                "minibatches",
+                count,
+                "cannot divide whole episodes, whose number of steps is not known beforehand",
+                [None],
+                "or give minibatch_size",
+            )
+        rows = plan.frames_per_batch
+        if rows % count:
+            divisors = [n for n in range(1, rows + 1) if rows % n == 0]
+            nearest = sorted(divisors, key=lambda n: abs(n - count))[:2]
+            raise SettingError(
+                "minibatches",
+                count,
+                f"does not divide the {rows} of one batch "
+                f"(num_envs={plan.num_envs} x steps_per_env={plan.steps_per_env})",
+                sorted(nearest),
+            )
+        return rows // count
 
 
 @dataclass
 class OffPolicySteps:
-    """Steps of a recipe that trains on samples of a replay buffer."""
+    """Steps of an off-policy recipe: minibatches are sampled from a replay buffer."""
 
     total_policy_steps: int = 20_000
-    """policy steps of the run, over all copies."""
+    """policy steps of the run, over all envs."""
     steps_per_env: int | None = 1
-    """policy steps each copy takes in one iteration; null: whole episodes are collected."""
+    """policy steps of each env in one iteration; null: whole episodes are collected."""
     min_episodes: int | None = None
     """whole episodes of one iteration, at least; null: one, if min_steps is given."""
     min_steps: int | None = None
@@ -64,7 +100,9 @@ class OffPolicySteps:
     pretrain_steps: int = 0
     """gradient steps done once, when learning starts, on top of those due."""
     minibatch_size: int = 256
-    """transitions in a minibatch."""
+    """transitions (with sequence_length: sequences) in a minibatch."""
+    sequence_length: int | None = None
+    """time steps of each sampled sequence; null: single transitions are sampled."""
     evaluation_every: int | None = 2_000
     """policy steps between evaluations; null: only after the run."""
     evaluation_episodes: int = 10

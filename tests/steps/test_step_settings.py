@@ -1,0 +1,65 @@
+"""The settings of a recipe's steps make the plan that they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.config.settings import from_plain
+from kit.steps import SettingError
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+
+
+def on_policy(**settings):
+    return OnPolicySteps(total_policy_steps=128, steps_per_env=8, update_epochs=1, **settings)
+
+
+# ---------------------------------------------------------------------- minibatches of a batch
+def test_a_minibatch_is_the_whole_batch_however_many_environments_there_are():
+    steps = on_policy(minibatch_size=None)
+    for num_envs in (1, 2, 4):
+        assert steps.to_plan(num_envs=num_envs).minibatch_sizes(1) == [8 * num_envs]
+
+
+def test_the_whole_batch_can_be_said_where_settings_are_plain_values():
+    assert from_plain(OnPolicySteps, {"minibatch_size": None}).minibatch_size is None
+    assert from_plain(OnPolicySteps, {"minibatches": 4}).minibatches == 4
+
+
+@pytest.mark.parametrize(("num_envs", "size"), [(1, 2), (2, 4), (4, 8)])
+def test_a_batch_is_cut_into_equally_many_minibatches(num_envs, size):
+    plan = on_policy(minibatches=4).to_plan(num_envs=num_envs)
+    assert plan.minibatch_sizes(1) == [size] * 4
+
+
+def test_a_number_of_minibatches_needs_no_size():
+    assert on_policy(minibatches=2, minibatch_size=None).to_plan(num_envs=2).minibatch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"minibatches": 3}, r"minibatches=3 does not divide the 16 of one batch .*: 2 or 4\."),
+        ({"minibatches": 17}, r"minibatches=17 does not divide the 16 .*: 8 or 16\."),
+        ({"minibatches": 0}, r"minibatches=0 is less than 1; what works: 1\."),
+        ({"minibatches": 2, "minibatch_size": 4}, r"minibatches=2 contradicts minibatch_size=4"),
+    ],
+)
+def test_minibatches_that_a_batch_does_not_make_are_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
+        on_policy(**settings).to_plan(num_envs=2)
+
+
+def test_whole_episodes_are_not_cut_into_a_number_of_minibatches():
+    steps = OnPolicySteps(steps_per_env=None, min_episodes=2, minibatches=4)
+    with pytest.raises(SettingError, match="minibatches=4 cannot divide whole episodes"):
+        steps.to_plan()
+
+
+# ---------------------------------------------------------------------- sequences
+def test_samples_of_a_replay_buffer_can_be_sequences():
+    steps = OffPolicySteps(
+        total_policy_steps=20, learning_starts=10, minibatch_size=4, sequence_length=5
+    )
+    plan = steps.to_plan(num_envs=1)
+    assert (plan.sequence_length, plan.minibatch_size) == (5, 4)
+    assert plan.after(20).samples == plan.after(20).gradient_steps * 4 * 5
