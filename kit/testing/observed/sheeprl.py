@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kit.dialects.sheeprl import Sheeprl
-from kit.dialects.sheeprl_notes import target_period
-from kit.dialects.sheeprl_ratio import SheeprlRatio
-from kit.dialects.sheeprl_resume import resumed_ratio, resumed_settings
+from kit.dialects.sheeprl.counting import SheeprlRatio
+from kit.dialects.sheeprl.notes import target_period
+from kit.dialects.sheeprl.resume import resumed_ratio, resumed_settings
+from kit.dialects.sheeprl.settings import Sheeprl
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kit.dialects.pyrado import Pyrado
+    from kit.dialects.pyrado.settings import Pyrado
     from kit.steps.plan import StepPlan
 
 

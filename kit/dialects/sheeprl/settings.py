@@ -13,11 +13,11 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect
-from kit.dialects.sheeprl_defaults import defaults
-from kit.dialects.sheeprl_from import algorithms_for, settings_from
-from kit.dialects.sheeprl_notes import notes
-from kit.dialects.sheeprl_ratio import SheeprlRatio, first_due
-from kit.dialects.sheeprl_resume import resumed
+from kit.dialects.sheeprl.counting import SheeprlRatio, first_due
+from kit.dialects.sheeprl.defaults import defaults
+from kit.dialects.sheeprl.notes import notes
+from kit.dialects.sheeprl.resume import resumed
+from kit.dialects.sheeprl.reverse import algorithms_for, settings_from
 from kit.steps.clock import counting_rule
 from kit.steps.errors import SettingError, real_number, yes_or_no
 from kit.steps.plan import StepPlan

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Dialect
-from kit.dialects.tianshou_plan import Sampling, sampling_from
+from kit.dialects.tianshou.counting import Sampling, sampling_from
 from kit.steps.errors import SettingError, whole_number, yes_or_no
 from kit.steps.plan import StepPlan
 

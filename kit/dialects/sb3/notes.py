@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kit.dialects.sb3 import SB3
+    from kit.dialects.sb3.settings import SB3
     from kit.steps.plan import StepPlan
 
 

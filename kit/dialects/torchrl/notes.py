@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kit.dialects.torchrl import TorchRL
+    from kit.dialects.torchrl.settings import TorchRL
     from kit.steps.plan import StepPlan
 
 

@@ -263,7 +263,7 @@ class SB3(Dialect):
 
     def notes(self) -> list[str]:
         """Return what a reader of these settings would not expect, a sentence each."""
-        from kit.dialects.sb3_notes import notes
+        from kit.dialects.sb3.notes import notes
 
         return notes(self.resolved(), self.to_plan())
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kit.dialects.sheeprl_ratio import SheeprlRatio
+from kit.dialects.sheeprl.counting import SheeprlRatio
 
 if TYPE_CHECKING:
-    from kit.dialects.sheeprl import Sheeprl
+    from kit.dialects.sheeprl.settings import Sheeprl
     from kit.steps.plan import StepPlan
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from kit.dialects.torchrl_sampler import IteratedSampler
+from kit.dialects.torchrl.sampler import IteratedSampler
 from kit.steps.clock import COUNTING_RULES
 from kit.steps.errors import SettingError
 

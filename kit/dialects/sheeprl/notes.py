@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kit.dialects.sheeprl_ratio import first_due
+from kit.dialects.sheeprl.counting import first_due
 
 if TYPE_CHECKING:
-    from kit.dialects.sheeprl import Sheeprl
+    from kit.dialects.sheeprl.settings import Sheeprl
     from kit.steps.plan import StepPlan
 
 

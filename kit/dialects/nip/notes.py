@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kit.dialects.nip import Nip
+    from kit.dialects.nip.settings import Nip
     from kit.steps.plan import StepPlan
 
 

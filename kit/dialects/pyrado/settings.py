@@ -380,7 +380,7 @@ class Pyrado(Dialect):
 
     def notes(self) -> list[str]:
         """Return what a reader of these settings would not expect, a sentence each."""
-        from kit.dialects.pyrado_notes import notes
+        from kit.dialects.pyrado.notes import notes
 
         return notes(self.resolved(), self.to_plan())
 

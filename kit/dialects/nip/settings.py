@@ -300,7 +300,7 @@ class Nip(Dialect):
 
     def notes(self) -> list[str]:
         """Return what a reader of these settings would not expect, a sentence each."""
-        from kit.dialects.nip_notes import notes
+        from kit.dialects.nip.notes import notes
 
         return notes(self.resolved(), self.to_plan())
 

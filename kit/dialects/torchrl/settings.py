@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect, trains
-from kit.dialects.torchrl_growing import RULE, arguments, growing_updates
+from kit.dialects.torchrl.counting import RULE, arguments, growing_updates
 from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 from kit.steps.plan import StepPlan
 
@@ -250,7 +250,7 @@ class TorchRL(Dialect):
 
     def notes(self) -> list[str]:
         """Return what a reader of these settings would not expect, a sentence each."""
-        from kit.dialects.torchrl_notes import notes
+        from kit.dialects.torchrl.notes import notes
 
         return notes(self.resolved(), self.to_plan())
 
