@@ -1,0 +1,221 @@
+"""What a batch of one policy step costs, and what SAC does besides its gradient steps.
+
+    python -m benchmarks.off_policy [--rounds 5]
+
+One step: Pendulum-v1, one environment, batches of one policy step, as SAC, TD3 and DQN collect
+them. The environment alone is stepped with actions drawn before, and nothing is kept. The policy is
+the recipe's actor (two hidden layers of 64).
+
+SAC: ``recipes.sac`` with its defaults (one environment, one gradient step for each policy step),
+in its learning phase. "Trainer" is what is left of an iteration: counting, cadence, hooks, rows.
+
+Figures are processor time (``time.process_time``) on one thread, medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from benchmarks.measure import interleaved, machine, markdown_table, median, write_results
+
+THREADS = 1
+PENDULUM = "Pendulum-v1"
+STEPS = 2_000
+"""policy steps of one round."""
+AT_MOST = {"one step": 5.0, "outside": 0.15}
+"""a collected step, in steps of the environment alone; share of SAC outside its gradient step."""
+
+
+# ---------------------------------------------------------------------- one collected step
+def environment_alone() -> float:
+    """Return the microseconds of a step of the environment, with resets."""
+    env = gym.make(PENDULUM)
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    actions = [env.action_space.sample() for _ in range(STEPS)]
+    began = time.process_time()
+    for action in actions:
+        *_, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            env.reset()
+    return _microseconds(began)
+
+
+def collected(policy: bool = True, steps_per_env: int = 1, **settings: Any) -> float:
+    """Return the microseconds of a collected policy step, in steady state.
+
+    Args:
+        policy: whether the recipe's actor acts; otherwise actions are random.
+        steps_per_env: policy steps of one batch.
+        **settings: for the collector.
+    """
+    from kit.collectors import VectorCollector
+    from kit.envs import make_env
+    from kit.modules import make_actor
+
+    env = make_env(PENDULUM, 1)
+    actor = None
+    if policy:
+        kind = {"continuous": "tanh_normal", "return_log_prob": False}
+        actor = make_actor(env, (64, 64), "relu", **kind).select_out_keys("action")
+    collector = VectorCollector(env, actor, steps_per_env=steps_per_env, **settings)
+    for _ in range(20):
+        collector.collect()
+    began = time.process_time()
+    for _ in range(STEPS // steps_per_env):
+        collector.collect()
+    microseconds = _microseconds(began)
+    collector.shutdown()
+    return microseconds
+
+
+def _microseconds(began: float) -> float:
+    return (time.process_time() - began) / STEPS * 1e6
+
+
+ONE_STEP: dict[str, Callable[[], float]] = {
+    "environment alone": environment_alone,
+    "random actions": functools.partial(collected, policy=False),
+    "policy": collected,
+    "policy, exact": functools.partial(collected, exact_policy=True),
+    "policy, 125 steps a batch": functools.partial(collected, steps_per_env=125),
+}
+
+
+# ---------------------------------------------------------------------- SAC
+class Clock:
+    """Sums processor time by part, from a given collected batch on."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.batches = first, 0
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.began = self.ended = 0.0
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function``, whose processor time is added to ``part``."""
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if part == "collect":
+                self._next_batch()
+            began = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.ended = time.process_time()
+                self.seconds[part] += self.ended - began
+
+        return wrapper
+
+    def timed_iterator(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function``, whose iterator's processor time is added to ``part``."""
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            iterator = function(*args, **kwargs)
+            draw = self.timed(part, lambda: next(iterator, None))
+            return iter(draw, None)
+
+        return wrapper
+
+    def _next_batch(self) -> None:
+        self.batches += 1
+        if self.batches == self.first:
+            self.seconds.clear()
+            self.began = time.process_time()
+
+
+def sac(**settings: Any) -> dict[str, float]:
+    """Return the microseconds of an iteration of SAC by part, in the learning phase.
+
+    Args:
+        **settings: of the recipe.
+    """
+    from kit.buffers import ReplayBatches
+    from kit.collectors.base import KitCollector
+    from kit.config.settings import EnvConfig
+    from kit.steps.settings import OffPolicySteps
+    from kit.update import Update
+    from recipes.sac import Config, build
+
+    clock = Clock(first=STEPS)
+    steps = OffPolicySteps(total_policy_steps=2 * STEPS, evaluation_every=None)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        nowhere = stack.enter_context(open(os.devnull, "w"))
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        for owner, name, part in (
+            (KitCollector, "collect", "collect"),
+            (ReplayBatches, "extend", "extend"),
+            (Update, "__call__", "gradient step"),
+        ):
+            stack.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))
+        drawing = clock.timed_iterator("sample", ReplayBatches.epoch)
+        stack.enter_context(patch.object(ReplayBatches, "epoch", drawing))
+        env = EnvConfig(id=PENDULUM, num_envs=1)
+        build(Config(env=env, steps=steps, runs=folder, threads=THREADS, **settings)).run()
+    iterations = clock.batches - clock.first + 1
+    parts = {name: seconds / iterations * 1e6 for name, seconds in clock.seconds.items()}
+    whole = (clock.ended - clock.began) / iterations * 1e6
+    parts["trainer"] = whole - sum(parts.values())
+    return parts
+
+
+PARTS = ("collect", "extend", "sample", "trainer", "gradient step")
+
+
+# ---------------------------------------------------------------------- results
+def one_step_table(figures: dict[str, list[float]]) -> str:
+    """Return the table of collected steps."""
+    alone = median(figures["environment alone"])
+    rows = [
+        [name, f"{median(us):.0f}", f"{median(us) / alone:.1f}"] for name, us in figures.items()
+    ]
+    reached = "yes" if median(figures["policy"]) <= AT_MOST["one step"] * alone else "no"
+    note = f"\n\nAt most {AT_MOST['one step']:.0f} times the environment alone: {reached}."
+    return markdown_table(["", "us per policy step", "environments"], rows) + note
+
+
+def sac_table(rounds: list[dict[str, float]]) -> str:
+    """Return the table of SAC's parts."""
+    parts = {name: float(np.median([found[name] for found in rounds])) for name in PARTS}
+    whole = sum(parts.values())
+    rows = [[name, f"{us:.0f}", f"{us / whole:.1%}"] for name, us in parts.items()]
+    outside = 1 - parts["gradient step"] / whole
+    rows.append(["outside the gradient step", f"{outside * whole:.0f}", f"{outside:.1%}"])
+    reached = "yes" if outside <= AT_MOST["outside"] else "no"
+    note = f"\n\nAt most {AT_MOST['outside']:.0%} outside the gradient step: {reached}."
+    return markdown_table(["", "us per iteration", "share"], rows) + note
+
+
+def main(rounds: int = 5) -> Path:
+    """Measure, write the tables and return their path."""
+    torch.set_num_threads(THREADS)
+    figures = interleaved(ONE_STEP, rounds)
+    shares = [sac() for _ in range(max(rounds // 2, 1))]
+    text = (
+        f"{__doc__}\n{machine(THREADS)}; medians of {rounds} rounds.\n\n"
+        f"## One collected step\n\n{one_step_table(figures)}\n\n"
+        f"## SAC\n\n{sac_table(shares)}"
+    )
+    return write_results("off_policy", "Off-policy: one step at a time", text)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    print(main(parser.parse_args().rounds).read_text())
