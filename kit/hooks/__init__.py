@@ -6,7 +6,7 @@ what can be added to it.
 
 from __future__ import annotations
 
-from kit.hooks.annealing import Anneal, AnnealLearningRate
+from kit.hooks.annealing import Anneal, AnnealExploration, AnnealLearningRate
 from kit.hooks.base import Hook
 from kit.hooks.console import Console
 from kit.hooks.curve import LearningCurve, draw_curve
@@ -15,6 +15,7 @@ from kit.hooks.guards import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
 
 __all__ = [
     "Anneal",
+    "AnnealExploration",
     "AnnealLearningRate",
     "Console",
     "Evaluator",

@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kit.hooks.base import Hook
-from kit.steps import Schedule, SettingError
+from kit.steps import Schedule, SettingError, make_schedule
+from kit.steps.schedules import SCHEDULES
 
 if TYPE_CHECKING:
+    from kit.steps import StepPlan
     from kit.trainer import Trainer
+
+
+@dataclass
+class _Value:
+    """A number that a hook sets: an attribute, or an entry of an optimiser's parameter group."""
+
+    owner: Any
+    """object with the attribute, parameter group, or optimiser."""
+    name: str
+    """attribute or entry."""
+    group: int | None = None
+    """place of the parameter group in an optimiser, which replaces its groups when it is loaded."""
+    start: float | None = None
+    """value at the beginning of a schedule that was given by name; ``None``: as registered."""
+    end: float = 0.0
+    """value at the end of a schedule that was given by name."""
+    schedule: Schedule | None = None
+    """value by counter; ``None`` leaves it alone."""
+    written: float | None = None
+    """what was set last, where reading it back does not wait for a device."""
+
+    @property
+    def _holder(self) -> Any:
+        return self.owner if self.group is None else self.owner.param_groups[self.group]
+
+    def belong_to(self, optimizer: Optimizer) -> None:
+        """Keep finding a parameter group of this optimiser after it has been loaded."""
+        for place, group in enumerate(optimizer.param_groups):
+            if self.owner is group:
+                self.owner, self.group = optimizer, place
+
+    def is_also(self, other: _Value) -> bool:
+        """Whether another hook's value is this one."""
+        return self._holder is other._holder and self.name == other.name
+
+    def get(self) -> Any:
+        """The number or the tensor as it is now."""
+        holder = self._holder
+        return holder[self.name] if isinstance(holder, dict) else getattr(holder, self.name)
+
+    def set(self, value: float) -> None:
+        """Fill a tensor in place, replace a number."""
+        present, holder = self.get(), self._holder
+        if isinstance(present, Tensor):
+            with torch.no_grad():
+                present.fill_(value)
+        elif isinstance(holder, dict):
+            holder[self.name] = value
+        else:
+            setattr(holder, self.name, value)
+        self.written = self.readable()
+
+    def readable(self) -> float | None:
+        """The number, unless it is on a device that would have to be waited for."""
+        present = self.get()
+        on_device = isinstance(present, Tensor) and present.device.type != "cpu"
+        return None if on_device else float(present)
 
 
 class Anneal(Hook):
@@ -20,17 +80,24 @@ class Anneal(Hook):
 
     In each iteration the value is the schedule's at the counter's value before it: the first
     iteration has the start value, and when the run has ended the value is exactly the end value.
+    It follows from the counter alone, so a resumed run continues where it was.
 
     Args:
         target: the object: a loss, a module, an optimiser, one of its parameter groups.
         attribute: what is set: a number, a tensor (filled in place), or ``lr`` of an optimiser
-            (of all its groups).
-        schedule: value by counter.
-        counter: which counter of the ledger: ``policy_steps``, ``gradient_steps``, ``iterations``.
+            (of all its groups, each from its own start value).
+        schedule: value by counter; or ``"linear"``, ``"cosine"`` or ``"exponential"``: from the
+            value at registration to ``end``. ``"constant"`` sets nothing and logs the value.
+        end: last value of a schedule given by name.
+        share_of_run: share of the run, in (0, 1], after which a schedule given by name ends.
+        counter: counter of the ledger that is followed: ``policy_steps``, ``gradient_steps``,
+            ``iterations``. By default ``policy_steps``, or ``iterations`` where a plan does not
+            know its policy steps beforehand and the schedule is given by name.
         name: under which the value is logged.
 
     Raises:
-        SettingError: if the object has no such attribute or the ledger no such counter.
+        SettingError: if the object has no such attribute, the ledger no such counter, the schedule
+            is unknown, or something else sets the same value.
     """
 
     kind = "step"
@@ -39,19 +106,26 @@ class Anneal(Hook):
         self,
         target: Any,
         attribute: str,
-        schedule: Schedule,
+        schedule: Schedule | str,
         *,
-        counter: str = "policy_steps",
+        end: float = 0.0,
+        share_of_run: float = 1.0,
+        counter: str | None = None,
         name: str | None = None,
     ) -> None:
-        self.target, self.attribute, self.schedule = target, attribute, schedule
-        self.counter = counter
-        self.label = name or attribute
-        self.value = self.used = 0.0
         if not isinstance(target, (Optimizer, dict)) and not hasattr(target, attribute):
             raise SettingError(
                 "attribute", attribute, f"is not an attribute of {type(target).__name__}"
             )
+        if isinstance(schedule, str) and schedule not in SCHEDULES:
+            raise SettingError("schedule", schedule, "is not a schedule", sorted(SCHEDULES))
+        if not 0 < share_of_run <= 1:
+            raise SettingError("share_of_run", share_of_run, "is not in (0, 1]", [1.0])
+        self.schedule, self.share_of_run, self.counter = schedule, share_of_run, counter
+        self.label = name or attribute
+        self.values = _values(target, attribute, end)
+        self.value: float | None = None
+        self.used: float | None = None
 
     @property
     def name(self) -> str:
@@ -60,59 +134,198 @@ class Anneal(Hook):
 
     def register(self, trainer: Trainer, name: str | None = None) -> None:
         """Register at ``setup``, ``post_steps`` and ``post_steps_log``."""
+        self._check_alone(trainer)
         super().register(trainer, name)
         counters = trainer.ledger.counters()
-        if self.counter not in counters:
+        if self.counter is not None and self.counter not in counters:
             raise SettingError("counter", self.counter, "is not a counter", list(counters))
+        self._resolve(trainer)
         trainer.register_op("setup", self.set)
-        trainer.register_op("post_steps_log", self.tell)
-        trainer.register_op("post_steps", self.set)
+        trainer.register_op("post_steps_log", self.log)
+        trainer.register_op("post_steps", self.step)
+
+    def _check_alone(self, trainer: Trainer) -> None:
+        for other_name, other in trainer.registered_modules.items():
+            if not isinstance(other, Anneal) or "constant" in (self.schedule, other.schedule):
+                continue
+            if any(own.is_also(value) for own in self.values for value in other.values):
+                raise SettingError(
+                    "hook",
+                    self.name,
+                    f"is registered already: {other_name} sets the same value",
+                    "leave one of the two out; recipes leave theirs out with anneal=constant",
+                )
+
+    def _resolve(self, trainer: Trainer) -> None:
+        """Give every value its schedule: length and start value are known from here on."""
+        self.counter = self.counter or _default_counter(self.schedule, trainer.plan)
+        for optimizer in getattr(trainer.update, "optimizers", {}).values():
+            for value in self.values:
+                value.belong_to(optimizer)
+        if not isinstance(self.schedule, str):
+            for value in self.values:
+                value.schedule = self.schedule
+        elif self.schedule != "constant":
+            if trainer.ledger.iterations and any(value.start is None for value in self.values):
+                raise SettingError(
+                    "hook",
+                    self.name,
+                    "is added to a run that has begun, whose first value it cannot know",
+                    "add it before load(), or give a schedule such as Linear(1.0, 0.0, 10_000)",
+                )
+            duration = round(_length(trainer.plan, self.counter) * self.share_of_run)
+            for value in self.values:
+                start = float(value.get()) if value.start is None else value.start
+                value.schedule = make_schedule(self.schedule, start, value.end, duration)
+
+    def step(self) -> None:
+        """Set the values for the next iteration.
+
+        Raises:
+            SettingError: if something else has set one of them in the meantime.
+        """
+        for value in self.values:
+            if value.schedule is not None and value.readable() != value.written:
+                raise SettingError(
+                    self.label,
+                    value.readable(),
+                    f"was set by something else during the run, and {self.name} would overrule it",
+                    "leave one of the two out; recipes leave theirs out with anneal=constant",
+                )
+        self.set()
 
     def set(self) -> None:
-        """Set the value that the counter asks for."""
-        self.used = self.value
+        """Set the values that the counter asks for."""
+        assert self.counter is not None
         count = self.trainer.ledger.counters()[self.counter]
-        self.value = self.schedule(count)
-        set_value(self.target, self.attribute, self.value)
+        for value in self.values:
+            if value.schedule is not None:
+                value.set(value.schedule(count))
+        first = self.values[0]
+        self.used = self.value
+        self.value = first.readable() if first.schedule is None else first.schedule(count)
 
-    def tell(self, batch: Any) -> dict[str, Any]:
-        """Return the value that this iteration has used."""
+    def log(self, batch: Any) -> dict[str, Any]:
+        """The value of the iteration that has ended, as a metric."""
         del batch
-        return {f"schedule/{self.label}": self.used}
+        return {} if self.used is None else {f"schedule/{self.label}": self.used}
 
 
 class AnnealLearningRate(Anneal):
     """Sets the learning rate of an optimiser to a schedule's value, once per iteration.
 
     Args:
-        optimizer: whose groups all get the value.
-        schedule: learning rate by counter.
-        counter: see :class:`Anneal`.
-        name: see :class:`Anneal`.
+        optimizer: all its parameter groups are set, each from its own initial learning rate.
+        schedule: see :class:`Anneal`, as are all other arguments.
+        end: last learning rate of a schedule given by name.
+        share_of_run: share of the run after which a schedule given by name ends.
+        counter: counter that is followed.
+        name: under which the learning rate is logged.
+
+    Examples:
+        >>> from torch import nn
+        >>> optimizer = torch.optim.Adam(nn.Linear(2, 1).parameters(), lr=1e-3)
+        >>> AnnealLearningRate(optimizer, "linear").name
+        'anneal_learning_rate'
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
-        schedule: Schedule,
+        schedule: Schedule | str = "linear",
         *,
-        counter: str = "policy_steps",
+        end: float = 0.0,
+        share_of_run: float = 1.0,
+        counter: str | None = None,
         name: str = "learning_rate",
     ) -> None:
-        super().__init__(optimizer, "lr", schedule, counter=counter, name=name)
+        super().__init__(
+            optimizer, "lr", schedule,
+            end=end, share_of_run=share_of_run, counter=counter, name=name,
+        )  # fmt: skip
 
 
-def set_value(target: Any, attribute: str, value: float) -> None:
-    """Set a number where it lives: in an optimiser's groups, a tensor, or a plain attribute."""
-    if isinstance(target, Optimizer):
-        for group in target.param_groups:
-            set_value(group, attribute, value)
-        return
-    present = target[attribute] if isinstance(target, dict) else getattr(target, attribute)
-    if isinstance(present, Tensor):
-        with torch.no_grad():
-            present.fill_(value)
-    elif isinstance(target, dict):
-        target[attribute] = value
-    else:
-        setattr(target, attribute, value)
+class AnnealExploration(Anneal):
+    """Lowers exploration noise from its initial to its final value, once per iteration.
+
+    Both values are the noise module's own (``eps_init`` and ``eps_end``, or ``sigma_init`` and
+    ``sigma_end``), so TorchRL's ``step()`` and ``annealing_num_steps`` are not needed.
+
+    Args:
+        policy: TorchRL's ``EGreedyModule``, ``AdditiveGaussianModule`` or
+            ``OrnsteinUhlenbeckProcessModule``, the kit's versions of them, or a policy with one.
+        schedule: see :class:`Anneal`.
+        share_of_run: share of the run after which the final value is reached.
+        counter: see :class:`Anneal`.
+        name: under which the value is logged.
+
+    Raises:
+        SettingError: if the policy has no noise that can be annealed.
+
+    Examples:
+        >>> from torchrl.data import OneHot
+        >>> from torchrl.modules import EGreedyModule
+        >>> noise = EGreedyModule(spec=OneHot(2), eps_init=1.0, eps_end=0.05)
+        >>> AnnealExploration(noise, share_of_run=0.1).name
+        'anneal_exploration'
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        schedule: Schedule | str = "linear",
+        *,
+        share_of_run: float = 1.0,
+        counter: str | None = None,
+        name: str = "exploration",
+    ) -> None:
+        found = [
+            (module, attribute)
+            for module in policy.modules()
+            for attribute in ("eps", "sigma")
+            if hasattr(module, attribute) and hasattr(module, f"{attribute}_end")
+        ]
+        if not found:
+            raise SettingError(
+                "policy",
+                type(policy).__name__,
+                "has no exploration noise that could be annealed",
+                "give an EGreedyModule, a GaussianNoise or an OrnsteinUhlenbeckNoise",
+            )
+        super().__init__(*found[0], schedule, share_of_run=share_of_run, counter=counter, name=name)
+        self.values = [
+            _Value(
+                module,
+                attribute,
+                start=float(getattr(module, f"{attribute}_init")),
+                end=float(getattr(module, f"{attribute}_end")),
+            )
+            for module, attribute in found
+        ]
+
+
+def _values(target: Any, attribute: str, end: float) -> list[_Value]:
+    if not isinstance(target, Optimizer):
+        return [_Value(target, attribute, end=end)]
+    groups = range(len(target.param_groups))
+    return [_Value(target, attribute, group, end=end) for group in groups]
+
+
+def _default_counter(schedule: Schedule | str, plan: StepPlan) -> str:
+    if not isinstance(schedule, str) or (plan.total_policy_steps and plan.is_exact):
+        return "policy_steps"
+    if plan.steps_per_env == 0:
+        return "gradient_steps"
+    return "policy_steps" if plan.iterations is None else "iterations"
+
+
+def _length(plan: StepPlan, counter: str) -> int:
+    """What a counter of the ledger reaches at the end of the run."""
+    if plan.is_exact:
+        return int(getattr(plan.after(plan.iterations), counter))
+    known = {"policy_steps": plan.total_policy_steps, "iterations": plan.iterations}
+    length = known.get(counter)
+    if length is None:
+        works = [name for name, value in known.items() if value is not None]
+        raise SettingError("counter", counter, "has no end that is known beforehand", works)
+    return length

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torchrl.checkpoint import (
     Checkpoint,
     CheckpointRotation,
@@ -131,9 +134,44 @@ def parts_of(trainer: Trainer) -> dict[str, Any]:
         if hasattr(getattr(trainer, name), "load_state_dict"):
             parts[name] = getattr(trainer, name)
     parts |= normalization_of(trainer)
+    policies = [getattr(trainer.collector, name, None) for name in _POLICIES]
+    parts["policies"] = PolicyState(policies, trainer.loss_module)
     modules = trainer.registered_modules.items()
     with_state = {name: module for name, module in modules if hasattr(module, "load_state_dict")}
     return parts | {f"hook {name}": module for name, module in with_state.items()}
+
+
+_POLICIES = ("policy", "exploration_policy")
+
+
+class PolicyState:
+    """What policies hold besides the weights that a loss trains: epsilon and other noise scales.
+
+    Args:
+        policies: those that act; no modules are left out.
+        loss_module: whose parameters and buffers are saved elsewhere.
+    """
+
+    def __init__(self, policies: Iterable[Any], loss_module: Any) -> None:
+        self._policies = nn.ModuleList(p for p in policies if isinstance(p, nn.Module))
+        self._loss_module = loss_module if isinstance(loss_module, nn.Module) else nn.Module()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors, by number of the policy and name."""
+        trained = set(map(_memory, self._loss_module.state_dict().values()))
+        own = self._policies.state_dict().items()
+        return {name: value for name, value in own if _memory(value) not in trained}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Copy into the policies what :meth:`state_dict` returned."""
+        with torch.no_grad():
+            for name, value in self.state_dict().items():
+                value.copy_(state_dict[name])
+
+
+def _memory(value: Any) -> Any:
+    known = isinstance(value, Tensor) and not is_lazy(value)
+    return (value.data_ptr(), value.shape) if known else None
 
 
 def normalization_of(trainer: Trainer) -> dict[str, Any]:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict.nn import TensorDictSequential
+from torchrl.data import Bounded, OneHot
+from torchrl.modules import EGreedyModule
 
-from kit.hooks import Anneal, AnnealLearningRate
-from kit.steps import SettingError, make_schedule
+from kit.hooks import Anneal, AnnealExploration, AnnealLearningRate
+from kit.modules.exploration import GaussianNoise, OrnsteinUhlenbeckNoise
+from kit.steps import Constant, Linear, SettingError, make_schedule
+from kit.trainer.stages import HookError
 from tests.tiny import off_policy_plan, on_policy_plan, ppo_trainer, sac_trainer
 
 
@@ -114,3 +119,149 @@ def test_an_attribute_or_a_counter_that_does_not_exist_is_refused():
         Anneal(trainer.loss_module, "epsilon", schedule)
     with pytest.raises(SettingError, match="counter='steps' is not a counter"):
         trainer.add(Anneal(trainer.loss_module, "clip_epsilon", schedule, counter="steps"))
+
+
+# ---------------------------------------------------------------------- schedules by name
+def columns(rows: list[dict], label: str) -> list[float]:
+    return [row[f"schedule/{label}"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({}, [1.0, 0.75, 0.5, 0.25]),
+        ({"end": 0.5}, [1.0, 0.875, 0.75, 0.625]),
+        ({"share_of_run": 0.5}, [1.0, 0.5, 0.0, 0.0]),
+        ({"counter": "iterations"}, [1.0, 0.75, 0.5, 0.25]),
+        ({"counter": "gradient_steps", "share_of_run": 0.5}, [1.0, 0.5, 0.0, 0.0]),
+    ],
+)
+def test_a_named_schedule_takes_start_and_length_from_optimiser_and_plan(settings, rates):
+    trainer = ppo_trainer(on_policy_plan(), log_every=16)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 1.0
+    trainer.add(AnnealLearningRate(trainer.optimizer, "linear", **settings))
+    assert columns(rows_of(trainer), "learning_rate") == rates
+
+
+def test_every_group_of_an_optimiser_falls_from_its_own_learning_rate():
+    one, two = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    optimizer = torch.optim.Adam([{"params": [one], "lr": 1.0}, {"params": [two], "lr": 0.5}])
+    trainer = ppo_trainer(on_policy_plan(), log_every=16)
+    trainer.add(AnnealLearningRate(optimizer, "linear"))
+    used = []
+    trainer.register_op(
+        "post_optim", lambda: used.append([g["lr"] for g in optimizer.param_groups])
+    )
+    trainer.run()
+    assert used[::4] == [[1.0, 0.5], [0.75, 0.375], [0.5, 0.25], [0.25, 0.125]]
+
+
+def test_whole_episodes_of_unknown_length_are_followed_by_iterations():
+    plan = on_policy_plan(steps_per_env=None, min_episodes=2, total_policy_steps=None, iterations=4)
+    hook = AnnealLearningRate(
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0), "linear"
+    )
+    trainer = ppo_trainer(on_policy_plan())
+    trainer.plan = plan
+    trainer.add(hook)
+    assert hook.counter == "iterations"
+    with pytest.raises(SettingError, match="counter='gradient_steps' has no end that is known"):
+        trainer.add(AnnealExploration(egreedy(), counter="gradient_steps"))
+
+
+def test_a_constant_learning_rate_is_logged_and_left_to_others():
+    trainer = ppo_trainer(on_policy_plan(), log_every=16)
+    optimizer = trainer.optimizer
+    for group in optimizer.param_groups:
+        group["lr"] = 0.5
+    trainer.add(AnnealLearningRate(optimizer, "constant"))
+    trainer.add(AnnealLearningRate(optimizer, "linear", name="own"))
+    rows = rows_of(trainer)
+    assert columns(rows, "own") == [0.5, 0.375, 0.25, 0.125]
+
+
+# ---------------------------------------------------------------------- alone
+def test_two_hooks_that_set_one_value_are_refused():
+    trainer = ppo_trainer(on_policy_plan())
+    trainer.add(AnnealLearningRate(trainer.optimizer, "linear"))
+    half = Anneal(trainer.optimizer.param_groups[0], "lr", Constant(0.5), name="half")
+    with pytest.raises(SettingError, match=r"anneal_learning_rate sets the same value.*constant"):
+        trainer.add(half)
+
+
+def test_a_value_that_another_hook_sets_is_not_silently_overruled():
+    trainer = ppo_trainer(on_policy_plan())
+    trainer.add(AnnealLearningRate(trainer.optimizer, "linear"))
+
+    def halve():
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = 0.5
+
+    trainer.register_op("post_optim", halve)
+    with pytest.raises(HookError, match=r"learning_rate=0\.5 was set by something else"):
+        trainer.run()
+
+
+def test_a_named_schedule_is_not_begun_in_the_middle_of_a_run(tmp_path):
+    trainer = ppo_trainer(on_policy_plan(), folder=tmp_path)
+    trainer.run()
+    again = ppo_trainer(on_policy_plan()).load(trainer.last_checkpoint)
+    with pytest.raises(SettingError, match="is added to a run that has begun"):
+        again.add(AnnealLearningRate(again.optimizer, "linear"))
+
+
+def test_schedules_that_do_not_exist_and_shares_beyond_a_run_are_refused():
+    with pytest.raises(SettingError, match="schedule='line' is not a schedule"):
+        AnnealExploration(egreedy(), "line")
+    for share in (0, 1.5):
+        with pytest.raises(SettingError, match=r"share_of_run=.* is not in"):
+            AnnealExploration(egreedy(), share_of_run=share)
+
+
+def test_a_parameter_group_is_still_found_after_a_resume(tmp_path):
+    def annealed(**parts):
+        trainer = ppo_trainer(on_policy_plan(), log_every=16, **parts)
+        trainer.add(Anneal(trainer.optimizer.param_groups[0], "lr", Linear(1.0, 0.0, 64)))
+        return trainer
+
+    first = annealed(folder=tmp_path, checkpoint_every=32)
+    first.run()
+    again = annealed()
+    again.load(sorted((tmp_path / "checkpoints").iterdir())[0])
+    used = []
+    group = lambda: again.optimizer.param_groups[0]  # noqa: E731
+    again.register_op("post_optim", lambda: used.append(float(group()["lr"])))
+    again.run()
+    assert used[::4] == [0.5, 0.25]
+
+
+# ---------------------------------------------------------------------- exploration
+def egreedy() -> EGreedyModule:
+    return EGreedyModule(spec=OneHot(2), eps_init=1.0, eps_end=0.2)
+
+
+BOX = Bounded(-1.0, 1.0, (1,))
+
+
+@pytest.mark.parametrize(
+    ("noise", "attribute"),
+    [
+        (egreedy, "eps"),
+        (lambda: GaussianNoise(spec=BOX, sigma_init=1.0, sigma_end=0.2), "sigma"),
+        (lambda: OrnsteinUhlenbeckNoise(spec=BOX, eps_init=1.0, eps_end=0.2), "eps"),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda noise: noise, TensorDictSequential])
+def test_exploration_falls_between_the_values_of_its_module(noise, attribute, wrap):
+    noise = noise()
+    trainer = ppo_trainer(on_policy_plan(), log_every=16)
+    trainer.add(AnnealExploration(wrap(noise), share_of_run=0.5))
+    assert columns(rows_of(trainer), "exploration") == pytest.approx([1.0, 0.6, 0.2, 0.2])
+    assert float(getattr(noise, attribute)) == pytest.approx(0.2)
+
+
+def test_a_policy_without_noise_has_nothing_to_anneal():
+    trainer = ppo_trainer(on_policy_plan())
+    with pytest.raises(SettingError, match=r"policy='ProbabilisticActor' has no exploration noise"):
+        AnnealExploration(trainer.collector.policy)
