@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from torch import Tensor
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
 
-from kit.collectors.weights import copy_weights
 from kit.envs.episodes import Episode
 from kit.envs.normalize import Normalizer
 from kit.steps import SettingError
@@ -353,3 +352,34 @@ def _multiple(field: str, value: int, of: int) -> None:
             f"is not a multiple of the {of} copies, which all step at once",
             [n for n in (down, down + of) if n],
         )
+
+
+def copy_weights(source: Any, policy: Any) -> None:
+    """Copy parameters and buffers into a policy, in place.
+
+    Args:
+        source: a module, its ``state_dict``, or a TensorDict of its parameters.
+        policy: a module with the same ones.
+
+    Raises:
+        SettingError: if the policy has none, or others.
+    """
+    if not isinstance(policy, nn.Module):
+        raise SettingError("weights", source, f"cannot be copied into {policy!r}, no module")
+    own = TensorDict.from_module(policy).data.flatten_keys(".")
+    given = TensorDict.from_module(source) if isinstance(source, nn.Module) else source
+    given = given.flatten_keys(".") if isinstance(given, TensorDictBase) else dict(given)
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    others = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    different = sorted(n for n in {*shapes, *others} if shapes.get(n) != others.get(n))
+    if different:
+        name = different[0]
+        raise SettingError(
+            "weights",
+            name,
+            f"has shape {others.get(name)}, {shapes.get(name)} in the policy",
+            "send the weights of a policy that is built in the same way",
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(given[name])

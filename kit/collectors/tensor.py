@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
@@ -15,19 +15,53 @@ from torchrl.envs.utils import ExplorationType
 from kit.collectors.acting import Acting
 from kit.collectors.base import StepsCollector
 from kit.collectors.diverged import check_policy
-from kit.collectors.finished import FinishedEpisodes
-from kit.collectors.policy import Policy, Tensors
-from kit.collectors.tensor_memory import TensorMemory
-from kit.collectors.tensor_steps import StepsTensors, TensorSteps
+from kit.collectors.policy import IS_INIT, Policy, PolicyRunner, Tensors
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.normalize import Normalizer
-from kit.envs.tensor import TENSOR_ENVS, TensorBackend
+from kit.envs.spaces import Key, Leaf
+from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorBackend, TensorStep
 from kit.envs.tensor.normalize import Statistics, TensorNormalizer
 from kit.envs.vector_env import VectorEnv
-from kit.fast.block import keep_freed_memory
+from kit.fast.block import Block, Function, keep_freed_memory
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
+
+
+@runtime_checkable
+class StepsTensors(Protocol):
+    """What is asked of a torch environment; see :class:`~kit.envs.tensor.TensorEnv`."""
+
+    num_envs: int
+    action_repeat: int
+    uniform_size: int
+    dtype: torch.dtype
+    generator: torch.Generator
+    device: Any
+    full_action_spec: Any
+    observation_leaves: list[Leaf]
+    action_leaves: list[Leaf]
+
+    @property
+    def episodes(self) -> EpisodeState:
+        """Where every copy stands: tensors that keep their memory."""
+
+    def observe(self, physics: Tensor) -> Tensor:
+        """Return what the agent sees, ``[num_envs, observation_size]``."""
+
+    def advance(
+        self, episodes: EpisodeState, action: Tensor, uniform: Tensor
+    ) -> tuple[EpisodeState, TensorStep]:
+        """Make a step, and begin new episodes where one ended, as a pure function."""
+
+    def reset_tensors(self, seed: int | None = None) -> Tensor:
+        """Begin an episode in every copy."""
+
+    def state_dict(self) -> Any:
+        """Return the state of all copies and of the generator."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Restore what :meth:`state_dict` returned."""
 
 
 class TensorCollector(StepsCollector):
@@ -318,3 +352,364 @@ def as_tensor_env(create_env_fn: Any) -> tuple[StepsTensors, VectorEnv | None]:
             "make_env(..., vectorization='tensor') with one of: " + ", ".join(TENSOR_ENVS),
         )
     return env, outer
+
+
+class TensorSteps:
+    """Takes steps and writes them to a batch's memory; nothing is read on the host.
+
+    Args:
+        env: is stepped.
+        acting: chooses the actions.
+        normalizer: normalises observations and rewards; ``None``: they stay as they are.
+        block: steps in one program.
+        fast: whether there are programs at all.
+    """
+
+    def __init__(
+        self,
+        env: StepsTensors,
+        acting: Acting,
+        normalizer: TensorNormalizer | None,
+        *,
+        block: int,
+        fast: bool,
+    ) -> None:
+        self.env, self.acting = env, acting
+        self.normalizer: Any = normalizer or _Unchanged()
+        self.block, self.fast = block, fast
+        self._written: dict[Key, Tensor] = {}
+        self._blocks: dict[Any, Block] = {}
+
+    def prepare(self) -> None:
+        """Forget blocks whose policy is no longer what was traced; call once per batch."""
+        runners = [r for r in (self.acting.runner, self.acting.explorer) if r is not None]
+        before = [runner.replays for runner in runners]
+        self.acting.mode()
+        kept = all(runner.replays for runner, was in zip(runners, before) if was)
+        if not kept or not all(block.is_valid() for block in self._blocks.values()):
+            self._blocks.clear()
+
+    def memory(self, steps: int) -> TensorMemory:
+        """Return memory for a batch of ``steps`` of each copy."""
+        observation = self.env.observe(self.env.episodes.physics)
+        written = self._outputs(observation)
+        return TensorMemory(steps, observation, written, repeats=self.env.action_repeat > 1)
+
+    def _outputs(self, observation: Tensor) -> dict[Key, Tensor]:
+        """Return one value of everything that is written besides what the environment gives."""
+        if not self._written:
+            runner = self.acting.runner
+            if runner is None:
+                drawn = self.env.full_action_spec.zero()
+                self._written = {key: drawn.get(key) for key in self.acting.action_keys}
+            else:
+                values = runner.peek(_seen(observation, self.env.episodes))
+                self._written = dict(zip(runner.out_keys, values))
+        return self._written
+
+    def run(
+        self,
+        runner: PolicyRunner | None,
+        memory: TensorMemory,
+        uniform: Tensor,
+        steps: range,
+        learn: bool,
+    ) -> int:
+        """Take the next of ``steps``, one block at most, and return how many.
+
+        Args:
+            runner: acts; ``None``: random actions.
+            memory: written to.
+            uniform: random numbers of the whole batch, ``[steps, uniform_size, num_envs]``.
+            steps: which steps of the batch are to be taken.
+            learn: whether running statistics take the steps in.
+        """
+        fast = self.fast and (runner is None or runner.replays)
+        start, count = steps.start, min(self.block, len(steps)) if fast else 1
+        remembered = {} if runner is None else dict(runner.memory)
+        function = self._function(runner, count, fast, list(remembered), learn)
+        part = memory.part(start, count)
+        now = [*self.env.episodes, *self.normalizer.statistics]
+        inputs = (*now, uniform[start : start + count], *remembered.values(), *part)
+        if fast:
+            key = (id(runner), count, learn)
+            if key not in self._blocks:
+                self._blocks[key] = Block(function, len(part))
+            outputs = self._blocks[key](*inputs)
+        else:
+            outputs = function(*inputs)
+        for present, after in zip(now, outputs):
+            present.copy_(after)
+        if runner is not None and fast:
+            runner.memory = dict(zip(remembered, outputs[len(now) :]))
+        return count
+
+    def _function(
+        self,
+        runner: PolicyRunner | None,
+        count: int,
+        fast: bool,
+        remembered: list[Key],
+        learn: bool,
+    ) -> Function:
+        """Return ``count`` steps of policy and environment as a function of tensors.
+
+        It takes where the copies stand, running statistics, uniform random numbers, what the policy
+        remembers, and memory to write to; it returns where the copies stand then, the statistics,
+        and what is remembered.
+        """
+        env, acting, normalizer = self.env, self.acting, self.normalizer
+        keys, size = list(self._written), len(self.env.episodes)
+        first = size + len(normalizer.statistics) + 1
+        last = first + len(remembered)
+
+        def steps(*tensors: Tensor) -> list[Tensor]:
+            now, uniform = type(env.episodes)(*tensors[:size]), tensors[first - 1]
+            statistics = normalizer.statistics._make(tensors[size : first - 1])
+            if runner is not None and fast:
+                runner.memory = dict(zip(remembered, tensors[first:last]))
+            for time_step in range(count):
+                observation = normalizer.apply(statistics, env.observe(now.physics))
+                seen = _seen(observation, now)
+                if runner is None:
+                    drawn = env.full_action_spec.rand()
+                    outputs = {key: drawn.get(key) for key in acting.action_keys}
+                else:
+                    values = runner.plainly(seen) if fast else runner(seen)
+                    outputs = dict(zip(runner.out_keys, values))
+                now, step = env.advance(now, outputs[acting.action_keys[0]], uniform[time_step])
+                statistics, step = normalizer.step(statistics, step, learn)
+                if runner is not None and runner.remembers:
+                    runner.ended(step.terminated | step.truncated)
+                outputs.setdefault(IS_INIT, seen[IS_INIT])
+                written = [outputs.get(key) for key in keys]
+                write(tensors[last:], time_step, observation, step, written)
+            if runner is None or not fast:  # one that is being traced remembers by itself
+                return [*now, *statistics]
+            after = [runner.memory[key] for key in remembered]
+            return [*now, *statistics, *after]
+
+        return steps
+
+    def clear(self) -> None:
+        """Release the programs."""
+        self._blocks.clear()
+
+
+class _NoStatistics(NamedTuple):
+    pass
+
+
+class _Unchanged:
+    """In the place of a normaliser: everything stays as it is."""
+
+    statistics = _NoStatistics()
+
+    def apply(self, statistics: _NoStatistics, observation: Tensor) -> Tensor:
+        del statistics
+        return observation
+
+    def step(
+        self, statistics: _NoStatistics, step: TensorStep, learn: bool
+    ) -> tuple[_NoStatistics, TensorStep]:
+        del learn
+        return statistics, step
+
+
+def _seen(observation: Tensor, episodes: EpisodeState) -> Tensors:
+    starts = (episodes.episode_length == 0).unsqueeze(-1)
+    return {"observation": observation, IS_INIT: starts}
+
+
+class TensorMemory:
+    """Tensors of one batch, time first, on the environment's device.
+
+    Observations are kept entry by entry, ``[steps, observation_size, num_envs]``, as torch
+    environments compute them; the batch shows them the usual way round.
+
+    Args:
+        steps: of each copy.
+        observation: of all copies, ``[num_envs, observation_size]``.
+        written: one value of everything that the policy writes, by key.
+        repeats: whether a policy step may make several env steps.
+    """
+
+    def __init__(
+        self, steps: int, observation: Tensor, written: dict[Key, Tensor], repeats: bool
+    ) -> None:
+        num_envs, size = observation.shape
+        self.steps, self.num_envs = steps, num_envs
+
+        def make(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty((steps, *shape), dtype=dtype, device=observation.device)
+
+        kind = observation.dtype
+        self.observation = make(kind, size, num_envs)
+        self.next_observation = make(kind, size, num_envs)
+        self.reward, self.episode_return = make(kind, num_envs), make(kind, num_envs)
+        self.terminated, self.truncated = make(torch.bool, num_envs), make(torch.bool, num_envs)
+        self.length = make(torch.int64, num_envs)
+        self.env_steps = make(torch.int64, num_envs) if repeats else None
+        self.written = {
+            key: torch.zeros((steps, *value.shape), dtype=value.dtype, device=value.device)
+            for key, value in written.items()
+        }
+
+    def part(self, start: int, count: int) -> list[Tensor]:
+        """Return the memory of ``count`` steps from ``start``, in the order of :func:`write`."""
+        tensors = [
+            self.observation,
+            self.next_observation,
+            self.reward,
+            self.terminated,
+            self.truncated,
+            self.episode_return,
+            self.length,
+            *([] if self.env_steps is None else [self.env_steps]),
+            *self.written.values(),
+        ]
+        return [tensor[start : start + count] for tensor in tensors]
+
+    def tensordict(self, trajectories: Tensor) -> TensorDictBase:
+        """Return the batch, ``[num_envs, steps]``.
+
+        Args:
+            trajectories: number of each step's episode, ``[steps, num_envs]``.
+        """
+        shape = [self.num_envs, self.steps]
+        root: dict[Any, Tensor] = {"observation": self.observation.permute(2, 0, 1)}
+        following: dict[Any, Tensor] = {"observation": self.next_observation.permute(2, 0, 1)}
+        for key, value in self.written.items():
+            value = value.transpose(0, 1)
+            if isinstance(key, tuple) and key[0] == "next":
+                following[key[1] if len(key) == 2 else key[1:]] = value
+            else:
+                root[key] = value
+        root[("collector", "traj_ids")] = trajectories.T
+        for name in ("reward", "terminated", "truncated"):
+            following[name] = getattr(self, name).T.unsqueeze(-1)
+        following["done"] = following["terminated"] | following["truncated"]
+        return TensorDict({**root, "next": TensorDict(following, shape)}, shape)
+
+
+def write(
+    part: Sequence[Tensor],
+    time_step: int,
+    observation: Tensor,
+    step: TensorStep,
+    written: Sequence[Tensor | None],
+) -> None:
+    """Write one step to the memory of some steps, in place.
+
+    Args:
+        part: see :meth:`TensorMemory.part`.
+        time_step: number of the step in it.
+        observation: what was acted on.
+        step: what it led to.
+        written: by the policy; ``None`` where this step wrote nothing.
+    """
+    values = [
+        observation.T,
+        step.next_observation.T,
+        step.reward,
+        step.terminated,
+        step.truncated,
+        step.episode_return,
+        step.episode_length,
+    ]
+    if len(part) > len(values) + len(written):
+        values.append(step.env_steps)
+    for memory, value in zip(part, [*values, *written]):
+        if value is not None:
+            memory[time_step].copy_(value)
+
+
+class FinishedEpisodes:
+    """A list of finished episodes that never makes the host wait for the device.
+
+    It keeps the last ``capacity`` episodes that nobody has taken; all are counted.
+
+    Args:
+        num_envs: number of copies.
+        device: where batches come from.
+        capacity: episodes it keeps.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device, capacity: int = 2**16) -> None:
+        self.num_envs, self.capacity = num_envs, capacity
+        self._ended = torch.zeros((), dtype=torch.int64, device=device)
+        self._taken = 0
+        # One place more than the capacity, for steps that end no episode.
+        self._whole = torch.zeros(4, capacity + 1, dtype=torch.int64, device=device)
+        self._returns = torch.zeros(capacity + 1, device=device)
+        self._open_env_steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
+
+    def add(
+        self,
+        terminated: Tensor,
+        truncated: Tensor,
+        episode_return: Tensor,
+        length: Tensor,
+        env_steps: Tensor | None,
+    ) -> None:
+        """Take in a batch; every tensor is ``[steps, num_envs]``.
+
+        Args:
+            terminated: whether the episode ended by itself.
+            truncated: whether it was cut.
+            episode_return: sum of rewards since the episode began.
+            length: policy steps since the episode began.
+            env_steps: of each policy step; ``None``: one.
+        """
+        done = terminated | truncated
+        made = length if env_steps is None else self._env_steps(done, env_steps)
+        copies = torch.arange(self.num_envs, device=done.device).expand_as(length)
+        for start in range(0, len(done), max(self.capacity // self.num_envs, 1)):
+            part = slice(start, start + max(self.capacity // self.num_envs, 1))
+            flat = done[part].reshape(-1)
+            places = (self._ended + flat.cumsum(0) - 1) % self.capacity
+            places = torch.where(flat, places, self.capacity)
+            values = [copies[part], length[part], made[part], terminated[part].long()]
+            whole = torch.stack([value.reshape(-1) for value in values])
+            self._whole.scatter_(1, places.expand_as(whole), whole)
+            self._returns.scatter_(0, places, episode_return[part].reshape(-1).float())
+            self._ended += flat.sum()
+
+    def _env_steps(self, done: Tensor, env_steps: Tensor) -> Tensor:
+        """Return the env steps since each episode began, ``[steps, num_envs]``."""
+        made = env_steps.long().cumsum(0)
+        at_ends = (made * done).cummax(0).values
+        before = torch.cat([torch.zeros_like(made[:1]), at_ends[:-1]])
+        since = made - before + self._open_env_steps * (before == 0)
+        self._open_env_steps = torch.where(done[-1], torch.zeros_like(since[-1]), since[-1])
+        return since
+
+    def count(self) -> int:
+        """Return how many have ended; waits for the device."""
+        return int(self._ended)
+
+    def take(self) -> list[Episode]:
+        """Return the episodes that ended since the last call; waits for the device."""
+        ended = self.count()
+        first = max(self._taken, ended - self.capacity)
+        self._taken = ended
+        places = torch.arange(first, ended, device=self._returns.device) % self.capacity
+        whole, returns = self._whole[:, places].tolist(), self._returns[places].tolist()
+        return [
+            Episode(copy, value, length, made, bool(terminated))
+            for copy, length, made, terminated, value in zip(*whole, returns)
+        ]
+
+    def restart(self) -> None:
+        """All copies begin new episodes."""
+        self._open_env_steps = torch.zeros_like(self._open_env_steps)
+
+    def state_dict(self) -> dict[str, Tensor | int]:
+        """Return what goes on; episodes that nobody took are the collector's to keep."""
+        return {"ended": self.count(), "open_env_steps": self._open_env_steps.cpu().clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Tensor | int]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._taken = int(state_dict["ended"])
+        self._ended.fill_(self._taken)
+        self._open_env_steps.copy_(torch.as_tensor(state_dict["open_env_steps"]))

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from kit.envs.errors import EnvironmentFault
     from kit.envs.make import make_env
     from kit.envs.normalize import Normalizer
-    from kit.envs.single import make_single_env
+    from kit.envs.single_env import ActionRepeat, make_single_env
     from kit.envs.vector_env import VectorEnv
-    from kit.envs.wrappers import ActionRepeat
 
 # Lazy, so that a process that only steps a copy does not import torch.
 _HOMES = {
@@ -30,12 +29,12 @@ _HOMES = {
     "EpisodeStatistics": "kit.envs.episodes",
     "EnvironmentFault": "kit.envs.errors",
     "make_env": "kit.envs.make",
-    "make_single_env": "kit.envs.single",
+    "make_single_env": "kit.envs.single_env",
     "Normalizer": "kit.envs.normalize",
     "TorchRLBackend": "kit.envs.backends.torchrl",
     "VectorEnv": "kit.envs.vector_env",
     "WorkersBackend": "kit.envs.backends.workers",
-    "ActionRepeat": "kit.envs.wrappers",
+    "ActionRepeat": "kit.envs.single_env",
 }
 
 __getattr__, __dir__ = lazy_attributes(__name__, _HOMES)

@@ -13,11 +13,11 @@ from gymnasium.envs.registration import EnvSpec
 from torchrl.envs import EnvBase
 
 from kit.envs.backends.base import EnvBackend
-from kit.envs.backends.gymnasium import GymnasiumBackend
+from kit.envs.backends.gymnasium import GymnasiumBackend, make_native
 from kit.envs.backends.serial import SerialBackend
 from kit.envs.backends.workers import WorkersBackend
 from kit.envs.normalize import Normalizer
-from kit.envs.single import MakeEnv, Wrapper, find_spec, make_single_env
+from kit.envs.single_env import MakeEnv, Wrapper, find_spec, make_single_env
 from kit.envs.vector_env import VectorEnv, env_seeds
 from kit.steps.errors import SettingError, one_of, whole_number
 
@@ -178,8 +178,6 @@ def _together(
     around.allow(f"vectorization={vectorization!r}", "max_episode_steps", *repeats)
     limit = around.max_episode_steps
     if vectorization == "native":
-        from kit.envs.backends.native import make_native
-
         assert isinstance(id, EnvSpec)
         return make_native(id, num_envs, limit, **kwargs)
     id = id.id if isinstance(id, EnvSpec) else id

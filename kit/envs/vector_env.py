@@ -15,8 +15,7 @@ from torchrl.envs import EnvBase
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.normalize import Normalizer
-from kit.envs.spaces import Arrays, Key, Leaf, empty
-from kit.envs.specs import to_composite
+from kit.envs.spaces import Arrays, Key, Leaf, empty, to_composite
 from kit.envs.state import CannotCapture
 
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, Unbounded
 
-from kit.envs.spaces import ActionConverter, leaves
-from kit.envs.specs import to_composite, to_spec
+from kit.envs.spaces import ActionConverter, leaves, to_composite, to_spec
 from kit.steps import SettingError
 
 NESTED = Dict({"camera": Box(0, 255, (2, 2), np.uint8), "arm": Dict({"joints": Box(-1, 1, (3,))})})

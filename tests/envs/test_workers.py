@@ -22,12 +22,9 @@ def processes() -> set:
     return set(multiprocessing.active_children())
 
 
-@pytest.fixture(params=["messages", "turns"])
-def workers(request, monkeypatch):
-    """Makes environments in worker processes, and closes them; with both ways to ask for a step."""
-    monkeypatch.setattr(
-        "kit.envs.backends.workers.can_look", lambda processes: request.param == "turns"
-    )
+@pytest.fixture
+def workers():
+    """Makes environments in worker processes, and closes them."""
     made = []
 
     def make(id=Steps, num_envs=2, **kwargs):

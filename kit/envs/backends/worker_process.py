@@ -1,8 +1,7 @@
 """A process that steps some copies: the memory shared with it, the process from outside and inside.
 
 Observations, actions and rewards are exchanged through shared memory without a name, which the
-system frees with the last process that uses it; commands and faults go through pipes. Steps are
-asked for through a pipe, too, or quicker by :class:`~kit.envs.backends.turns.Turns`. A worker
+system frees with the last process that uses it; commands and faults go through pipes. A worker
 imports no torch.
 """
 
@@ -22,7 +21,6 @@ import numpy as np
 
 from kit.envs.backends.base import StepArrays, fault_of
 from kit.envs.backends.serial import SerialBackend
-from kit.envs.backends.turns import SIZE, Turns, receive
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Arrays, Leaf
 from kit.envs.state import CannotCapture
@@ -96,15 +94,10 @@ class Worker:
         shared: memory.
         first: number of its first copy.
         last: number after its last copy.
-        looks: whether both sides look for their turn for a while before they sleep.
     """
 
-    def __init__(
-        self, how: bytes, shared: SharedMemory, first: int, last: int, *, looks: bool = False
-    ) -> None:
+    def __init__(self, how: bytes, shared: SharedMemory, first: int, last: int) -> None:
         self.how, self.shared, self.first, self.last = how, shared, first, last
-        self.looks = looks
-        self.turns: Turns | None = None
         self.process: Any = None
         self.pipe: Connection | None = None
         self._mended: list[EnvironmentFault] = []
@@ -113,9 +106,7 @@ class Worker:
         """Start the process; it says with a first message that it is ready."""
         self.stop(0.0)
         self.pipe, theirs = _CONTEXT.Pipe()
-        counts = _CONTEXT.RawArray("q", SIZE) if self.looks else None
-        self.turns = None if counts is None else Turns(counts, self.pipe)
-        arguments = (theirs, self.how, self.shared, self.first, self.last, counts)
+        arguments = (theirs, self.how, self.shared, self.first, self.last)
         self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         with without_main():
             self.process.start()
@@ -131,15 +122,7 @@ class Worker:
         """Ask for a step."""
         assert self.pipe is not None
         with contextlib.suppress(OSError):
-            if self.turns is None:
-                self.pipe.send_bytes(b"")
-            else:
-                self.turns.ask()
-
-    def receive_step(self) -> None:
-        """Wait until the step is done; see :meth:`receive`."""
-        assert self.pipe is not None
-        self._take(receive(self.pipe) if self.turns is None else self.turns.wait_for_answer())
+            self.pipe.send_bytes(b"")
 
     def receive(self) -> Any:
         """Wait for the answer, and keep what the process says it has mended.
@@ -149,9 +132,7 @@ class Worker:
             Exception: what was raised in the process.
         """
         assert self.pipe is not None
-        return self._take(receive(self.pipe))
-
-    def _take(self, answer: bytes) -> Any:
+        answer = self.pipe.recv_bytes()
         if not answer:
             return None
         mended, value = pickle.loads(answer)
@@ -214,9 +195,7 @@ def without_main() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- in the process
-def _serve(
-    pipe: Connection, how: bytes, shared: SharedMemory, first: int, last: int, counts: Any
-) -> None:
+def _serve(pipe: Connection, how: bytes, shared: SharedMemory, first: int, last: int) -> None:
     """Do what the pipe says until it says to close, or is closed at the other end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then closes
     copies = None
@@ -228,13 +207,10 @@ def _serve(
             return
         served = _Served(copies, shared.arrays(first, last))
         pipe.send_bytes(b"")
-        turns = None if counts is None else Turns(counts, pipe)
-        wait: Callable[[], bytes] = pipe.recv_bytes if turns is None else turns.wait_to_be_asked
-        reply: Callable[[bytes], None] = pipe.send_bytes if turns is None else turns.answer
         while True:
-            message = wait()
+            message = pipe.recv_bytes()
             if not message:
-                reply(served.step())
+                pipe.send_bytes(served.step())
                 continue
             command, *arguments = pickle.loads(message)
             if command == "close":

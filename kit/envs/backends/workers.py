@@ -9,7 +9,7 @@ import itertools
 import os
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from gymnasium.vector.utils import CloudpickleWrapper
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, rebuilt_seed
 from kit.envs.backends.serial import MakeCopy
-from kit.envs.backends.turns import can_look
 from kit.envs.backends.worker_process import SharedMemory, Worker, stop
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Arrays
@@ -58,10 +57,7 @@ class WorkersBackend(EnvBackend):
         count = min(num_workers or len(os.sched_getaffinity(0)), num_envs)
         bounds = [num_envs * number // count for number in range(count + 1)]
         how = pickle.dumps(CloudpickleWrapper((make, name, restarts)))
-        looks = can_look(count)
-        self._workers = [
-            Worker(how, shared, a, b, looks=looks) for a, b in itertools.pairwise(bounds)
-        ]
+        self._workers = [Worker(how, shared, a, b) for a, b in itertools.pairwise(bounds)]
         self._seeds = list(range(num_envs))
         self._present: Arrays = {}
         self._closing = weakref.finalize(self, stop, self._workers)
@@ -90,7 +86,7 @@ class WorkersBackend(EnvBackend):
             mine = slice(worker.first, worker.last)
             given = None if seeds is None else list(seeds)[mine]
             worker.send(("reset", given, None if mask is None else mask[mine]))
-        for worker in self._dead(Worker.receive):
+        for worker in self._dead():
             self._revive(worker)
         for key, values in observation.items():
             values[chosen] = self._arrays.result.observation[key][chosen]
@@ -105,7 +101,7 @@ class WorkersBackend(EnvBackend):
         self._arrays.active[...] = True if active is None else active
         for worker in self._workers:
             worker.send_step()
-        dead = self._dead(Worker.receive_step)
+        dead = self._dead()
         self._copy_results(result)
         mended = self._arrays.mended.copy() if self._arrays.mended.any() else None
         for worker in dead:
@@ -125,11 +121,8 @@ class WorkersBackend(EnvBackend):
         result.truncated[...] = made.truncated
         result.env_steps[...] = made.env_steps
 
-    def _dead(self, wait: Callable[[Worker], Any]) -> list[Worker]:
+    def _dead(self) -> list[Worker]:
         """Wait for all workers and return those that have died.
-
-        Args:
-            wait: for one of them.
 
         Raises:
             EnvironmentFault: if a copy failed and no restart is left.
@@ -137,7 +130,7 @@ class WorkersBackend(EnvBackend):
         dead, faults = [], []
         for worker in self._workers:
             try:
-                if not self._answered(worker, wait):
+                if not self._answered(worker):
                     dead.append(worker)
             except Exception as fault:
                 faults.append(fault)
@@ -145,10 +138,10 @@ class WorkersBackend(EnvBackend):
             raise faults[0]
         return dead
 
-    def _answered(self, worker: Worker, wait: Callable[[Worker], Any] = Worker.receive) -> bool:
+    def _answered(self, worker: Worker) -> bool:
         """Wait for a worker and pass on what it mended; false if it has died."""
         try:
-            wait(worker)
+            worker.receive()
         except (EOFError, OSError):
             return False
         finally:

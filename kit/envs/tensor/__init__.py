@@ -7,9 +7,8 @@ from typing import Any
 
 from kit.envs.backends.tensor import TensorBackend
 from kit.envs.tensor.acrobot import Acrobot
-from kit.envs.tensor.base import TensorEnv
+from kit.envs.tensor.base import EpisodeState, TensorEnv, TensorStep
 from kit.envs.tensor.cartpole import CartPole
-from kit.envs.tensor.episodes import EpisodeState, TensorStep
 from kit.envs.tensor.mountain_car import MountainCar, MountainCarContinuous
 from kit.envs.tensor.pendulum import Pendulum
 from kit.steps.errors import SettingError

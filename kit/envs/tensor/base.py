@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -20,8 +20,55 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from kit.envs.spaces import Leaf, leaves
-from kit.envs.tensor.episodes import EpisodeState, TensorStep, choose
 from kit.steps.errors import SettingError, whole_number
+
+
+class EpisodeState(NamedTuple):
+    """Where every copy stands between two policy steps: all that a step reads and writes.
+
+    Attributes:
+        physics: the simulator's state, ``[state_size, num_envs]``. A row is one quantity of all
+            copies, so that arithmetic on it runs over contiguous memory.
+        episode_return: sum of rewards since the episode began, ``[num_envs]``.
+        episode_length: policy steps since the episode began, ``[num_envs]``, int64.
+    """
+
+    physics: Tensor
+    episode_return: Tensor
+    episode_length: Tensor
+
+
+class TensorStep(NamedTuple):
+    """What one policy step of every copy gives.
+
+    Attributes:
+        observation: what to act on next, ``[num_envs, observation_size]``: the first observation of
+            the next episode where this one ended.
+        next_observation: what the action led to, of the same shape: the true last observation
+            where the episode ended.
+        reward: sum over the action repeats, ``[num_envs]``.
+        terminated: whether the episode ended by its own rules, ``[num_envs]``, bool.
+        truncated: whether the time limit was reached, ``[num_envs]``, bool. Both can be true.
+        env_steps: simulator steps really made, ``[num_envs]``, int64: ``action_repeat`` or less.
+        episode_return: sum of rewards since the episode began, this step included,
+            ``[num_envs]``: the return of the episode where it ended.
+        episode_length: policy steps since the episode began, this one included, ``[num_envs]``,
+            int64: the length of the episode where it ended.
+    """
+
+    observation: Tensor
+    next_observation: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    env_steps: Tensor
+    episode_return: Tensor
+    episode_length: Tensor
+
+
+def choose(mask: Tensor, chosen: EpisodeState, other: EpisodeState) -> EpisodeState:
+    """Take copies from ``chosen`` where ``mask`` is true, else from ``other``."""
+    return EpisodeState(*(torch.where(mask, a, b) for a, b in zip(chosen, other)))
 
 
 class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kit.envs.normalize import EPSILON, Normalizer
-from kit.envs.tensor.episodes import TensorStep
+from kit.envs.tensor.base import TensorStep
 from kit.steps.errors import SettingError
 
 

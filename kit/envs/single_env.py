@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from kit.envs.errors import EnvironmentFault
-from kit.envs.mujoco_warnings import told_once
-from kit.envs.wrappers import ActionRepeat
-from kit.steps.errors import SettingError
+from kit.steps.errors import SettingError, whole_number
 
 MakeEnv = Callable[..., gym.Env[Any, Any]]
 Wrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
@@ -53,6 +53,36 @@ def make_single_env(
     return env
 
 
+class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-ignore]
+    """Holds each action for several env steps, and reports how many were really made.
+
+    Rewards are summed. An episode that ends inside a repeat ends it: the remaining env steps are
+    not made.
+
+    Args:
+        env: the environment.
+        repeat: env steps one action is held for, at least 1.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], repeat: int) -> None:
+        super().__init__(env)
+        self.repeat = whole_number("action_repeat", repeat, at_least=1)
+        self.env_steps = 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Make up to ``repeat`` env steps; ``info["env_steps"]`` says how many."""
+        total, made = 0.0, 0
+        while made < self.repeat:
+            made += 1
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        self.env_steps = made
+        info["env_steps"] = made
+        return observation, total, terminated, truncated, info
+
+
 def find_spec(id: str) -> EnvSpec:
     """Return Gymnasium's entry for ``id``; ``module:id`` imports a module that registers it.
 
@@ -79,7 +109,7 @@ def find_spec(id: str) -> EnvSpec:
 
 def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     try:
-        with told_once(spec):
+        with quiet_mujoco(spec):
             return gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **kwargs)
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         why = "needs a package that is missing"
@@ -128,3 +158,34 @@ def _install(error: Exception) -> str:
         if package in text:
             return f"pip install 'torchrl-kit[{extra}]'"
     return str(error)
+
+
+@contextlib.contextmanager
+def quiet_mujoco(spec: EnvSpec) -> Iterator[None]:
+    """Keep MuJoCo's own output out of the terminal and out of the working folder.
+
+    MuJoCo prints what it warns of for each copy and appends it to a file where the program runs.
+    Gymnasium's models use a deprecated attribute, about which a user can do nothing; everything
+    else becomes a Python warning, which is shown once.
+
+    Args:
+        spec: of the environment that is made; nothing happens if it is not one of MuJoCo's.
+    """
+    if "mujoco" not in str(spec.entry_point):
+        yield
+        return
+    try:
+        import mujoco
+    except ImportError:  # making the environment will say so
+        yield
+        return
+    texts: list[str] = []
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(texts.append)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+        for text in texts:
+            if "deprecated" not in text:
+                warnings.warn(f"MuJoCo, {spec.id}: {text}", stacklevel=2)

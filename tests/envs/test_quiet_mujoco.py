@@ -8,7 +8,7 @@ import gymnasium as gym
 import pytest
 
 from kit.envs import make_env
-from kit.envs.mujoco_warnings import told_once
+from kit.envs.single_env import quiet_mujoco
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -26,7 +26,7 @@ def test_making_copies_prints_nothing_and_writes_nothing(
 
 def test_what_is_no_deprecation_becomes_a_python_warning():
     spec = gym.spec("HalfCheetah-v5")
-    with pytest.warns(UserWarning, match=r"HalfCheetah-v5: the floor is lava"), told_once(spec):
+    with pytest.warns(UserWarning, match=r"HalfCheetah-v5: the floor is lava"), quiet_mujoco(spec):
         mujoco.get_mju_user_warning()("the floor is lava")
 
 
@@ -34,7 +34,7 @@ def test_the_handler_that_was_there_is_put_back():
     heard = []
     mujoco.set_mju_user_warning(heard.append)
     try:
-        with told_once(gym.spec("HalfCheetah-v5")):
+        with quiet_mujoco(gym.spec("HalfCheetah-v5")):
             pass
         mujoco.get_mju_user_warning()("after")
         assert heard == ["after"]
@@ -46,5 +46,5 @@ def test_other_environments_are_left_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         before = mujoco.get_mju_user_warning()
-        with told_once(gym.spec("CartPole-v1")):
+        with quiet_mujoco(gym.spec("CartPole-v1")):
             assert mujoco.get_mju_user_warning() is before
