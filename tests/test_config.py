@@ -112,8 +112,9 @@ def test_what_is_wrong_is_named_with_what_works(values, message):
 
 
 def test_limits_are_included():
-    from_plain(Settings, {"count": 1, "maybe": 1, "weight": 0, "discount": 0, "rate": 1e-300})
-    from_plain(Settings, {"discount": 1})
+    lowest = {"count": 1, "maybe": 1, "weight": 0.0, "discount": 0.0, "rate": 1e-300}
+    assert from_plain(Settings, lowest) == Settings(**lowest)
+    assert from_plain(Settings, {"discount": 1}).discount == 1.0
 
 
 def test_a_dataclass_made_in_python_is_checked_in_the_same_way():

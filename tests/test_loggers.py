@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from kit.steps import SettingError, StepLedger
 from kit.steps.settings import OnPolicySteps
 from recipes.ppo import Config, build
 from tests.tiny import on_policy_plan, ppo_trainer
+from tests.waiting import wait_until
 
 AXES = ["policy_steps", "env_steps", "gradient_steps", "time/seconds"]
 
@@ -117,13 +117,8 @@ def nobody(tmp_path, monkeypatch):
 def records(run: Path) -> list[tuple[str, Any]]:
     """What W&B has written for its server, once its own process has written all of it."""
     (path,) = (run / "wandb").glob("offline-run-*/*.wandb")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = parsed(path)
-        if found and found[-1][0] == "exit":
-            return found
-        time.sleep(0.05)
-    raise AssertionError("W&B never finished")
+    wait_until(lambda: [kind for kind, _ in parsed(path)][-1:] == ["exit"], "W&B finishes its log")
+    return parsed(path)
 
 
 def parsed(path: Path) -> list[tuple[str, Any]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -33,19 +31,44 @@ SAC_N_STEP = [*SAC_PENDULUM, "n_step=3", "steps.replay_ratio=1/4"]
 SAC_CHEETAH = [*SAC_PENDULUM, "env.id=HalfCheetah-v5", "steps.evaluation_every=null"]
 
 
-def start(arguments: list[str], folder: Path, **popen: object) -> subprocess.Popen[bytes]:
+# A recipe whose process kills itself at the n-th operation on a file of its checkpoints or rows.
+RECIPE = """
+import os, runpy, signal, sys
+
+recipe, kill_at, count_in, *settings = sys.argv[1:]
+FILES = ("/checkpoints", "metrics.csv", "times.csv")
+seen = 0
+
+def look(event, arguments):
+    global seen
+    if event == "open" or event.startswith(("os.", "shutil.")):
+        if any(name in str(argument) for argument in arguments[:2] for name in FILES):
+            seen += 1
+            if seen == int(kill_at):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(look)
+sys.argv = [f"recipes.{recipe}", *settings]
+runpy.run_module(f"recipes.{recipe}", run_name="__main__", alter_sys=True)
+with open(count_in, "w") as file:
+    print(seen, file=file)
+"""
+
+
+def run(arguments: list[str], folder: Path, kill_at: int = 0) -> int:
+    """Run a recipe, or begin to: it is killed at an operation on its files, counted from 1.
+
+    Returns:
+        How many such operations there were, where the run came to its end.
+    """
     recipe, *settings = arguments
-    command = [sys.executable, "-m", f"recipes.{recipe}", *settings, f"runs={folder}"]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    return subprocess.Popen(
-        [*command, "progress=false"], env=environment, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, **popen,
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen[bytes]) -> None:
-    output, _ = process.communicate()
-    assert process.returncode == 0, output.decode()
+    folder.mkdir(exist_ok=True)
+    count = folder / "count"
+    command = [sys.executable, "-W", "ignore", "-c", RECIPE, recipe, str(kill_at), str(count)]
+    command += [*settings, f"runs={folder}", "progress=false"]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ran.returncode == (-signal.SIGKILL if kill_at else 0), ran.stdout + ran.stderr
+    return 0 if kill_at else int(count.read_text())
 
 
 def the_run(folder: Path) -> Path:
@@ -81,36 +104,6 @@ def assert_same(a: object, b: object, where: str = "") -> None:
         assert a == b, where
 
 
-def kill_and_resume(arguments: list[str], folder: Path, kills: int, seed: int) -> Path:
-    """Kill a run at random moments, resume it each time, and let it end."""
-    rng = random.Random(seed)
-    done = 0
-    extra = ["checkpoint_every=64" if arguments[0] == "sac" else "checkpoint_every=256"]
-    resume: list[str] = []
-    while done < kills:
-        process = start([*arguments, *extra] if not resume else [arguments[0], *resume], folder)
-        # Wait until the run has begun, then strike somewhere in its middle.
-        deadline = time.monotonic() + 120
-        while not list(folder.glob("*/*/*/metrics.csv")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        rows = sum(1 for _ in (the_run(folder) / "metrics.csv").open())
-        target = rows + rng.randint(1, 12)
-        while process.poll() is None and time.monotonic() < deadline:
-            if sum(1 for _ in (the_run(folder) / "metrics.csv").open()) >= target:
-                time.sleep(rng.random() * 0.05)
-                break
-            time.sleep(0.01)
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        done += 1
-        resume = [f"resume={the_run(folder)}"]
-    if resume:
-        finish(start([arguments[0], *resume], folder))
-    return the_run(folder)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -123,12 +116,14 @@ def kill_and_resume(arguments: list[str], folder: Path, kills: int, seed: int) -
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(arguments: list[str], tmp_path: Path) -> None:
-    whole = start(
-        [*arguments, "checkpoint_every=64" if arguments[0] == "sac" else "checkpoint_every=256"],
-        tmp_path / "whole",
-    )
-    resumed = kill_and_resume(arguments, tmp_path / "killed", kills=3, seed=len(arguments))
-    finish(whole)
-    uninterrupted = the_run(tmp_path / "whole")
-    assert (resumed / "metrics.csv").read_bytes() == (uninterrupted / "metrics.csv").read_bytes()
-    assert_same(end_state(resumed), end_state(uninterrupted))
+    often = [*arguments, f"checkpoint_every={64 if arguments[0] == 'sac' else 256}"]
+    operations = run(often, tmp_path / "whole")
+    # Each process takes part of the way, so that the third kill still falls within the run.
+    rng, killed = random.Random(len(arguments)), tmp_path / "killed"
+    run(often, killed, rng.randrange(1, operations // 4))
+    for _ in range(2):
+        run([arguments[0], f"resume={the_run(killed)}"], killed, rng.randrange(1, operations // 4))
+    run([arguments[0], f"resume={the_run(killed)}"], killed)
+    resumed, whole = the_run(killed), the_run(tmp_path / "whole")
+    assert (resumed / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    assert_same(end_state(resumed), end_state(whole))

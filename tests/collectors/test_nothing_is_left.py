@@ -8,10 +8,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import LONG, wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").exists(), reason="needs Linux's /proc and shm")
 
@@ -72,13 +73,13 @@ def start(how: str, path: Path) -> tuple[subprocess.Popen, list[int]]:
 
 
 def end(process: subprocess.Popen, path: Path) -> tuple[str, str]:
-    """Wait for the script, two minutes at most; return its output and its errors."""
+    """Wait for the script; return its output and its errors."""
     assert process.stdout is not None
-    late = threading.Timer(120, lambda: os.killpg(process.pid, signal.SIGKILL))
-    late.start()
+    hangs = threading.Timer(LONG, lambda: os.killpg(process.pid, signal.SIGKILL))
+    hangs.start()
     out = process.stdout.read()
-    process.wait(60)
-    late.cancel()
+    process.wait()
+    hangs.cancel()
     return out, (path / "stderr").read_text()
 
 
@@ -95,32 +96,25 @@ def alive(numbers: list[int]) -> list[int]:
     return found
 
 
-def left(numbers: list[int]) -> tuple[list[int], list[str]]:
-    """What is left of processes: themselves, and files of shared memory named after them.
-
-    Processes whose parent was killed have ten seconds to notice.
-    """
-    for _ in range(100):
-        if not alive(numbers):
-            break
-        time.sleep(0.1)
+def left(numbers: list[int]) -> list[str]:
+    """What is left of processes once they have ended: files of shared memory named after them."""
+    wait_until(lambda: not alive(numbers), f"processes {numbers} end")
     names = {part for number in numbers for part in (f"torch_{number}_", f"pym-{number}-")}
-    files = [f.name for f in Path("/dev/shm").iterdir() if f.name.startswith(tuple(names))]
-    return alive(numbers), files
+    return [f.name for f in Path("/dev/shm").iterdir() if f.name.startswith(tuple(names))]
 
 
 def test_nothing_is_left_after_shutdown(tmp_path):
     process, numbers = start("shutdown", tmp_path)
     out, err = end(process, tmp_path)
     assert out.split() == ["after", "0", "0", "end"]
-    assert (process.returncode, err, left(numbers)) == (0, "", ([], []))
+    assert (process.returncode, err, left(numbers)) == (0, "", [])
 
 
 def test_nothing_is_left_by_a_script_that_ends_without_shutdown(tmp_path):
     process, numbers = start("exit", tmp_path)
     out, err = end(process, tmp_path)
     assert (process.returncode, out, err) == (0, "end\n", "")
-    assert left(numbers) == ([], [])
+    assert left(numbers) == []
 
 
 def test_nothing_is_left_after_an_exception_that_nobody_caught(tmp_path):
@@ -128,7 +122,7 @@ def test_nothing_is_left_after_an_exception_that_nobody_caught(tmp_path):
     out, err = end(process, tmp_path)
     assert (process.returncode, out) == (1, "")
     assert err.splitlines()[-1].startswith("kit.envs.errors.EnvironmentFault: environment Raises")
-    assert left(numbers) == ([], [])
+    assert left(numbers) == []
 
 
 def test_nothing_is_left_after_control_c_which_reaches_every_process(tmp_path):
@@ -138,11 +132,11 @@ def test_nothing_is_left_after_control_c_which_reaches_every_process(tmp_path):
     assert out == ""
     assert err.splitlines()[-1] == "KeyboardInterrupt"
     assert err.count("Traceback") == 1
-    assert left(numbers) == ([], [])
+    assert left(numbers) == []
 
 
 def test_nothing_is_left_after_the_script_was_killed(tmp_path):
     process, numbers = start("kill", tmp_path)
     process.kill()
     end(process, tmp_path)
-    assert left(numbers) == ([], [])
+    assert left(numbers) == []

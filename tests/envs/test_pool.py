@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 import warnings
 
 import numpy as np
@@ -16,6 +15,7 @@ from kit.collectors import EpisodeCollector, VectorCollector, make_collector
 from kit.envs import make_env
 from kit.envs.tensor import make_tensor_env
 from kit.steps import SettingError, StepPlan
+from tests.waiting import wait_until
 
 
 def pool(id="CartPole-v1", num_envs=3, **kwargs):
@@ -164,10 +164,7 @@ def test_its_threads_end_with_it():
     env.start()
     assert threads() > before
     env.close()
-    deadline = time.monotonic() + 10
-    while threads() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threads() == before
+    wait_until(lambda: threads() <= before, "the pool's threads end")
 
 
 # ---------------------------------------------------------------------- what it refuses
