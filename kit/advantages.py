@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from torchrl.objectives import value as torchrl_value
 
@@ -59,6 +59,67 @@ def generalized_advantages(
     """
     delta = reward + gamma * next_value * ~terminated - value
     return discounted_suffix_sums(delta, gamma * lmbda * (~done).to(delta.dtype))
+
+
+class RewardToGo(nn.Module):
+    """Monte-Carlo returns: the discounted rewards from each step to the end of its episode.
+
+    For REINFORCE (Williams 1992; Sutton and Barto 2018, section 13.3), and with a baseline for
+    REINFORCE with baseline (section 13.4). Called with a batch ``[num_envs, steps]``, padded
+    episodes included, it writes ``value_target``, the return, and ``advantage``, the return minus
+    the baseline, both ``[num_envs, steps, 1]`` and without gradients.
+
+    With a baseline, what follows a truncated episode or the end of the batch is estimated by its
+    value (bootstrapping), which makes the advantages those of :class:`GAE` with ``lmbda=1``.
+    Without one, the return ends there.
+
+    Args:
+        gamma: discount, in [0, 1].
+        value_network: baseline, from observations to ``state_value``; ``None``: no baseline.
+        normalize: whether advantages get mean 0 and standard deviation 1 over all transitions of
+            the batch.
+
+    Examples:
+        >>> ended = torch.tensor([False, True, False]).reshape(1, 3, 1)
+        >>> ends = {"reward": torch.ones(1, 3, 1), "done": ended, "terminated": ended}
+        >>> RewardToGo(gamma=0.5)(TensorDict({"next": ends}, [1, 3]))["advantage"].flatten()
+        tensor([1.5000, 1.0000, 1.0000])
+    """
+
+    def __init__(
+        self, *, gamma: float, value_network: Any | None = None, normalize: bool = False
+    ) -> None:
+        super().__init__()
+        self.gamma, self.normalize = gamma, normalize
+        baseline = {"gamma": gamma, "lmbda": 1.0, "value_network": value_network}
+        self.estimator = None if value_network is None else GAE(**baseline)
+
+    @torch.no_grad()
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Add returns and advantages to a batch ``[num_envs, steps]``."""
+        if self.estimator is not None:
+            tensordict = self.estimator(tensordict)
+        else:
+            reward, done = (tensordict.get(("next", key)).squeeze(-1) for key in ("reward", "done"))
+            returns = discounted_suffix_sums(reward, self.gamma * (~done).to(reward.dtype))
+            tensordict.set("value_target", returns.unsqueeze(-1))
+            tensordict.set("advantage", returns.unsqueeze(-1))
+        if self.normalize:
+            mask = tensordict.get(("collector", "mask"), None)
+            advantage = tensordict.get("advantage")
+            tensordict.set("advantage", _normalized(advantage, mask))
+        return tensordict
+
+
+def _normalized(advantage: Tensor, mask: Tensor | None) -> Tensor:
+    """Return advantages ``[..., 1]`` of mean 0 and standard deviation 1 where ``mask`` is true."""
+    if mask is None:
+        weight = torch.ones_like(advantage)
+    else:
+        weight = mask.reshape(advantage.shape).to(advantage.dtype)
+    count = weight.sum()
+    centred = (advantage - (advantage * weight).sum() / count) * weight
+    return centred / (centred.square().sum() / (count - 1)).sqrt().clamp_min(1e-6)
 
 
 class GAE(torchrl_value.GAE):

@@ -11,7 +11,7 @@ from torch import nn
 from torchrl.modules import ValueOperator
 from torchrl.objectives import value as torchrl_value
 
-from kit.advantages import GAE, discounted_suffix_sums, generalized_advantages
+from kit.advantages import GAE, RewardToGo, discounted_suffix_sums, generalized_advantages
 
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 40))
 
@@ -195,3 +195,76 @@ def test_a_network_that_decides_on_the_host_is_called_plainly():
         discounts = (estimator.gamma, estimator.lmbda)
         expected = generalized_advantages(ends[0], *values, *ends[1:], *discounts)
         torch.testing.assert_close(estimator(batch)["advantage"].squeeze(-1), expected)
+
+
+# ---------------------------------------------------------------------- Monte-Carlo returns
+def returns_of(batch: TensorDict, gamma: float, following: torch.Tensor | None) -> torch.Tensor:
+    """Step by step, in double precision; ``following`` is the value of the next observation."""
+    shape = batch.shape
+    reward, done, terminated = (
+        batch["next", key].reshape(shape) for key in ("reward", "done", "terminated")
+    )
+    returns = torch.zeros(shape, dtype=torch.float64)
+    for env in range(shape[0]):
+        for t in reversed(range(shape[1])):
+            later = torch.zeros(())
+            if not done[env, t] and t + 1 < shape[1]:
+                later = returns[env, t + 1]
+            elif following is not None and not terminated[env, t]:
+                later = following[env, t]
+            returns[env, t] = reward[env, t] + gamma * later
+    return returns
+
+
+@given(SIZES, st.integers(0, 1000), st.sampled_from([0.0, 0.9, 1.0]))
+@settings(max_examples=50, deadline=None)
+def test_returns_without_a_baseline_are_the_rewards_to_go(size, seed, gamma):
+    batch = batch_of(*size, seed=seed)
+    given = batch.clone()
+    RewardToGo(gamma=gamma)(batch)
+    expected = returns_of(given, gamma, None).unsqueeze(-1)
+    torch.testing.assert_close(batch["advantage"], expected)
+    torch.testing.assert_close(batch["value_target"], expected)
+
+
+@given(SIZES, st.integers(0, 1000), st.sampled_from([0.0, 0.9, 1.0]))
+@settings(max_examples=30, deadline=None)
+def test_a_baseline_is_subtracted_and_bootstraps_what_is_cut_off(size, seed, gamma):
+    torch.manual_seed(seed)
+    batch, value = batch_of(*size, seed=seed), network(double=True)
+    seen = batch["next", "observation"]  # where an episode continues, the next one acted on
+    ended = batch["next", "done"][:, :-1]
+    seen[:, :-1] = torch.where(ended, seen[:, :-1], batch["observation"][:, 1:])
+    following = value(batch["next"].clone())["state_value"].detach().squeeze(-1)
+    expected = returns_of(batch, gamma, following).unsqueeze(-1)
+    RewardToGo(gamma=gamma, value_network=value)(batch)
+    torch.testing.assert_close(batch["value_target"], expected)
+    baseline = value(batch.clone())["state_value"]
+    torch.testing.assert_close(batch["advantage"], expected - baseline)
+    assert not batch["advantage"].requires_grad
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_padding_changes_no_return_and_is_not_counted_in_the_normalisation(baseline):
+    torch.manual_seed(0)
+    lengths, steps = [3, 7, 5], 7
+    batch = batch_of(3, steps, ends=0.0)
+    mask = torch.arange(steps) < torch.tensor(lengths).unsqueeze(-1)
+    for env, length in enumerate(lengths):
+        for name in ("done", "terminated"):
+            batch["next", name][env, length - 1] = True
+    batch["collector", "mask"] = mask
+    polluted = batch.clone()
+    polluted["next", "reward"][~mask] = 1e6
+    value = network(double=True) if baseline else None
+    estimate = RewardToGo(gamma=0.9, value_network=value, normalize=True)
+    one, other = estimate(batch)["advantage"][mask], estimate(polluted)["advantage"][mask]
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(one.mean(), torch.zeros((), dtype=torch.float64))
+    torch.testing.assert_close(one.std(), torch.ones((), dtype=torch.float64))
+
+
+def test_advantages_that_are_all_the_same_are_zero_when_normalised():
+    batch = batch_of(2, 1)
+    batch["next", "reward"].fill_(3.0)
+    assert (RewardToGo(gamma=1.0, normalize=True)(batch)["advantage"] == 0).all()
