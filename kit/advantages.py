@@ -91,8 +91,9 @@ class RewardToGo(nn.Module):
     ) -> None:
         super().__init__()
         self.gamma, self.normalize = gamma, normalize
-        baseline = {"gamma": gamma, "lmbda": 1.0, "value_network": value_network}
-        self.estimator = None if value_network is None else GAE(**baseline)
+        self.estimator: GAE | None = None
+        if value_network is not None:
+            self.estimator = GAE(gamma=gamma, lmbda=1.0, value_network=value_network)
 
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
