@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torchrl.objectives import value as torchrl_value
 
-from kit.fast.trace import FlatProgram, NotTraceable, trace
+from kit.fast.old_trace import FlatProgram, NotTraceable, trace
 from kit.fast.watch import Watch
 
 

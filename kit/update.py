@@ -15,7 +15,7 @@ from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper
 
 from kit.fast.flat_update import FlatUpdate, Gradients, Metrics
-from kit.fast.trace import FlatProgram, trace
+from kit.fast.old_trace import FlatProgram, trace
 from kit.logging.metrics import scalar, weighted_mean
 from kit.steps import SettingError
 from kit.steps.errors import whole_number

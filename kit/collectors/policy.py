@@ -17,7 +17,7 @@ from torchrl.modules.utils import get_primers_from_module
 
 from kit.collectors.in_numpy import NotInNumpy, NumpyProgram
 from kit.envs.spaces import Key
-from kit.fast.trace import FlatProgram, NotTraceable, trace
+from kit.fast.old_trace import FlatProgram, NotTraceable, trace
 from kit.fast.watch import Watch
 from kit.steps import SettingError
 

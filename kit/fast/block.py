@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kit.fast.trace import FlatProgram, NotTraceable, trace
+from kit.fast.old_trace import FlatProgram, NotTraceable, trace
 
 Function = Callable[..., Sequence[Tensor]]
 

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from kit.fast.trace import FlatProgram, NotTraceable, trace
+from kit.fast.old_trace import FlatProgram, NotTraceable, trace
 from kit.fast.watch import Watch
 
 Metrics = dict[str, Tensor]
@@ -79,7 +79,7 @@ class FlatUpdate:
         if self._fused:
             _rates_as_tensors(optimizers)
         self._compile = compile
-        self._watch = Watch(loss_module, [g for o in optimizers for g in o.param_groups])
+        self._watch = Watch(loss_module, *(_Group(g) for o in optimizers for g in o.param_groups))
         self._keys: list[Any] = []
         self._known: dict[Any, _Known] = {}
         self._verified = False
@@ -262,6 +262,11 @@ class FlatUpdate:
     def _tell(self, reason: str) -> None:
         self.plain_reason = reason
         warnings.warn(f"{self._name} runs eagerly, not as a flat program: {reason}", stacklevel=2)
+
+
+class _Group:
+    def __init__(self, group: dict[str, Any]) -> None:
+        self.__dict__ = group
 
 
 def _signature(keys: Sequence[Any], minibatch: TensorDictBase) -> tuple[Any, ...]:

@@ -1,31 +1,32 @@
-"""Run a function of tensors once, and from then on as a flat list of tensor operations.
+"""Record a function of tensors as a ``torch.fx.Graph``, its backward pass included.
 
 A TensorDict module or loss spends most of a small network's time on Python: keys, modules,
-distributions. :func:`trace` calls the function once, notes every tensor operation it makes (with
-the backward pass, if the function computes gradients) and returns a :class:`FlatProgram` that makes
-the same operations on new inputs: same kernels, same order, same random numbers, bitwise the same
-results. Parameters and buffers are read where they live, so a program sees every in-place change.
+distributions. :func:`record` calls the function once under a dispatch mode that sees every tensor
+operation below autograd, and writes these operations into a graph. Parameters and buffers are
+inputs of the graph, so that executing it sees every in-place change of them.
 
-What a program cannot follow is refused with :class:`NotTraceable`: Python that reads a tensor on
-the host and may decide something else the next time. Two reads are harmless: checks that values are
-finite, which are left out, and reads of settings that depend on nothing that varies (the bounds of
-an action); a program notices when these change.
+What cannot be replayed is refused with :class:`NotTraceable`: Python that reads a tensor on the
+host and may decide otherwise the next time. Two reads are harmless: checks that values are finite,
+which are left out, and reads of settings that depend on nothing that varies (the bounds of an
+action); :meth:`Recording.is_valid` notices when these change.
 """
 
 from __future__ import annotations
 
+import operator
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kit.fast.executors import flat_function
-
 aten = torch.ops.aten
+
+_UNDECLARED = {aten.native_batch_norm.default: (3, 4), aten.cudnn_batch_norm.default: (3, 4)}
+"""Arguments (running statistics) that operations write to without saying so."""
 
 
 class NotTraceable(RuntimeError):
@@ -33,237 +34,223 @@ class NotTraceable(RuntimeError):
 
 
 @dataclass
-class Operation:
-    """One tensor operation: its function, its arguments and what it returned while tracing."""
+class Recording:
+    """A function of tensors as a graph.
 
-    function: Any
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-    result: Any
+    The graph's placeholders are the inputs that are read, then the constants.
+    """
 
-
-@dataclass(frozen=True)
-class Recorded:
-    """What a flat program was made of."""
-
-    operations: list[Operation]
+    graph: fx.Graph
     inputs: list[Tensor]
-    """those that are read."""
-    outputs: list[Tensor]
+    """inputs that are read, as they were when recording; cleared once a program is built."""
+    inputs_read: list[int]
+    """positions of these inputs among the function's."""
+    inputs_changed: list[int]
+    """positions of the inputs that the function writes to in place."""
     constants: list[Tensor]
-    """read, but neither given nor made: parameters and buffers."""
+    """tensors that are read but neither given nor made: parameters and buffers."""
+    changed: list[Tensor]
+    """tensors other than inputs that the function writes to in place, views included."""
+    _settings: list[tuple[Tensor, int]]
+    """tensors whose values Python has read, and the versions of these values."""
+    _pinned: list[tuple[Tensor, int]]
+    """tensors that the graph knows by a view made while recording, and their addresses."""
 
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operation below autograd, and refuses reads of tensors that vary on the host.
-
-    Args:
-        inputs: of the function.
-        split: whether to make :data:`_PARTS` of an operation in place of it.
-    """
-
-    def __init__(self, inputs: Sequence[Tensor], split: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._split = split
-        self.operations: list[Operation] = []
-        self.read: dict[int, Tensor] = {}
-        self._made_by: dict[int, Operation] = {}
-        self._varying = {id(tensor) for tensor in inputs}
-        self._settings: dict[int, dict[int, Tensor]] = {}
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        if self._split and not kwargs and function in _PARTS:
-            result = _PARTS[function](self._note, *args)
-            if result is not None:
-                return result
-        return self._note(function, *args, **(kwargs or {}))
-
-    def _note(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        operation = Operation(function, args, kwargs, result)
-        if function is aten._local_scalar_dense.default:
-            if id(args[0]) not in self._varying:
-                self.read |= self._settings.get(id(args[0]), {id(args[0]): args[0]})
-            elif not self._asks_whether_finite(args[0]):
-                raise NotTraceable(_host_read())
-            return result
-        self.operations.append(operation)
-        self._follow(operation)
-        return result
-
-    def _follow(self, operation: Operation) -> None:
-        """Note what the results of an operation depend on: what varies, or settings alone."""
-        reads = tensors_read(operation)
-        varies = torch.Tag.nondeterministic_seeded in operation.function.tags
-        settings: dict[int, Tensor] = {}
-        for tensor in reads:
-            made = id(tensor) in self._made_by
-            varies |= id(tensor) in self._varying or (not made and tensor.requires_grad)
-            settings |= self._settings.get(id(tensor), {} if made else {id(tensor): tensor})
-        for tensor in tensors_in(operation.result):
-            self._made_by[id(tensor)] = operation
-            self._settings[id(tensor)] = settings
-            if varies:
-                self._varying.add(id(tensor))
-
-    def _asks_whether_finite(self, value: Tensor) -> bool:
-        """Whether ``value`` is ``x.isfinite().all()`` or ``x.isnan().any()``, which only check."""
-        made = self._made_by.get(id(value))
-        if made is None or made.function not in (aten.all.default, aten.any.default):
-            return False
-        inner = self._made_by.get(id(made.arguments[0]))
-        if inner is None:
-            return False
-        if made.function is aten.any.default:
-            return inner.function is aten.ne.Tensor and inner.arguments[0] is inner.arguments[1]
-        if inner.function is not aten.mul.Tensor:
-            return False
-        parts = [self._made_by.get(id(tensor)) for tensor in inner.arguments]
-        names = {str(part.function) for part in parts if part is not None}
-        return names == {"aten.eq.Tensor", "aten.ne.Scalar"}
-
-
-def _multinomial(
-    note: Callable[..., Any], weights: Tensor, count: int, replacement: bool = False
-) -> Tensor | None:
-    """Draw one choice as PyTorch does: the winner of an exponential race.
-
-    Bitwise the same, but the random numbers are drawn by an operation of their own, and the weights
-    are not checked.
-    """
-    del replacement
-    if count != 1 or weights.is_cuda:
-        return None
-    waiting = note(aten.exponential_.default, note(aten.empty_like.default, weights))
-    winner: Tensor = note(aten.argmax.default, note(aten.div.Tensor, weights, waiting), -1, True)
-    return winner
-
-
-_PARTS: dict[Any, Callable[..., Any]] = {aten.multinomial.default: _multinomial}
-"""Operations that draw random numbers and do something else with them, in parts."""
-
-
-def _host_read() -> str:
-    frames = [f for f in traceback.extract_stack() if "torch/" not in f.filename.replace("\\", "/")]
-    frames = [f for f in frames if "/kit/fast/" not in f.filename]
-    where = frames[-1] if frames else None
-    place = f"{where.filename.split('site-packages/')[-1]}:{where.lineno}" if where else "unknown"
-    return f"it reads a tensor on the host at {place}: {where.line if where else ''}"
-
-
-class FlatProgram:
-    """A traced function: call it with tensors like those it was traced with.
-
-    Attributes:
-        inputs_read: numbers of the traced inputs that the function reads; a call gives only these.
-        constants: tensors that the function reads from outside: parameters and buffers.
-        operations: names of the operations that are executed, in order.
-        interpreter: ``"graph"`` (C++) or ``"python"``.
-        changes_constants: whether a call changes tensors that the function did not make.
-        settings: tensors whose values Python has read while tracing.
-        recorded: what the program was made of, where that was to be kept.
-    """
-
-    settings: Sequence[Tensor] = ()
-    recorded: Recorded | None = None
-    _versions: Sequence[int] = ()
-
-    def __init__(
-        self,
-        operations: list[Operation],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        compile: bool = False,
-        keep: bool = False,
-    ) -> None:
-        operations, outputs = _without_repeated_views(operations, inputs, outputs)
-        operations, shown = _without_fixed_views(operations, inputs)
-        self._shown = [(tensor, tensor.data_ptr()) for tensor in shown]
-        operations = _needed(operations, outputs)
-        read = {id(tensor) for operation in operations for tensor in tensors_read(operation)}
-        read.update(id(tensor) for tensor in outputs)
-        self.inputs_read = [n for n, tensor in enumerate(inputs) if id(tensor) in read]
-        inputs = [inputs[number] for number in self.inputs_read]
-        self.operations = [str(operation.function) for operation in operations]
-        self.constants = _constants(operations, inputs, outputs)
-        self.changes_constants = _changes_given(operations)
-        if keep:
-            self.recorded = Recorded(operations, inputs, list(outputs), self.constants)
-        self._run, self.interpreter = flat_function(
-            operations, [*inputs, *self.constants], outputs, compile
-        )
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the function's tensors for new ``inputs`` of the traced shapes and types.
-
-        Only the inputs that the function reads are given (``inputs_read``). To be called without
-        gradients (``torch.no_grad``): those of the function are part of it.
-        """
-        return self._run(*inputs, *self.constants)
-
-    def assume(self, settings: Sequence[Tensor]) -> None:
-        """Take the present values of ``settings`` for granted."""
-        self.settings = settings
-        self._versions = [tensor._version for tensor in settings]
+    @property
+    def operations(self) -> list[str]:
+        """Names of the operations, in order."""
+        return [
+            str(n.target) for n in self.graph.nodes if isinstance(n.target, torch._ops.OpOverload)
+        ]
 
     def is_valid(self) -> bool:
-        """Whether what was taken for granted still holds.
+        """Whether settings that Python has read, and addresses of views, are what they were."""
+        return all(tensor._version == version for tensor, version in self._settings) and all(
+            tensor.data_ptr() == address for tensor, address in self._pinned
+        )
 
-        That no setting that Python has read while tracing was changed in place since, and that
-        parameters and buffers are where they were.
-        """
-        unchanged = all(t._version == version for t, version in zip(self.settings, self._versions))
-        return unchanged and all(tensor.data_ptr() == place for tensor, place in self._shown)
+    def pin_constants(self) -> None:
+        """Require the constants to stay at their addresses, as a CUDA graph does."""
+        self._pinned += [(tensor, tensor.data_ptr()) for tensor in self.constants]
 
 
-def trace(
-    function: Callable[..., Sequence[Tensor]],
-    inputs: Sequence[Tensor],
-    compile: bool = False,
-    keep: bool = False,
-) -> tuple[FlatProgram, Sequence[Tensor]]:
-    """Call ``function`` once and return it as a flat program, with what the call returned.
+def record(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+) -> tuple[Recording, Sequence[Tensor]]:
+    """Call ``function`` once and return what it did, and its outputs.
 
     The call is a real one: random numbers are drawn and buffers change, once.
 
     Args:
         function: takes the inputs, returns a sequence of tensors; gradients it computes with
-            ``torch.autograd.grad`` are part of the program.
-        inputs: tensors of the shapes and types that the program will be called with.
-        compile: whether ``torch.compile`` compiles the program, which then rounds differently.
-        keep: whether the program keeps what it was made of, with every tensor of the call, and
-            random numbers are drawn by operations of their own.
+            ``torch.autograd.grad`` are recorded with it.
+        inputs: tensors, no two of which may share memory.
 
     Raises:
         NotTraceable: if the function reads a tensor on the host, other than to check that values
-            are finite.
+            are finite. Tensors that it had changed in place have their values back.
     """
-    inputs = _apart(inputs)
-    recorder = _Recorder(inputs, split=keep)
+    recorder = _Recorder(inputs)
     # Checks of distribution arguments read the host and only raise; they are no part of a program.
     checked = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
         with recorder:
             outputs = function(*inputs)
+        return recorder.finish(outputs), outputs
+    except NotTraceable:
+        recorder.restore()
+        raise
     finally:
         torch.distributions.Distribution.set_default_validate_args(checked)
-    program = FlatProgram(recorder.operations, inputs, outputs, compile, keep)
-    program.assume(list(recorder.read.values()))
-    return program, outputs
 
 
-def _apart(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return inputs of which no two show the same memory: in another call they may not."""
-    seen: set[Any] = set()
-    apart = []
-    for tensor in inputs:
-        apart.append(tensor.clone() if _place(tensor) in seen else tensor)
-        seen.add(_place(tensor))
-    return apart
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes every operation below autograd into a graph.
+
+    The nodes' ``meta`` hold, while recording: ``value``, which keeps the tensor alive so that its
+    address and identity stay its own; ``varies``, whether it may differ in the next call; and
+    ``settings``, the tensors it depends on if it does not.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = fx.Graph()
+        self.read: dict[int, Tensor] = {}
+        self._nodes: dict[int, fx.Node] = {}
+        self._places: dict[Any, fx.Node] = {}
+        self._constants: dict[fx.Node, None] = {}  # in the order in which they were found
+        self._viewed: dict[int, Tensor] = {}
+        self._alive: list[Any] = []
+        self._made: set[int] = set()
+        self._saved: dict[Any, tuple[Tensor, Tensor]] = {}
+        self._inputs = [self._placeholder(tensor, varies=True) for tensor in inputs]
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        if function is aten._local_scalar_dense.default:
+            self._allow_read(self._node(args[0]))
+            return function(*args, **kwargs)
+        self._save_changed(function, args, kwargs)
+        result = function(*args, **kwargs)
+        self._write(function, args, kwargs, result)
+        return result
+
+    # ------------------------------------------------------------------ writing the graph
+    def _write(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        reads = [self._node(tensor) for tensor in tensors_in((args, tuple(kwargs.values())))]
+        if isinstance(result, Tensor) and _is_view(function):
+            if reads and all(node in self._constants for node in reads):
+                self._constant_view(result, reads)
+                return
+            # Autograd makes many views of the same memory in the same way: `detach`, a transpose
+            # of a transpose. One stands for all.
+            first = self._places.get(_place(result))
+            if first is not None:
+                self._nodes[id(result)] = first
+                self._alive.append(result)
+                return
+        memory = {_memory(tensor) for node in reads for tensor in tensors_in(node.meta["value"])}
+        node = self.graph.call_function(function, self._argument(args), self._argument(kwargs))
+        meta = {
+            "varies": torch.Tag.nondeterministic_seeded in function.tags
+            or any(read.meta["varies"] for read in reads),
+            "settings": {k: t for read in reads for k, t in read.meta["settings"].items()},
+        }
+        self._result(node, result, meta)
+        self._made.update({_memory(tensor) for tensor in tensors_in(result)} - memory)
+
+    def _result(self, node: fx.Node, result: Any, meta: dict[str, Any]) -> None:
+        """Let ``node`` stand for a result, with further nodes for the tensors of a list."""
+        node.meta = {"value": result, **meta}
+        if isinstance(result, (list, tuple)):
+            for number, item in enumerate(result):
+                self._result(self.graph.call_function(operator.getitem, (node, number)), item, meta)
+        elif isinstance(result, Tensor):
+            self._nodes[id(result)] = node
+            self._places.setdefault(_place(result), node)
+
+    def _placeholder(self, tensor: Tensor, varies: bool) -> fx.Node:
+        node = self.graph.placeholder(f"tensor_{len(self._nodes)}")
+        self._result(node, tensor, {"varies": varies, "settings": {id(tensor): tensor}})
+        return node
+
+    def _node(self, tensor: Tensor) -> fx.Node:
+        """Return the node of a tensor; one that is neither given nor made is a constant."""
+        if id(tensor) not in self._nodes:
+            self._constants[self._placeholder(tensor, varies=tensor.requires_grad)] = None
+        return self._nodes[id(tensor)]
+
+    def _constant_view(self, view: Tensor, reads: Sequence[fx.Node]) -> None:
+        """Take a view of a parameter as a constant of its own: it shows every later change."""
+        node = self._node(view)
+        node.meta["varies"] |= any(read.meta["varies"] for read in reads)
+        node.meta["settings"] = {k: t for r in reads for k, t in r.meta["settings"].items()}
+        for read in reads:
+            self._viewed[id(read.meta["value"])] = read.meta["value"]
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._node(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._argument(item) for item in value)
+        if isinstance(value, dict):
+            return {name: self._argument(item) for name, item in value.items()}
+        return value
+
+    # ------------------------------------------------------------------ tensors changed in place
+    def _save_changed(self, function: Any, args: Any, kwargs: Any) -> None:
+        """Save, before an operation writes to them, tensors that the function has not made."""
+        for number, argument in enumerate(function._schema.arguments):
+            declared = argument.alias_info is not None and argument.alias_info.is_write
+            if declared or number in _UNDECLARED.get(function, ()):
+                given = args[number] if number < len(args) else kwargs.get(argument.name)
+                for tensor in tensors_in(given):
+                    if _memory(tensor) not in self._made and _place(tensor) not in self._saved:
+                        self._saved[_place(tensor)] = (tensor, tensor.clone())
+
+    def restore(self) -> None:
+        """Give the tensors that were changed in place their values back."""
+        with torch.no_grad():
+            for tensor, value in reversed(self._saved.values()):
+                tensor.copy_(value)
+
+    # ------------------------------------------------------------------ reads on the host
+    def _allow_read(self, node: fx.Node) -> None:
+        if not node.meta["varies"]:
+            self.read |= node.meta["settings"]
+        elif not _asks_whether_finite(node):
+            raise NotTraceable(_host_read())
+
+    # ------------------------------------------------------------------ the end
+    def finish(self, outputs: Sequence[Tensor]) -> Recording:
+        """Return the recording, without operations whose results nobody uses."""
+        self.graph.output(tuple(self._node(tensor) for tensor in outputs))
+        self.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target in _UNDECLARED)
+        read = [number for number, node in enumerate(self._inputs) if node.users]
+        constants = [node for node in self._constants if node.users]
+        given = {_memory(node.meta["value"]): n for n, node in enumerate(self._inputs)}
+        changed = [tensor for tensor, _ in self._saved.values()]
+        recording = Recording(
+            self.graph,
+            inputs=[self._inputs[number].meta["value"] for number in read],
+            inputs_read=read,
+            inputs_changed=sorted({given[_memory(t)] for t in changed if _memory(t) in given}),
+            constants=[node.meta["value"] for node in constants],
+            changed=[tensor for tensor in changed if _memory(tensor) not in given],
+            _settings=[(tensor, tensor._version) for tensor in self.read.values()],
+            _pinned=[(tensor, tensor.data_ptr()) for tensor in self._viewed.values()],
+        )
+        for node in [*self._inputs, *self._constants]:
+            if not node.users:
+                self.graph.erase_node(node)
+        for node in self.graph.nodes:  # lets go of the tensors
+            value = node.meta.get("value")
+            node.meta = {"length": len(value)} if isinstance(value, (list, tuple)) else {}
+        return recording
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -275,115 +262,51 @@ def tensors_in(value: Any) -> list[Tensor]:
     return []
 
 
-def tensors_read(operation: Operation) -> list[Tensor]:
-    """Return the tensors among the arguments of an operation."""
-    return tensors_in(operation.arguments) + tensors_in(tuple(operation.keywords.values()))
-
-
-def _is_view(operation: Operation) -> bool:
-    returns = operation.function._schema.returns
+def _is_view(function: Any) -> bool:
+    returns = function._schema.returns
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-def _without_repeated_views(
-    operations: list[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> tuple[list[Operation], list[Tensor]]:
-    """Let one tensor stand for all that show the same memory in the same way.
-
-    Autograd makes many of these: ``detach``, a transpose of a transpose, a reshape to the same
-    shape. All tensors of a trace are alive, so the same address means the same memory.
-    """
-    first: dict[Any, Tensor] = {_place(tensor): tensor for tensor in inputs}
-    stands_for: dict[int, Tensor] = {}
-
-    def canonical(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return stands_for.get(id(value), value)
-        if isinstance(value, (list, tuple)):
-            return type(value)(canonical(item) for item in value)
-        return value
-
-    kept = []
-    for operation in operations:
-        result = operation.result
-        if isinstance(result, Tensor) and _is_view(operation) and _place(result) in first:
-            stands_for[id(result)] = first[_place(result)]
-            continue
-        for tensor in (*tensors_read(operation), *tensors_in(result)):
-            if id(tensor) not in stands_for:
-                first.setdefault(_place(tensor), tensor)
-        arguments = canonical(operation.arguments)
-        keywords = {name: canonical(value) for name, value in operation.keywords.items()}
-        kept.append(Operation(operation.function, arguments, keywords, canonical(result)))
-    return kept, [canonical(tensor) for tensor in outputs]
+def _memory(tensor: Tensor) -> int:
+    """Address of the storage that a tensor shows; its identity where there is none."""
+    if tensor.numel() == 0 or tensor.layout is not torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
 
 
 def _place(tensor: Tensor) -> Any:
     """What a tensor shows: memory, offset, shape, strides, type."""
-    if tensor.numel() == 0 or tensor.is_sparse:
+    if tensor.numel() == 0 or tensor.layout is not torch.strided:
         return id(tensor)
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-def _without_fixed_views(
-    operations: list[Operation], inputs: Sequence[Tensor]
-) -> tuple[list[Operation], list[Tensor]]:
-    """Drop views of parameters and buffers: one made while tracing shows every later change.
-
-    Returns:
-        The other operations, and the tensors that the dropped ones show.
-    """
-    varying = {id(tensor) for tensor in inputs}
-    kept: list[Operation] = []
-    shown: dict[int, Tensor] = {}
-    views: set[int] = set()
-    for operation in operations:
-        reads = tensors_read(operation)
-        if _is_view(operation) and reads and not any(id(tensor) in varying for tensor in reads):
-            shown |= {id(tensor): tensor for tensor in reads if id(tensor) not in views}
-            views.update(id(tensor) for tensor in tensors_in(operation.result))
-            continue
-        kept.append(operation)
-        varying.update(id(tensor) for tensor in tensors_in(operation.result))
-    return kept, list(shown.values())
+def share_no_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors, cloned where one shows what another one does: later they may differ."""
+    seen: set[Any] = set()
+    separate = []
+    for tensor in tensors:
+        separate.append(tensor.clone() if _place(tensor) in seen else tensor)
+        seen.add(_place(tensor))
+    return separate
 
 
-def _needed(operations: list[Operation], outputs: Sequence[Tensor]) -> list[Operation]:
-    """Drop operations whose results nobody uses; those that change a tensor in place stay."""
-    used = {id(tensor) for tensor in outputs}
-    kept = []
-    for operation in reversed(operations):
-        changes = operation.function._schema.is_mutable
-        if changes or any(id(tensor) in used for tensor in tensors_in(operation.result)):
-            kept.append(operation)
-            used.update(id(tensor) for tensor in tensors_read(operation))
-    return kept[::-1]
+def _asks_whether_finite(node: fx.Node) -> bool:
+    """Whether a value is ``x.isfinite().all()`` or ``x.isnan().any()``, which only check."""
+    if node.target not in (aten.all.default, aten.any.default):
+        return False
+    inner: Any = node.args[0]
+    if node.target is aten.any.default:
+        is_nan = inner.target is aten.ne.Tensor and inner.args[0] is inner.args[1]
+        return is_nan or inner.target is aten.isnan.default
+    if inner.target is not aten.mul.Tensor:
+        return False
+    return {str(part.target) for part in inner.args} == {"aten.eq.Tensor", "aten.ne.Scalar"}
 
 
-def _changes_given(operations: list[Operation]) -> bool:
-    """Whether an operation changes a tensor in place that none of the operations made."""
-    made: set[int] = set()
-    for operation in operations:
-        if operation.function._schema.is_mutable:
-            for argument, value in zip(operation.function._schema.arguments, operation.arguments):
-                writes = argument.alias_info is not None and argument.alias_info.is_write
-                if writes and any(id(tensor) not in made for tensor in tensors_in(value)):
-                    return True
-        made.update(id(tensor) for tensor in tensors_in(operation.result))
-    return False
-
-
-def _constants(
-    operations: list[Operation], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> list[Tensor]:
-    """Tensors that are read but neither given nor made."""
-    known = {id(tensor) for tensor in inputs}
-    constants = []
-    for operation in operations:
-        for tensor in tensors_read(operation):
-            if id(tensor) not in known:
-                known.add(id(tensor))
-                constants.append(tensor)
-        known.update(id(tensor) for tensor in tensors_in(operation.result))
-    constants += [tensor for tensor in outputs if id(tensor) not in known]
-    return constants
+def _host_read() -> str:
+    frames = [f for f in traceback.extract_stack() if "torch/" not in f.filename.replace("\\", "/")]
+    frames = [f for f in frames if "/kit/fast/" not in f.filename]
+    where = frames[-1] if frames else None
+    place = f"{where.filename.split('site-packages/')[-1]}:{where.lineno}" if where else "unknown"
+    return f"it reads a tensor on the host at {place}: {where.line if where else ''}"

@@ -1,75 +1,103 @@
-"""Noticing that a module is no longer what it was."""
+"""Noticing that what a recording takes for granted is no longer what it was."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any
 
-from torch import nn
+from tensordict import TensorDictParams
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_SETTINGS = (bool, int, float, str, tuple, NoneType)
+_PARTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 
 
 class Watch:
-    """Notices when a module is no longer what a trace of it has taken for granted.
+    """Notices changes of modules, optimisers and other objects that Python code depends on.
 
-    A change of a parameter in place goes unnoticed, as it should: programs read parameters where
-    they live. Another value of a plain attribute (a coefficient kept as a float, training or
-    evaluation mode) and another parameter or buffer object are noticed.
+    A parameter changed in place goes unnoticed, as it should: programs read parameters where they
+    live. Noticed are: another value of a plain attribute (a coefficient kept as a float, training
+    or evaluation mode), an attribute, a submodule, a function, a hook, a parameter or a buffer that
+    was added, removed or replaced, other settings or another state of an optimiser.
 
     Args:
-        module: what was traced; anything else than an ``nn.Module`` never changes.
-        groups: further dictionaries of settings, such as an optimiser's parameter groups.
+        watched: ``nn.Module``s, optimisers and other objects, of which plain attributes are
+            watched; what has no attributes never changes.
     """
 
-    def __init__(self, module: Any, groups: Sequence[dict[str, Any]] = ()) -> None:
-        self.module = module
-        self.groups = groups
-        self._places: list[tuple[dict[str, Any], str]] = []
-        self._held: list[tuple[dict[str, Any], str]] = []
-        self._values: list[Any] = []
-        self._tensors: list[Any] = []
-        self.look_closely()
-
-    def settings(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return every plain attribute: where it is, its name and its value."""
-        return [(attributes, name, attributes.get(name)) for attributes, name in self._places]
+    def __init__(self, *watched: Any) -> None:
+        self.watched = watched
+        self._look()
 
     def changed(self) -> bool:
-        """Whether a value or an object that was there at the last look is another one."""
-        values = [attributes.get(name) for attributes, name in self._places]
-        tensors = [attributes.get(name) for attributes, name in self._held]
-        before, self._values = self._values, values
-        held, self._tensors = self._tensors, tensors
-        if any(map(operator.is_not, tensors, held)):
-            return True
-        try:
-            return bool(values != before)
-        except RuntimeError:  # a number became a tensor, which is not compared like one
-            return True
+        """Whether anything is different from the last call."""
+        if [*map(len, self._sizes)] == self._lengths:
+            held = [place.get(name) for place, name in self._held]
+            values = [_plain(place.get(name)) for place, name in self._places]
+            try:
+                if all(map(operator.is_, held, self._tensors)) and values == self._values:
+                    return False
+            except RuntimeError:  # a number became a tensor, which is not compared like one
+                pass
+        before = (self._places, self._values, self._held, self._tensors)
+        self._look()
+        return not _same(before, (self._places, self._values, self._held, self._tensors))
 
-    def look_closely(self) -> bool:
-        """Whether anything is different from the last look, new attributes and modules included."""
-        parts = self.module.modules() if isinstance(self.module, nn.Module) else ()
-        places: list[tuple[dict[str, Any], str]] = []
-        held: list[tuple[dict[str, Any], str]] = []
-        for part in parts:
-            attributes = part.__dict__
-            for kind in ("_parameters", "_buffers"):
-                held += [(attributes[kind], name) for name in attributes[kind]]
-            places += [(attributes, n) for n, v in attributes.items() if type(v) in _SETTINGS]
-        for group in self.groups:
-            places += [(group, n) for n, v in group.items() if type(v) in (*_SETTINGS, tuple)]
-        same = _same_places(places, self._places) and _same_places(held, self._held)
-        self._places, self._held = places, held
-        if same:
-            return self.changed()
-        self._values = [attributes.get(name) for attributes, name in places]
-        self._tensors = [attributes.get(name) for attributes, name in held]
-        return True
+    look_closely = changed
+
+    def settings(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Every plain attribute: where it is, its name and its value."""
+        return [(attributes, name, attributes.get(name)) for attributes, name in self._places]
+
+    def _look(self) -> None:
+        self._sizes = [d for one in self.watched for d in _dictionaries(one)]
+        self._lengths = [*map(len, self._sizes)]
+        entries = [(d, name, value) for d in self._sizes for name, value in d.items()]
+        self._places = [(d, n) for d, n, value in entries if type(value) in _SETTINGS]
+        self._held = [(d, n) for d, n, v in entries if isinstance(v, Tensor) or callable(v)]
+        self._values = [_plain(place[name]) for place, name in self._places]
+        self._tensors = [place[name] for place, name in self._held]
 
 
-_SETTINGS = (bool, int, float, str)
+def _plain(value: Any) -> Any:
+    """Return a plain value; ``None`` for any other, so that one that is made late is no change."""
+    return value if type(value) in _SETTINGS else None
 
 
-def _same_places(ours: Sequence[Any], others: Sequence[Any]) -> bool:
-    return [(id(a), n) for a, n in ours] == [(id(a), n) for a, n in others]
+def _dictionaries(watched: Any) -> Iterator[Any]:
+    """Yield the dictionaries whose entries are watched."""
+    if isinstance(watched, nn.Module):
+        for module in watched.modules():
+            attributes = module.__dict__
+            if not isinstance(module, TensorDictParams):  # its attributes change at every call
+                yield attributes
+            yield from (attributes[part] for part in _PARTS)
+    elif isinstance(watched, Optimizer):
+        yield from (watched._optimizer_step_pre_hooks, watched._optimizer_step_post_hooks)
+        yield watched.state
+        for group in watched.param_groups:
+            yield group
+            # The state of one parameter stands for that of all: it is loaded or cleared as a whole.
+            states = (watched.state[p] for p in group["params"] if p in watched.state)
+            yield next(states, {})
+    elif hasattr(watched, "__dict__"):
+        yield vars(watched)
+
+
+def _same(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    places, values, held, tensors = zip(before, now)
+    try:
+        return (
+            all(_names(*both) for both in (places, held))
+            and all(map(operator.is_, *tensors))
+            and bool(values[0] == values[1])
+        )
+    except RuntimeError:
+        return False
+
+
+def _names(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    return [(id(d), name) for d, name in before] == [(id(d), name) for d, name in now]

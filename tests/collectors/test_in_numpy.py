@@ -16,7 +16,7 @@ from kit.collectors import VectorCollector
 from kit.collectors.in_numpy import NotInNumpy, NumpyProgram
 from kit.collectors.in_numpy.operations import OPERATIONS
 from kit.envs import make_env
-from kit.fast.trace import trace
+from kit.fast.old_trace import trace
 from kit.modules import make_actor
 from tests.collectors.test_policy import ACTIONS, counting, dropping, guess, runner_of
 from tests.tiny import Guess

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kit.fast.trace import Operation, tensors_in, tensors_read
+from kit.fast.old_trace import Operation, tensors_in, tensors_read
 
 Array = NDArray[Any]
 Function = Callable[..., Any]

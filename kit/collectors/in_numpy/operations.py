@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kit.collectors.in_numpy.calls import Array, Function, NotInNumpy, On, Prepared
-from kit.fast.trace import Operation
+from kit.fast.old_trace import Operation
 
 
 def prepared(operation: Operation) -> Prepared:

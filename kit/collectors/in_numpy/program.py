@@ -21,7 +21,7 @@ from torch import Tensor
 from kit.collectors.in_numpy.calls import AtOnce, NotInNumpy, StepByStep
 from kit.collectors.in_numpy.operations import prepared
 from kit.envs.spaces import Arrays, Key
-from kit.fast.trace import FlatProgram, Operation, Recorded, tensors_in, tensors_read
+from kit.fast.old_trace import FlatProgram, Operation, Recorded, tensors_in, tensors_read
 
 Array = NDArray[Any]
 When = Literal["fixed", "drawn", "ahead", "step", "after"]

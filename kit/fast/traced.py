@@ -1,0 +1,249 @@
+"""Functions of tensors that run without Python once they are known."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from kit.fast.executors import Run, executed
+from kit.fast.trace import NotTraceable, Recording, record, share_no_memory
+from kit.fast.watch import Watch
+
+Key = Any
+Inputs = Any
+"""A dictionary or a TensorDict of tensors."""
+Outputs = Mapping[Key, Tensor]
+Function = Callable[[Inputs], Outputs]
+
+_PATIENCE = 20
+"""After so many recordings in a row that were dropped before a replay a function runs eagerly."""
+
+
+class Traced:
+    """A function of tensors that is recorded, verified once, and then replayed without Python.
+
+    There is one program for each signature: shapes and types of the inputs that are read. The first
+    call with a new signature records the function while it runs. The second runs both the program
+    and the function, from the same random numbers (of the CPU and of all devices) and the same
+    values of everything that they change in place, and compares all outputs and all changed tensors
+    bitwise; the function's results stay. From the third call on the program is replayed alone:
+    same kernels, same order, same random numbers, bitwise the same results.
+
+    A function that cannot be recorded (it decides something on the host), or whose program does not
+    agree, runs eagerly from then on, as if it had never been recorded; ``reason`` says why, and a
+    warning says it once.
+
+    To be called without gradients (``torch.no_grad``): gradients that the function itself computes
+    are part of the program.
+
+    Args:
+        function: takes a dictionary or a TensorDict of tensors and returns a dictionary of tensors.
+            It may write in place to its inputs, to parameters and to buffers. Entries that it sets
+            in what it was given are lost unless it returns them, and whatever else it does in
+            Python (count in an attribute, say) happens in eager calls alone.
+        watched: modules, optimisers and other objects whose settings, parts and parameter objects
+            the function depends on; see :class:`~kit.fast.watch.Watch`.
+        name: the function's name in the warning.
+        executor: one of :data:`~kit.fast.executors.EXECUTORS`, or ``"auto"``. Programs of
+            ``"inductor"`` round differently, so their results are only asked to be close.
+
+    Attributes:
+        reason: why the function runs eagerly; empty while it does not.
+
+    Examples:
+        >>> network = torch.nn.Linear(3, 2)
+        >>> act = Traced(lambda seen: {"action": network(seen["x"])}, network, name="the policy")
+        >>> with torch.no_grad():
+        ...     actions = [act({"x": torch.ones(4, 3)})["action"] for _ in range(3)]
+        >>> act.replays, act.keys_read, act.executor
+        (True, ['x'], 'interpreter')
+    """
+
+    def __init__(
+        self, function: Function, *watched: Any, name: str, executor: str = "auto"
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.reason = ""
+        self.watch = Watch(*watched)
+        self._asked = executor
+        self._keys: list[Key] = []
+        self._programs: dict[Any, _Program] = {}
+        self._wasted = 0
+
+    # ------------------------------------------------------------------ what is known
+    @property
+    def replays(self) -> bool:
+        """Whether a program has been verified, so that calls replay it."""
+        return any(program.verified for program in self._programs.values())
+
+    @property
+    def keys_read(self) -> list[Key]:
+        """Keys of the inputs that are read; empty as long as no program has been verified."""
+        return list(self._keys) if self.replays else []
+
+    @property
+    def programs(self) -> int:
+        """Number of signatures for which there is a program."""
+        return len(self._programs)
+
+    @property
+    def executor(self) -> str:
+        """Name of what executes the latest program; empty as long as there is none."""
+        return next((p.executor for p in reversed(self._programs.values())), "")
+
+    def refresh(self) -> bool:
+        """Drop the programs if anything that they take for granted has changed.
+
+        To be called before a call wherever that may have happened: at every gradient step, with
+        every batch.
+
+        Returns:
+            Whether programs were dropped.
+        """
+        valid = all(program.recording.is_valid() for program in self._programs.values())
+        if not self.watch.changed() and valid:
+            return False
+        dropped = bool(self._programs)
+        self.clear()
+        return dropped
+
+    def clear(self) -> None:
+        """Drop all programs."""
+        self._wasted += bool(self._programs) and not self.replays
+        self._programs.clear()
+        self._keys = []
+
+    # ------------------------------------------------------------------ a call
+    def __call__(self, inputs: Inputs) -> Outputs:
+        """Return the function's outputs; inputs that it does not read may be left out or added."""
+        if self.reason:
+            return self.function(inputs.copy())
+        values = [inputs.get(key) for key in self._keys]
+        program = self._programs.get(_signature(values))
+        if program is None:
+            return self._record(inputs)
+        if not program.verified:
+            return self._verify(program, inputs, values)
+        return program(values)
+
+    def _record(self, inputs: Inputs) -> Outputs:
+        given = inputs.copy()
+        names: list[Key] = []
+        keys = sorted(_tensor_keys(inputs), key=str)
+
+        def function(*tensors: Tensor) -> list[Tensor]:
+            for key, tensor in zip(keys, tensors):
+                given[key] = tensor
+            outputs = self.function(given)
+            names.extend(outputs)
+            return list(outputs.values())
+
+        numbers = _RandomNumbers()
+        try:
+            if self._wasted >= _PATIENCE:
+                raise NotTraceable("what it depends on changes from call to call")
+            recording, outputs = record(function, share_no_memory([inputs.get(k) for k in keys]))
+        except NotTraceable as reason:
+            numbers.restore()
+            self._run_eagerly(str(reason))
+            return self.function(inputs.copy())
+        self._keep(recording, keys, names, inputs)
+        return dict(zip(names, outputs))
+
+    def _keep(
+        self, recording: Recording, keys: list[Key], outputs: list[Key], inputs: Inputs
+    ) -> None:
+        """Add a program; signatures are those of everything that any of the programs reads."""
+        read = [keys[number] for number in recording.inputs_read]
+        if not set(read) <= set(self._keys):
+            self._programs.clear()
+            self._keys = sorted({*self._keys, *read}, key=str)
+        program = _Program(recording, [self._keys.index(key) for key in read], outputs, self._asked)
+        program.inputs_changed = [keys[number] for number in recording.inputs_changed]
+        self._programs[_signature([inputs.get(key) for key in self._keys])] = program
+
+    def _verify(self, program: _Program, inputs: Inputs, values: Sequence[Tensor]) -> Outputs:
+        """Run program and function from the same state, and trust the program if they agree."""
+        changed = [*program.recording.changed, *map(inputs.get, program.inputs_changed)]
+        numbers, before = _RandomNumbers(), [tensor.clone() for tensor in changed]
+        found = program(values)
+        after = [tensor.clone() for tensor in changed]
+        numbers.restore()
+        for tensor, value in zip(changed, before):
+            tensor.copy_(value)
+        expected = self.function(inputs.copy())
+        same = _close if program.executor == "inductor" else _equal
+        program.verified = (
+            list(found) == list(expected)
+            and all(same(found[key], expected[key]) for key in expected)
+            and all(map(same, after, changed))
+        )
+        if program.verified:
+            self._wasted = 0
+        else:
+            self._run_eagerly("it does not repeat itself: something in it changes between calls")
+        return expected
+
+    def _run_eagerly(self, reason: str) -> None:
+        self.reason = reason
+        self._programs.clear()
+        self._keys = []
+        warnings.warn(f"{self.name} runs eagerly: {reason}", stacklevel=2)
+
+
+class _Program:
+    """A recording with what executes it."""
+
+    def __init__(
+        self, recording: Recording, places: list[int], outputs: list[Key], executor: str
+    ) -> None:
+        self.recording = recording
+        self.verified = False
+        self.inputs_changed: list[Key] = []
+        self._places, self._outputs = places, outputs
+        self._run: Run
+        self._run, self.executor = executed(recording, executor)
+        recording.inputs = []
+
+    def __call__(self, values: Sequence[Tensor]) -> Outputs:
+        return dict(zip(self._outputs, self._run(*[values[place] for place in self._places])))
+
+
+class _RandomNumbers:
+    """Where the random number generators of the CPU and of all CUDA devices are."""
+
+    def __init__(self) -> None:
+        self._cpu = torch.get_rng_state()
+        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._cuda = torch.cuda.get_rng_state_all() if used else []
+
+    def restore(self) -> None:
+        """Put them back."""
+        torch.set_rng_state(self._cpu)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+
+def _tensor_keys(inputs: Inputs) -> list[Key]:
+    if isinstance(inputs, TensorDictBase):
+        return [k for k in inputs.keys(True, True) if isinstance(inputs.get(k), Tensor)]
+    return list(inputs)
+
+
+def _signature(values: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    return tuple(None if value is None else (value.shape, value.dtype) for value in values)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, NaN included."""
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)

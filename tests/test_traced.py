@@ -1,0 +1,355 @@
+"""Functions of tensors that are recorded, verified once, and replayed without Python."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from kit.fast import executors
+from kit.fast.trace import NotTraceable, record
+from kit.fast.traced import Traced
+from kit.fast.watch import Watch
+
+ON_THE_CPU = ("interpreter", "python", "cudagraph")
+
+
+class Noisy(nn.Module):
+    """Everything a program has to repeat: parameters, running statistics, random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x) + torch.randn(2))
+
+
+def traced(module: nn.Module, **settings) -> Traced:
+    return Traced(lambda given: {"y": module(given["x"])}, module, name="the module", **settings)
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
+# ---------------------------------------------------------------------- the same results
+@pytest.mark.parametrize("executor", ON_THE_CPU)
+def test_every_call_is_the_eager_one_bit_for_bit(executor):
+    ours, theirs = Noisy(), Noisy()
+    call = traced(ours, executor=executor)
+    for step in range(6):
+        x = torch.randn(5, 3)
+        torch.manual_seed(step)
+        found, after = call({"x": x})["y"], torch.get_rng_state()
+        torch.manual_seed(step)
+        assert torch.equal(found, theirs(x))
+        assert torch.equal(after, torch.get_rng_state())
+        for one, other in zip(ours.state_dict().values(), theirs.state_dict().values()):
+            assert torch.equal(one, other)
+    assert (call.replays, call.executor, call.reason) == (True, executor, "")
+
+
+@pytest.mark.parametrize("executor", ON_THE_CPU)
+def test_inputs_that_are_written_to_are_changed_once_per_call(executor):
+    def add(given):
+        given["rows"][1].add_(given["x"])
+        return {"sum": given["rows"].sum()}
+
+    call, rows = Traced(add, name="add", executor=executor), torch.zeros(2, 3)
+    for step in range(1, 6):
+        total = call({"rows": rows, "x": torch.ones(3)})["sum"]
+        assert (rows.tolist(), float(total)) == ([[0.0] * 3, [float(step)] * 3], 3.0 * step)
+
+
+def test_gradients_that_the_function_computes_are_recorded_with_it():
+    weight = nn.Parameter(torch.ones(3))
+
+    def gradient(given):
+        with torch.enable_grad():
+            loss = (weight * given["x"]).pow(2).sum()
+            return {"gradient": torch.autograd.grad(loss, weight)[0]}
+
+    call = Traced(gradient, name="loss")
+    for step in range(5):
+        found = call({"x": torch.full((3,), float(step))})["gradient"]
+        assert found.tolist() == [2.0 * step**2] * 3
+
+
+def test_an_update_of_the_parameters_is_seen_at_once():
+    linear = nn.Linear(3, 2)
+    call = traced(linear)
+    for step in range(6):
+        linear.weight.fill_(step)
+        assert torch.equal(call({"x": torch.ones(1, 3)})["y"], linear(torch.ones(1, 3)))
+    assert call.programs == 1
+
+
+# ---------------------------------------------------------------------- inputs
+def test_inputs_that_are_not_read_may_come_and_go():
+    call = traced(nn.Linear(3, 2))
+    for extra in ({}, {"z": torch.ones(1)}, {"a": torch.ones(2)}, {}):
+        call({"x": torch.ones(1, 3), **extra})
+    assert (call.programs, call.keys_read) == (1, ["x"])
+
+
+def test_each_shape_and_type_has_a_program_that_is_verified():
+    linear = nn.Linear(3, 2)
+    call = traced(linear)
+    for rows in (4, 4, 2, 4, 2, 2, 4):
+        x = torch.randn(rows, 3)
+        assert torch.equal(call({"x": x})["y"], linear(x))
+    assert call.programs == 2
+
+
+def test_a_tensordict_is_taken_and_left_as_it_is():
+    def double(given):
+        given["out"] = given["next", "x"] * 2
+        return {"out": given["out"]}
+
+    call = Traced(double, name="double")
+    for step in range(4):
+        batch = TensorDict({"next": {"x": torch.full((2,), float(step))}, "words": "text"}, [2])
+        assert call(batch)["out"].tolist() == [2.0 * step] * 2
+        assert set(batch.keys()) == {"next", "words"}
+    assert call.keys_read == [("next", "x")]
+
+
+def test_two_inputs_that_show_one_tensor_may_differ_later():
+    call = Traced(lambda given: {"d": given["a"] - given["b"]}, name="difference")
+    same = torch.ones(2)
+    for _ in range(3):
+        assert call({"a": same, "b": same})["d"].tolist() == [0.0, 0.0]
+    assert call({"a": same, "b": same + 1})["d"].tolist() == [-1.0, -1.0]
+
+
+# ---------------------------------------------------------------------- changes
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.mode = 1.0, None
+        self.body = nn.Linear(3, 3)
+        self.steps = nn.ModuleList()
+        self.register_buffer("bound", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self.steps:
+            x = module(x)
+        y = self.body(x).clamp(-float(self.bound), float(self.bound)) * self.scale
+        return y if getattr(self, "mode", None) is None else -y * getattr(self, "more", 1.0)
+
+
+CHANGES = {
+    "a plain number": lambda module: setattr(module, "scale", 3.0),
+    "a choice that was none": lambda module: setattr(module, "mode", "negative"),
+    "a parameter object": lambda module: setattr(
+        module.body, "weight", nn.Parameter(torch.ones(3, 3))
+    ),
+    "a submodule in place of another": lambda module: setattr(module, "body", nn.Linear(3, 3)),
+    "a submodule more": lambda module: module.steps.append(nn.Tanh()),
+    "a hook": lambda module: module.body.register_forward_hook(lambda *call: call[2] * 2),
+    "a number that was read on the host": lambda module: module.bound.fill_(0.1),
+    "memory of a parameter that is transposed": lambda module: setattr(
+        module.body.weight, "data", torch.ones(3, 3)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_noticed(change):
+    module = Scaled()
+    call = traced(module)
+    for step in range(8):
+        if step == 4:
+            CHANGES[change](module)
+        assert call.refresh() == (step == 4)
+        x = torch.randn(2, 3)
+        assert torch.equal(call({"x": x})["y"], module(x))
+    assert call.reason == ""
+
+
+def test_an_attribute_that_is_added_is_noticed():
+    module = Scaled()
+    module.mode = "negative"
+    watch = Watch(module)
+    assert not watch.changed()
+    module.more = 2.0
+    assert watch.changed()
+    assert not watch.changed()
+
+
+def test_an_attribute_that_is_set_to_what_it_was_is_no_change():
+    module = Scaled()
+    watch = Watch(module)
+    module.scale = 0.5 + 0.5
+    assert not watch.changed()
+
+
+def test_what_changes_before_every_call_is_not_recorded_for_ever():
+    module = Scaled()
+    call = traced(module)
+    with warnings.catch_warnings(record=True) as warned:
+        for step in range(50):
+            module.scale = float(step)
+            call.refresh()
+            x = torch.randn(2, 3)
+            assert torch.equal(call({"x": x})["y"], module(x))
+    assert [str(warning.message) for warning in warned] == [
+        "the module runs eagerly: what it depends on changes from call to call"
+    ]
+
+
+# ---------------------------------------------------------------------- eager
+def deciding(given):
+    return {"y": given["x"] if float(given["x"].sum()) > 0 else -given["x"]}
+
+
+def test_a_decision_on_the_host_is_eager_and_the_reason_says_where():
+    call = Traced(deciding, name="the function")
+    with pytest.warns(UserWarning, match=r"the function runs eagerly: .*test_traced.py:\d+"):
+        assert float(call({"x": -torch.ones(())})["y"]) == 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            assert float(call({"x": torch.ones(())})["y"]) == 1.0
+    assert "float(given" in call.reason
+    assert (call.replays, call.keys_read) == (False, [])
+
+
+def test_what_was_changed_before_the_decision_is_changed_once():
+    total = torch.zeros(())
+
+    def add_and_decide(given):
+        total.add_(1.0)
+        given["count"][0] += torch.rand(()) * 0 + 1
+        return deciding(given)
+
+    call, count = Traced(add_and_decide, name="the function"), torch.zeros(2)
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        call({"x": torch.ones(()), "count": count})
+    assert (float(total), count.tolist()) == (1.0, [1.0, 0.0])
+    after = torch.get_rng_state()
+    torch.manual_seed(0)
+    torch.rand(())
+    assert torch.equal(after, torch.get_rng_state())
+
+
+def test_a_function_that_does_not_repeat_itself_is_eager():
+    calls = []
+
+    def count(given):
+        calls.append(1)
+        return {"y": given["x"] * len(calls)}
+
+    call = Traced(count, name="count")
+    assert float(call({"x": torch.ones(())})["y"]) == 1.0
+    with pytest.warns(UserWarning, match="does not repeat itself"):
+        assert float(call({"x": torch.ones(())})["y"]) == 2.0
+    assert float(call({"x": torch.ones(())})["y"]) == 3.0
+
+
+def test_one_that_differs_in_what_it_writes_alone_is_found_out_too():
+    calls, total = [], torch.zeros(())
+
+    def count(given):
+        calls.append(1)
+        total.add_(float(len(calls)))
+        return {"y": given["x"]}
+
+    call = Traced(count, name="count")
+    call({"x": torch.ones(())})
+    with pytest.warns(UserWarning, match="does not repeat itself"):
+        call({"x": torch.ones(())})
+    assert float(total) == 3.0
+
+
+def test_a_device_s_random_numbers_are_restored_to_verify(monkeypatch):
+    """A generator of its own stands for a device's, which no machine without one has."""
+    device = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [device.get_state()])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: device.set_state(states[0]))
+    call = Traced(lambda given: {"y": torch.rand(2, generator=device)}, name="the policy")
+    drawn = [call({})["y"] for _ in range(4)]
+    device.manual_seed(0)
+    assert torch.equal(
+        torch.stack(drawn), torch.stack([torch.rand(2, generator=device) for _ in drawn])
+    )
+    assert call.replays
+
+
+# ---------------------------------------------------------------------- executors
+def test_python_executes_where_there_is_no_interpreter(monkeypatch):
+    monkeypatch.delattr(torch._C, "_create_function_from_graph")
+    ours, theirs = Noisy(), Noisy()
+    call = traced(ours)
+    for step in range(5):
+        x = torch.randn(5, 3)
+        torch.manual_seed(step)
+        found = call({"x": x})["y"]
+        torch.manual_seed(step)
+        assert torch.equal(found, theirs(x))
+    assert (call.replays, call.executor) == (True, "python")
+
+
+def test_the_interpreter_leaves_torchscript_s_settings_as_they_are():
+    call, seen = traced(nn.Linear(3, 2)), []
+    for _ in range(4):
+        call({"x": torch.ones(1, 3)})
+        assert torch._C._get_graph_executor_optimize()
+
+    class Looking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            thread = threading.Thread(
+                target=lambda: seen.append(torch._C._get_graph_executor_optimize())
+            )
+            torch._C._set_graph_executor_optimize(False)
+            thread.start()
+            thread.join()
+            torch._C._set_graph_executor_optimize(True)
+            return x
+
+    Looking()(torch.ones(1))
+    assert seen == [True]  # the flag is the thread's own
+
+
+def test_results_that_nobody_uses_are_not_computed_but_random_numbers_are_drawn():
+    def function(x):
+        x.exp()
+        torch.randn(2)
+        return [x * 2]
+
+    recording, _ = record(function, [torch.ones(3)])
+    assert recording.operations == ["aten.randn.default", "aten.mul.Tensor"]
+
+
+def test_every_executor_has_the_lists_that_operations_return():
+    def function(x, y):
+        parts = torch.split(x, 2)
+        values, order = torch.stack([parts[2], y]).sort(dim=1)
+        return [values, order, *torch._foreach_mul([x, y], 2.0)]
+
+    inputs = [torch.randn(6), torch.randn(2)]
+    recording, expected = record(function, inputs)
+    for name in ON_THE_CPU:
+        run, _ = executors.executed(recording, name)
+        assert all(map(torch.equal, run(*inputs), expected))
+
+
+def test_what_reads_the_host_is_refused_unless_it_only_checks():
+    def checked(x):
+        assert torch.isfinite(x).all()
+        assert not x.isnan().any()
+        return [x * 2]
+
+    assert record(checked, [torch.ones(2)])[0].operations == ["aten.mul.Tensor"]
+    with pytest.raises(NotTraceable, match="reads a tensor on the host"):
+        record(lambda x: [x * float(x.sum())], [torch.ones(2)])
