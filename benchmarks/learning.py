@@ -37,7 +37,7 @@ def train(recipe: str, settings: Sequence[str], seed: int) -> tuple[int, float, 
         module = importlib.import_module(f"recipes.{recipe}")
         began = time.perf_counter()
         arguments = [*settings, f"seed={seed}", f"runs={folder}", "progress=false"]
-        main(module.Config, module.build, recipe, [*arguments, "steps.evaluation_every=null"])
+        main(module.Config, module.build, [*arguments, "steps.evaluation_every=null"])
         seconds = time.perf_counter() - began
         saved = SavedRun(find_run("latest", Path(folder)))
         metrics = saved.evaluator(episodes=100, seed=10_000 + seed)(0)

@@ -40,7 +40,7 @@ class Kit:
 
     def __call__(self) -> float:
         """Train once and return the seconds."""
-        from kit.config.settings import EnvConfig
+        from kit.experiment import EnvConfig
         from kit.steps.settings import OnPolicySteps
         from recipes.ppo import Config, build
 

@@ -10,7 +10,6 @@ Run it::
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import shutil
 import sys
@@ -20,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from kit.cli.launch import explains_itself
+from kit.cli.recipe import Recipe
 from kit.cli.run_folder import find_run, read_config
-from kit.config.settings import EnvConfig, from_plain
-from kit.envs import make_env
+from kit.config.plain import from_plain
 from kit.hooks.evaluation import Evaluator
 from kit.logging.files import make_folder, not_written
-from kit.recipe import adapted_env
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 from kit.trainer.checkpoint import Checkpoints
@@ -38,7 +36,8 @@ class SavedRun:
         folder: run folder.
 
     Attributes:
-        trainer: built from the run's settings, with its weights and its frozen normalisation.
+        trainer: built from the run's settings, with its weights and its frozen normalisation; its
+            replay buffer stays empty, which costs no memory.
         policy_steps: after which the checkpoint was written.
 
     Raises:
@@ -50,33 +49,24 @@ class SavedRun:
         checkpoint = Checkpoints.latest(folder / "checkpoints")
         if checkpoint is None:
             raise SettingError("run", str(folder), "has no checkpoint yet", "let it run on")
-        recipe = _recipe(str(config.pop("recipe")))
-        self._scratch = tempfile.TemporaryDirectory()
-        quiet = {"progress": False, "logger": "none", "resume": None, "runs": self._scratch.name}
-        self.config = from_plain(recipe.Config, {**config, **quiet})
-        self.trainer = recipe.build(self.config)
+        recipe = Recipe(str(config.pop("recipe"))).load()
+        cfg = from_plain(recipe.Config, {**config, **_ALONE})
+        self.trainer = recipe.build(cfg)
         self.policy_steps = self.trainer.load_policy(checkpoint)
-        self.policy = self.trainer.evaluate.policy
 
-    def evaluator(
-        self, episodes: int, seed: int, copies: int | None = None, **env: Any
-    ) -> Evaluator:
-        """Return an evaluator of the policy.
+    def evaluator(self, episodes: int, seed: int, **env: Any) -> Evaluator:
+        """Make an evaluator of the policy.
 
         Args:
             episodes: played in one evaluation.
             seed: of the environments.
-            copies: environment copies; as many as there are episodes, at most 32, by default.
-            **env: further arguments of ``make_env``.
+            **env: arguments of ``make_env`` that differ; by default there are as many environments
+                as episodes, at most 32.
         """
-        config: EnvConfig = self.config.env
-        arguments = adapted_env(config, self.trainer.plan)
-        arguments |= {"num_envs": copies or min(episodes, 32), **env}
-        if copies == 1:
-            arguments["vectorization"] = "sync"
-        made = make_env(**arguments)
-        made.normalizer = self.trainer.evaluate.env.normalizer
-        return Evaluator(made, self.policy, episodes=episodes, seed=seed, device=self.config.device)
+        own = self.trainer.evaluate
+        made = own.env.make_again(**{"num_envs": min(episodes, 32), **env})
+        made.normalizer = own.env.normalizer
+        return Evaluator(made, own.policy, episodes=episodes, seed=seed, device=own.device)
 
     def record(self, video: Path, seed: int) -> dict[str, float]:
         """Play one episode and write it to an MP4 file.
@@ -92,7 +82,8 @@ class SavedRun:
         import gymnasium as gym
 
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
-        frames = Path(self._scratch.name) / "video"
+        scratch = tempfile.TemporaryDirectory()
+        frames = Path(scratch.name)
 
         def recorded(env: Any) -> Any:
             return gym.wrappers.RecordVideo(
@@ -102,7 +93,7 @@ class SavedRun:
 
         try:
             evaluator = self.evaluator(
-                1, seed, copies=1, wrappers=[recorded], render_mode="rgb_array"
+                1, seed, vectorization="sync", wrappers=[recorded], render_mode="rgb_array"
             )
             metrics = evaluator(0)
             evaluator.close()
@@ -117,20 +108,21 @@ class SavedRun:
             shutil.move(made, video)
         except OSError as error:
             raise not_written(video, error) from None
+        finally:
+            scratch.cleanup()
         return metrics
 
     def close(self) -> None:
         """Close the environments that were made with the trainer."""
         self.trainer.collector.shutdown(raise_on_error=False)
         self.trainer.evaluate.close()
-        self._scratch.cleanup()
 
 
-def _recipe(name: str) -> Any:
-    try:
-        return importlib.import_module(name if "." in name else f"recipes.{name}")
-    except ImportError as error:
-        raise SettingError("recipe", name, f"cannot be imported: {error}") from None
+_ALONE = {
+    "progress": False, "logger": "none", "resume": None, "runs": None,
+    "collector": None, "collector_kwargs": {},
+}  # fmt: skip
+"""Settings of a trainer that is not run: it writes nothing and starts no process."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

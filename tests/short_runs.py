@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from kit.config.settings import EnvConfig
+from kit.experiment import EnvConfig
 from kit.steps.settings import OnPolicySteps
 from recipes.ppo import Config
 

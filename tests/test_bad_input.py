@@ -17,8 +17,8 @@ from gymnasium import spaces
 import recipes.ppo
 import recipes.sac
 from kit.cli.launch import main
-from kit.config.settings import EnvConfig
 from kit.envs import EnvironmentFault
+from kit.experiment import EnvConfig
 from kit.steps import SettingError
 from kit.steps.settings import OnPolicySteps
 from kit.trainer.checkpoint import Checkpoints
@@ -44,10 +44,10 @@ def command(tmp_path, capsys, monkeypatch):
         arguments = given if any(w.startswith(("steps=", "resume=")) for w in given) else usual
         arguments = [*given, *arguments] if arguments is usual else given
         if code == 0:
-            main(module.Config, module.build, recipe, arguments)
+            main(module.Config, module.build, arguments)
         else:
             with pytest.raises(SystemExit) as ended:
-                main(module.Config, module.build, recipe, arguments)
+                main(module.Config, module.build, arguments)
             assert ended.value.code == code
         return capsys.readouterr().err
 
@@ -115,20 +115,20 @@ REFUSED = {
     "other settings; leave it out",
     "ppo logger=wanb": "logger='wanb' is not a logger; what works: wandb.",
     # values
-    "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; what works: 0.001.",
+    "ppo learning_rate=-1": "learning_rate=-1.0 is not above 0; use a number above 0.",
     "ppo learning_rate=nan": "learning_rate=nan is not a number.",
-    "ppo learning_rate=inf": "learning_rate=inf is not a finite number; what works: 0.001.",
+    "ppo learning_rate=inf": "learning_rate=inf is not a finite number; use a number above 0.",
     "ppo learning_rate=much": "learning_rate='much' is not a number",
     "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
     "ppo gae_lambda=-0.5": "gae_lambda=-0.5 is less than 0; what works: 0.",
-    "ppo clip_epsilon=0": "clip_epsilon=0.0 is not above 0; what works: 0.2.",
-    "ppo clip_norm=nan": "clip_norm=nan is not a number.",
-    "sac clip_norm=0": "clip_norm=0.0 is not above 0; use a number above 0.",
+    "ppo clip_epsilon=0": "clip_epsilon=0.0 is not above 0; use a number above 0.",
+    "ppo max_grad_norm=nan": "max_grad_norm=nan is not a number.",
+    "sac max_grad_norm=0": "max_grad_norm=0.0 is not above 0; use a number above 0.",
     "ppo target_kl=-1": "target_kl=-1.0 is not above 0",
     "ppo entropy_coeff=-1": "entropy_coeff=-1.0 is less than 0; what works: 0.",
     "sac tau=1.5": "tau=1.5 is more than 1; what works: 1.",
-    "sac initial_alpha=0": "initial_alpha=0.0 is not above 0; what works: 1.0.",
-    "sac critics=0": "critics=0 is less than 1; what works: 1.",
+    "sac initial_alpha=0": "initial_alpha=0.0 is not above 0; use a number above 0.",
+    "sac num_critics=0": "num_critics=0 is less than 1; what works: 1.",
     "sac n_step=0": "n_step=0 is less than 1; what works: 1.",
     "ppo seed=-1": "seed=-1 is less than 0; what works: 0.",
     "ppo threads=0": "threads=0 is less than 1; what works: 1.",
@@ -136,7 +136,7 @@ REFUSED = {
     "ppo hidden_sizes=[64,-1]": "hidden_sizes=(64, -1) has a size below 1",
     "ppo progress=maybe": "progress='maybe' is not true or false",
     "ppo device=gpu": "device='gpu' cannot be used",
-    "ppo compile=maybe": "compile='maybe' is not a way to run; what works: auto or",
+    "ppo compile=maybe": "compile='maybe' is not a choice; what works: auto or true or false.",
     "ppo log_every=0": "log_every=0 is less than 1; what works: 1.",
     "ppo checkpoint_every=-5": "checkpoint_every=-5 is less than 1; what works: 1.",
     "ppo time_limit=0": "time_limit=0.0 is not above 0; use a number above 0.",
@@ -158,7 +158,7 @@ PYTHON: dict[str, tuple[dict[str, Any], str]] = {
     "a nested field": ({"env": EnvConfig(num_envs=-1)}, "env.num_envs=-1 is less than 1"),
     "an environment": ({"env": EnvConfig(id="CartPole-v2")}, "what works: CartPole-v1"),
     "no group": ({"env": None}, "env=None is not a group of settings"),
-    "no steps": ({"steps": 3}, "steps=3 is neither a plan nor a dialect"),
+    "no steps": ({"steps": 3}, "steps=3 is neither a plan nor settings of steps that fit"),
     "a total": (
         {"steps": OnPolicySteps(total_policy_steps=500)},
         "steps.total_policy_steps=500 is not a whole number of iterations of 512",
@@ -352,7 +352,7 @@ def test_a_resume_with_other_settings_names_all_that_differ(command, finished):
     ("words", "message"),
     [
         ("sac resume={}", "is a run of ppo, not of sac; python -m recipes.ppo resume={}"),
-        ("ppo resume={} steps=sb3", "steps='sb3' cannot be chosen again for a run that goes on"),
+        ("ppo resume={} steps=sb3", "steps='sb3' cannot be chosen again for a run that is resumed"),
         ("ppo resume={} preset=mujoco", "preset='mujoco' cannot be chosen again"),
         ("ppo resume={} gama=1", "gama='1' is not a setting; what works: gamma"),
     ],

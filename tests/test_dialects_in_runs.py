@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kit.config.settings import EnvConfig
 from kit.dialects import (
     SB3,
     CleanRL,
@@ -19,6 +18,7 @@ from kit.dialects import (
     Tianshou2,
     TorchRL,
 )
+from kit.experiment import EnvConfig
 from recipes import ppo, sac
 
 EPISODE = 7  # policy steps of every episode of the environment below

@@ -14,9 +14,9 @@ from torchrl.envs.utils import ExplorationType
 
 import recipes.ppo
 import recipes.sac
-from kit.config.settings import EnvConfig
 from kit.envs import make_env
 from kit.evaluate import SavedRun, main
+from kit.experiment import EnvConfig
 from kit.hooks import Evaluator
 from kit.modules import make_actor
 from kit.steps.settings import OffPolicySteps, OnPolicySteps

@@ -30,7 +30,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def ppo(*arguments: str) -> None:
-    main(recipes.ppo.Config, recipes.ppo.build, "ppo", arguments)
+    main(recipes.ppo.Config, recipes.ppo.build, arguments)
 
 
 def runs() -> list[Path]:
@@ -66,7 +66,7 @@ def test_arguments_of_environment_and_collector_are_given_one_by_one_or_together
 def test_overrides_reach_the_run_and_its_settings_file():
     ppo(*SHORT, "gamma=0.5", "env.kwargs.sutton_barto_reward=true", "env.max_episode_steps=9")
     saved = settings_of(runs()[0])
-    assert saved["recipe"] == "ppo"
+    assert saved["recipe"] == "recipes.ppo"
     assert saved["gamma"] == 0.5
     assert saved["env"]["kwargs"] == {"sutton_barto_reward": True}
     assert saved["env"]["max_episode_steps"] == 9
@@ -110,7 +110,7 @@ def test_a_preset_sets_what_it_says_and_overrides_win(recipe, name, monkeypatch)
         seen.append(config)
         return Stub()
 
-    main(module.Config, build, recipe, [f"preset={name}", "learning_rate=0.5"])
+    main(module.Config, build, [f"preset={name}", "learning_rate=0.5"])
     folder = Path(module.__file__).parent / "presets" / recipe
     wanted = yaml.safe_load((folder / f"{name}.yaml").read_text())
     assert seen[0].learning_rate == 0.5
@@ -179,9 +179,9 @@ def test_a_keyboard_interrupt_says_how_to_go_on(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit) as ended:
-        main(recipes.ppo.Config, interrupted, "ppo", SHORT)
+        main(recipes.ppo.Config, interrupted, SHORT)
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "\nstopped; go on with resume=latest\n"
+    assert capsys.readouterr().err == "\nstopped; resume it with resume=latest\n"
 
 
 def test_an_error_of_the_code_keeps_its_trace():
@@ -189,7 +189,7 @@ def test_an_error_of_the_code_keeps_its_trace():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        main(recipes.ppo.Config, broken, "ppo", SHORT)
+        main(recipes.ppo.Config, broken, SHORT)
 
 
 def test_the_module_is_a_command():

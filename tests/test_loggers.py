@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kit.cli.run_folder import read_config
-from kit.config.settings import EnvConfig
+from kit.experiment import EnvConfig
 from kit.logging.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_loggers
 from kit.steps import SettingError, StepLedger
 from kit.steps.settings import OnPolicySteps

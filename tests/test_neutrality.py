@@ -15,8 +15,7 @@ from torchrl.trainers import CountFramesLog, EarlyStopping, LogScalar, LogTiming
 
 import recipes.ppo
 import recipes.sac
-from kit.cli.run_folder import seed_everything
-from kit.config.settings import EnvConfig
+from kit.experiment import EnvConfig, seed_everything
 from kit.hooks import Console, Hook, LearningCurve, NaNGuard, StopWhen, TimeLimit
 from kit.logging.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_loggers
 from kit.steps.settings import OffPolicySteps, OnPolicySteps

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 import recipes.ppo
 import recipes.sac
-from kit.config.settings import EnvConfig
+from kit.experiment import EnvConfig
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 from tests.tiny import Guess
@@ -88,7 +88,7 @@ def test_ppo_learns_choices(ppo, world):
 
 @pytest.mark.parametrize("world", ["GuessNumber-v0", "GuessDict-v0"])
 def test_ppo_learns_numbers(ppo, world):
-    settings = {**SHORT, "total_policy_steps": 12_288, "log_scale": -1.0}
+    settings = {**SHORT, "total_policy_steps": 12_288, "initial_log_std": -1.0}
     assert learnt(ppo(world, **settings)) > 0.92 * BEST
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import logging
 import os
 import sys
+import tempfile
 import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,10 @@ from typing import Any
 
 import yaml
 
-from kit.cli.run_folder import find_run, read_config
-from kit.config.settings import RunConfig, from_plain, settings, to_plain
+from kit.cli.recipe import Recipe
+from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, read_config
+from kit.config import RunConfig
+from kit.config.plain import from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
 from kit.steps import SettingError
 from kit.steps.errors import nearest_first, one_of
@@ -25,45 +27,77 @@ from kit.steps.errors import nearest_first, one_of
 Build = Callable[..., Any]
 
 
-def main(
-    config_class: type[RunConfig], build: Build, name: str, argv: Sequence[str] | None = None
-) -> None:
+def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None = None) -> None:
     """Run a recipe from the command line.
 
     ``key=value`` overrides a setting, ``steps=sheeprl`` chooses another library's vocabulary,
-    ``--multirun key=1,2,3`` sweeps, ``--help`` documents every setting, ``resume=latest`` goes on
-    with the newest run. What goes wrong is said in one line.
+    ``--multirun key=1,2,3`` sweeps, ``--help`` documents every setting, ``resume=latest`` resumes
+    the newest run. An error of the user's is one line.
 
     Args:
-        config_class: dataclass of the recipe's settings.
+        config_class: dataclass of the recipe's settings. The recipe is named after its module.
         build: makes a trainer from such a dataclass.
-        name: of the recipe.
         argv: arguments; those of the process by default.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    recipe = Recipe.of(config_class)
     if "--help" in arguments or "-h" in arguments:
         chosen = dict(_split(argument) for argument in arguments if "=" in argument)
-        print(help_text(config_class, name, chosen.get("steps", "kit")))
+        print(help_text(config_class, chosen.get("steps", "kit")))
         return
     try:
-        presets = (
-            Path(sys.modules[config_class.__module__].__file__ or "").parent / "presets" / name
-        )
-        base = _base(config_class, name, arguments, presets)
+        base = _base(config_class, recipe, arguments)
         _check_names(base, arguments)
-        _compose(base, name, arguments, lambda values: _run(config_class, build, values))
+        _compose(base, arguments, _Job(recipe, config_class, build))
     except Exception as error:
         if not explains_itself(error):
             raise
         print(f"\nerror: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        print("\nstopped; go on with resume=latest", file=sys.stderr)
+        print("\nstopped; resume it with resume=latest", file=sys.stderr)
         raise SystemExit(130) from None
 
 
-def _run(config_class: type[RunConfig], build: Build, values: Mapping[str, Any]) -> None:
-    build(from_plain(config_class, values)).run()
+class _Job:
+    """One run of a command. Other processes, to which launchers send it, import the recipe again.
+
+    Pickled are names alone: the settings' class and ``build`` may be those of ``__main__``, which
+    is another module there.
+    """
+
+    def __init__(self, recipe: Recipe, config_class: type[RunConfig], build: Build) -> None:
+        self.recipe, self.config_class, self.build = recipe, config_class, build
+        self.home: int | None = os.getpid()
+        self.failed: list[Exception] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _job_elsewhere, (self.recipe, self.config_class.__name__, self.build.__name__)
+
+    def __call__(self, config: Any) -> None:
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
+        from omegaconf import OmegaConf
+
+        hydra = HydraConfig.get()
+        job = SWEEP_JOB.set(hydra.job.num if hydra.mode == RunMode.MULTIRUN else None)
+        try:
+            values = typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+            self.build(from_plain(self.config_class, values)).run()
+        except Exception as error:
+            if self.home is None:
+                raise  # Hydra brings it home
+            self.failed.append(error)  # Hydra would wrap it
+        finally:
+            SWEEP_JOB.reset(job)
+
+
+def _job_elsewhere(recipe: Recipe, config_class: str, build: str) -> _Job:
+    """Make a job in a process that a launcher started."""
+    module = recipe.load()
+    job = _Job(recipe, getattr(module, config_class), getattr(module, build))
+    job.home = None
+    return job
 
 
 def explains_itself(error: BaseException) -> bool:
@@ -81,42 +115,37 @@ def explains_itself(error: BaseException) -> bool:
 
 # ---------------------------------------------------------------------- settings and overrides
 def _base(
-    config_class: type[RunConfig], recipe: str, arguments: Sequence[str], presets: Path
+    config_class: type[RunConfig], recipe: Recipe, arguments: Sequence[str]
 ) -> dict[str, Any]:
     """The settings before overrides: defaults, a preset, a resumed run's, a chosen vocabulary."""
     chosen = dict(_split(argument) for argument in arguments if "=" in argument)
     resume = chosen.get("resume")
     if resume not in (None, "null", ""):
-        folder = find_run(resume, Path(chosen.get("runs", "runs")), recipe)
+        folder = find_run(resume, Path(chosen.get("runs", "runs")), recipe.name)
         return {**_resumed(config_class, recipe, folder, chosen), "resume": str(folder)}
     values: dict[str, Any] = to_plain(config_class())
     if "preset" in chosen:
-        _update(values, _preset(chosen["preset"], presets))
-    if chosen.get("steps") in DIALECTS:
-        vocabulary = dialect(chosen["steps"])()
-        values["steps"] = {**to_plain(vocabulary), "dialect": chosen["steps"]}
-    elif "steps" in chosen and chosen["steps"] != "kit":
-        raise SettingError(
-            "steps",
-            chosen["steps"],
-            "is no vocabulary",
-            nearest_first(chosen["steps"], ["kit", *DIALECTS]),
-        )
+        file = Path(sys.modules[config_class.__module__].__file__ or "")
+        _update(values, _preset(chosen["preset"], file.parent / "presets" / recipe.name))
+    steps = chosen.get("steps", "kit")
+    if steps in DIALECTS:
+        values["steps"] = to_plain(dialect(steps)())
+    elif steps != "kit":
+        known = ["kit", *DIALECTS]
+        raise SettingError("steps", steps, "is no vocabulary", nearest_first(steps, known))
     return values
 
 
 def _resumed(
-    config_class: type[RunConfig], recipe: str, folder: Path, chosen: Mapping[str, str]
+    config_class: type[RunConfig], recipe: Recipe, folder: Path, chosen: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The settings of a run that goes on."""
+    """The settings of a run that is resumed."""
+    check_same_recipe(folder, recipe)
     saved = read_config(folder)
-    made_by = saved.pop("recipe", recipe)
-    if made_by != recipe:
-        works = f"python -m recipes.{made_by} resume={folder}"
-        raise SettingError("resume", str(folder), f"is a run of {made_by}, not of {recipe}", works)
+    saved.pop("recipe", None)
     for name in ("steps", "preset"):
         if name in chosen:
-            why = "cannot be chosen again for a run that goes on"
+            why = "cannot be chosen again for a run that is resumed"
             raise SettingError(name, chosen[name], why, "leave it out")
     return typing.cast("dict[str, Any]", to_plain(from_plain(config_class, saved)))
 
@@ -213,20 +242,19 @@ def _names(values: Mapping[str, Any], path: str = "") -> Any:
             yield f"{path}{name}"
 
 
-def _compose(
-    base: dict[str, Any], name: str, arguments: list[str], run: Callable[[dict[str, Any]], None]
-) -> None:
-    """Let Hydra apply the overrides and call ``run`` once, or once for each point of a sweep."""
+def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
+    """Let Hydra apply the overrides and call ``job`` once, or once for each point of a sweep."""
     import hydra
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     plain = [a for a in arguments if _split(a)[0] not in ("steps", "resume", "preset")]
     plain.sort(key=lambda argument: not argument.startswith("-"))  # options first: argparse
     plain = [f"++{a.lstrip('+')}" if _is_argument(base, _split(a)[0]) else a for a in plain]
-    sweep = f"{base['runs']}/{name}/sweeps/{datetime.now():%Y%m%d-%H%M%S}"
+    name = f"kit_{job.recipe.name}"
+    runs = base["runs"] or tempfile.gettempdir()
+    sweep = f"{runs}/{job.recipe.name}/sweeps/{datetime.now():%Y%m%d-%H%M%S}"
     node = {
         **base,
         "hydra": {
@@ -241,27 +269,15 @@ def _compose(
             {"override hydra/hydra_logging": "disabled"},
         ],
     }
-    ConfigStore.instance().store(name=f"kit_{name}", node=node)
-    failed: list[BaseException] = []
-
-    def task(config: Any) -> None:
-        try:
-            values = OmegaConf.to_container(config, resolve=True)
-            assert isinstance(values, dict)
-            run({str(key): value for key, value in values.items()})
-        except Exception as error:
-            # Hydra would wrap it; it is raised again outside.
-            failed.append(error)
-
+    ConfigStore.instance().store(name=name, node=node)
     before, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [name, *plain]
+    sys.argv = [job.recipe.name, *plain]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise what is wrong instead of printing it and leaving
     try:
-        with contextlib.suppress(KeyError):
-            logging.getLogger("hydra").setLevel(logging.ERROR)
-        hydra.main(version_base="1.3", config_path=None, config_name=f"kit_{name}")(task)()
-        if failed:
-            raise failed[0]
+        logging.getLogger("hydra").setLevel(logging.ERROR)
+        hydra.main(version_base="1.3", config_path=None, config_name=name)(job)()
+        if job.failed:
+            raise job.failed[0]
     except (HydraException, OmegaConfBaseException) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise SettingError("command line", " ".join(plain), f"is refused: {reason}") from None
@@ -273,23 +289,22 @@ def _compose(
 
 
 # ---------------------------------------------------------------------- help
-def help_text(config_class: type[RunConfig], name: str, steps: str = "kit") -> str:
-    """Return the documentation of every setting of a recipe, with default and unit.
+def help_text(config_class: type[RunConfig], steps: str = "kit") -> str:
+    """The documentation of every setting of a recipe, with default, type and unit.
 
     Args:
         config_class: dataclass of the recipe's settings.
-        name: of the recipe.
         steps: vocabulary whose settings are shown.
     """
     config: Any = config_class()
     if steps in DIALECTS:
         config.steps = dialect(steps)()
     lines = [
-        f"python -m recipes.{name} [setting=value ...]",
+        f"{Recipe.of(config_class).command} [setting=value ...]",
         "",
         "  --multirun setting=1,2,3   sweeps over values",
-        "  resume=latest              goes on with the newest run (or resume=<run folder>)",
-        "  preset=NAME                settings from recipes/presets, such as preset=mujoco",
+        "  resume=latest              resumes the newest run (or resume=<run folder>)",
+        "  preset=NAME                settings from presets/<recipe>/NAME.yaml beside the recipe",
         f"  steps=NAME                 steps in another vocabulary: {', '.join(DIALECTS)}",
         "",
         "settings:",

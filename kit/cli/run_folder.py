@@ -1,148 +1,120 @@
-"""One run of a recipe: its folder, its loggers, its usual hooks, and where it resumes."""
+"""The folder of a run: its name, its settings, its plan, and where it resumes."""
 
 from __future__ import annotations
 
-import random
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import yaml
-from torchrl.trainers import TrainerHookBase
 
-from kit.config.settings import RunConfig, check, to_plain
-from kit.hooks.console import Console
-from kit.hooks.curve import LearningCurve
-from kit.hooks.guards import NaNGuard, TimeLimit
+from kit.cli.recipe import Recipe
+from kit.config import RunConfig
+from kit.config.plain import to_plain
+from kit.hooks import Hook
 from kit.logging.files import make_folder, write_whole
-from kit.logging.loggers import RowLogger, make_loggers
-from kit.steps import SettingError, StepPlan
+from kit.steps import SettingError
 from kit.trainer.checkpoint import Checkpoints
 
-# Settings that say how a run is watched, not what it does: free to differ when it is resumed.
-_FREE_TO_DIFFER = {"resume", "logger", "progress", "runs", "time_limit", "checkpoint_every"}
+# Settings of how a run is watched, not of what it does: they may differ when it is resumed.
+_FREE_TO_DIFFER = {
+    "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",
+}  # fmt: skip
+
+SWEEP_JOB: ContextVar[int | None] = ContextVar("SWEEP_JOB", default=None)
+"""Number of the run in a sweep, whose runs may begin at the same time in several processes."""
 
 
-class Run:
-    """What surrounds a trainer.
+class RunFolder(Hook):
+    """Writes the settings and the plan of a run to its folder, and its table at the end.
 
-    Made first in a recipe's ``build``: it seeds all random numbers and sets PyTorch's threads.
+    Nothing is written before the run begins.
 
     Args:
-        recipe: name of the recipe.
-        config: its settings.
+        recipe: that makes the run.
+        cfg: its settings; ``cfg.runs`` is not ``None``.
 
     Attributes:
         folder: ``<runs>/<recipe>/<env>/<date>-<time>-s<seed>``, or the one that is resumed.
-        checkpoint: where to go on; ``None`` for a new run.
-        loggers: for the trainer.
-        hooks: for the trainer: console, learning curve, guards.
+        checkpoint: from which the run is resumed; ``None`` for a new run.
+        config: settings as plain values.
 
     Raises:
         SettingError: if the run to resume is not there or was made with other settings.
     """
 
-    def __init__(self, recipe: str, config: RunConfig) -> None:
-        check(config)
-        _check_device(config.device)
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        seed_everything(config.seed)
-        self.recipe = recipe
-        self.config: dict[str, Any] = {"recipe": recipe, **to_plain(config)}
-        self.checkpoint: Path | None = None
-        if config.resume is not None:
-            self.folder = find_run(config.resume, Path(config.runs), recipe)
-            self._go_on()
-        else:
-            self.folder = new_folder(Path(config.runs), recipe, config.env.id, config.seed)
-        self.loggers: list[RowLogger] = make_loggers(
-            config.logger, self.folder, run_name=f"{recipe} {config.env.id} s{config.seed}"
-        )
-        self.hooks: list[TrainerHookBase] = [RunFiles(self), NaNGuard(), LearningCurve(self.folder)]
-        if config.time_limit is not None:
-            self.hooks.append(TimeLimit(config.time_limit))
-        if config.progress:
-            self.hooks.append(Console(f"{recipe} on {config.env.id}, seed {config.seed}"))
+    name = "run_folder"
 
-    def _go_on(self) -> None:
-        saved = read_config(self.folder)
-        differing = [
-            name
-            for name in sorted({*_flat(saved), *_flat(self.config)})
-            if _flat(saved).get(name) != _flat(self.config).get(name)
-            and name.split(".")[0] not in _FREE_TO_DIFFER
-        ]
-        if differing:
-            told = "; ".join(
-                f"{n}: {_flat(saved).get(n)} there, {_flat(self.config).get(n)} here"
-                for n in differing
-            )
-            raise SettingError(
-                "resume",
-                str(self.folder),
-                f"was made with other settings ({told})",
-                "leave these settings out, or start a new run without resume",
-            )
+    def __init__(self, recipe: Recipe, cfg: RunConfig) -> None:
+        assert cfg.runs is not None
+        self.config: dict[str, Any] = {"recipe": recipe.source, **to_plain(cfg)}
+        self.checkpoint: Path | None = None
+        if cfg.resume is None:
+            self.folder = new_folder(Path(cfg.runs), recipe.name, cfg.env.id, cfg.seed)
+            return
+        self.folder = find_run(cfg.resume, Path(cfg.runs), recipe.name)
+        check_same_recipe(self.folder, recipe)
+        self._check_same_settings()
         self.checkpoint = Checkpoints.latest(self.folder / "checkpoints")
         if self.checkpoint is None:
-            # Killed before its first checkpoint: it begins anew, in the same folder.
+            # Killed before its first checkpoint: it starts again, in the same folder.
             for name in ("metrics.csv", "times.csv"):
                 (self.folder / name).unlink(missing_ok=True)
 
-
-class RunFiles(TrainerHookBase):
-    """Writes the run's settings and plan to its folder when it begins, and its table at the end."""
-
-    name = "run_files"
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def _check_same_settings(self) -> None:
+        saved, given = _flat(read_config(self.folder)), _flat(self.config)
+        differing = [
+            f"{name}: {saved.get(name)} there, {given.get(name)} here"
+            for name in sorted({*saved, *given})
+            if saved.get(name) != given.get(name) and name.split(".")[0] not in _FREE_TO_DIFFER
+        ]
+        if differing:
+            raise SettingError(
+                "resume",
+                str(self.folder),
+                f"was made with other settings ({'; '.join(differing)})",
+                "leave these settings out, or start a new run without resume",
+            )
 
     def register(self, trainer: Any, name: str | None = None) -> None:
         """Register at ``setup`` and ``shutdown``."""
-        self.trainer = trainer
-        trainer.register_module(name or self.name, self)
+        super().register(trainer, name)
         trainer.register_op("setup", self.begin)
         trainer.register_op("shutdown", self.end)
 
     def begin(self) -> None:
         """Make the folder; write ``config.yaml`` and ``plan.txt``."""
-        folder = self.run.folder
-        make_folder(folder)
-        if not (folder / "config.yaml").exists():
-            text = yaml.safe_dump(self.run.config, sort_keys=False, allow_unicode=True)
-            write_whole(folder / "config.yaml", text)
-        plan: StepPlan = self.trainer.plan
-        write_whole(folder / "plan.txt", plan.table() + "\n")
+        make_folder(self.folder)
+        if not (self.folder / "config.yaml").exists():
+            text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
+            write_whole(self.folder / "config.yaml", text)
+        write_whole(self.folder / "plan.txt", self.trainer.plan.table() + "\n")
 
     def end(self) -> None:
-        """Put what was counted beside the plan."""
-        if self.run.folder.is_dir():
+        """Write what was counted beside the plan."""
+        if self.folder.is_dir():
             table = self.trainer.plan.table(self.trainer.ledger)
-            write_whole(self.run.folder / "plan.txt", table + "\n")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing is kept."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing is restored."""
-        del state_dict
+            write_whole(self.folder / "plan.txt", table + "\n")
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the random numbers of Python, NumPy and PyTorch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+def check_same_recipe(folder: Path, recipe: Recipe) -> None:
+    """Refuse to resume a run of another recipe.
+
+    Raises:
+        SettingError: if ``folder`` was made by another one.
+    """
+    other = Recipe(str(read_config(folder).get("recipe", recipe.source)))
+    if other.name != recipe.name:
+        why = f"is a run of {other.name}, not of {recipe.name}"
+        raise SettingError("resume", str(folder), why, f"{other.command} resume={folder}")
 
 
 def new_folder(runs: Path, recipe: str, env_id: str, seed: int) -> Path:
-    """Return the path of a new run folder, which is made when the run begins."""
+    """Path of a new run folder, which is made when the run begins."""
     when = datetime.now().strftime("%Y%m%d-%H%M%S")
+    job = SWEEP_JOB.get()
+    when += "" if job is None else f"-{job}"
     base = runs / recipe / env_id.replace("/", "-")
     folder = base / f"{when}-s{seed}"
     number = 2
@@ -153,7 +125,7 @@ def new_folder(runs: Path, recipe: str, env_id: str, seed: int) -> Path:
 
 
 def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "resume") -> Path:
-    """Return the folder of a run.
+    """Find the folder of a run.
 
     Args:
         name: a run folder, or ``latest``: the newest one of the recipe.
@@ -185,7 +157,7 @@ def _newest(runs: Path, recipe: str | None) -> list[str]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the settings of a run.
+    """Read the settings of a run.
 
     Raises:
         SettingError: if the folder has none, or they cannot be read.
@@ -200,14 +172,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise SettingError("resume", str(folder), "has an empty config.yaml")
     return config
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingError("device", device, f"cannot be used: {reason}", ["cpu"]) from None
 
 
 def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:

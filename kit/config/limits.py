@@ -1,10 +1,10 @@
-"""The values that a setting can have, said where the setting is declared."""
+"""Limits of a setting, declared with its type."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from kit.steps import SettingError
 
@@ -14,30 +14,28 @@ class Limits:
     """Finite numbers between two bounds, for ``Annotated[float, Limits(...)]``."""
 
     low: float
-    """smallest value."""
+    """Smallest value."""
     high: float = math.inf
-    """largest value."""
+    """Largest value."""
     open: bool = False
-    """whether ``low`` itself is left out."""
+    """Whether ``low`` itself is excluded."""
 
-    def check(self, field: str, value: Any, default: Any) -> None:
+    def check(self, field: str, value: float) -> None:
         """Refuse a number that is outside.
 
         Args:
             field: name of the setting.
             value: a number.
-            default: what works, where no nearest value does.
 
         Raises:
             SettingError: if it is.
         """
-        works = f"use a number {self}" if default is None else [default]
         if not math.isfinite(value):
-            raise SettingError(field, value, "is not a finite number", works)
+            raise SettingError(field, value, "is not a finite number", f"use a number {self}")
         if value > self.high:
             raise SettingError(field, value, f"is more than {self.high:g}", [self.high])
         if self.open and value <= self.low:
-            raise SettingError(field, value, f"is not above {self.low:g}", works)
+            raise SettingError(field, value, f"is not above {self.low:g}", f"use a number {self}")
         if value < self.low:
             raise SettingError(field, value, f"is less than {self.low:g}", [self.low])
 
@@ -50,8 +48,8 @@ class Limits:
 Count = Annotated[int, Limits(1)]
 """At least one of something."""
 NotNegative = Annotated[float, Limits(0)]
-"""A weight, a coefficient."""
+"""A weight or coefficient."""
 Positive = Annotated[float, Limits(0, open=True)]
-"""A learning rate, a size."""
+"""A learning rate, a temperature, a bound."""
 UnitInterval = Annotated[float, Limits(0, 1)]
-"""A discount, a probability, a part of a whole."""
+"""A number in [0, 1]: a discount, a probability, an averaging coefficient."""

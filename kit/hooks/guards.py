@@ -151,22 +151,23 @@ class TargetKL(Hook):
     1.5 times the target, the rest of the epochs is skipped (and counted as skipped).
 
     Args:
-        target: divergence, in nats.
+        target: divergence, in nats; ``None`` never ends a phase.
         metric: name under which the loss gives it.
     """
 
     kind = "step"
     name = "target_kl"
 
-    def __init__(self, target: float, metric: str = "kl_approx") -> None:
-        if not target > 0:
+    def __init__(self, target: float | None, metric: str = "kl_approx") -> None:
+        if target is not None and not target > 0:
             raise SettingError("target_kl", target, "is not positive", [0.02])
         self.target, self.metric = target, metric
 
     def register(self, trainer: Trainer, name: str | None = None) -> None:
-        """Register at ``post_epoch``."""
-        super().register(trainer, name)
-        trainer.register_op("post_epoch", self.look)
+        """Register at ``post_epoch``, if there is a target."""
+        if self.target is not None:
+            super().register(trainer, name)
+            trainer.register_op("post_epoch", self.look)
 
     def look(self) -> None:
         """Look at the last gradient step of an epoch."""
@@ -174,5 +175,6 @@ class TargetKL(Hook):
         if metrics is None or metrics.get(self.metric, None) is None:
             there = [] if metrics is None else sorted(metrics.keys())
             raise SettingError("metric", self.metric, "is not a metric of the loss", there)
+        assert self.target is not None
         if float(metrics.get(self.metric)) > 1.5 * self.target:
             self.trainer.skip_rest_of_update()

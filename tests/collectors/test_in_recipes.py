@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kit.collectors import COLLECTORS, make_collector
-from kit.config.settings import EnvConfig
 from kit.envs import make_env
+from kit.experiment import EnvConfig
 from kit.steps import SettingError, StepPlan
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from recipes import ppo, sac

@@ -1,0 +1,52 @@
+"""Parts that are given by name, and the arguments that they take."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from kit.steps import SettingError
+from kit.steps.errors import nearest_first
+
+
+def resolve(name: str | Any, package: str, field: str = "loss") -> Any:
+    """Import a class or function by its name.
+
+    Args:
+        name: an attribute of ``package`` (``ClipPPOLoss``), a full name (``my_module:MyLoss``), or
+            the class itself.
+        package: module of short names.
+        field: setting that asks for it, for the error.
+
+    Raises:
+        SettingError: if there is none; the nearest spelling comes first.
+    """
+    if not isinstance(name, str):
+        return name
+    module_name, _, attribute = name.rpartition(":")
+    try:
+        module = importlib.import_module(module_name or package)
+    except ImportError as error:
+        raise SettingError(field, name, f"cannot be imported: {error}") from None
+    if not hasattr(module, attribute):
+        known = [entry for entry in dir(module) if not entry.startswith("_")]
+        raise SettingError(
+            field, name, f"is not in {module.__name__}", nearest_first(attribute, known)[:3]
+        )
+    return getattr(module, attribute)
+
+
+def accepts(make: Callable[..., Any], argument: str) -> bool:
+    """Whether a function or class takes an argument, through ``**kwargs`` of its bases too."""
+    constructors = [make]
+    if isinstance(make, type):
+        constructors = [vars(base)["__init__"] for base in make.__mro__ if "__init__" in vars(base)]
+    for constructor in constructors:
+        parameters = inspect.signature(constructor).parameters
+        if argument in parameters:
+            return True
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            return False
+    return not isinstance(make, type)

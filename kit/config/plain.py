@@ -1,0 +1,244 @@
+"""Settings as plain values: written, read back, checked and described."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from kit.config.documentation import field_docs
+from kit.config.limits import Limits
+from kit.dialects import dialect
+from kit.dialects.base import Dialect
+from kit.steps import SettingError, StepPlan
+from kit.steps.errors import nearest_first
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+
+PLAN = "plan"
+"""In place of a dialect's name: the settings of steps are those of a plan itself."""
+
+
+def to_plain(config: Any) -> Any:
+    """Return a dataclass as nested dictionaries, lists and plain values."""
+    if isinstance(config, StepPlan):
+        return {"dialect": PLAN, **config.to_dict()}
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        plain = {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return {"dialect": config.NAME, **plain} if isinstance(config, Dialect) else plain
+    if isinstance(config, Mapping):
+        return {str(key): to_plain(value) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [to_plain(value) for value in config]
+    if config is None or isinstance(config, (bool, int, float, str)):
+        return config
+    return str(config)
+
+
+def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
+    """Make a dataclass from nested plain values, checking names and types.
+
+    Args:
+        cls: the dataclass.
+        values: by name of the field; what is missing has its default.
+        path: name of the field that this is, for errors.
+
+    Raises:
+        SettingError: at the first name that is no field or value of another type.
+    """
+    hints, known = _fields(cls)
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        full = f"{path}{name}"
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.55)
+            why = f"is not a setting of {cls.__name__}"
+            raise SettingError(full, value, why, near or list(known))
+        made[name] = _made(full, value, hints[name], known[name])
+    return cls(**made)
+
+
+def check(config: Any, path: str = "") -> None:
+    """Refuse settings of a wrong type or out of their limits in a dataclass made in Python.
+
+    Raises:
+        SettingError: at the first one.
+    """
+    hints, known = _fields(type(config))
+    for name, described in known.items():
+        value, full = getattr(config, name), f"{path}{name}"
+        group = _group(hints[name])
+        if group is None:
+            _value(full, value, hints[name], described)
+        elif isinstance(value, group):
+            check(value, f"{full}.")
+        elif not (_has_steps(group) and isinstance(value, (Dialect, StepPlan))):
+            raise _no_group(full, value, group)
+
+
+def _fields(cls: type) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return hints, {f.name: f for f in dataclasses.fields(cls)}
+
+
+def _made(path: str, value: Any, hint: Any, described: dataclasses.Field[Any]) -> Any:
+    """The value of a field; groups are made of mappings, or taken as they are."""
+    group = _group(hint)
+    if group is None:
+        return _value(path, value, hint, described)
+    if isinstance(value, Mapping):
+        if not _has_steps(group) or "dialect" not in value:
+            return from_plain(group, value, f"{path}.")
+        settings = dict(value)
+        name = settings.pop("dialect")
+        if name == PLAN:
+            return StepPlan.from_dict(settings)
+        return dialect(name).from_settings(settings)
+    if isinstance(value, group):
+        check(value, f"{path}.")
+    elif not (_has_steps(group) and isinstance(value, (Dialect, StepPlan))):
+        raise _no_group(path, value, group)
+    return value
+
+
+def _group(hint: Any) -> type | None:
+    """The dataclass that a field's type names first; ``None`` for plain values."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return _group(typing.get_args(hint)[0])
+    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
+
+
+def _has_steps(group: type) -> bool:
+    """Whether a group of settings makes a plan, which other libraries' settings can replace."""
+    return issubclass(group, (OnPolicySteps, OffPolicySteps))
+
+
+def _no_group(path: str, value: Any, group: type) -> SettingError:
+    """The error of something that stands where a group of settings belongs."""
+    name = group.__name__
+    if isinstance(value, Mapping):
+        given = ", ".join(f"{key}=..." for key in value)
+        return SettingError(path, dict(value), "is a mapping", f"use {path}={name}({given})")
+    if _has_steps(group):
+        why = "is neither a plan nor settings of steps that fit this recipe"
+        works = f"use {name}(...), a StepPlan, or another library's settings of kit.dialects"
+        return SettingError(path, value, why, works)
+    if isinstance(value, str) and "id" in {f.name for f in dataclasses.fields(group)}:
+        works = f"use {path}.id={value} (in Python {path}={name}(id={value!r}))"
+        return SettingError(path, value, "is not a group of settings", works)
+    why = "is not a group of settings"
+    return SettingError(path, value, why, f"use {path}.name=value (in Python {name}(...))")
+
+
+def _value(path: str, value: Any, hint: Any, described: dataclasses.Field[Any]) -> Any:
+    value = _plain_value(path, value, hint)
+    for limits in _limits(hint):
+        if value is not None:
+            limits.check(path, value)
+    return value
+
+
+def _limits(hint: Any) -> list[Limits]:
+    """The limits of a type such as ``Count`` or ``Count | None``."""
+    own = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Limits)]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [limits for option in typing.get_args(hint) for limits in _limits(option)]
+    return own
+
+
+def _plain_value(path: str, value: Any, hint: Any) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _plain_value(path, value, arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        for option in arguments:
+            if option is type(None) and value is None:
+                return None
+        for option in (a for a in arguments if a is not type(None)):
+            try:
+                return _plain_value(path, value, option)
+            except SettingError:
+                continue
+        raise _wrong(path, value, _called(hint))
+    if origin is Literal:
+        for choice in arguments:
+            if type(choice) is type(value) and choice == value:
+                return value
+        raise SettingError(path, value, "is not a choice", nearest_first(value, _words(arguments)))
+    if origin in (list, tuple):
+        if not isinstance(value, (list, tuple)):
+            raise _wrong(path, value, "a list such as [64,64]")
+        items = [_plain_value(path, item, arguments[0]) for item in value]
+        return origin(items)
+    if origin is dict or hint is dict:
+        if not isinstance(value, Mapping):
+            raise _wrong(path, value, "a mapping such as {name: value}")
+        return dict(value)
+    return _scalar(path, value, hint)
+
+
+def _scalar(path: str, value: Any, hint: Any) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is Any:
+        return value
+    if hint is float and is_number:
+        if value != value:
+            raise SettingError(path, value, "is not a number")
+        return float(value)
+    if hint is int and is_number and value == value and float(value).is_integer():
+        return int(value)
+    if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return str(value)
+    if hint is bool and isinstance(value, bool):
+        return value
+    if isinstance(hint, type) and hint not in _CALLED and isinstance(value, hint):
+        return value
+    raise _wrong(path, value, _called(hint))
+
+
+def _wrong(path: str, value: Any, wanted: str) -> SettingError:
+    return SettingError(path, value, f"is not {wanted}", f"give {wanted}")
+
+
+def _words(choices: tuple[Any, ...]) -> list[str]:
+    """Choices as they are written on the command line."""
+    return [str(c).lower() if isinstance(c, bool) else str(c) for c in choices]
+
+
+_CALLED = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "a mapping",
+    type(None): "null",
+    Any: "any value",
+}
+
+
+def _called(hint: Any) -> str:
+    """What a type is called in messages and in the help."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return " ".join([_called(arguments[0]), *map(str, _limits(hint))])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_called, arguments))
+    if origin is Literal:
+        return " or ".join(_words(arguments))
+    if origin in (list, tuple):
+        return f"a list, each {_called(arguments[0])}"
+    return _CALLED.get(origin or hint, getattr(hint, "__name__", str(hint)))
+
+
+def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
+    """Yield dotted name, value, type in words and documentation of every setting."""
+    cls: type = type(config)
+    docs, hints = field_docs(cls), typing.get_type_hints(cls, include_extras=True)
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from settings(value, f"{path}{f.name}.")
+        else:
+            yield f"{path}{f.name}", value, _called(hints[f.name]), docs.get(f.name, "")

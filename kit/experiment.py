@@ -1,0 +1,363 @@
+"""Everything of an experiment that is not the algorithm."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torchrl.collectors import BaseCollector
+from torchrl.trainers import TrainerHookBase
+
+from kit.buffers import ReplayBatches, make_replay_buffer
+from kit.cli.launch import main
+from kit.cli.recipe import Recipe
+from kit.cli.run_folder import RunFolder
+from kit.collectors import make_collector
+from kit.collectors.policy import Policy
+from kit.config import EnvConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
+from kit.config.parts import accepts, resolve
+from kit.config.plain import check
+from kit.dialects import as_plan
+from kit.envs import VectorEnv, make_env
+from kit.hooks import Console, Evaluator, LearningCurve, NaNGuard, TimeLimit
+from kit.logging.loggers import RowLogger, make_loggers
+from kit.steps import SettingError, StepPlan
+from kit.steps.errors import nearest_first
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from kit.trainer import Trainer
+
+__all__ = [
+    "EnvConfig",
+    "Experiment",
+    "OffPolicyConfig",
+    "OffPolicySteps",
+    "OnPolicyConfig",
+    "OnPolicySteps",
+    "main",
+]
+
+Actions = Literal["continuous", "discrete"]
+Parts = Mapping[str, Any]
+"""Parts of a trainer by the name of its argument, which replace those of a recipe."""
+
+
+class Experiment:
+    """Owns what surrounds an algorithm: plan, environments, replay buffer, run folder, trainer.
+
+    Made first in a recipe's ``build``: it checks the settings, seeds all random numbers and sets
+    PyTorch's threads. Training and evaluation environments share one normaliser, everything that
+    discounts one gamma, everything that holds tensors one device.
+
+    Args:
+        cfg: settings of the recipe. With ``runs=None`` nothing is written, as in a notebook.
+        algorithm: as other libraries know it, for settings of steps in their words; by default the
+            name of the recipe.
+
+    Attributes:
+        plan: every count of the run.
+        name: of the recipe: that of the module which defines the settings.
+        folder: of the run; ``None`` if nothing is written.
+
+    Raises:
+        SettingError: if a setting is invalid, or contradicts another.
+    """
+
+    def __init__(self, cfg: OnPolicyConfig | OffPolicyConfig, algorithm: str | None = None) -> None:
+        if not isinstance(cfg, RunConfig):
+            works = "use the recipe's Config(...)"
+            raise SettingError("cfg", cfg, "is not a configuration of a recipe", works)
+        check(cfg)
+        _check_device(cfg.device)
+        if cfg.threads is not None:
+            torch.set_num_threads(cfg.threads)
+        seed_everything(cfg.seed)
+        self.cfg = cfg
+        recipe = Recipe.of(type(cfg))
+        self.name = recipe.name
+        self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
+        self.folder: Path | None = None if self._run is None else self._run.folder
+        self.plan = make_plan(cfg, algorithm or self.name)
+
+    # ------------------------------------------------------------------ parts
+    def make_env(self, *, actions: Actions | None = None, **changes: Any) -> VectorEnv:
+        """Make the training environments.
+
+        Args:
+            actions: kind of actions that the algorithm needs; ``None``: any.
+            **changes: arguments of :func:`~kit.envs.make_env` that differ from the settings.
+
+        Raises:
+            SettingError: if they cannot be made, or have other actions.
+        """
+        cfg, plan = self.cfg, self.plan
+        settings = {
+            "id": cfg.env.id,
+            "num_envs": plan.num_envs,
+            "vectorization": cfg.env.vectorization,
+            "action_repeat": plan.action_repeat,
+            "max_episode_steps": plan.max_episode_steps,
+            "normalize_observation": cfg.env.normalize_observation,
+            "normalize_reward": cfg.env.normalize_reward,
+            "seed": cfg.seed,
+            "gamma": cfg.gamma,
+        }
+        env = make_env(**{**settings, **cfg.env.kwargs, **changes})
+        if actions is not None:
+            _check_actions(env, actions, self.name)
+        return env
+
+    def make_evaluation_env(self, env: VectorEnv) -> VectorEnv:
+        """Make environments to evaluate in: those of ``env``, with its running normalisation."""
+        if env.make_again is None:
+            works = "give the trainer an Evaluator as the part evaluate=..."
+            raise SettingError("env", env.name, "cannot be made a second time, to evaluate", works)
+        made = env.make_again(num_envs=self.plan.evaluation_episodes, seed=0)
+        made.normalizer = env.normalizer
+        return made
+
+    def make_loss(
+        self, given: str | Callable[..., Any], *networks: nn.Module, **arguments: Any
+    ) -> Any:
+        """Make the loss module, on the configured device.
+
+        Args:
+            given: class or function; or its name, in ``torchrl.objectives`` or as ``module:Class``.
+            *networks: actor and critics, in the order of the algorithm's losses.
+            **arguments: further arguments. One that the loss does not take may be left out if it is
+                a setting of the recipe at its default.
+
+        Raises:
+            SettingError: if there is no such loss, or it does not take what the recipe gives it.
+        """
+        make = resolve(given, "torchrl.objectives")
+        if isinstance(given, str) and not (isinstance(make, type) and issubclass(make, nn.Module)):
+            works = "use a loss of torchrl.objectives, or module:Class of your own"
+            raise SettingError("loss", given, "is no class of loss modules", works)
+        name = getattr(make, "__name__", type(make).__name__)
+        defaults = type(self.cfg)()
+        taken = dict(arguments)
+        for argument, value in arguments.items():
+            if accepts(make, argument):
+                continue
+            if not hasattr(defaults, argument) or value != getattr(defaults, argument):
+                why = f"is no argument of {name}"
+                works = f"use another loss than {name}, or leave {argument} at its default"
+                raise SettingError(argument, value, why, works)
+            del taken[argument]
+        return make(*networks, **taken).to(self.cfg.device)
+
+    def make_replay_buffer(self, **changes: Any) -> ReplayBatches:
+        """Make the replay buffer, with the discount and the device of the settings.
+
+        Args:
+            **changes: arguments of :func:`~kit.buffers.make_replay_buffer` that differ.
+        """
+        cfg, plan = self.cfg, self.plan
+        if not isinstance(cfg, OffPolicyConfig):
+            works = "derive its Config from OffPolicyConfig"
+            raise SettingError("cfg", self.name, "has no settings of a replay buffer", works)
+        size = plan.minibatch_size
+        settings = {
+            "size": cfg.buffer_size,
+            "minibatch_size": None if size is None else size * (plan.sequence_length or 1),
+            "n_step": cfg.n_step,
+            "gamma": cfg.gamma,
+            "device": cfg.device,
+        }
+        return make_replay_buffer(**{**settings, **changes})
+
+    # ------------------------------------------------------------------ the whole
+    def trainer(
+        self, env: VectorEnv, policy: Policy, *, parts: Parts | None = None, **wired: Any
+    ) -> Trainer:
+        """Make the trainer.
+
+        Args:
+            env: training environments.
+            policy: what is trained; the collector and the evaluator act with it.
+            parts: of the caller of ``build``: they replace the recipe's; ``hooks`` and ``logger``
+                are added to them. A ``collector`` may be a name, a class, or a collector.
+            **wired: the recipe's parts: ``update``, ``advantage``, ``buffer``, ``hooks``, ...
+
+        Raises:
+            SettingError: if parts are unknown or do not fit together.
+        """
+        given = dict(parts or {})
+        _check_parts(given)
+        hooks = [*_listed("hooks", wired), *self._hooks(), *_listed("hooks", given)]
+        loggers = [*self._loggers(), *_listed("logger", given)]
+        chosen = {**wired, **given}
+        collector = self._collector(env, policy, chosen)
+        if "evaluate" not in chosen:
+            chosen["evaluate"] = self._evaluator(env, policy)
+        run = self._run
+        around = {
+            "folder": self.folder,
+            "log_every": self.cfg.log_every,
+            "checkpoint_every": self.cfg.checkpoint_every,
+            "config": None if run is None else run.config,
+            "resume_from": None if run is None else run.checkpoint,
+        }
+        chosen |= {"collector": collector, "hooks": hooks, "logger": loggers}
+        return Trainer(self.plan, **{**around, **chosen})
+
+    def _collector(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> BaseCollector:
+        exploration = parts.pop("exploration_policy", None)
+        wanted = parts.pop("collector", None) or self.cfg.collector
+        if isinstance(wanted, BaseCollector):
+            return wanted
+        return make_collector(
+            wanted or ("episode" if self.plan.collects_episodes else "vector"),
+            env,
+            policy,
+            self.plan,
+            seed=self.cfg.seed,
+            device=self.cfg.device,
+            exploration_policy=exploration,
+            **self.cfg.collector_kwargs,
+        )
+
+    def _evaluator(self, env: VectorEnv, policy: Policy) -> Evaluator:
+        return Evaluator(
+            self.make_evaluation_env(env),
+            policy,
+            episodes=self.plan.evaluation_episodes,
+            seed=self.cfg.seed,
+            device=self.cfg.device,
+        )
+
+    def _hooks(self) -> list[TrainerHookBase]:
+        """The hooks of every run."""
+        cfg = self.cfg
+        hooks: list[TrainerHookBase] = [] if self._run is None else [self._run]
+        hooks.append(NaNGuard())
+        if self.folder is not None:
+            hooks.append(LearningCurve(self.folder))
+        if cfg.time_limit is not None:
+            hooks.append(TimeLimit(cfg.time_limit))
+        if cfg.progress:
+            hooks.append(Console(f"{self.name} on {cfg.env.id}, seed {cfg.seed}"))
+        return hooks
+
+    def _loggers(self) -> list[RowLogger]:
+        cfg = self.cfg
+        if self.folder is not None:
+            run_name = f"{self.name} {cfg.env.id} s{cfg.seed}"
+            return make_loggers(cfg.logger, self.folder, run_name=run_name)
+        if cfg.logger not in ("csv", "none"):
+            raise SettingError("logger", cfg.logger, "needs a run folder", "give runs='runs'")
+        return []
+
+
+def make_plan(cfg: OnPolicyConfig | OffPolicyConfig, algorithm: str) -> StepPlan:
+    """The plan that the settings of a recipe make.
+
+    Args:
+        cfg: settings; the environment's are those of ``cfg.env`` unless another library's settings
+            of steps say them.
+        algorithm: that will run the plan; settings that mean nothing for it are refused.
+
+    Raises:
+        SettingError: if they make no plan, or contradict each other.
+    """
+    steps, env = cfg.steps, cfg.env
+    if isinstance(steps, (OnPolicySteps, OffPolicySteps)):
+        try:
+            return steps.to_plan(
+                num_envs=env.num_envs,
+                action_repeat=env.action_repeat,
+                max_episode_steps=env.max_episode_steps,
+            )
+        except SettingError as error:
+            group = "steps" if hasattr(steps, error.field) else "env"
+            name = f"{group}.{error.field}"
+            raise SettingError(name, error.value, error.why, error.works, error.hint) from None
+    plan = as_plan(steps, algorithm, cfg.FAMILY)
+    _check_family(plan, cfg.FAMILY)
+    for field in ("action_repeat", "max_episode_steps"):
+        theirs, ours = getattr(plan, field), getattr(env, field)
+        default = getattr(EnvConfig(), field)
+        if ours != default and theirs not in (ours, default):
+            why = f"contradicts the {theirs} of steps"
+            raise SettingError(f"env.{field}", ours, why, "leave one of them out")
+    return plan.replace(
+        action_repeat=max(plan.action_repeat, env.action_repeat),
+        max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
+    )
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random numbers of Python, NumPy and PyTorch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+# ---------------------------------------------------------------------- what is refused
+def _check_family(plan: StepPlan, family: str | None) -> None:
+    if family == "on_policy" and plan.replay_ratio is not None:
+        why = "is a setting of off-policy algorithms, and this recipe is on-policy"
+        raise SettingError("replay_ratio", plan.replay_ratio, why, "use update_epochs")
+    if family == "off_policy" and plan.update_epochs is not None:
+        why = "is a setting of on-policy algorithms, and this recipe is off-policy"
+        raise SettingError("update_epochs", plan.update_epochs, why, "use replay_ratio")
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        works = ["cpu"]
+        if device.startswith("gpu"):
+            reason, works = (
+                "PyTorch has no device of this name",
+                [device.replace("gpu", "cuda"), "cpu"],
+            )
+        raise SettingError("device", device, f"cannot be used: {reason}", works) from None
+
+
+def _check_actions(env: VectorEnv, actions: Actions, algorithm: str) -> None:
+    """Refuse an environment whose actions are not one array of real numbers, or one choice."""
+    leaves = env.action_leaves
+    kind = "f" if actions == "continuous" else "iu"
+    if len(leaves) == 1 and leaves[0].dtype.kind in kind:
+        return
+    kinds = ", ".join(str(leaf.dtype if leaf.space is None else leaf.space) for leaf in leaves)
+    space = "Box" if actions == "continuous" else "Discrete"
+    raise SettingError(
+        "env.id",
+        env.name,
+        f"has actions that are not {actions} ({kinds}), and {algorithm} chooses only such",
+        f"use an environment with a {space} action space, or another recipe, such as ppo",
+    )
+
+
+PARTS = (
+    "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
+    "logger", "loss_module", "optimizer",
+)  # fmt: skip
+"""Parts that the caller of a recipe's ``build`` may give."""
+
+
+def _check_parts(parts: Parts) -> None:
+    for name, part in parts.items():
+        if name == "loss":
+            works = "use make_loss=... for a class or function, or Config(loss=...) for a name"
+            raise SettingError(name, part, "is no part of a trainer", works)
+        if name not in PARTS:
+            near = nearest_first(name, PARTS)[:3]
+            raise SettingError(name, part, "is no part of a trainer", near)
+
+
+def _listed(name: str, parts: dict[str, Any]) -> list[Any]:
+    """Take a list out of the parts."""
+    given = parts.pop(name, ())
+    if not isinstance(given, Sequence):
+        raise SettingError(name, given, "is not a list", f"use {name}=[...]")
+    return list(given)
