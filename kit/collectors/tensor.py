@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -21,16 +24,15 @@ from kit.envs.errors import EnvironmentFault
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Key, Leaf
 from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorBackend, TensorStep
-from kit.envs.tensor.normalize import Statistics, TensorNormalizer
 from kit.envs.vector_env import VectorEnv
-from kit.fast.block import Block, Function, keep_freed_memory
+from kit.fast.block import Block, Function
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
 
 @runtime_checkable
 class StepsTensors(Protocol):
-    """What is asked of a torch environment; see :class:`~kit.envs.tensor.TensorEnv`."""
+    """The part of :class:`~kit.envs.tensor.TensorEnv` that the collector uses."""
 
     num_envs: int
     action_repeat: int
@@ -44,10 +46,10 @@ class StepsTensors(Protocol):
 
     @property
     def episodes(self) -> EpisodeState:
-        """Where every copy stands: tensors that keep their memory."""
+        """State of every environment: tensors that keep their memory."""
 
     def observe(self, physics: Tensor) -> Tensor:
-        """Return what the agent sees, ``[num_envs, observation_size]``."""
+        """Observations, ``[num_envs, observation_size]``."""
 
     def advance(
         self, episodes: EpisodeState, action: Tensor, uniform: Tensor
@@ -55,13 +57,13 @@ class StepsTensors(Protocol):
         """Make a step, and begin new episodes where one ended, as a pure function."""
 
     def reset_tensors(self, seed: int | None = None) -> Tensor:
-        """Begin an episode in every copy."""
+        """Begin an episode in every environment."""
 
     def state_dict(self) -> Any:
-        """Return the state of all copies and of the generator."""
+        """State of all environments and of the generator."""
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore :meth:`state_dict`."""
 
 
 class TensorCollector(StepsCollector):
@@ -69,29 +71,28 @@ class TensorCollector(StepsCollector):
 
     Several steps of policy, sampling, environment and the writing of the batch run as one flat
     program (on a GPU as one CUDA graph). Env steps, finished episodes and returns stay on the
-    device until they are asked for. On a CPU a batch is checked for NaN; on a GPU that would wait.
-    Running normalisation that was asked of ``make_env`` is part of the program, too.
+    device until they are read. On a CPU a batch is checked for NaN; on a GPU that would wait.
+    Running normalisation that ``make_env`` was given is part of the program, too.
 
     Args:
         create_env_fn: a torch environment, or one of ``make_env(..., vectorization="tensor")``, or
             a function that makes one.
         policy: module from TensorDict to TensorDict; ``None`` acts at random.
-        frames_per_batch: see :class:`~kit.collectors.base.StepsCollector`, like the other counts.
-        steps_per_env: see there.
-        total_frames: see there.
-        init_random_frames: see there.
-        prefill_frames: see there.
-        reset_at_each_iter: see there.
         exploration_policy: acts in place of the policy until ``exploration_frames``.
-        exploration_frames: see there.
-        seed: see there; environments are seeded when they are made, or by :meth:`set_seed`.
-        device: the environment's, unless left out.
-        storing_device: where batches are delivered; the environment's, unless told otherwise.
+        reset_at_each_iter: whether all environments start a new episode with each batch.
+        seed: of policy and random actions; environments are seeded when they are made, or by
+            :meth:`set_seed`.
+        device: the environment's; another one is refused.
+        storing_device: where batches are delivered; ``None``: the environment's device.
         exploration_type: whether actions are sampled.
-        fast_policy: whether to replay blocks of steps.
+        fast_policy: whether blocks of steps are replayed as programs.
         block: steps in one program.
-        keep_memory: whether the process keeps freed memory (glibc), which doubles the speed of
-            large batches on a CPU.
+        keep_memory: whether glibc keeps freed memory of the whole process, which is then not given
+            back to the system. Worth it for large batches on a CPU (measured in
+            ``benchmarks/results/tensor_envs.md``); off by default, as it outlives the collector.
+        **counts: those of :class:`~kit.collectors.base.StepsCollector`: ``frames_per_batch``,
+            ``steps_per_env``, ``total_frames``, ``init_random_frames``, ``prefill_frames``,
+            ``exploration_frames``.
 
     Raises:
         SettingError: if the environment is not written in torch, or counts cannot be reached.
@@ -102,21 +103,16 @@ class TensorCollector(StepsCollector):
         create_env_fn: EnvBase | StepsTensors | Callable[[], Any],
         policy: Policy | None = None,
         *,
-        frames_per_batch: int | None = None,
-        steps_per_env: int | None = None,
-        total_frames: int = -1,
-        init_random_frames: int | None = None,
-        prefill_frames: int = 0,
-        reset_at_each_iter: bool = False,
         exploration_policy: Policy | None = None,
-        exploration_frames: int = 0,
+        reset_at_each_iter: bool = False,
         seed: int = 0,
         device: torch.device | str | None = None,
         storing_device: torch.device | str | None = None,
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         fast_policy: bool = True,
         block: int = 16,
-        keep_memory: bool = True,
+        keep_memory: bool = False,
+        **counts: Any,
     ) -> None:
         self.env, self._outer = as_tensor_env(create_env_fn)
         self.device = torch.device(self.env.device)
@@ -126,15 +122,10 @@ class TensorCollector(StepsCollector):
             )
         super().__init__(
             self.env.num_envs,
-            frames_per_batch=frames_per_batch,
-            steps_per_env=steps_per_env,
-            total_frames=total_frames,
-            init_random_frames=init_random_frames,
-            exploration_frames=exploration_frames,
-            prefill_frames=prefill_frames,
             reset_at_each_iter=reset_at_each_iter,
             seed=seed,
             device=self.device,
+            **counts,
         )
         self.storing_device = torch.device(storing_device or self.device)
         self.policy = policy
@@ -148,11 +139,10 @@ class TensorCollector(StepsCollector):
             device=self.device,
             fast=fast_policy,
         )
-        self._normalization = self._normalized()
         self._steps = TensorSteps(
             self.env,
             self._acting,
-            self._normalization,
+            self._checked_normalizer(),
             block=whole_number("block", block, at_least=1),
             fast=fast_policy,
         )
@@ -192,51 +182,54 @@ class TensorCollector(StepsCollector):
     # ------------------------------------------------------------------ normalisation
     @property
     def normalizer(self) -> Normalizer | None:
-        """The normaliser on the host, with the statistics of now; waits for the device."""
-        normalizer = None if self._outer is None else self._outer.normalizer
-        if normalizer is not None:
-            normalizer.bring_here()
-        return normalizer
+        """Running normalisation of the environment; its statistics are on the device."""
+        return None if self._outer is None else self._outer.normalizer
 
-    def _normalized(self) -> TensorNormalizer | None:
-        if self._outer is None or self._outer.normalizer is None:
-            return None
+    def _checked_normalizer(self) -> Normalizer:
+        """The environment's normaliser, or one that changes nothing.
+
+        Raises:
+            SettingError: if it has statistics of other observations.
+        """
+        if self.normalizer is None:
+            return Normalizer([], self.num_envs, observation=False, reward=False)
         size = self.env.observe(self.env.episodes.physics).shape[-1]
-        return TensorNormalizer(self._outer.normalizer, self.num_envs, size, self.device)
+        for key, known in self.normalizer.observation.items():
+            if (key, known.mean.shape) != ("observation", (size,)):
+                shape = tuple(known.mean.shape)
+                raise SettingError(
+                    "normalizer", (key, shape), "is of another environment", [("observation", size)]
+                )
+        return self.normalizer
 
     def _begin(self) -> bool:
         """Take in the observations of a reset; return whether statistics change with the batch."""
-        if self._outer is None or self._normalization is None:
+        if self._outer is None or self.normalizer is None:
             return False
+        normalizer = self.normalizer.to(self.device)
         if not self._begun and self._outer.training:
             seen = self.env.observe(self.env.episodes.physics)
-            before = self._normalization.statistics
-            self._normalization.store(self._normalization.first(before, seen))
+            before = normalizer.statistics
+            after = normalizer.first_tensors(before, seen)
+            _store(before.tensors(), after.tensors())
         self._begun = True
         return bool(self._outer.training)
 
     # ------------------------------------------------------------------ after a batch
     def _count(self, memory: TensorMemory) -> None:
         self.policy_steps += memory.steps * self.num_envs
-        self._ended.add(
-            memory.terminated,
-            memory.truncated,
-            memory.episode_return,
-            memory.length,
-            memory.env_steps,
-        )
+        self._ended.add(memory)
         if memory.env_steps is None:
             self._known_env_steps += memory.steps * self.num_envs
         else:
             self._repeated += memory.env_steps.sum()
 
     def _trajectories(self, memory: TensorMemory) -> Tensor:
-        """Number episodes through the whole run: those of a copy are ``num_envs`` apart."""
+        """Numbers of episodes in the whole run; those of one env are ``num_envs`` apart."""
         done = (memory.terminated | memory.truncated).long()
         ended = self._episode + done.cumsum(0)
         self._episode = ended[-1]
-        copies = torch.arange(self.num_envs, device=self.device)
-        return (ended - done) * self.num_envs + copies
+        return (ended - done) * self.num_envs + torch.arange(self.num_envs, device=self.device)
 
     def _check_policy(self, memory: TensorMemory) -> None:
         written = {key: value.transpose(0, 1) for key, value in memory.written.items()}
@@ -247,13 +240,13 @@ class TensorCollector(StepsCollector):
     def _check_finite(self, memory: TensorMemory) -> None:
         for what, values in (("reward", memory.reward), ("observation", memory.next_observation)):
             if values.sum().isnan() and values.isnan().any():
-                step, *_, copy = values.isnan().nonzero()[0].tolist()
+                step, *_, env = values.isnan().nonzero()[0].tolist()
                 name = type(self.env).__name__
-                length = int(memory.length[step, copy]) - 1
+                length = int(memory.length[step, env]) - 1
                 what = f"returned NaN as {what}, {length} policy steps into its episode"
-                raise EnvironmentFault(name, copy, what, self.policy_steps // self.num_envs + step)
+                raise EnvironmentFault(name, env, what, self.policy_steps // self.num_envs + step)
 
-    # Counts that are on the device; whoever asks for them waits for it.
+    # Counts that are on the device; reading them waits for it.
 
     _known_env_steps = 0
 
@@ -278,10 +271,7 @@ class TensorCollector(StepsCollector):
         assert value == 0 or self._ended.count() == value
 
     def take_episodes(self) -> list[Episode]:
-        """Return the episodes that ended since the last call, and forget them.
-
-        At most the last 65,536 of them are kept; all are counted.
-        """
+        """The episodes that ended since the last call, at most the last 65,536; all are counted."""
         self._finished += self._ended.take()
         return super().take_episodes()
 
@@ -302,13 +292,13 @@ class TensorCollector(StepsCollector):
         close_env: bool = True,
         raise_on_error: bool = True,
     ) -> None:
-        """Release the blocks; the collector cannot be used afterwards."""
+        """Release the programs; the collector cannot be used afterwards."""
         del timeout, close_env, raise_on_error
         self.closed = True
         self._steps.clear()
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters, random numbers, and the state of the environment; waits for it."""
+        """Counters, random numbers, and the state of the environment; waits for the device."""
         self._finished += self._ended.take()
         state = super().state_dict()
         state["ended"] = self._ended.state_dict()
@@ -316,24 +306,23 @@ class TensorCollector(StepsCollector):
         state["acting"] = self._acting.state_dict()
         state["env"] = dict(self.env.state_dict())
         state["begun"] = self._begun
-        if self._normalization is not None:
-            state["statistics"] = [t.clone() for t in self._normalization.statistics]
+        state["normalizer"] = self.normalizer and self.normalizer.state_dict()
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore :meth:`state_dict`."""
         self._ended.load_state_dict(state_dict["ended"])
         super().load_state_dict(state_dict)
         self._episode = state_dict["episode"].to(self.device).clone()
         self._acting.load_state_dict(state_dict["acting"])
         self.env.load_state_dict(state_dict["env"])
         self._begun = bool(state_dict["begun"])
-        if self._normalization is not None:
-            self._normalization.store(Statistics(*state_dict["statistics"]))
+        if self.normalizer is not None:
+            self.normalizer.load_state_dict(state_dict["normalizer"])
 
 
 def as_tensor_env(create_env_fn: Any) -> tuple[StepsTensors, VectorEnv | None]:
-    """Return the torch environment, made if need be, and the vector environment it was in.
+    """The torch environment, made if need be, and the vector environment around it.
 
     Raises:
         SettingError: if it is another kind of environment.
@@ -355,33 +344,26 @@ def as_tensor_env(create_env_fn: Any) -> tuple[StepsTensors, VectorEnv | None]:
 
 
 class TensorSteps:
-    """Takes steps and writes them to a batch's memory; nothing is read on the host.
+    """Steps of policy and environment, written to a batch's memory without the host.
 
     Args:
-        env: is stepped.
+        env: the environment.
         acting: chooses the actions.
-        normalizer: normalises observations and rewards; ``None``: they stay as they are.
+        normalizer: normalises observations and rewards.
         block: steps in one program.
         fast: whether there are programs at all.
     """
 
     def __init__(
-        self,
-        env: StepsTensors,
-        acting: Acting,
-        normalizer: TensorNormalizer | None,
-        *,
-        block: int,
-        fast: bool,
+        self, env: StepsTensors, acting: Acting, normalizer: Normalizer, *, block: int, fast: bool
     ) -> None:
-        self.env, self.acting = env, acting
-        self.normalizer: Any = normalizer or _Unchanged()
+        self.env, self.acting, self.normalizer = env, acting, normalizer
         self.block, self.fast = block, fast
         self._written: dict[Key, Tensor] = {}
         self._blocks: dict[Any, Block] = {}
 
     def prepare(self) -> None:
-        """Forget blocks whose policy is no longer what was traced; call once per batch."""
+        """Drop programs whose policy has changed; called once per batch."""
         runners = [r for r in (self.acting.runner, self.acting.explorer) if r is not None]
         before = [runner.replays for runner in runners]
         self.acting.mode()
@@ -390,20 +372,20 @@ class TensorSteps:
             self._blocks.clear()
 
     def memory(self, steps: int) -> TensorMemory:
-        """Return memory for a batch of ``steps`` of each copy."""
+        """Memory for a batch of ``steps`` of each environment."""
         observation = self.env.observe(self.env.episodes.physics)
         written = self._outputs(observation)
         return TensorMemory(steps, observation, written, repeats=self.env.action_repeat > 1)
 
     def _outputs(self, observation: Tensor) -> dict[Key, Tensor]:
-        """Return one value of everything that is written besides what the environment gives."""
+        """One value of each output of the policy."""
         if not self._written:
             runner = self.acting.runner
             if runner is None:
                 drawn = self.env.full_action_spec.zero()
                 self._written = {key: drawn.get(key) for key in self.acting.action_keys}
             else:
-                values = runner.peek(_seen(observation, self.env.episodes))
+                values = runner.peek(_policy_input(observation, self.env.episodes))
                 self._written = dict(zip(runner.out_keys, values))
         return self._written
 
@@ -415,7 +397,7 @@ class TensorSteps:
         steps: range,
         learn: bool,
     ) -> int:
-        """Take the next of ``steps``, one block at most, and return how many.
+        """Take the next of ``steps``, one program at most, and return how many.
 
         Args:
             runner: acts; ``None``: random actions.
@@ -426,11 +408,11 @@ class TensorSteps:
         """
         fast = self.fast and (runner is None or runner.replays)
         start, count = steps.start, min(self.block, len(steps)) if fast else 1
-        remembered = {} if runner is None else dict(runner.memory)
-        function = self._function(runner, count, fast, list(remembered), learn)
+        hidden = {} if runner is None else dict(runner.memory)
+        function = self._function(runner, count, fast, list(hidden), learn)
         part = memory.part(start, count)
-        now = [*self.env.episodes, *self.normalizer.statistics]
-        inputs = (*now, uniform[start : start + count], *remembered.values(), *part)
+        now = [*self.env.episodes, *self.normalizer.statistics.tensors()]
+        inputs = (*now, uniform[start : start + count], *hidden.values(), *part)
         if fast:
             key = (id(runner), count, learn)
             if key not in self._blocks:
@@ -438,10 +420,9 @@ class TensorSteps:
             outputs = self._blocks[key](*inputs)
         else:
             outputs = function(*inputs)
-        for present, after in zip(now, outputs):
-            present.copy_(after)
+        _store(now, outputs)
         if runner is not None and fast:
-            runner.memory = dict(zip(remembered, outputs[len(now) :]))
+            runner.memory = dict(zip(hidden, outputs[len(now) :]))
         return count
 
     def _function(
@@ -449,45 +430,46 @@ class TensorSteps:
         runner: PolicyRunner | None,
         count: int,
         fast: bool,
-        remembered: list[Key],
+        hidden: list[Key],
         learn: bool,
     ) -> Function:
-        """Return ``count`` steps of policy and environment as a function of tensors.
+        """``count`` steps of policy and environment as a function of tensors.
 
-        It takes where the copies stand, running statistics, uniform random numbers, what the policy
-        remembers, and memory to write to; it returns where the copies stand then, the statistics,
-        and what is remembered.
+        It takes the state of the environments, running statistics, uniform random numbers, the
+        policy's hidden state, and memory to write to; it returns the state of the environments,
+        the statistics, and the hidden state.
         """
         env, acting, normalizer = self.env, self.acting, self.normalizer
+        known = normalizer.statistics
         keys, size = list(self._written), len(self.env.episodes)
-        first = size + len(normalizer.statistics) + 1
-        last = first + len(remembered)
+        first = size + len(known.tensors()) + 1
+        last = first + len(hidden)
 
         def steps(*tensors: Tensor) -> list[Tensor]:
             now, uniform = type(env.episodes)(*tensors[:size]), tensors[first - 1]
-            statistics = normalizer.statistics._make(tensors[size : first - 1])
+            statistics = known.replaced(tensors[size : first - 1])
             if runner is not None and fast:
-                runner.memory = dict(zip(remembered, tensors[first:last]))
+                runner.memory = dict(zip(hidden, tensors[first:last]))
             for time_step in range(count):
                 observation = normalizer.apply(statistics, env.observe(now.physics))
-                seen = _seen(observation, now)
+                given = _policy_input(observation, now)
                 if runner is None:
                     drawn = env.full_action_spec.rand()
                     outputs = {key: drawn.get(key) for key in acting.action_keys}
                 else:
-                    values = runner.plainly(seen) if fast else runner(seen)
+                    values = runner.plainly(given) if fast else runner(given)
                     outputs = dict(zip(runner.out_keys, values))
                 now, step = env.advance(now, outputs[acting.action_keys[0]], uniform[time_step])
-                statistics, step = normalizer.step(statistics, step, learn)
+                statistics, step = normalizer.step_tensors(statistics, step, learn)
                 if runner is not None and runner.remembers:
                     runner.ended(step.terminated | step.truncated)
-                outputs.setdefault(IS_INIT, seen[IS_INIT])
+                outputs.setdefault(IS_INIT, given[IS_INIT])
                 written = [outputs.get(key) for key in keys]
                 write(tensors[last:], time_step, observation, step, written)
-            if runner is None or not fast:  # one that is being traced remembers by itself
-                return [*now, *statistics]
-            after = [runner.memory[key] for key in remembered]
-            return [*now, *statistics, *after]
+            after = [*now, *statistics.tensors()]
+            if runner is None or not fast:  # a runner that is not traced keeps its hidden state
+                return after
+            return [*after, *(runner.memory[key] for key in hidden)]
 
         return steps
 
@@ -496,27 +478,13 @@ class TensorSteps:
         self._blocks.clear()
 
 
-class _NoStatistics(NamedTuple):
-    pass
+def _store(present: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+    """Write tensors in place."""
+    for tensor, value in zip(present, after):
+        tensor.copy_(value)
 
 
-class _Unchanged:
-    """In the place of a normaliser: everything stays as it is."""
-
-    statistics = _NoStatistics()
-
-    def apply(self, statistics: _NoStatistics, observation: Tensor) -> Tensor:
-        del statistics
-        return observation
-
-    def step(
-        self, statistics: _NoStatistics, step: TensorStep, learn: bool
-    ) -> tuple[_NoStatistics, TensorStep]:
-        del learn
-        return statistics, step
-
-
-def _seen(observation: Tensor, episodes: EpisodeState) -> Tensors:
+def _policy_input(observation: Tensor, episodes: EpisodeState) -> Tensors:
     starts = (episodes.episode_length == 0).unsqueeze(-1)
     return {"observation": observation, IS_INIT: starts}
 
@@ -524,13 +492,13 @@ def _seen(observation: Tensor, episodes: EpisodeState) -> Tensors:
 class TensorMemory:
     """Tensors of one batch, time first, on the environment's device.
 
-    Observations are kept entry by entry, ``[steps, observation_size, num_envs]``, as torch
-    environments compute them; the batch shows them the usual way round.
+    Observations are stored entry by entry, ``[steps, observation_size, num_envs]``, as torch
+    environments compute them; the batch is a view with the usual order of dimensions.
 
     Args:
-        steps: of each copy.
-        observation: of all copies, ``[num_envs, observation_size]``.
-        written: one value of everything that the policy writes, by key.
+        steps: of each environment.
+        observation: of all environments, ``[num_envs, observation_size]``.
+        written: one value of each output of the policy, by key.
         repeats: whether a policy step may make several env steps.
     """
 
@@ -556,7 +524,7 @@ class TensorMemory:
         }
 
     def part(self, start: int, count: int) -> list[Tensor]:
-        """Return the memory of ``count`` steps from ``start``, in the order of :func:`write`."""
+        """The memory of ``count`` steps from ``start``, in the order of :func:`write`."""
         tensors = [
             self.observation,
             self.next_observation,
@@ -571,7 +539,7 @@ class TensorMemory:
         return [tensor[start : start + count] for tensor in tensors]
 
     def tensordict(self, trajectories: Tensor) -> TensorDictBase:
-        """Return the batch, ``[num_envs, steps]``.
+        """The batch, ``[num_envs, steps]``.
 
         Args:
             trajectories: number of each step's episode, ``[steps, num_envs]``.
@@ -602,11 +570,11 @@ def write(
     """Write one step to the memory of some steps, in place.
 
     Args:
-        part: see :meth:`TensorMemory.part`.
+        part: of :meth:`TensorMemory.part`.
         time_step: number of the step in it.
-        observation: what was acted on.
-        step: what it led to.
-        written: by the policy; ``None`` where this step wrote nothing.
+        observation: acted on.
+        step: of the environment.
+        written: outputs of the policy; ``None`` where this step has none.
     """
     values = [
         observation.T,
@@ -625,14 +593,14 @@ def write(
 
 
 class FinishedEpisodes:
-    """A list of finished episodes that never makes the host wait for the device.
+    """A list of finished episodes on the device, read only when somebody asks.
 
-    It keeps the last ``capacity`` episodes that nobody has taken; all are counted.
+    It holds the last ``capacity`` episodes that were not taken; all are counted.
 
     Args:
-        num_envs: number of copies.
+        num_envs: number of environments.
         device: where batches come from.
-        capacity: episodes it keeps.
+        capacity: episodes it holds.
     """
 
     def __init__(self, num_envs: int, device: torch.device, capacity: int = 2**16) -> None:
@@ -644,39 +612,24 @@ class FinishedEpisodes:
         self._returns = torch.zeros(capacity + 1, device=device)
         self._open_env_steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
 
-    def add(
-        self,
-        terminated: Tensor,
-        truncated: Tensor,
-        episode_return: Tensor,
-        length: Tensor,
-        env_steps: Tensor | None,
-    ) -> None:
-        """Take in a batch; every tensor is ``[steps, num_envs]``.
-
-        Args:
-            terminated: whether the episode ended by itself.
-            truncated: whether it was cut.
-            episode_return: sum of rewards since the episode began.
-            length: policy steps since the episode began.
-            env_steps: of each policy step; ``None``: one.
-        """
-        done = terminated | truncated
-        made = length if env_steps is None else self._env_steps(done, env_steps)
-        copies = torch.arange(self.num_envs, device=done.device).expand_as(length)
+    def add(self, memory: TensorMemory) -> None:
+        """Take in a batch."""
+        done, length = memory.terminated | memory.truncated, memory.length
+        made = length if memory.env_steps is None else self._env_steps(done, memory.env_steps)
+        envs = torch.arange(self.num_envs, device=done.device).expand_as(length)
         for start in range(0, len(done), max(self.capacity // self.num_envs, 1)):
             part = slice(start, start + max(self.capacity // self.num_envs, 1))
             flat = done[part].reshape(-1)
             places = (self._ended + flat.cumsum(0) - 1) % self.capacity
             places = torch.where(flat, places, self.capacity)
-            values = [copies[part], length[part], made[part], terminated[part].long()]
+            values = [envs[part], length[part], made[part], memory.terminated[part].long()]
             whole = torch.stack([value.reshape(-1) for value in values])
             self._whole.scatter_(1, places.expand_as(whole), whole)
-            self._returns.scatter_(0, places, episode_return[part].reshape(-1).float())
+            self._returns.scatter_(0, places, memory.episode_return[part].reshape(-1).float())
             self._ended += flat.sum()
 
     def _env_steps(self, done: Tensor, env_steps: Tensor) -> Tensor:
-        """Return the env steps since each episode began, ``[steps, num_envs]``."""
+        """Env steps since each episode began, ``[steps, num_envs]``."""
         made = env_steps.long().cumsum(0)
         at_ends = (made * done).cummax(0).values
         before = torch.cat([torch.zeros_like(made[:1]), at_ends[:-1]])
@@ -685,31 +638,47 @@ class FinishedEpisodes:
         return since
 
     def count(self) -> int:
-        """Return how many have ended; waits for the device."""
+        """Number of episodes that have ended; waits for the device."""
         return int(self._ended)
 
     def take(self) -> list[Episode]:
-        """Return the episodes that ended since the last call; waits for the device."""
+        """The episodes that ended since the last call; waits for the device."""
         ended = self.count()
         first = max(self._taken, ended - self.capacity)
         self._taken = ended
         places = torch.arange(first, ended, device=self._returns.device) % self.capacity
         whole, returns = self._whole[:, places].tolist(), self._returns[places].tolist()
         return [
-            Episode(copy, value, length, made, bool(terminated))
-            for copy, length, made, terminated, value in zip(*whole, returns)
+            Episode(env, value, length, made, bool(terminated))
+            for env, length, made, terminated, value in zip(*whole, returns)
         ]
 
     def restart(self) -> None:
-        """All copies begin new episodes."""
+        """Begin new episodes in all environments."""
         self._open_env_steps = torch.zeros_like(self._open_env_steps)
 
     def state_dict(self) -> dict[str, Tensor | int]:
-        """Return what goes on; episodes that nobody took are the collector's to keep."""
+        """Counts; episodes that were not taken belong to the collector's state."""
         return {"ended": self.count(), "open_env_steps": self._open_env_steps.cpu().clone()}
 
     def load_state_dict(self, state_dict: dict[str, Tensor | int]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore :meth:`state_dict`."""
         self._taken = int(state_dict["ended"])
         self._ended.fill_(self._taken)
         self._open_env_steps.copy_(torch.as_tensor(state_dict["open_env_steps"]))
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to serve large blocks from its heap, and to keep the heap, in the whole process.
+
+    Activations of some thousand environments take a megabyte. By default such a block is returned
+    to the system as soon as it is free, and faulted in page by page when it is needed again, in
+    every step.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mmap_threshold, trim_threshold, gigabyte = -3, -1, 2**30  # names and numbers of mallopt(3)
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        for option in (mmap_threshold, trim_threshold):
+            libc.mallopt(option, gigabyte)

@@ -1,28 +1,67 @@
-"""Running normalisation of observations and rewards."""
+"""Running normalisation of observations and rewards, on the host and on a device."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.wrappers.utils import RunningMeanStd
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.spaces import Arrays, Leaf
 from kit.steps.errors import SettingError
 
 EPSILON = 1e-8
+"""added to variances before a division by their root."""
 
 
-class KeepsStatistics(Protocol):
-    """Where statistics are kept if not on the host: on the device of a collector."""
+class Moments(NamedTuple):
+    """Running mean and variance: float64 tensors, or NumPy views of them."""
 
-    def pull(self, normalizer: Normalizer) -> None:
-        """Give a normaliser on the host the statistics."""
+    mean: Any
+    """``[*shape]``."""
+    var: Any
+    """``[*shape]``."""
+    count: Any
+    """values seen, ``[]``; begins with 1e-4."""
 
-    def push(self, normalizer: Normalizer) -> None:
-        """Take over the statistics of a normaliser on the host."""
+    def merged(self, mean: Any, var: Any, count: int) -> Moments:
+        """The moments of these values and ``count`` new ones (Chan et al. 1979).
+
+        Args:
+            mean: of the new values.
+            var: of the new values, not corrected.
+            count: number of new values.
+        """
+        delta, total = mean - self.mean, self.count + count
+        squares = self.var * self.count + var * count + delta * delta * self.count * count / total
+        return Moments(self.mean + delta * count / total, squares / total, total)
+
+
+class Statistics(NamedTuple):
+    """Statistics as tensors, which the pure functions of :class:`Normalizer` take and return."""
+
+    observation: Moments | None
+    """of observations; ``None``: not normalised."""
+    reward: Moments | None
+    """of discounted sums of rewards; ``None``: not normalised."""
+    returns: Tensor
+    """discounted sum of rewards of each environment, ``[num_envs]``."""
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors that are used."""
+        returns = [] if self.reward is None else [self.returns]
+        return [*(self.observation or ()), *(self.reward or ()), *returns]
+
+    def replaced(self, tensors: Iterable[Tensor]) -> Statistics:
+        """The same statistics with other tensors, in the order of :meth:`tensors`."""
+        rest = iter(tensors)
+        observation = self.observation and Moments(next(rest), next(rest), next(rest))
+        reward = self.reward and Moments(next(rest), next(rest), next(rest))
+        return Statistics(observation, reward, self.returns if reward is None else next(rest))
 
 
 class Normalizer:
@@ -32,17 +71,24 @@ class Normalizer:
     Rewards are divided by the deviation of a discounted sum of rewards, not shifted (Engstrom et
     al. 2020, appendix A.2).
 
+    The statistics are tensors. Environments on the host (:meth:`first`, :meth:`step`) use NumPy
+    views of them; torch environments (:meth:`first_tensors`, :meth:`step_tensors`) use pure
+    functions, so that several steps can be one program. On another device than the CPU
+    (:meth:`to`) the host works with a copy that it takes at each reset, and learning on the host
+    brings the statistics back to the CPU.
+
     Args:
         found: arrays of an observation.
-        num_envs: number of copies.
+        num_envs: number of environments.
         observation: whether observations are normalised; floating arrays only.
         reward: whether rewards are normalised.
         gamma: discount of the sum whose deviation divides the rewards, in [0, 1].
         clip: largest absolute value of a normalised observation or reward.
 
     Attributes:
-        elsewhere: where the statistics really are; ``None``: here. This normaliser then looks there
-            when episodes begin, for evaluations and checkpoints.
+        observation: moments of each observation array that is normalised, by key.
+        reward: moments of the discounted sums of rewards; ``None``: rewards stay as they are.
+        returns: discounted sum of rewards of each environment, ``[num_envs]``.
 
     Raises:
         SettingError: if observations are to be normalised and none is floating.
@@ -63,69 +109,96 @@ class Normalizer:
             raise SettingError(
                 "normalize_observation", True, "has no floating observation to normalise", [False]
             )
-        self.observation = {leaf.key: RunningMeanStd(shape=leaf.shape) for leaf in floating}
-        self.reward = RunningMeanStd() if reward else None
-        self.returns = np.zeros(num_envs)
+        self.observation = {leaf.key: _initial(leaf.shape) for leaf in floating}
+        self.reward = _initial(()) if reward else None
+        self.returns = torch.zeros(num_envs, dtype=torch.float64)
         self.gamma, self.clip = gamma, clip
-        self.elsewhere: KeepsStatistics | None = None
+        self._view()
 
-    def bring_here(self) -> None:
-        """Bring the statistics up to date, if they are kept elsewhere."""
-        if self.elsewhere is not None:
-            self.elsewhere.pull(self)
+    # ------------------------------------------------------------------ where statistics are
+    @property
+    def device(self) -> torch.device:
+        """Where the statistics are."""
+        return self.returns.device
 
+    def to(self, device: torch.device | str) -> Normalizer:
+        """Move the statistics."""
+        if self.device != torch.device(device):
+            for key, moments in self.observation.items():
+                self.observation[key] = Moments(*(tensor.to(device) for tensor in moments))
+            self.reward = self.reward and Moments(*(tensor.to(device) for tensor in self.reward))
+            self.returns = self.returns.to(device)
+            self._view()
+        return self
+
+    def _view(self) -> None:
+        """Make NumPy views of the statistics; copies if they are not on the CPU."""
+
+        def view(moments: Moments) -> Moments:
+            return Moments(*(tensor.cpu().numpy() for tensor in moments))
+
+        self._observation = {key: view(moments) for key, moments in self.observation.items()}
+        self._reward = self.reward and view(self.reward)
+        self._returns: NDArray[np.float64] = self.returns.cpu().numpy()
+        self._on_host = self.device.type == "cpu"
+
+    # ------------------------------------------------------------------ on the host
     def first(self, observation: Arrays, learn: bool, rows: Any = slice(None)) -> None:
         """Normalise observations of a reset, in place.
 
         Args:
-            observation: of all copies.
+            observation: of all environments.
             learn: whether the statistics take them in.
-            rows: the copies that were reset.
+            rows: the environments that were reset.
         """
-        self.bring_here()
-        for key, statistics in self.observation.items():
+        if not self._on_host:
+            self.to("cpu") if learn else self._view()
+        for key, moments in self._observation.items():
             if learn:
-                _learn(statistics, observation[key][rows])
-            self._apply(statistics, observation[key], rows)
-        if learn:  # frozen statistics belong to somebody else, perhaps with other copies
-            self.returns[rows] = 0.0
+                _learn(moments, observation[key][rows])
+            self._apply(moments, (observation[key], rows))
+        if learn:  # frozen statistics may be those of another number of environments
+            self._returns[rows] = 0.0
 
     def step(
         self,
         result: StepArrays,
         learn: bool,
         active: Mask | None = None,
-        mended: Mask | None = None,
+        recovered: Mask | None = None,
     ) -> None:
-        """Normalise what a step gave, in place; the rewards as they were go to ``raw_reward``.
+        """Normalise a step in place; the rewards before it go to ``raw_reward``.
 
         Args:
-            result: what a step gave.
+            result: of the environments.
             learn: whether the statistics take it in.
-            active: copies that were stepped; ``None``: all.
-            mended: copies whose ``next_observation`` repeats the one before; ``None``: none.
+            active: environments that were stepped; ``None``: all.
+            recovered: environments whose ``next_observation`` repeats the last; ``None``: none.
         """
+        if learn and not self._on_host:
+            self.to("cpu")
         rows: Any = slice(None) if active is None else active
-        stepped = rows if mended is None else ~mended & (True if active is None else active)
-        for key, statistics in self.observation.items():
+        stepped = rows if recovered is None else ~recovered & (True if active is None else active)
+        for key, moments in self._observation.items():
             if learn:
-                _learn(statistics, result.observation[key][rows])
-            self._apply(statistics, result.observation[key], rows)
-            self._apply(statistics, result.next_observation[key], stepped)
-        if self.reward is None:
+                _learn(moments, result.observation[key][rows])
+            following = result.next_observation[key]
+            self._apply(moments, (result.observation[key], rows), (following, stepped))
+        if self._reward is None:
             return
         assert result.raw_reward is not None
         result.raw_reward[...] = result.reward
         if learn:
-            self.returns[rows] = self.returns[rows] * self.gamma + result.reward[rows]
-            _learn(self.reward, self.returns[rows])
-            self.returns[result.terminated | result.truncated] = 0.0
-        scaled = result.reward / np.sqrt(self.reward.var + EPSILON)
-        result.reward[...] = self._clipped(scaled)
+            self._returns[rows] = self._returns[rows] * self.gamma + result.reward[rows]
+            _learn(self._reward, self._returns[rows])
+            self._returns[result.terminated | result.truncated] = 0.0
+        result.reward[...] = self._clipped(result.reward / np.sqrt(self._reward.var + EPSILON))
 
-    def _apply(self, statistics: RunningMeanStd, values: NDArray[Any], rows: Any) -> None:
-        scaled = (values[rows] - statistics.mean) / np.sqrt(statistics.var + EPSILON)
-        values[rows] = self._clipped(scaled)
+    def _apply(self, moments: Moments, *parts: tuple[NDArray[Any], Any]) -> None:
+        """Normalise rows of arrays, in place."""
+        deviation = np.sqrt(moments.var + EPSILON)
+        for values, rows in parts:
+            values[rows] = self._clipped((values[rows] - moments.mean) / deviation)
 
     def _clipped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Clip in place; two plain calls take a fraction of the time of ``np.clip``."""
@@ -133,39 +206,92 @@ class Normalizer:
         np.minimum(values, self.clip, out=values)
         return values
 
+    # ------------------------------------------------------------------ pure functions of tensors
+    @property
+    def statistics(self) -> Statistics:
+        """The tensors themselves, for environments whose only observation is ``observation``."""
+        return Statistics(self.observation.get("observation"), self.reward, self.returns)
+
+    def first_tensors(self, statistics: Statistics, observation: Tensor) -> Statistics:
+        """Take in the observations of a reset of all environments.
+
+        Args:
+            statistics: before it.
+            observation: not normalised, ``[num_envs, size]``.
+        """
+        seen = statistics.observation and _merged(statistics.observation, observation)
+        return Statistics(seen, statistics.reward, torch.zeros_like(statistics.returns))
+
+    def apply(self, statistics: Statistics, observation: Tensor) -> Tensor:
+        """The observation normalised."""
+        known = statistics.observation
+        if known is None:
+            return observation
+        scaled = (observation - known.mean) / (known.var + EPSILON).sqrt()
+        clipped: Tensor = scaled.clamp(-self.clip, self.clip).to(observation.dtype)
+        return clipped
+
+    def step_tensors(
+        self, statistics: Statistics, step: Any, learn: bool
+    ) -> tuple[Statistics, Any]:
+        """Take in a step, and normalise its next observation and its reward.
+
+        Args:
+            statistics: before it.
+            step: a :class:`~kit.envs.tensor.TensorStep`; its ``observation`` and its
+                ``episode_return`` stay as they are.
+            learn: whether the statistics change.
+
+        Returns:
+            The statistics after it, and the step.
+        """
+        observation, reward, returns = statistics
+        if learn and observation is not None:
+            observation = _merged(observation, step.observation)
+        if learn and reward is not None:
+            returns = returns * self.gamma + step.reward.double()
+            reward = _merged(reward, returns)
+            returns = returns.masked_fill(step.terminated | step.truncated, 0.0)
+        statistics = Statistics(observation, reward, returns)
+        step = step._replace(next_observation=self.apply(statistics, step.next_observation))
+        if reward is not None:
+            scaled = step.reward.double() / (reward.var + EPSILON).sqrt()
+            scaled = scaled.clamp(-self.clip, self.clip).to(step.reward.dtype)
+            step = step._replace(reward=scaled)
+        return statistics, step
+
+    # ------------------------------------------------------------------ in and out
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics: arrays and numbers."""
-        self.bring_here()
+        """The statistics as numbers and lists; waits for the device."""
         state: dict[str, Any] = {"returns": self.returns.tolist()}
-        for name, statistics in self._named():
-            state[name] = {
-                "mean": np.asarray(statistics.mean).tolist(),
-                "var": np.asarray(statistics.var).tolist(),
-                "count": float(statistics.count),
-            }
+        for name, moments in self._named():
+            state[name] = {field: value.tolist() for field, value in moments._asdict().items()}
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        for name, statistics in self._named():
-            saved = state_dict[name]
-            statistics.mean = np.asarray(saved["mean"], np.float64)
-            statistics.var = np.asarray(saved["var"], np.float64)
-            statistics.count = saved["count"]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`; the sums of another number of environments are left out."""
+        for name, moments in self._named():
+            for field, tensor in moments._asdict().items():
+                tensor.copy_(torch.tensor(state_dict[name][field], dtype=torch.float64))
         if len(state_dict["returns"]) == len(self.returns):
-            self.returns = np.asarray(state_dict["returns"], np.float64)
-        if self.elsewhere is not None:
-            self.elsewhere.push(self)
+            self.returns.copy_(torch.tensor(state_dict["returns"], dtype=torch.float64))
 
-    def _named(self) -> list[tuple[str, RunningMeanStd]]:
+    def _named(self) -> list[tuple[str, Moments]]:
         named = [(f"observation {key}", value) for key, value in self.observation.items()]
         return [*named, *([("reward", self.reward)] if self.reward is not None else [])]
 
 
-def _learn(statistics: RunningMeanStd, values: NDArray[Any]) -> None:
-    """Take values in, but none among which is a NaN: it would spread to every copy.
+def _initial(shape: tuple[int, ...]) -> Moments:
+    def full(value: float, *shape: Any) -> Tensor:
+        return torch.full(shape, value, dtype=torch.float64)
 
-    So whoever looks for a NaN finds it in the copy that returned it.
+    return Moments(full(0.0, *shape), full(1.0, *shape), full(1e-4))
+
+
+def _learn(known: Moments, values: NDArray[Any]) -> None:
+    """Take values in, in place, unless one is a NaN, which would spread to every environment.
+
+    A NaN is then found in the environment that returned it.
     """
     values = values.astype(np.float64, copy=False)
     new = len(values)
@@ -173,4 +299,13 @@ def _learn(statistics: RunningMeanStd, values: NDArray[Any]) -> None:
     apart = values - mean
     var = np.add.reduce(apart * apart) / new
     if not np.isnan(var).any():
-        statistics.update_from_moments(mean, var, new)
+        for view, value in zip(known, known.merged(mean, var, new)):
+            view[...] = value
+
+
+def _merged(known: Moments, values: Tensor) -> Moments:
+    """The moments with ``values``, ``[num_envs, ...]``, taken in unless one is a NaN."""
+    var, mean = torch.var_mean(values.double(), dim=0, correction=0)
+    bad = var.isnan().any()
+    merged = known.merged(mean, var, len(values))
+    return Moments(*(torch.where(bad, old, new) for old, new in zip(known, merged)))

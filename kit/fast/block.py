@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -81,19 +78,3 @@ class _Graph:
         for own, given in zip(self.inputs[read:], tensors[read:]):
             given.copy_(own)
         return [output.clone() for output in self.outputs]
-
-
-def keep_freed_memory() -> None:
-    """Ask glibc to serve large blocks from its heap, and to keep the heap.
-
-    Hidden values of some thousand copies take a megabyte. By default such a block is given back to
-    the system as soon as it is free, and faulted in page by page when it is needed again, in every
-    step. The setting is the whole process's; freed memory stays with the process.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mmap_threshold, trim_threshold, gigabyte = -3, -1, 2**30  # names and numbers of mallopt(3)
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        for option in (mmap_threshold, trim_threshold):
-            libc.mallopt(option, gigabyte)

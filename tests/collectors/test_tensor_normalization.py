@@ -63,8 +63,9 @@ every_choice = pytest.mark.parametrize(
 def test_batches_and_statistics_are_those_of_the_vector_path(id, normalize):
     tensor, vector = (made(k, id, normalize=normalize) for k in (TensorCollector, VectorCollector))
     assert_same(collected(tensor), collected(vector))
+    # Actions agree to the rounding of float32, and so does what they lead to.
     ours, theirs = statistics(tensor.normalizer), statistics(vector.normalizer)
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_new_episodes_with_each_batch_are_taken_in_as_on_the_vector_path():
@@ -154,8 +155,7 @@ def test_statistics_alone_can_be_loaded_into_a_collector():
     trained, fresh = made(TensorCollector), made(TensorCollector, seed=1)
     collected(trained)
     fresh.normalizer.load_state_dict(trained.normalizer.state_dict())
-    for ours, theirs in zip(fresh._normalization.statistics, trained._normalization.statistics):
-        assert torch.equal(ours, theirs)
+    assert fresh.normalizer.state_dict() == trained.normalizer.state_dict()
 
 
 def test_a_second_collector_of_an_environment_goes_on_from_its_statistics():
@@ -222,7 +222,7 @@ def test_statistics_that_change_nothing_keep_every_promise():
         collector = normalized(case)
         collector._outer.eval()
         # Mean 0 and variance 1 move the counts by 5e-9 of themselves; rewards reach 24.
-        collector._normalization.clip = 100.0
+        collector.normalizer.clip = 100.0
         return collector
 
     assert check_collector(frozen, cases=ONE_CASE) == list(PROMISES)

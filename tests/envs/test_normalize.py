@@ -5,8 +5,11 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
-from kit.envs import VectorEnv, make_env
+from kit.envs import Normalizer, StepArrays, VectorEnv, make_env
+from kit.envs.spaces import Leaf
+from kit.envs.tensor import TensorStep
 from kit.steps import SettingError
 from tests.envs.odd_envs import ManySpaces, Steps
 
@@ -72,7 +75,7 @@ def test_observations_have_the_mean_and_variance_of_all_that_was_acted_on():
     assert len(shown) == 2 * 51
     np.testing.assert_allclose(statistics.mean, shown.mean(0), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(statistics.var, shown.var(0), rtol=1e-3)
-    last = (envs[0].shown[-1] - statistics.mean) / np.sqrt(statistics.var + 1e-8)
+    last = (torch.from_numpy(envs[0].shown[-1]) - statistics.mean) / (statistics.var + 1e-8).sqrt()
     np.testing.assert_allclose(results[-1].observation["observation"][0], last, rtol=1e-5)
 
 
@@ -108,7 +111,7 @@ def test_values_far_from_the_mean_are_clipped():
             return np.array([1e9 if self.count == 40 else self.count % 2], np.float32)
 
     env = make_env(lambda: Spike(1_000), 1, normalize_observation=True).eval()
-    env.normalizer.observation["observation"].var = np.ones(1)
+    env.normalizer.observation["observation"].var.fill_(1.0)
     assert stepped(env, 40)[-1].observation["observation"].tolist() == [[10.0]]
 
 
@@ -159,3 +162,54 @@ def test_nothing_to_normalise_is_refused():
 
     with pytest.raises(SettingError, match="normalize_observation=True has no floating"):
         make_env(Numbers, normalize_observation=True)
+
+
+# ---------------------------------------------------------------------- as tensors
+def pushed(step: int, rows: int) -> tuple[StepArrays, TensorStep]:
+    """The same step as arrays and as tensors: observations far from 0, some episodes ending."""
+    numbers = np.random.default_rng(step)
+    seen, then = numbers.normal([100.0, -2.0], [1.0, 5.0], (2, rows, 2)).astype(np.float32)
+    reward = numbers.normal(3.0, 2.0, rows).astype(np.float32)
+    ended, cut = numbers.random((2, rows)) < 0.2
+    ones = np.ones(rows, np.int32)
+    tensors = map(torch.from_numpy, (seen, then, reward, ended, cut, ones, reward, ones))
+    as_tensors = TensorStep(*(tensor.clone() for tensor in tensors))
+    arrays = {"observation": then}, {"observation": seen}
+    return StepArrays(*arrays, reward, ended, cut, ones, np.zeros_like(reward)), as_tensors
+
+
+def test_pure_functions_of_tensors_do_what_is_done_on_arrays():
+    steps, rows, largest = 40, 7, 120.0
+    leaf = Leaf("observation", (), None, (2,), np.dtype(np.float32))
+    arrays, tensors = (Normalizer([leaf], rows, observation=True, reward=True) for _ in range(2))
+    first, _ = pushed(1_000, rows)
+    statistics = tensors.first_tensors(
+        tensors.statistics, torch.from_numpy(first.observation["observation"].copy())
+    )
+    arrays.first(first.observation, learn=True)
+    for number in range(steps):
+        here, there = pushed(number, rows)
+        arrays.step(here, learn=True)
+        statistics, there = tensors.step_tensors(statistics, there, learn=True)
+        one_float32 = {"rtol": 2 * np.finfo(np.float32).eps, "atol": 1e-6}
+        np.testing.assert_allclose(here.reward, there.reward, **one_float32)
+        then = here.next_observation["observation"]
+        np.testing.assert_allclose(then, there.next_observation, **one_float32)
+    # Sums over rows are made in another order; an update has fewer than 20 roundings.
+    rounding = 20 * (steps + 1) * rows * np.finfo(np.float64).eps * largest**2
+    for one, other in zip(arrays.statistics.tensors(), statistics.tensors(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=rounding)
+
+
+def test_statistics_that_a_device_learns_are_read_and_taken_over_by_the_host():
+    normalizer = made(normalize_observation=True, normalize_reward=True)[0].normalizer
+    _, step = pushed(0, 2)
+    step = step._replace(observation=torch.ones(2, 3), next_observation=torch.ones(2, 3))
+    known = normalizer.statistics
+    learnt, _ = normalizer.step_tensors(known, step, learn=True)
+    for present, after in zip(known.tensors(), learnt.tensors()):
+        present.copy_(after)  # as a collector does, in place
+    seen = {"observation": np.ones((2, 3), np.float32)}
+    normalizer.first(seen, learn=False)
+    expected = (1.0 - learnt.observation.mean) / (learnt.observation.var + 1e-8).sqrt()
+    np.testing.assert_allclose(seen["observation"][0], expected, rtol=1e-6)
