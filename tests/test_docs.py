@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import runpy
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from kit.cli.launch import main
+from kit.cli.steps import main as kit
+from kit.steps.settings import OnPolicySteps
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def blocks():
+def blocks(language: str) -> Iterator[tuple[Path, int, str]]:
+    """Page, number of lines before it, and text of each block of code."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for found in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-            line = text[: found.start(1)].count("\n")
-            yield pytest.param(page, line, found[1], id=f"{page.stem}:{line + 1}")
+        for found in re.finditer(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            yield page, text[: found.start(1)].count("\n"), found[1]
 
 
-@pytest.mark.parametrize(("page", "line", "code"), blocks())
+# ---------------------------------------------------------------------- Python
+PYTHON = [pytest.param(*b, id=f"{b[0].stem}:{b[1] + 1}") for b in blocks("python")]
+
+
+@pytest.mark.parametrize(("page", "line", "code"), PYTHON)
 def test_a_block_runs_as_it_stands(page, line, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = ModuleType("documented")  # in `sys.modules`, where dataclasses look types up
@@ -29,6 +41,114 @@ def test_a_block_runs_as_it_stands(page, line, code, tmp_path, monkeypatch):
     exec(compile("\n" * line + code, str(page), "exec"), module.__dict__)
 
 
+# ---------------------------------------------------------------------- shell
+NOT_RUN = {
+    "make": "takes minutes and installs packages; continuous integration runs lint and test",
+    "pip": "installs packages",
+}
+NEEDS = {"HalfCheetah": ("mujoco",), "preset=mujoco": ("mujoco",), "tensorboard": ("tensorboard",),
+         "--video": ("moviepy", "pygame"), "envpool": ("envpool",)}  # fmt: skip
+"""What a command needs beyond the dependencies, by a part of its text."""
+
+# What makes a command short: settings added to those it has, by the vocabulary it speaks.
+SHORT = {
+    "kit, on-policy": ["steps.total_policy_steps=2_048", "steps.update_epochs=1"],
+    "kit, off-policy": ["steps.total_policy_steps=256", "steps.learning_starts=128"],
+    "sb3": ["steps.total_timesteps=1_024"],
+    "tianshou": ["steps.num_epochs=1", "steps.step_per_epoch=2_048"],
+}
+COMMON = ["steps.evaluation_every=null", "steps.evaluation_episodes=1"]
+QUIET = ["progress=false"]
+RUN = "20251201-093000-s0"
+"""The name of the interrupted run that the pages go on with, evaluate and look at."""
+
+
+def commands() -> Iterator[tuple[str, int, str]]:
+    """Page, line and text of each command, without its comment; those over several lines joined."""
+    for page, line, code in blocks("(?:bash|sh|shell|console)"):
+        joined = re.sub(r"\\\n\s*", lambda found: " " * len(found[0]), code)
+        for number, text in enumerate(joined.splitlines(), line + 1):
+            if words := shlex.split(text, comments=True):
+                yield page.stem, number, shlex.join(words)
+
+
+SHELL = [pytest.param(text, id=f"{page}:{line}") for page, line, text in commands()]
+
+
+def shortened(recipe: str, words: list[str]) -> list[str]:
+    """The arguments of a recipe, with settings added under which it takes a second."""
+    if "--help" in words or any(word.startswith("resume=") for word in words):
+        return words
+    named = dict(word.split("=", 1) for word in words if "=" in word)
+    steps = importlib.import_module(recipe).Config().steps
+    family = "on-policy" if isinstance(steps, OnPolicySteps) else "off-policy"
+    vocabulary = named.get("steps", "kit")
+    short = SHORT[f"kit, {family}" if vocabulary == "kit" else vocabulary]
+    common = COMMON if vocabulary == "kit" else []
+    return [*words, *short, *common, *QUIET]
+
+
+class Killed:
+    """Ends a run in its fourth batch, as a kill would."""
+
+    batches = 0
+
+    def register(self, trainer, name="killed"):
+        trainer.register_op("batch_process", self.look)
+
+    def look(self, batch):
+        self.batches += 1
+        if self.batches == 4:
+            raise RuntimeError("killed")
+
+
+def interrupted(recipe: str) -> None:
+    """Leave a run of a recipe behind that was killed, under the name that the pages give it."""
+    module = importlib.import_module(recipe)
+    name = recipe.rpartition(".")[2]
+    short = shortened(recipe, ["checkpoint_every=32", "log_every=32"])
+    with pytest.raises(SystemExit):
+        main(module.Config, lambda cfg: module.build(cfg, hooks=[Killed()]), name, short)
+    (run,) = Path("runs").glob("*/*/*/")
+    run.rename(run.parent / RUN)
+
+
+@pytest.mark.parametrize("command", SHELL)
+def test_a_command_does_what_the_page_says_it_does(command, tmp_path, monkeypatch, capsys):
+    program, *words = shlex.split(command)
+    if program in NOT_RUN:
+        pytest.skip(NOT_RUN[program])
+    for package in {p for part, packages in NEEDS.items() if part in command for p in packages}:
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    if program == "kit":
+        assert kit(words) in (None, 0)
+        assert capsys.readouterr().out
+        return
+    assert (program, words[0]) == ("python", "-m"), "neither run nor listed as not run"
+    module, *words = words[1:]
+    if module.startswith("recipes."):
+        if any(word.startswith("resume=") for word in words):
+            interrupted(module)
+        words = shortened(module, words)
+    else:
+        interrupted("recipes.ppo")
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if "--help" in words:
+        assert "settings:" in capsys.readouterr().out
+    elif module.startswith("recipes."):
+        assert list(Path("runs").glob("*/*/*/metrics.csv"))
+
+
+def test_what_is_not_run_is_in_the_pages():
+    programs = {text.split()[0] for _, _, text in commands()}
+    assert programs - set(NOT_RUN) == {"python", "kit"}
+
+
+# ---------------------------------------------------------------------- links and lists
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
