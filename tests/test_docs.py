@@ -105,10 +105,9 @@ class Killed:
 def interrupted(recipe: str) -> None:
     """Leave a run of a recipe behind that was killed, under the name that the pages give it."""
     module = importlib.import_module(recipe)
-    name = recipe.rpartition(".")[2]
     short = shortened(recipe, ["checkpoint_every=32", "log_every=32"])
     with pytest.raises(SystemExit):
-        main(module.Config, lambda cfg: module.build(cfg, hooks=[Killed()]), name, short)
+        main(module.Config, lambda cfg: module.build(cfg, hooks=[Killed()]), short)
     (run,) = Path("runs").glob("*/*/*/")
     run.rename(run.parent / RUN)
 

@@ -63,6 +63,13 @@ def test_arguments_of_environment_and_collector_are_given_one_by_one_or_together
     assert saved["collector_kwargs"] == {"exact_policy": True}
 
 
+def test_several_loggers_are_given_with_a_comma():
+    ppo(*SHORT, "logger=csv,tensorboard")
+    (run,) = runs()
+    assert (run / "metrics.csv").is_file()
+    assert list(run.rglob("events.out.tfevents.*"))
+
+
 def test_overrides_reach_the_run_and_its_settings_file():
     ppo(*SHORT, "gamma=0.5", "env.kwargs.sutton_barto_reward=true", "env.max_episode_steps=9")
     saved = settings_of(runs()[0])

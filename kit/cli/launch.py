@@ -47,6 +47,7 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
         return
     try:
         base = _base(config_class, recipe, arguments)
+        arguments = _without_commas(arguments)
         _check_names(base, arguments)
         _compose(base, arguments, _Job(recipe, config_class, build))
     except Exception as error:
@@ -199,6 +200,13 @@ def _check_names(base: Mapping[str, Any], arguments: Sequence[str]) -> None:
 
 
 _OPTIONS = ("--multirun", "-m", "--help", "-h")
+
+
+def _without_commas(arguments: list[str]) -> list[str]:
+    """Write ``logger=wandb,tensorboard``, which is a sweep to Hydra, as ``wandb+tensorboard``."""
+    if "--multirun" in arguments or "-m" in arguments:
+        return arguments
+    return [a.replace(",", "+") if _split(a)[0] == "logger" else a for a in arguments]
 
 
 def _check_value(argument: str, sweeps: bool) -> None:
