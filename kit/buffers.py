@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -30,8 +30,13 @@ MinibatchGroup = list[TensorDictBase]
 class Minibatches(Protocol):
     """Takes batches in and gives minibatches out, as many as a plan says."""
 
-    def extend(self, batch: TensorDictBase) -> None:
-        """Take in a collected batch ``[num_envs, steps]``."""
+    def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
+        """Take in a collected batch.
+
+        Args:
+            batch: ``[num_envs, steps]``.
+            keys: the only ones that will be read of minibatches; empty: any may be.
+        """
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
         """Yield the minibatches of one update epoch, grouped by gradient step.
@@ -62,8 +67,10 @@ class RolloutBatches:
         self._rows: TensorDictBase | None = None
         self._order = torch.empty(0, dtype=torch.long)
 
-    def extend(self, batch: TensorDictBase) -> None:
-        """Forget the batch before and keep this one."""
+    def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
+        """Replace the batch before; keys that are not read are dropped: they cost in slicing."""
+        if keys:
+            batch = batch.select(*keys, ("collector", "mask"), strict=False)
         self._rows = valid_rows(batch)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
@@ -133,8 +140,9 @@ class ReplayBatches:
         self.buffer = buffer
         self.n_step = n_step
 
-    def extend(self, batch: TensorDictBase) -> None:
+    def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
         """Add the batch to the buffer; with ``n_step``, the last steps wait for what follows."""
+        del keys  # a buffer is filled before its loss is known to read anything
         if self.n_step is not None:
             batch = self.n_step.inv(batch)
             if batch is None:

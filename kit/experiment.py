@@ -24,7 +24,7 @@ from kit.config.parts import accepts, resolve
 from kit.config.plain import check
 from kit.dialects import as_plan
 from kit.envs import VectorEnv, make_env
-from kit.hooks import Console, Evaluator, LearningCurve, NaNGuard, TimeLimit
+from kit.hooks import Evaluator, LearningCurve, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first
@@ -202,6 +202,7 @@ class Experiment:
             "checkpoint_every": self.cfg.checkpoint_every,
             "config": None if run is None else run.config,
             "resume_from": None if run is None else run.checkpoint,
+            "progress": self._title,
         }
         chosen |= {"collector": collector, "hooks": hooks, "logger": loggers}
         return Trainer(self.plan, **{**around, **chosen})
@@ -235,14 +236,17 @@ class Experiment:
         """The hooks of every run."""
         cfg = self.cfg
         hooks: list[TrainerHookBase] = [] if self._run is None else [self._run]
-        hooks.append(NaNGuard())
         if self.folder is not None:
             hooks.append(LearningCurve(self.folder))
         if cfg.time_limit is not None:
             hooks.append(TimeLimit(cfg.time_limit))
-        if cfg.progress:
-            hooks.append(Console(f"{self.name} on {cfg.env.id}, seed {cfg.seed}"))
         return hooks
+
+    @property
+    def _title(self) -> str | bool:
+        """What the terminal shows above the progress; ``False`` shows nothing."""
+        cfg = self.cfg
+        return cfg.progress and f"{self.name} on {cfg.env.id}, seed {cfg.seed}"
 
     def _loggers(self) -> list[RowLogger]:
         cfg = self.cfg

@@ -163,8 +163,8 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path):
         Checkpoints(tmp_path, {"part": Part()}).load(path)
     assert str(raised.value).startswith(f"checkpoint='{path}' cannot be loaded: ")
     assert "'part'" in str(raised.value)
-    assert str(raised.value).endswith("remove this folder to go on from the checkpoint before it, "
-                                      "if there is one.")  # fmt: skip
+    advice = "remove this folder to continue from the checkpoint before it, if there is one."
+    assert str(raised.value).endswith(advice)
 
 
 def test_a_checkpoint_of_other_parts_is_refused(tmp_path):

@@ -128,7 +128,7 @@ def test_hooks_of_a_stage_run_in_the_order_of_their_registration():
 def test_without_due_gradient_steps_the_stages_of_the_update_do_not_run():
     trainer = sac_trainer(off_policy_plan(total_policy_steps=12))
     seen: list = []
-    update_stages = [n for n, s in STAGES.items() if s.only_with_updates]
+    update_stages = [n for n, s in STAGES.items() if s.needs == "update"]
     listen(trainer, [n for n in update_stages if n not in ("optimizer", "process_loss")], seen)
     listen(trainer, ["post_steps", "post_steps_log"], seen)
     trainer.run()
@@ -232,7 +232,7 @@ def test_an_unknown_stage_is_refused_with_the_nearest_one():
 
 
 @pytest.mark.parametrize(
-    "stage", [name for name, stage in STAGES.items() if stage.only_with_updates]
+    "stage", [name for name, stage in STAGES.items() if stage.needs == "update"]
 )
 def test_a_stage_of_the_update_is_refused_where_nothing_is_trained(stage):
     plan = on_policy_plan(update_epochs=None, minibatch_size=None)

@@ -97,7 +97,8 @@ def bare_ppo(plan: StepPlan, *leave_out: str, **parts: Any) -> Trainer:
 class WholeBatch:
     """Gives the whole batch for every gradient step; a hook cuts the minibatch from it."""
 
-    def extend(self, batch: TensorDictBase) -> None:
+    def extend(self, batch: TensorDictBase, keys: Any = ()) -> None:
+        del keys
         self.batch = batch
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[list[TensorDictBase]]:
@@ -467,7 +468,7 @@ def test_log_scalar_is_in_the_rows():
     trainer = ppo_trainer(hooks=[LogScalar(REWARD, logname="reward"), observation], logger=rows)
     largest = []
     trainer.register_op("post_steps_log", lambda b: largest.append(b["observation"].max().item()))
-    trainer.log_every = 16
+    trainer.schedule.log_every = 16
     trainer.run()
     assert [(row["reward"], row["reward_std"]) for row in rows.rows] == [(1.0, 0.0)] * 4
     assert [row["largest"] for row in rows.rows] == largest

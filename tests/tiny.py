@@ -132,7 +132,7 @@ def ppo_parts(
     sizes: tuple[int, ...] = (8,),
     **collector: Any,
 ) -> dict[str, Any]:
-    """The parts of a small PPO, by the name of the trainer's argument."""
+    """The parts of a small PPO, by the name of the trainer's argument; it shows nothing."""
     torch.manual_seed(seed)
     env = make_env(env, plan.num_envs, seed=seed, action_repeat=plan.action_repeat)
     actor, critic = make_actor(env, sizes), make_value(env, sizes)
@@ -141,13 +141,14 @@ def ppo_parts(
         "collector": collector_of(plan, env, actor, seed=seed, **collector),
         "advantage": GAE(gamma=0.99, lmbda=0.95, value_network=critic),
         "update": Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3), clip_norm=0.5),
+        "progress": False,
     }
 
 
 def sac_parts(
     plan: StepPlan, env: Any = "Pendulum-v1", seed: int = 0, sizes: tuple[int, ...] = (8,)
 ) -> dict[str, Any]:
-    """The parts of a small SAC, by the name of the trainer's argument."""
+    """The parts of a small SAC, by the name of the trainer's argument; it shows nothing."""
     torch.manual_seed(seed)
     env = make_env(env, plan.num_envs, seed=seed, action_repeat=plan.action_repeat)
     actor = make_actor(env, sizes, continuous="tanh_normal", orthogonal=False)
@@ -161,6 +162,7 @@ def sac_parts(
             torch.optim.Adam(loss.parameters(), lr=1e-3),
             target_updater=SoftUpdate(loss, tau=0.01),
         ),
+        "progress": False,
     }
 
 

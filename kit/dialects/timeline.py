@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from kit.steps.clock import counting_rule
+from kit.steps.counting import counting_rule
 from kit.steps.plan import StepPlan
 
 _COLUMNS = 60

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kit.hooks.base import Hook
+from kit.hooks.base import Hook, HookedTrainer
 from kit.steps import Schedule, SettingError, make_schedule
 from kit.steps.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from kit.steps import StepPlan
-    from kit.trainer import Trainer
 
 
 @dataclass
@@ -132,7 +131,7 @@ class Anneal(Hook):
         """``anneal`` and what is annealed."""
         return f"anneal_{self.label}"
 
-    def register(self, trainer: Trainer, name: str | None = None) -> None:
+    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Register at ``setup``, ``post_steps`` and ``post_steps_log``."""
         self._check_alone(trainer)
         super().register(trainer, name)
@@ -144,7 +143,7 @@ class Anneal(Hook):
         trainer.register_op("post_steps_log", self.log)
         trainer.register_op("post_steps", self.step)
 
-    def _check_alone(self, trainer: Trainer) -> None:
+    def _check_alone(self, trainer: HookedTrainer) -> None:
         for other_name, other in trainer.registered_modules.items():
             if not isinstance(other, Anneal) or "constant" in (self.schedule, other.schedule):
                 continue
@@ -156,7 +155,7 @@ class Anneal(Hook):
                     "leave one of the two out; recipes leave theirs out with anneal=constant",
                 )
 
-    def _resolve(self, trainer: Trainer) -> None:
+    def _resolve(self, trainer: HookedTrainer) -> None:
         """Give every value its schedule: length and start value are known from here on."""
         self.counter = self.counter or _default_counter(self.schedule, trainer.plan)
         for optimizer in getattr(trainer.update, "optimizers", {}).values():

@@ -1,15 +1,63 @@
-"""What a hook is."""
+"""Hooks, and the side of a trainer that they see."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
+from tensordict import TensorDictBase
 from torchrl.trainers import TrainerHookBase
 
-if TYPE_CHECKING:
-    from kit.trainer import Trainer
+from kit.steps import StepLedger, StepPlan
 
 Kind = Literal["step", "observer"]
+
+
+class JournalView(Protocol):
+    """The rows so far."""
+
+    @property
+    def latest(self) -> Mapping[str, float | int]:
+        """Newest value of every column."""
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the run so far."""
+
+
+class HookedTrainer(Protocol):
+    """What a hook may read of a trainer, and ask of it."""
+
+    plan: StepPlan
+    ledger: StepLedger
+    config: dict[str, Any]
+    folder: Path | None
+    stop_reason: str | None
+    last_checkpoint: Path | None
+    last_metrics: TensorDictBase | None
+    update: Any
+    registered_modules: dict[str, Any]
+
+    @property
+    def journal(self) -> JournalView:
+        """Rows and seconds so far."""
+
+    @property
+    def policy_steps(self) -> int:
+        """Policy steps so far."""
+
+    def register_op(self, dest: str, op: Callable[..., Any], **kwargs: Any) -> None:
+        """Register a function at a stage."""
+
+    def register_module(self, module_name: str, module: Any) -> None:
+        """Make the state of an object part of checkpoints."""
+
+    def request_stop(self, reason: str | None = None) -> None:
+        """End the run after this iteration."""
+
+    def skip_rest_of_update(self) -> None:
+        """End this update phase after this epoch."""
 
 
 class Hook(TrainerHookBase):
@@ -22,22 +70,22 @@ class Hook(TrainerHookBase):
     """
 
     kind: Kind = "observer"
-    trainer: Trainer
+    trainer: HookedTrainer
 
     @property
     def name(self) -> str:
         """Name under which it is registered; two hooks of a trainer differ in it."""
         return "".join("_" + c.lower() if c.isupper() else c for c in type(self).__name__)[1:]
 
-    def register(self, trainer: Trainer, name: str | None = None) -> None:
+    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Register the operations of this hook; subclasses extend it with ``register_op``."""
         self.trainer = trainer
         trainer.register_module(name or self.name, self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is to be found again after a resume; nothing by default."""
+        """The state that a resumed run needs; nothing by default."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a state of :meth:`state_dict`."""
         del state_dict

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from kit.hooks.base import Hook
-
-if TYPE_CHECKING:
-    from kit.trainer import Trainer
+from kit.hooks.base import Hook, HookedTrainer
 
 _SHOWN = (
     ("episode/return", "return"),
@@ -28,17 +25,17 @@ class Console(Hook):
     In a terminal a progress bar moves; elsewhere a line is printed for every tenth of the run.
 
     Args:
-        title: first line.
+        title: first line; empty: none.
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str = "") -> None:
         self.title = title
         self.console = RichConsole(highlight=False, soft_wrap=True, file=sys.stdout)
         self._progress: Progress | None = None
         self._drawn = 0.0
         self._tenth = -1
 
-    def register(self, trainer: Trainer, name: str | None = None) -> None:
+    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Register at ``setup``, ``post_steps``, ``log_row`` and ``shutdown``."""
         super().register(trainer, name)
         trainer.register_op("setup", self.begin)
@@ -49,7 +46,7 @@ class Console(Hook):
     def begin(self) -> None:
         """Print the plan, and start the progress bar where there is a terminal."""
         plan, done = self.trainer.plan, self.trainer.policy_steps
-        self.console.print(f"\n[bold]{self.title}[/bold]\n")
+        self.console.print(f"\n[bold]{self.title}[/bold]\n" if self.title else "")
         self.console.print(plan.table(), markup=False)
         if done:
             self.console.print(f"\nresumed at {done:,} policy steps")
@@ -100,7 +97,6 @@ class Console(Hook):
             self._progress.update(self._task, completed=self.trainer.policy_steps)
             self._progress.stop()
             self._progress = None
-        self.trainer.source.count_environment(self.trainer.ledger)
         self.console.print()
         self.console.print(self.trainer.plan.table(self.trainer.ledger), markup=False)
         if self.trainer.stop_reason:

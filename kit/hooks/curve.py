@@ -5,13 +5,10 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kit.hooks.base import Hook
+from kit.hooks.base import Hook, HookedTrainer
 from kit.logging.files import not_written
-
-if TYPE_CHECKING:
-    from kit.trainer import Trainer
 
 
 class LearningCurve(Hook):
@@ -24,7 +21,7 @@ class LearningCurve(Hook):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def register(self, trainer: Trainer, name: str | None = None) -> None:
+    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Register at ``shutdown``."""
         super().register(trainer, name)
         trainer.register_op("shutdown", self.draw)

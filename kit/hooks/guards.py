@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from kit.hooks.base import Hook
+from kit.hooks.base import Hook, HookedTrainer
 from kit.steps import SettingError
-
-if TYPE_CHECKING:
-    from kit.trainer import Trainer
 
 
 class NotFinite(RuntimeError):
@@ -28,7 +25,7 @@ class NaNGuard(Hook):
 
     name = "nan_guard"
 
-    def register(self, trainer: Trainer, name: str | None = None) -> None:
+    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Register at ``log_row``."""
         super().register(trainer, name)
         trainer.register_op("log_row", self.look)
@@ -69,7 +66,7 @@ class TimeLimit(Hook):
         self.seconds = seconds
         self._began = time.monotonic()
 
-    def register(self, trainer: Trainer, name: str | None = None) -> None:
+    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Register at ``setup`` and ``post_steps``."""
         super().register(trainer, name)
         trainer.register_op("setup", self.begin)
@@ -113,7 +110,7 @@ class StopWhen(Hook):
         self.best: float | None = None
         self.waited = 0
 
-    def register(self, trainer: Trainer, name: str | None = None) -> None:
+    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Register at ``log_row``."""
         super().register(trainer, name)
         trainer.register_op("log_row", self.look)
@@ -163,7 +160,7 @@ class TargetKL(Hook):
             raise SettingError("target_kl", target, "is not positive", [0.02])
         self.target, self.metric = target, metric
 
-    def register(self, trainer: Trainer, name: str | None = None) -> None:
+    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Register at ``post_epoch``, if there is a target."""
         if self.target is not None:
             super().register(trainer, name)

@@ -5,12 +5,13 @@ Pure Python. Importing this imports no torch.
 
 from __future__ import annotations
 
-from kit.steps.clock import UpdateClock
+from kit.steps.counts import Counts
 from kit.steps.errors import SettingError
 from kit.steps.every import Every
 from kit.steps.ledger import Difference, StepLedger
-from kit.steps.plan import Counts, StepPlan
+from kit.steps.plan import StepPlan
 from kit.steps.ratio import ReplayRatio
+from kit.steps.schedule import Due, RunSchedule
 from kit.steps.schedules import (
     Constant,
     Cosine,
@@ -26,15 +27,16 @@ __all__ = [
     "Cosine",
     "Counts",
     "Difference",
+    "Due",
     "Every",
     "Exponential",
     "Linear",
     "Piecewise",
     "ReplayRatio",
+    "RunSchedule",
     "Schedule",
     "SettingError",
     "StepLedger",
     "StepPlan",
-    "UpdateClock",
     "make_schedule",
 ]

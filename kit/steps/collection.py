@@ -12,16 +12,17 @@ class CollectionPlan:
     """The part of a plan that says what is collected, and with which actions."""
 
     total_policy_steps: int = None  # type: ignore[assignment]  # filled in from iterations
-    """policy steps of the run, over all copies of all processes, prefill included."""
+    """policy steps of the run, over all envs of all processes, prefill included."""
     iterations: int = None  # type: ignore[assignment]  # filled in from total_policy_steps
     """iterations of the run; derived when ``total_policy_steps`` is given, and the other way."""
     num_envs: int = 1
-    """environment copies in one process."""
+    """environments in one process."""
     steps_per_env: int | None = 1
-    """policy steps each copy takes in one iteration; 0 collects nothing (offline); ``None`` where
-    whole episodes are collected."""
+    """policy steps of each environment in one iteration; ``None`` where whole episodes are
+    collected. 0 collects nothing: the run is offline, and periods (of evaluations, rows and
+    checkpoints) count gradient steps of one process in place of policy steps."""
     world_size: int = 1
-    """processes that train together, each with its own copies."""
+    """processes that train together, each with its own environments."""
     action_repeat: int = 1
     """env steps one action is held for; part of no other count."""
     max_episode_steps: int | None = None
@@ -51,6 +52,11 @@ class CollectionPlan:
     def collects_episodes(self) -> bool:
         """Whether an iteration collects whole episodes, not a number of steps."""
         return self.min_episodes is not None or self.min_steps is not None
+
+    @property
+    def offline(self) -> bool:
+        """Whether nothing is collected: minibatches come from stored transitions."""
+        return self.steps_per_env == 0
 
     @property
     def is_exact(self) -> bool:
@@ -116,20 +122,20 @@ class CollectionPlan:
         """Env steps of all processes at the end of ``iteration`` with equally long episodes.
 
         The last action of an episode is held only as long as the episode lasts, so that an episode
-        of ``L`` env steps takes ``ceil(L / action_repeat)`` policy steps. Copies start their first
-        episode together and a reset costs no step.
+        of ``L`` env steps takes ``ceil(L / action_repeat)`` policy steps. Environments start
+        their first episode together and a reset costs no step.
 
         Args:
             iteration: iterations that have ended.
             episode_env_steps: env steps of one episode, if ``max_episode_steps`` does not cut it.
         """
-        copies = 1 if self.collects_episodes else self.num_envs
-        each = self.policy_steps_after(iteration) // (self.world_size * copies)
-        return self.world_size * copies * env_steps(self, each, episode_env_steps)
+        envs = 1 if self.collects_episodes else self.num_envs
+        each = self.policy_steps_after(iteration) // (self.world_size * envs)
+        return self.world_size * envs * env_steps(self, each, episode_env_steps)
 
 
 def env_steps(plan: CollectionPlan, policy_steps: int, episode_env_steps: int) -> int:
-    """Env steps that one copy makes in ``policy_steps``; see ``CollectionPlan.env_steps_after``."""
+    """Env steps of one environment in ``policy_steps``, with episodes of equal length."""
     repeat = plan.action_repeat
     length = -(-episode_env_steps // repeat)
     if plan.max_episode_steps is not None:

@@ -17,8 +17,8 @@ class EvaluationPlan(UpdatePlan):
     """
 
     evaluation_every: int | None = None
-    """policy steps (total) between evaluations; each comes at the end of the iteration that
-    crosses a multiple. ``None``: none during training."""
+    """policy steps (total; offline: gradient steps of one process) between evaluations; each comes
+    at the end of the iteration that crosses a multiple. ``None``: none during training."""
     evaluation_every_iterations: int | None = None
     """iterations between evaluations, in place of ``evaluation_every``."""
     evaluation_before_update: bool = False
@@ -65,12 +65,13 @@ class EvaluationPlan(UpdatePlan):
         every = self.evaluation_every
         if every is None:
             return 0
+        progress = self.gradient_steps_after if self.offline else self.policy_steps_after
         done, first = 0, 0
-        if self.prefill_is_iteration and iteration:
+        if (self.prefill_is_iteration or self.offline) and iteration:  # it differs from the others
             first = 1
-            done = min(multiples_crossed(every, 0, self.policy_steps_after(1)), 1)
-        start = self.policy_steps_after(first)
-        each = self.policy_steps_per_iteration if iteration > first else 0
+            done = min(multiples_crossed(every, 0, progress(1)), 1)
+        start = progress(first)
+        each = progress(first + 1) - start if iteration > first else 0
         if each >= every:  # every iteration crosses at least one multiple
             return done + (iteration - first)
         return done + multiples_crossed(every, start, start + (iteration - first) * each)

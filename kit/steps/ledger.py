@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kit.steps.plan import StepPlan
+from kit.steps.counts import PlannedCounts
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class StepLedger:
         self._env_steps, self._episodes = env_steps, episodes
 
     def counters(self) -> dict[str, int]:
-        """Return every counter by name; local ones too where several processes train."""
+        """Every counter by name; local ones too where several processes train."""
         totals = {
             "iterations": self.iterations,
             "policy_steps": self.policy_steps,
@@ -156,8 +155,8 @@ class StepLedger:
         return totals
 
     # ------------------------------------------------------------------ proof
-    def compare(self, plan: StepPlan) -> list[Difference]:
-        """Return the counts that differ from what ``plan`` says after as many iterations.
+    def compare(self, plan: PlannedCounts) -> list[Difference]:
+        """The counts that differ from what ``plan`` says after as many iterations.
 
         Gradient steps that a hook has skipped count as done: what was due is what the plan says.
         Env steps are compared as far as a plan can know them: exactly without action repeat, else
@@ -175,7 +174,7 @@ class StepLedger:
                 pairs.append(("samples", expected.samples, samples))
             pairs.append(("evaluations", expected.evaluations, self.evaluations))
             found = [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
-        # Env steps are those of this process alone until the processes have told each other.
+        # Env steps are those of this process alone until synchronize() has set the totals.
         steps = self.local_policy_steps if self._env_steps is None else self.policy_steps
         nearest = min(max(self.env_steps, steps), steps * plan.action_repeat)
         if nearest != self.env_steps:
@@ -184,12 +183,12 @@ class StepLedger:
 
     # ------------------------------------------------------------------ in and out
     def state_dict(self) -> dict[str, Any]:
-        """Return every counter: plain values."""
+        """Every counter: plain values."""
         state: dict[str, Any] = {name: getattr(self, name) for name in self._COUNTERS}
         return state | {"env_steps": self._env_steps, "episodes": self._episodes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a state of :meth:`state_dict`."""
         for name in self._COUNTERS:
             setattr(self, name, int(state_dict[name]))
         self._env_steps, self._episodes = state_dict["env_steps"], state_dict["episodes"]

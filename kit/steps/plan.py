@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-from kit.steps import validation
+from kit.steps.counts import PlannedCounts
 from kit.steps.errors import SettingError, nearest_first
-from kit.steps.evaluation import EvaluationPlan
-
-if TYPE_CHECKING:
-    from kit.steps.ledger import StepLedger
-
-Rounding = Literal["error", "down", "up"]
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What has happened after some iteration; totals over all processes unless named local."""
-
-    iterations: int
-    """collections, each followed by one update phase."""
-    policy_steps: int
-    """actions chosen, over all copies of all processes."""
-    random_policy_steps: int
-    """policy steps with random actions, part of ``policy_steps``."""
-    local_gradient_steps: int
-    """optimiser updates of one process."""
-    gradient_steps: int
-    """optimiser updates of all processes together."""
-    samples: int
-    """transitions trained on by all processes together, each as often as it was used."""
-    evaluations: int
-    """evaluation phases, of ``evaluation_episodes`` episodes each."""
+from kit.steps.ledger import StepLedger
+from kit.steps.same_run import run_key
+from kit.steps.table import plan_table
+from kit.steps.validation import complete
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StepPlan(EvaluationPlan):
+class StepPlan(PlannedCounts):
     """Every count of a run, before it runs.
 
     A run is a number of iterations. Each collects ``steps_per_env`` policy steps from each of
-    ``num_envs`` copies in each of ``world_size`` processes, and then makes the gradient steps that
-    are due: ``update_epochs`` passes over the batch (on-policy), ``replay_ratio`` gradient steps
-    per policy step (off-policy), or ``gradient_steps_per_iteration``. At most one of the three is
-    given; without any of them nothing is trained.
+    ``num_envs`` environments in each of ``world_size`` processes, and then makes the gradient steps
+    that are due: ``update_epochs`` passes over the batch (on-policy), ``replay_ratio`` gradient
+    steps per policy step (off-policy), or ``gradient_steps_per_iteration``. At most one of the
+    three is given; without any of them nothing is trained. With ``steps_per_env=0`` nothing is
+    collected (offline).
 
     The settings are documented where they are counted: what is collected in ``CollectionPlan``,
     what is trained in ``UpdatePlan``, when the policy is evaluated in ``EvaluationPlan``.
@@ -65,33 +44,8 @@ class StepPlan(EvaluationPlan):
         (64, 1024, 16)
     """
 
-    rounding: Rounding = "error"
-    """what to do with counts that do not divide: refuse them, or round them ``down`` or ``up``."""
-    asked: dict[str, Any] = field(default_factory=dict, repr=False)
-    """what was asked where rounding changed it (filled in)."""
-
     def __post_init__(self) -> None:
-        validation.complete(self)
-
-    def after(self, iteration: int) -> Counts:
-        """Return the counts at the end of ``iteration``; 0 is the start of the run.
-
-        Raises:
-            SettingError: if ``iteration`` is not in the plan, or the plan is not exact.
-        """
-        if not 0 <= iteration <= self.iterations:
-            raise SettingError("iteration", iteration, "is not in the plan", [0, self.iterations])
-        steps = self.policy_steps_after(iteration)
-        gradient_steps = self.gradient_steps_after(iteration)
-        return Counts(
-            iterations=iteration,
-            policy_steps=steps,
-            random_policy_steps=self.random_steps_until(steps),
-            local_gradient_steps=gradient_steps,
-            gradient_steps=gradient_steps * self.world_size,
-            samples=self.samples_after(iteration) * self.world_size,
-            evaluations=self.evaluations_after(iteration),
-        )
+        complete(self)
 
     # ------------------------------------------------------------------ equality
     def __eq__(self, other: object) -> bool:
@@ -104,20 +58,18 @@ class StepPlan(EvaluationPlan):
 
     @property
     def _run(self) -> tuple[tuple[str, Any], ...]:
-        from kit.steps.same_run import run_key
-
         return run_key(self)
 
     # ------------------------------------------------------------------ in and out
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values (JSON, YAML) from which :meth:`from_dict` makes an equal plan."""
+        """Plain values (JSON, YAML) from which :meth:`from_dict` makes an equal plan."""
         values = asdict(self)
         values["replay_ratio"] = None if self.replay_ratio is None else str(self.replay_ratio)
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> StepPlan:
-        """Make a plan from what :meth:`to_dict` returned.
+        """Make a plan from the values of :meth:`to_dict`.
 
         Raises:
             SettingError: if a key is no field of a plan, or a value is invalid.
@@ -134,16 +86,14 @@ class StepPlan(EvaluationPlan):
         return cls(**values)
 
     def replace(self, **changes: Any) -> StepPlan:
-        """Return a plan with some settings changed; the iterations follow from the budget anew."""
+        """A plan with some settings changed; the iterations follow from the budget again."""
         values = asdict(self)
-        offline = self.steps_per_env == 0  # nothing is collected: a budget says nothing
-        derived = "total_policy_steps" if "iterations" in changes or offline else "iterations"
+        keep_iterations = "iterations" in changes or self.offline  # offline, there is no budget
+        derived = "total_policy_steps" if keep_iterations else "iterations"
         if self.is_exact and not {"total_policy_steps", "iterations"} <= set(changes):
             del values[derived]
         return type(self)(**{**values, **changes})
 
     def table(self, ledger: StepLedger | None = None) -> str:
-        """Return the plan as a text table: asked, planned and, given a ledger, counted."""
-        from kit.steps.table import plan_table
-
+        """The plan as a text table: asked, planned and, given a ledger, counted."""
         return plan_table(self, ledger)

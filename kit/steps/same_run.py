@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kit.steps.plan import StepPlan
+from kit.steps.counts import PlannedCounts
 
 
-def run_key(plan: StepPlan) -> tuple[tuple[str, Any], ...]:
-    """Return what decides the counts of a run, in one form for all ways to say it.
+def run_key(plan: PlannedCounts) -> tuple[tuple[str, Any], ...]:
+    """The settings that decide the counts of a run, in one form for all ways to say it.
 
     Pairs of the setting that says it and its value; two plans with equal keys make equal counts in
     every iteration.
@@ -27,8 +26,8 @@ def run_key(plan: StepPlan) -> tuple[tuple[str, Any], ...]:
     return tuple(key.items())
 
 
-def differing_settings(one: StepPlan, other: StepPlan) -> list[tuple[str, Any, Any]]:
-    """Return the settings in which two plans part, with the value of each."""
+def differing_settings(one: PlannedCounts, other: PlannedCounts) -> list[tuple[str, Any, Any]]:
+    """The settings in which two plans differ, with the value of each."""
     ours = {"counting": "exact"} | dict(run_key(one))
     theirs = {"counting": "exact"} | dict(run_key(other))
     names = list(ours) + [name for name in theirs if name not in ours]
@@ -39,7 +38,7 @@ def differing_settings(one: StepPlan, other: StepPlan) -> list[tuple[str, Any, A
     ]
 
 
-def _collection(plan: StepPlan) -> dict[str, Any]:
+def _collection(plan: PlannedCounts) -> dict[str, Any]:
     if not plan.collects_episodes:
         batch: dict[str, Any] = {"steps_per_env": plan.steps_per_env}
     elif plan.is_exact:
@@ -55,7 +54,7 @@ def _collection(plan: StepPlan) -> dict[str, Any]:
     return batch
 
 
-def _random(plan: StepPlan) -> dict[str, Any]:
+def _random(plan: PlannedCounts) -> dict[str, Any]:
     if plan.is_exact:
         total = plan.policy_steps_after(plan.iterations)
         return {"random_steps": plan.random_steps_until(total)}
@@ -63,7 +62,7 @@ def _random(plan: StepPlan) -> dict[str, Any]:
     return {"random_steps": plan.random_steps, "prefill_random": prefill_random}
 
 
-def _updates(plan: StepPlan) -> dict[str, Any]:
+def _updates(plan: PlannedCounts) -> dict[str, Any]:
     if plan.is_exact and plan.first_training_iteration > plan.iterations:
         return {"gradient_steps_per_iteration": 0}  # never trains: nothing else matters
     key: dict[str, Any] = {"pretrain_steps": plan.pretrain_steps}
@@ -84,7 +83,7 @@ def _updates(plan: StepPlan) -> dict[str, Any]:
     return key
 
 
-def _gradient_steps(plan: StepPlan) -> dict[str, Any]:
+def _gradient_steps(plan: PlannedCounts) -> dict[str, Any]:
     """A ratio that makes a whole number in each iteration is that number."""
     if plan.replay_ratio is None:
         return {"gradient_steps_per_iteration": plan.gradient_steps_per_iteration or 0}
@@ -98,7 +97,7 @@ def _gradient_steps(plan: StepPlan) -> dict[str, Any]:
     return {"replay_ratio": plan.replay_ratio}
 
 
-def _on_policy(plan: StepPlan) -> dict[str, Any]:
+def _on_policy(plan: PlannedCounts) -> dict[str, Any]:
     key: dict[str, Any] = {
         "update_epochs": plan.update_epochs,
         "sequence_length": plan.sequence_length,
@@ -114,7 +113,7 @@ def _on_policy(plan: StepPlan) -> dict[str, Any]:
     return key
 
 
-def _same_cut(plan: StepPlan, key: dict[str, Any]) -> None:
+def _same_cut(plan: PlannedCounts, key: dict[str, Any]) -> None:
     """Say in one way how a batch of known size is cut into minibatches."""
     prefill = plan.local_prefill_steps if plan.prefill_in_first_batch else 0
     largest = max(plan.collected(1), plan.frames_per_batch + prefill)
@@ -134,7 +133,7 @@ def _same_cut(plan: StepPlan, key: dict[str, Any]) -> None:
         key["minibatches_per_gradient_step"] = None if minibatches > 1 else 1
 
 
-def _evaluation(plan: StepPlan) -> dict[str, Any]:
+def _evaluation(plan: PlannedCounts) -> dict[str, Any]:
     if not plan.is_exact:
         return {
             "evaluation_every": plan.evaluation_every,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kit.steps.ledger import StepLedger
-    from kit.steps.plan import StepPlan
+from kit.steps.counts import PlannedCounts
+from kit.steps.ledger import StepLedger
 
 Row = tuple[str, str, str, str]
 
@@ -27,24 +26,24 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: Any) -> str:
-    """Return an integer with thousands separated, and nothing for ``None``."""
+    """An integer with thousands separated, and nothing for ``None``."""
     return "" if value is None else f"{value:,}"
 
 
-def plural(value: int, one: str, many: str = "") -> str:
-    """Return a number and its noun: ``1 copy``, ``4 copies``."""
-    return f"{value:,} {one if value == 1 else many or one + 's'}"
+def plural(value: int, one: str) -> str:
+    """A number and its noun: ``1 env``, ``4 envs``."""
+    return f"{value:,} {one}{'' if value == 1 else 's'}"
 
 
 def sizes(counts: Mapping[int, int]) -> str:
-    """Return how many minibatches there are of each size: ``40 x 64, 1 x 40``."""
+    """The number of minibatches of each size: ``40 x 64, 1 x 40``."""
     if not counts:
         return "none"
     return ", ".join(f"{times:,} x {size:,}" for size, times in counts.items())
 
 
-def plan_table(plan: StepPlan, ledger: StepLedger | None = None) -> str:
-    """Return what was asked, what is planned and (given a ledger) what was counted."""
+def plan_table(plan: PlannedCounts, ledger: StepLedger | None = None) -> str:
+    """The counts asked for, planned and (given a ledger) counted."""
     rows = [*_setting_rows(plan), *_count_rows(plan, ledger)]
     if ledger is None:
         rows = [(name, asked, planned, "") for name, asked, planned, _ in rows]
@@ -52,16 +51,17 @@ def plan_table(plan: StepPlan, ledger: StepLedger | None = None) -> str:
     return text_table(("", "asked", "planned", "counted"), rows)
 
 
-def _setting_rows(plan: StepPlan) -> list[Row]:
+def _setting_rows(plan: PlannedCounts) -> list[Row]:
     if plan.collects_episodes:
         minima = [("episode", plan.min_episodes), ("policy step", plan.min_steps)]
-        told = " and ".join(plural(value, unit) for unit, value in minima if value)
-        batch = ("one batch", f"whole episodes, at least {told}")
+        asked = " and ".join(plural(value, unit) for unit, value in minima if value)
+        batch = ("one batch", f"whole episodes, at least {asked}")
+    elif plan.offline:
+        batch = ("transitions", "stored (offline)")
     else:
-        steps = plural(plan.steps_per_env or 0, "step")
-        copies = f"{plural(plan.num_envs, 'copy', 'copies')} x {steps}"
+        size = f"{plural(plan.num_envs, 'env')} x {plural(plan.steps_per_env or 0, 'step')}"
         processes = f" x {plan.world_size} processes" if plan.world_size > 1 else ""
-        batch = ("one batch", copies + processes)
+        batch = ("one batch", size + processes)
     rows = [batch]
     if plan.update_epochs is not None:
         first = plan.first_training_iteration if plan.is_exact else None
@@ -80,7 +80,7 @@ def _setting_rows(plan: StepPlan) -> list[Row]:
     return [(name, "", value, "") for name, value in rows]
 
 
-def _count_rows(plan: StepPlan, ledger: StepLedger | None) -> list[Row]:
+def _count_rows(plan: PlannedCounts, ledger: StepLedger | None) -> list[Row]:
     end = plan.after(plan.iterations) if plan.is_exact else None
     at_least = plan.total_policy_steps
     env_steps = None
@@ -116,5 +116,5 @@ def _count_rows(plan: StepPlan, ledger: StepLedger | None) -> list[Row]:
     return rows
 
 
-def _sized(plan: StepPlan) -> bool:
+def _sized(plan: PlannedCounts) -> bool:
     return plan.minibatch_size is not None or plan.update_epochs is not None

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
-from kit.steps.clock import UpdateClock, counting_rule
 from kit.steps.collection import CollectionPlan
+from kit.steps.counting import counting_rule
 from kit.steps.errors import SettingError
 from kit.steps.minibatches import (
     LastMinibatch,
@@ -76,10 +76,6 @@ class UpdatePlan(CollectionPlan):
         if each == 0:
             return self.iterations + 1
         return 1 + -(-(self.learning_starts - self.policy_steps_after(1)) // each)
-
-    def clock(self) -> UpdateClock:
-        """Return a new clock that tells, collection by collection, what gradient steps are due."""
-        return UpdateClock(self)
 
     # ------------------------------------------------------------------ gradient steps
     def gradient_steps(self, iteration: int) -> int:

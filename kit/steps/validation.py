@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kit.steps.counting import counting_rule
+from kit.steps.counts import PlannedCounts
 from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 from kit.steps.minibatches import LAST_MINIBATCH
 from kit.steps.ratio import as_fraction
-
-if TYPE_CHECKING:
-    from kit.steps.plan import StepPlan
 
 _AT_LEAST_ONE = ("num_envs", "world_size", "action_repeat", "evaluation_episodes")
 _AT_LEAST_ZERO = (
@@ -45,7 +44,7 @@ LARGEST_RATIO = 10**9
 """Gradient steps per policy step that are accepted at most."""
 
 
-def complete(plan: StepPlan) -> None:
+def complete(plan: PlannedCounts) -> None:
     """Check every field of ``plan`` and fill in those that follow from others.
 
     Raises:
@@ -54,6 +53,7 @@ def complete(plan: StepPlan) -> None:
     _numbers(plan)
     _collection(plan)
     _updates(plan)
+    _offline(plan)
     _vector_steps(plan, "prefill_steps")
     _budget(plan)
     _before_learning(plan)
@@ -63,11 +63,11 @@ def complete(plan: StepPlan) -> None:
     _evaluation(plan)
 
 
-def _set(plan: StepPlan, field: str, value: Any) -> None:
+def _set(plan: PlannedCounts, field: str, value: Any) -> None:
     object.__setattr__(plan, field, value)
 
 
-def _numbers(plan: StepPlan) -> None:
+def _numbers(plan: PlannedCounts) -> None:
     for field in _AT_LEAST_ONE:
         _set(plan, field, whole_number(field, getattr(plan, field), 1))
     for field in _AT_LEAST_ZERO:
@@ -85,7 +85,7 @@ def _numbers(plan: StepPlan) -> None:
         raise SettingError("asked", plan.asked, "is no dict of settings", "leave it out")
 
 
-def _collection(plan: StepPlan) -> None:
+def _collection(plan: PlannedCounts) -> None:
     if plan.collects_episodes:
         if plan.steps_per_env == 1:
             _set(plan, "steps_per_env", None)
@@ -112,7 +112,7 @@ def _collection(plan: StepPlan) -> None:
         )
 
 
-def _updates(plan: StepPlan) -> None:
+def _updates(plan: PlannedCounts) -> None:
     if plan.replay_ratio is not None:
         ratio = as_fraction("replay_ratio", plan.replay_ratio)
         if ratio > LARGEST_RATIO:
@@ -138,11 +138,32 @@ def _updates(plan: StepPlan) -> None:
         raise SettingError("counting", plan.counting, "is not a counting rule", ["exact"])
 
 
-def _counting(plan: StepPlan) -> None:
+def _offline(plan: PlannedCounts) -> None:
+    """Refuse settings that count policy steps where ``steps_per_env=0`` collects none."""
+    if not plan.offline:
+        return
+    for field in ("update_epochs", "replay_ratio"):
+        if getattr(plan, field) is not None:
+            raise SettingError(
+                field,
+                _plain(getattr(plan, field)),
+                "counts collected policy steps, and steps_per_env=0 (offline) collects none",
+                [None],
+                "give gradient_steps_per_iteration",
+            )
+    for field in ("prefill_steps", "learning_starts", "random_steps", "exploration_steps"):
+        if getattr(plan, field):
+            raise SettingError(
+                field,
+                getattr(plan, field),
+                "is never reached: steps_per_env=0 (offline) collects nothing",
+                [0],
+            )
+
+
+def _counting(plan: PlannedCounts) -> None:
     """Refuse a counting rule that does not exist, or lacks what it needs."""
     if plan.counting != "exact":
-        from kit.steps.clock import counting_rule
-
         counting_rule(plan.counting)(plan)
 
 
@@ -150,7 +171,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Fraction) else value
 
 
-def _budget(plan: StepPlan) -> None:
+def _budget(plan: PlannedCounts) -> None:
     """Derive iterations from the total, or the other way; refuse a total that does not divide."""
     if plan.iterations is not None:
         _set(plan, "iterations", whole_number("iterations", plan.iterations))
@@ -176,7 +197,7 @@ def _budget(plan: StepPlan) -> None:
         )
 
 
-def _iterations(plan: StepPlan) -> int:
+def _iterations(plan: PlannedCounts) -> int:
     each = plan.policy_steps_per_iteration
     before = 1 if plan.prefill_is_iteration else 0
     first = plan.policy_steps_after(before)
@@ -199,12 +220,12 @@ def _iterations(plan: StepPlan) -> int:
     return rounded + before
 
 
-def _round(plan: StepPlan, field: str, value: int) -> None:
+def _round(plan: PlannedCounts, field: str, value: int) -> None:
     _set(plan, "asked", {**plan.asked, field: getattr(plan, field)})
     _set(plan, field, value)
 
 
-def _before_learning(plan: StepPlan) -> None:
+def _before_learning(plan: PlannedCounts) -> None:
     _vector_steps(plan, "learning_starts")
     if plan.random_steps is None:
         off_policy = plan.replay_ratio is not None or plan.gradient_steps_per_iteration is not None
@@ -213,8 +234,8 @@ def _before_learning(plan: StepPlan) -> None:
     _vector_steps(plan, "random_steps")
 
 
-def _vector_steps(plan: StepPlan, field: str) -> None:
-    """Refuse or round a number of policy steps that all copies together cannot take."""
+def _vector_steps(plan: PlannedCounts, field: str) -> None:
+    """Refuse or round a number of policy steps that all envs together cannot take."""
     unit = plan.world_size * (1 if plan.collects_episodes else plan.num_envs)
     value = getattr(plan, field)
     if value % unit == 0:
@@ -224,13 +245,13 @@ def _vector_steps(plan: StepPlan, field: str) -> None:
         raise SettingError(
             field,
             value,
-            f"is not a multiple of the {unit} policy steps that all copies take at once",
+            f"is not a multiple of the {unit} policy steps that all envs take at once",
             [down, up],
         )
     _round(plan, field, down if plan.rounding == "down" else up)
 
 
-def _batch(plan: StepPlan) -> None:
+def _batch(plan: PlannedCounts) -> None:
     """Refuse what is said about an on-policy batch where there is none, or one it cannot be."""
     if plan.update_epochs is None:
         for field in ("minibatches_per_epoch", "train_on_newest", "prefill_in_first_batch"):
@@ -250,14 +271,14 @@ def _batch(plan: StepPlan) -> None:
         raise SettingError(
             "train_on_newest",
             plan.train_on_newest,
-            f"is not the same for each of the num_envs={plan.num_envs} copies",
+            f"is not the same for each of the num_envs={plan.num_envs} envs",
             [up],
         )
     if plan.last_minibatch == "carry":
         _carry(plan)
 
 
-def _carry(plan: StepPlan) -> None:
+def _carry(plan: PlannedCounts) -> None:
     """What is carried over needs batches of one size, and one minibatch per gradient step."""
     why = None
     if plan.minibatches_per_gradient_step != 1:
@@ -268,7 +289,7 @@ def _carry(plan: StepPlan) -> None:
         raise SettingError("last_minibatch", "carry", why, ["smaller", "merge", "drop"])
 
 
-def _minibatch(plan: StepPlan) -> None:
+def _minibatch(plan: PlannedCounts) -> None:
     if plan.update_epochs is None or plan.collects_episodes or not plan.frames_per_batch:
         return
     if plan.sequence_length:
@@ -285,7 +306,7 @@ def _minibatch(plan: StepPlan) -> None:
         )
 
 
-def _whole_sequences(plan: StepPlan) -> None:
+def _whole_sequences(plan: PlannedCounts) -> None:
     steps, length = plan.steps_per_env, plan.sequence_length
     assert steps is not None
     assert length is not None
@@ -300,7 +321,7 @@ def _whole_sequences(plan: StepPlan) -> None:
         )
 
 
-def _evaluation(plan: StepPlan) -> None:
+def _evaluation(plan: PlannedCounts) -> None:
     if plan.evaluation_every is not None and plan.evaluation_every_iterations is not None:
         raise SettingError(
             "evaluation_every_iterations",

@@ -1,4 +1,4 @@
-"""Any collector, the kit's or TorchRL's, as the trainer sees it."""
+"""The batches of any collector, the kit's or TorchRL's, counted; and the batches of none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
 from torchrl.envs import TransformedEnv
@@ -18,7 +18,7 @@ from kit.steps import SettingError, StepLedger, StepPlan
 
 
 class CountedBatches:
-    """Takes batches from a collector, counts them and holds them against the plan.
+    """Takes batches from a collector and counts them.
 
     A collector of the kit counts by itself. One of TorchRL yields batches only: their policy steps
     are counted here, their env steps are taken to be ``action_repeat`` for each policy step, as
@@ -27,14 +27,11 @@ class CountedBatches:
 
     Args:
         collector: the kit's or TorchRL's.
-        plan: what batches are expected.
+        plan: sizes of the batches.
 
     Attributes:
         collected: policy steps of the last batch.
         collected_at_random: those of them with random actions.
-
-    Raises:
-        SettingError: if the collector's batches are not those of the plan.
     """
 
     def __init__(self, collector: BaseCollector, plan: StepPlan) -> None:
@@ -47,22 +44,9 @@ class CountedBatches:
         self._policy_steps = 0
         self._ended: Tensor | None = None
         self._returns: list[Tensor] = []
-        self._check_sizes()
-
-    def _check_sizes(self) -> None:
-        if not self.plan.is_exact or self.plan.collects_episodes:
-            return
-        size = getattr(self.collector, "requested_frames_per_batch", None)
-        if isinstance(size, int) and size > 0 and size != self.plan.frames_per_batch:
-            raise SettingError(
-                "collector",
-                size,
-                "policy steps in a batch are not those of the plan",
-                [self.plan.frames_per_batch],
-            )
 
     def next(self) -> TensorDictBase:
-        """Return the next batch and count it.
+        """Take the next batch and count it.
 
         Raises:
             SettingError: if the collector ends early or the batch has another size than planned.
@@ -82,7 +66,7 @@ class CountedBatches:
                 f"total_frames={self.plan.total_policy_steps // self.plan.world_size} or -1",
             ) from None
         if self.own is None:
-            batch = _copies_first(batch)
+            batch = _envs_first(batch)
         self._taken += 1
         self.collected = self._count(batch)
         if self.own is not None:
@@ -144,11 +128,11 @@ class CountedBatches:
         ledger.collected(0, env_steps - ledger.local_env_steps, episodes - ledger.local_episodes)
 
     def metrics(self) -> dict[str, float]:
-        """Return what the collector has to log besides counts."""
+        """The collector's own metrics: ``collector/staleness``, for one."""
         return {} if self.own is None else self.own.metrics()
 
     def take_episodes(self) -> list[Episode]:
-        """Return the episodes that ended since the last call, as far as they are known."""
+        """The episodes that ended since the last call, as far as they are known."""
         if self.own is not None:
             return self.own.take_episodes()
         env = getattr(self.collector, "env", None)
@@ -165,11 +149,11 @@ class CountedBatches:
     # ------------------------------------------------------------------ in and out
     @property
     def exact_resume(self) -> bool:
-        """Whether the collector went on exactly where it was saved."""
+        """Whether the collector continued exactly where it was saved."""
         return bool(getattr(self.collector, "exact_resume", True))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts and the collector's state."""
+        """Counts and the collector's state."""
         return {
             "taken": self._taken,
             "policy_steps": self._policy_steps,
@@ -178,16 +162,52 @@ class CountedBatches:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a state of :meth:`state_dict`."""
         self._taken = int(state_dict["taken"])
         self._policy_steps = int(state_dict["policy_steps"])
         if state_dict["ended"] is not None:
             self._ended = torch.tensor(state_dict["ended"])
         self.collector.load_state_dict(state_dict["collector"])
 
+    def shutdown(self) -> None:
+        """Release the collector."""
+        self.collector.shutdown(raise_on_error=False)
 
-def _copies_first(batch: TensorDictBase) -> TensorDictBase:
-    """Return a batch of TorchRL, of several workers or of one environment, with one row a copy."""
+
+class NoBatches:
+    """The batches of a run that collects nothing: empty ones."""
+
+    collected = collected_at_random = 0
+    exact_resume = True
+
+    def next(self) -> TensorDictBase:
+        """An empty batch."""
+        return TensorDict(batch_size=[0])
+
+    def count_environment(self, ledger: StepLedger) -> None:
+        """Nothing is stepped."""
+
+    def metrics(self) -> dict[str, float]:
+        """None."""
+        return {}
+
+    def take_episodes(self) -> list[Episode]:
+        """None."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def shutdown(self) -> None:
+        """Nothing to release."""
+
+
+def _envs_first(batch: TensorDictBase) -> TensorDictBase:
+    """A batch of TorchRL, of several workers or of one environment, as ``[num_envs, steps]``."""
     if batch.ndim == 1:
         return batch.unsqueeze(0)
     return batch.flatten(0, -2) if batch.ndim > 2 else batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,11 @@ from torchrl.checkpoint import (
 )
 
 from kit.collectors.base import KitCollector
+from kit.hooks.base import Hook
 from kit.logging.files import NotSaved
 from kit.steps import SettingError
-from kit.update import Update
 
-if TYPE_CHECKING:
-    from kit.trainer.trainer import Trainer
-
-
-__all__ = ["Checkpoints", "NotSaved", "normalization_of", "parts_of"]
+__all__ = ["Checkpoints", "NotSaved", "hook_states", "normalization_of", "policies_of"]
 
 
 class Checkpoints:
@@ -96,49 +92,41 @@ class Checkpoints:
                 "checkpoint",
                 str(path),
                 f"cannot be loaded: {type(error).__name__}: {reason}",
-                "remove this folder to go on from the checkpoint before it, if there is one",
+                "remove this folder to continue from the checkpoint before it, if there is one",
             ) from error
         return dict(result.manifest.get("metadata", {}))
 
     @staticmethod
     def latest(folder: Path) -> Path | None:
-        """Return the newest complete checkpoint in ``folder``, if there is one."""
+        """The newest complete checkpoint in ``folder``, if there is one."""
         if not folder.is_dir():
             return None
         return CheckpointRotation(folder, keep_last=1).latest()  # type: ignore[no-any-return]
 
 
 def _why_not_written(error: BaseException) -> str | None:
-    """What the system said; ``None`` if it is no error of writing."""
+    """The reason that the system gave; ``None`` if it is no error of writing."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if not any(writer in str(error) for writer in ("inline_container", "PytorchStreamWriter")):
         return None
-    # PyTorch tells that it could not write, but not why.
+    # PyTorch says that it could not write, but not why.
     before = error.__context__
     return _why_not_written(before) if isinstance(before, OSError) else "is the disk full?"
 
 
-def parts_of(trainer: Trainer) -> dict[str, Any]:
-    """Return what of a trainer has a state that a resumed run needs, by name."""
-    parts: dict[str, Any] = {
-        "ledger": trainer.ledger,
-        "clock": trainer.clock,
-        "source": trainer.source,
-        "buffer": trainer.buffer,
-        "journal": trainer.journal,
+def hook_states(modules: Mapping[str, Any]) -> dict[str, Any]:
+    """The registered modules with a state, so that observers may differ in a resumed run."""
+    return {
+        f"hook {name}": module
+        for name, module in modules.items()
+        if hasattr(module, "load_state_dict") and type(module).state_dict is not Hook.state_dict
     }
-    # A stepper of TorchRL is among the registered modules; its optimiser need not be its own.
-    own = "update" if isinstance(trainer.update, Update) else "optimizer"
-    for name in ("loss_module", own, "advantage"):
-        if hasattr(getattr(trainer, name), "load_state_dict"):
-            parts[name] = getattr(trainer, name)
-    parts |= normalization_of(trainer)
-    policies = [getattr(trainer.collector, name, None) for name in _POLICIES]
-    parts["policies"] = PolicyState(policies, trainer.loss_module)
-    modules = trainer.registered_modules.items()
-    with_state = {name: module for name, module in modules if hasattr(module, "load_state_dict")}
-    return parts | {f"hook {name}": module for name, module in with_state.items()}
+
+
+def policies_of(collector: Any, loss_module: Any) -> PolicyState:
+    """The state of the policies of a collector that is not the loss module's."""
+    return PolicyState([getattr(collector, name, None) for name in _POLICIES], loss_module)
 
 
 _POLICIES = ("policy", "exploration_policy")
@@ -174,9 +162,8 @@ def _memory(value: Any) -> Any:
     return (value.data_ptr(), value.shape) if known else None
 
 
-def normalization_of(trainer: Trainer) -> dict[str, Any]:
-    """Return the running normalisation of the environments; it can be loaded without the rest."""
-    collector = trainer.collector
+def normalization_of(collector: Any) -> dict[str, Any]:
+    """The running normalisation of the environments; it can be loaded without the rest."""
     env = collector if isinstance(collector, KitCollector) else getattr(collector, "env", None)
     normalizer = getattr(env, "normalizer", None)
     return {} if normalizer is None else {"normalization": normalizer}

@@ -14,7 +14,7 @@ from kit.steps import SettingError
 from kit.steps.errors import show
 
 Signature = Literal["fire", "pipe", "log", "losses", "optimizer", "summary", "row"]
-Needs = Literal["iteration", "update", "end"]
+Needs = Literal["", "update", "collection"]
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Stage:
     name: str
     """TorchRL's name."""
     signature: Signature
-    """what is passed and what may come back; see ``SIGNATURES``."""
+    """arguments and result of its hooks; see ``SIGNATURES``."""
     when: str
     """when it runs."""
-    only_with_updates: bool = False
-    """whether it runs only where gradient steps are made."""
+    needs: Needs = ""
+    """where it runs: only with gradient steps (``update``), only with collected batches."""
 
 
 SIGNATURES: dict[Signature, tuple[str, int]] = {
@@ -46,20 +46,20 @@ STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
         Stage("setup", "fire", "once, before the first iteration"),
-        Stage("batch_process", "pipe", "a batch was collected"),
-        Stage("pre_steps_log", "log", "the batch was counted"),
-        Stage("pre_optim_steps", "fire", "an update phase begins", True),
-        Stage("pre_epoch_log", "log", "an update epoch begins", True),
-        Stage("pre_epoch", "pipe", "then, before minibatches are drawn from the batch", True),
-        Stage("process_optim_batch", "pipe", "a minibatch was drawn", True),
-        Stage("process_loss", "losses", "its losses were computed, before the gradients", True),
-        Stage("optimizer", "optimizer", "in place of the update's own gradient step", True),
-        Stage("post_loss", "pipe", "its losses were computed; replay priorities", True),
-        Stage("post_optim", "fire", "a gradient step was made", True),
-        Stage("post_optim_log", "log", "then", True),
-        Stage("post_epoch_log", "log", "an update epoch has ended", True),
-        Stage("post_epoch", "fire", "then", True),
-        Stage("post_optim_complete_log", "summary", "an update phase has ended", True),
+        Stage("batch_process", "pipe", "a batch was collected", "collection"),
+        Stage("pre_steps_log", "log", "the batch was counted", "collection"),
+        Stage("pre_optim_steps", "fire", "an update phase begins", "update"),
+        Stage("pre_epoch_log", "log", "an update epoch begins", "update"),
+        Stage("pre_epoch", "pipe", "then, before minibatches are drawn from the batch", "update"),
+        Stage("process_optim_batch", "pipe", "a minibatch was drawn", "update"),
+        Stage("process_loss", "losses", "its losses were computed, before the gradients", "update"),
+        Stage("optimizer", "optimizer", "in place of the update's own gradient step", "update"),
+        Stage("post_loss", "pipe", "its losses were computed; replay priorities", "update"),
+        Stage("post_optim", "fire", "a gradient step was made", "update"),
+        Stage("post_optim_log", "log", "then", "update"),
+        Stage("post_epoch_log", "log", "an update epoch has ended", "update"),
+        Stage("post_epoch", "fire", "then", "update"),
+        Stage("post_optim_complete_log", "summary", "an update phase has ended", "update"),
         Stage("post_steps", "fire", "the iteration has ended, with or without an update"),
         Stage("post_steps_log", "log", "then"),
         Stage("log_row", "row", "a row of metrics was logged (a stage of the kit)"),
@@ -95,10 +95,15 @@ class Stages:
 
     Args:
         updates: whether the run makes gradient steps at all.
+        collections: whether it collects batches.
     """
 
-    def __init__(self, updates: bool = True) -> None:
-        self.updates = updates
+    def __init__(self, *, updates: bool = True, collections: bool = True) -> None:
+        self._missing: dict[Needs, str] = {}
+        if not updates:
+            self._missing["update"] = "the plan trains nothing"
+        if not collections:
+            self._missing["collection"] = "the plan collects nothing (offline)"
         self._began = False
         self._operations: dict[str, list[_Operation]] = {name: [] for name in STAGES}
 
@@ -118,10 +123,9 @@ class Stages:
             near = difflib.get_close_matches(stage, STAGES, n=1, cutoff=0.4)
             raise SettingError("stage", stage, "is not a stage", near or list(STAGES))
         name = _name(function)
-        if STAGES[stage].only_with_updates and not self.updates:
-            raise SettingError(
-                "stage", stage, f"never runs, so {name} never would: the plan trains nothing"
-            )
+        missing = self._missing.get(STAGES[stage].needs)
+        if missing is not None:
+            raise SettingError("stage", stage, f"never runs, so {name} never would: {missing}")
         if stage == "setup" and self._began:
             raise SettingError(
                 "stage", stage, f"never runs again, so {name} never would: the run has begun"
@@ -136,10 +140,10 @@ class Stages:
     def __getitem__(self, stage: str) -> list[_Operation]:
         return self._operations[stage]
 
-    def fire(self, stage: str) -> None:
+    def fire(self, stage: str, *arguments: Any) -> None:
         """Call every operation of ``stage``."""
         for operation in self._operations[stage]:
-            self._call(stage, operation)
+            self._call(stage, operation, *arguments)
         self._began |= stage == "setup"
 
     def pipe(self, stage: str, batch: Any) -> Any:
@@ -157,7 +161,7 @@ class Stages:
         return losses
 
     def optimize(self, losses: TensorDictBase, clip_grad_norm: bool, clip_norm: Any) -> Any:
-        """Let every operation of ``optimizer`` make its gradient step."""
+        """Let every operation of ``optimizer`` make its gradient step; return the losses."""
         for index, operation in enumerate(self._operations["optimizer"]):
             arguments = (losses, clip_grad_norm, clip_norm, index)
             result = self._call("optimizer", operation, *arguments)
@@ -174,11 +178,6 @@ class Stages:
                 raise HookError(operation.name, stage, _returned(result, "a dict of metrics"))
             yield dict(result.items())
 
-    def row(self, row: dict[str, Any]) -> None:
-        """Show a logged row to every operation of ``log_row``."""
-        for operation in self._operations["log_row"]:
-            self._call("log_row", operation, row)
-
     def _call(self, stage: str, operation: _Operation, *arguments: Any) -> Any:
         try:
             return operation.function(*arguments, **operation.keywords)
@@ -191,7 +190,7 @@ class Stages:
 
 
 def _taken(result: Any, before: Any, stage: str, operation: _Operation) -> Any:
-    """What goes on after an operation: what it returned, or what it was given."""
+    """The result of an operation, or its argument where it returned nothing."""
     if result is None:
         return before
     if not isinstance(result, TensorDictBase):

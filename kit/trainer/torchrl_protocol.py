@@ -1,51 +1,80 @@
-"""The side of a trainer that hooks see: TorchRL's protocol."""
+"""The side of a trainer that TorchRL's hooks and steppers see: every name that they read."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from tensordict import TensorDictBase
+from torchrl.trainers import EarlyStopping
 
+from kit.logging.journal import Journal
 from kit.steps import SettingError, StepLedger
 from kit.trainer.stages import Stages
+
+_COLUMN_GROUPS = ("episode/", "evaluation/", "train/", "time/", "collector/", "schedule/")
 
 
 class TorchRLProtocol:
     """What TorchRL's hook objects find in a trainer, so that they register unchanged.
 
     Args:
-        ledger: what has happened, which hooks read under TorchRL's names.
-        loss_module: what hooks find under this name; ``None`` where there is none.
-        updates: whether the run makes gradient steps at all.
+        ledger: counts of the run.
+        journal: takes the metrics that hooks log.
+        stages: where hooks are registered.
+        collector: where batches come from; ``None`` offline.
+        update: makes the gradient steps; gives loss module, optimiser and clipping by default.
+        buffer: where minibatches come from.
+        loss_module: in place of the update's.
+        optimizer: in place of the update's.
 
     Attributes:
-        stages: what is registered.
-        registered_modules: what is kept in checkpoints on behalf of hooks, by name.
+        registered_modules: objects whose state is part of checkpoints, by name.
         stop_reason: why the run ended before its plan; ``None`` otherwise.
+        clip_norm: where TorchRL's steppers and optimiser hooks clip gradients: the update's.
+        clip_grad_norm: whether they clip the norm of gradients (or else their values).
     """
 
-    def __init__(self, ledger: StepLedger, loss_module: Any, *, updates: bool) -> None:
-        self.ledger = ledger
-        self.loss_module = loss_module
-        self.stages = Stages(updates=updates)
+    def __init__(
+        self,
+        ledger: StepLedger,
+        journal: Journal,
+        stages: Stages,
+        *,
+        collector: Any,
+        update: Any,
+        buffer: Any,
+        loss_module: Any = None,
+        optimizer: Any = None,
+    ) -> None:
+        self.ledger, self.journal, self.stages = ledger, journal, stages
+        self.collector = collector
+        self.optimization_stepper = update
+        self.replay_buffer = getattr(buffer, "buffer", None)
+        self.loss_module: Any = loss_module or getattr(update, "loss_module", None)
+        self.optimizer = optimizer or next(iter(getattr(update, "optimizers", {}).values()), None)
+        self.clip_norm = getattr(update, "clip_norm", None) or getattr(update, "clip_value", None)
+        self.clip_grad_norm = getattr(update, "clip_value", None) is None
+        self.logger = journal.loggers[0] if journal.loggers else None
+        self.registered_modules: dict[str, Any] = {}
         self.stop_reason: str | None = None
         self._stop_training = False
         self._skip_phase = False
         self._log_dict: defaultdict[str, list[Any]] = defaultdict(list)
-        self.registered_modules: dict[str, Any] = {}
 
+    # ------------------------------------------------------------------ registration
     def add(self, hook: Any, name: str | None = None) -> Self:
-        """Register a hook object under ``name``, or under the one that it chooses.
+        """Register a hook object under ``name``, or under its own.
 
         Raises:
-            SettingError: if another hook has this name, or it is none.
+            SettingError: if another hook has this name, or it is no hook object.
         """
-        if not callable(getattr(hook, "register", None)):
+        if isinstance(hook, type) or not callable(getattr(hook, "register", None)):
             works = "give an object with register(trainer, name), or use register_op(stage, f)"
-            raise SettingError("hook", hook, "is no hook", works)
+            raise SettingError("hook", hook, "is no hook object", works)
         if name is None and not _names_itself(hook):
             name = "".join("_" + c.lower() if c.isupper() else c for c in type(hook).__name__)[1:]
         if name is None:
@@ -61,15 +90,16 @@ class TorchRLProtocol:
             SettingError: if the stage does not exist or never runs, or if the function cannot be
                 called as it does.
         """
-        self.stages.register(dest, op, **kwargs)
+        own = isinstance(op, EarlyStopping)
+        self.stages.register(dest, _once_logged(op, self) if own else op, **kwargs)
 
     register_hook = register_op
 
     def register_module(self, module_name: str, module: Any) -> None:
-        """Keep ``module``'s state in checkpoints.
+        """Make the state of ``module`` part of checkpoints.
 
         Raises:
-            SettingError: if the name is used already.
+            SettingError: if the name is taken.
         """
         if module_name in self.registered_modules:
             raise SettingError(
@@ -80,21 +110,23 @@ class TorchRLProtocol:
             )
         self.registered_modules[module_name] = module
 
+    # ------------------------------------------------------------------ requests of hooks
     def request_stop(self, reason: str | None = None) -> None:
         """End the run after this iteration."""
         self._stop_training = True
         self.stop_reason = reason or "a hook asked for it"
 
     def skip_rest_of_update(self) -> None:
-        """End this update phase after this epoch; what was due is counted as skipped."""
+        """End this update phase after this epoch; gradient steps still due count as skipped."""
         self._skip_phase = True
 
     def compute_loss(self, sub_batch: TensorDictBase, method: str | None = None) -> Any:
-        """Return the losses of a minibatch, or what a method of the loss module makes of it."""
+        """The losses of a minibatch, or the result of a method of the loss module."""
         if method is None:
             return self.loss_module(sub_batch)
         return getattr(self.loss_module, method)(sub_batch)
 
+    # ------------------------------------------------------------------ counts and metrics
     @property
     def policy_steps(self) -> int:
         """Policy steps so far, in all processes."""
@@ -102,13 +134,52 @@ class TorchRLProtocol:
 
     @property
     def collected_frames(self) -> int:
-        """Policy steps so far, under the name that TorchRL's hooks read."""
+        """Policy steps so far, under TorchRL's name."""
         return self.ledger.policy_steps
 
     @property
     def _optim_count(self) -> int:
-        """Gradient steps of this process so far, under the name that TorchRL's hooks read."""
+        """Gradient steps of this process so far, under TorchRL's name."""
         return self.ledger.local_gradient_steps
+
+    def log(self, stage: str, *arguments: Any) -> None:
+        """Note the metrics that the hooks of a log stage return."""
+        for metrics in self.stages.log(stage, *arguments):
+            metrics.pop("log_pbar", None)  # TorchRL's mark for its progress bar
+            self.journal.note(metrics)
+            self._publish(metrics)
+
+    def _publish(self, metrics: Mapping[str, Any]) -> None:
+        """Show the newest values to hooks that monitor a metric."""
+        for name, value in metrics.items():
+            self._log_dict[name] = [value]
+
+
+def _once_logged(hook: Any, trainer: TorchRLProtocol) -> Callable[[Any], None]:
+    """TorchRL's early stopping, which begins when its column of the kit's rows is there.
+
+    TorchRL raises where the metric is unknown; the kit's columns come with the first row, with the
+    first finished episode or with the first evaluation.
+    """
+    known = trainer._log_dict
+
+    def look(batch: Any) -> None:
+        to_come = hook.monitor in trainer.ledger.counters() or str(hook.monitor).startswith(
+            _COLUMN_GROUPS
+        )
+        if hook.monitor in known or not to_come:
+            hook(batch)
+
+    def end() -> None:
+        if hook.monitor not in known:
+            warnings.warn(
+                f"EarlyStopping never found {hook.monitor!r}; columns are {', '.join(known)}",
+                stacklevel=2,
+            )
+
+    look.__qualname__ = type(hook).__name__  # its name in errors
+    trainer.register_op("shutdown", end)
+    return look
 
 
 def _names_itself(hook: Any) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.dialects import dialect
-from kit.steps import SettingError, StepLedger, StepPlan
+from kit.steps import RunSchedule, SettingError, StepLedger, StepPlan
 from tests.dialects.random_settings import EVERY_DIALECT, VERSIONS, random_settings
 from tests.steps.step_plans import episode_plans, step_plans
 
@@ -91,36 +91,36 @@ def test_a_plan_of_a_dialect_goes_through_json(name):
 
 
 @every_dialect
-def test_the_clock_runs_the_plan_and_goes_on_after_a_resume(name):
+def test_the_schedule_runs_the_plan_and_goes_on_after_a_resume(name):
     draw = random.Random(name)
     for _ in range(150):
         plan = plan_of(name, random_settings(name, draw, nasty=0))
         if plan is None or not plan.is_exact or plan.iterations < 3:
             continue
         last = min(plan.iterations, 60)
-        clock, due = plan.clock(), []
+        schedule, due = RunSchedule(plan), []
         for k in range(1, last + 1):
             if k == last // 2:
-                saved = json.loads(json.dumps(clock.state_dict()))
-                clock = plan.clock()
-                clock.load_state_dict(saved)
-            due.append(clock.advance(plan.collected(k)))
+                saved = json.loads(json.dumps(schedule.state_dict()))
+                schedule = RunSchedule(plan)
+                schedule.load_state_dict(saved)
+            due.append(schedule.advance(plan.collected(k)).gradient_steps)
         assert due == [plan.gradient_steps(k) for k in range(1, last + 1)]
 
 
 @every_dialect
-def test_a_run_that_follows_the_clock_keeps_the_plan(name):
+def test_a_run_that_follows_the_schedule_keeps_the_plan(name):
     draw = random.Random(name)
     for _ in range(200):
         plan = plan_of(name, random_settings(name, draw, nasty=0))
         if plan is None or not plan.is_exact or plan.iterations > 300:
             continue
-        ledger, clock = StepLedger(plan.world_size), plan.clock()
+        ledger, schedule = StepLedger(plan.world_size), RunSchedule(plan)
         prefill = 0 if plan.prefill_is_iteration else plan.local_prefill_steps
         count(ledger, plan, prefill, 0)
         for iteration in range(1, plan.iterations + 1):
             steps = plan.collected(iteration)
-            count(ledger, plan, steps, iteration, clock.advance(steps))
+            count(ledger, plan, steps, iteration, schedule.advance(steps).gradient_steps)
         assert ledger.compare(plan) == []
 
 

@@ -87,7 +87,7 @@ def test_the_losses_that_are_not_finite_are_named_first(bad):
         "train/loss_objective": 1.0,
     }  # fmt: skip
     with pytest.raises(NotFinite) as raised:
-        trainer.stages.row(row)
+        trainer.stages.fire("log_row", row)
     assert str(raised.value).startswith(
         f"after 1,234 gradient steps loss_critic is {bad}; none was saved yet. Smaller learning"
     )
@@ -96,12 +96,14 @@ def test_the_losses_that_are_not_finite_are_named_first(bad):
 def test_other_metrics_are_named_where_the_losses_are_finite():
     trainer = ppo_trainer(on_policy_plan(), hooks=[NaNGuard()])
     with pytest.raises(NotFinite, match="after 1 gradient steps entropy is nan"):
-        trainer.stages.row({"gradient_steps": 1, "train/entropy": math.nan, "train/loss_a": 0.0})
+        trainer.stages.fire(
+            "log_row", {"gradient_steps": 1, "train/entropy": math.nan, "train/loss_a": 0.0}
+        )
 
 
 def test_only_metrics_of_training_are_looked_at():
     trainer = ppo_trainer(on_policy_plan(), hooks=[NaNGuard()])
-    trainer.stages.row({"gradient_steps": 1, "mine": math.nan, "train/loss_a": 0.0})
+    trainer.stages.fire("log_row", {"gradient_steps": 1, "mine": math.nan, "train/loss_a": 0.0})
 
 
 # ---------------------------------------------------------------------- TargetKL

@@ -8,9 +8,8 @@ from fractions import Fraction
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from kit.steps import SettingError, StepPlan
+from kit.steps import RunSchedule, SettingError, StepPlan
 from tests.steps.step_plans import cut, episode_plans, simulate, step_plans
 
 
@@ -117,8 +116,8 @@ def test_a_prefill_can_be_part_of_the_first_on_policy_batch():
         last_minibatch="merge",
     )
     assert [plan.minibatch_sizes(k) for k in (1, 2)] == [[15, 21], [20]]
-    clock = plan.clock()
-    assert [clock.advance(20), clock.advance(20)] == [2, 1]
+    schedule = RunSchedule(plan)
+    assert [schedule.advance(20).gradient_steps for _ in range(2)] == [2, 1]
 
 
 def test_only_the_newest_of_a_batch_may_be_trained_on():
@@ -156,8 +155,33 @@ def test_offline_nothing_is_collected():
     plan = StepPlan(
         iterations=3, steps_per_env=0, gradient_steps_per_iteration=10, minibatch_size=8
     )
+    assert plan.offline
     assert plan.total_policy_steps == 0
     assert plan.after(3).gradient_steps == 30
+    assert "stored (offline)" in plan.table()
+
+
+def test_offline_evaluations_are_counted_by_gradient_steps():
+    plan = StepPlan(
+        iterations=4, steps_per_env=0, gradient_steps_per_iteration=10, pretrain_steps=5,
+        minibatch_size=8, evaluation_every=20,
+    )  # fmt: skip
+    assert [plan.gradient_steps_after(k) for k in range(5)] == [0, 15, 25, 35, 45]
+    assert [plan.evaluations(k) for k in range(5)] == [0, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"update_epochs": 2}, r"update_epochs=2 counts collected .* gradient_steps_per_iteration"),
+        ({"replay_ratio": 1}, r"replay_ratio='1' counts collected .* gradient_steps_per_iteration"),
+        ({"learning_starts": 5}, r"learning_starts=5 is never reached.*works: 0\."),
+        ({"prefill_steps": 5}, r"prefill_steps=5 is never reached.*works: 0\."),
+    ],
+)
+def test_offline_counts_of_policy_steps_are_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
+        StepPlan(iterations=3, steps_per_env=0, minibatch_size=8, **settings)
 
 
 def test_evaluations_come_at_the_multiples_that_iterations_cross():
@@ -187,25 +211,6 @@ def test_a_plan_is_what_following_it_step_by_step_counts(plan):
         assert counts.random_policy_steps == random
         assert counts.local_gradient_steps == updates
         assert counts.evaluations == evaluated
-
-
-@given(step_plans() | episode_plans())
-def test_the_clock_says_what_the_plan_says(plan):
-    clock = plan.clock()
-    due = [clock.advance(plan.collected(k)) for k in range(1, plan.iterations + 1)]
-    assert due == [plan.gradient_steps(k) for k in range(1, plan.iterations + 1)]
-
-
-@given(step_plans() | episode_plans(), st.integers(0, 14))
-def test_the_clock_goes_on_after_a_resume(plan, stop):
-    clock, due = plan.clock(), []
-    for k in range(1, plan.iterations + 1):
-        if k == stop:
-            saved = json.loads(json.dumps(clock.state_dict()))
-            clock = plan.clock()
-            clock.load_state_dict(saved)
-        due.append(clock.advance(plan.collected(k)))
-    assert due == [plan.gradient_steps(k) for k in range(1, plan.iterations + 1)]
 
 
 @given(step_plans())

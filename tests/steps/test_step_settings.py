@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.config.settings import from_plain
+from kit.config.plain import from_plain
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 

@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kit.dialects.base import OFF_POLICY, Dialect, step_by_step, trains
-from kit.steps.clock import COUNTING_RULES
+from kit.steps.counting import COUNTING_RULES
 from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
 from kit.steps.ratio import as_fraction

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from kit.steps.clock import COUNTING_RULES
+from kit.steps.counting import COUNTING_RULES
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from kit.dialects.sheeprl.defaults import defaults
 from kit.dialects.sheeprl.notes import notes
 from kit.dialects.sheeprl.resume import resumed
 from kit.dialects.sheeprl.reverse import algorithms_for, settings_from
-from kit.steps.clock import counting_rule
+from kit.steps.counting import counting_rule
 from kit.steps.errors import SettingError, real_number, yes_or_no
 from kit.steps.plan import StepPlan
 from kit.steps.validation import LARGEST_RATIO

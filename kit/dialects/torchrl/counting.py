@@ -11,7 +11,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from kit.dialects.torchrl.sampler import IteratedSampler
-from kit.steps.clock import COUNTING_RULES
+from kit.steps.counting import COUNTING_RULES
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kit.steps.clock import COUNTING_RULES, CountingRule, Fixed
+from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 from kit.dialects.torchrl.counting import RULE, GrowingSampler
 from kit.dialects.torchrl.sampler import IteratedSampler
 from kit.dialects.torchrl.settings import RANDOM, WITHOUT, TorchRL
-from kit.steps.clock import counting_rule
+from kit.steps.counting import counting_rule
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation

@@ -1,0 +1,61 @@
+"""The counts of a plan after each of its iterations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kit.steps.errors import SettingError
+from kit.steps.evaluation import EvaluationPlan
+
+Rounding = Literal["error", "down", "up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What has happened after some iteration; totals over all processes unless named local."""
+
+    iterations: int
+    """collections, each followed by one update phase."""
+    policy_steps: int
+    """actions chosen, over all envs of all processes."""
+    random_policy_steps: int
+    """policy steps with random actions, part of ``policy_steps``."""
+    local_gradient_steps: int
+    """optimiser updates of one process."""
+    gradient_steps: int
+    """optimiser updates of all processes together."""
+    samples: int
+    """transitions trained on by all processes together, each as often as it was used."""
+    evaluations: int
+    """evaluation phases, of ``evaluation_episodes`` episodes each."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlannedCounts(EvaluationPlan):
+    """All settings of a plan, and the counts that they make."""
+
+    rounding: Rounding = "error"
+    """what to do with counts that do not divide: refuse them, or round them ``down`` or ``up``."""
+    asked: dict[str, Any] = field(default_factory=dict, repr=False)
+    """what was asked where rounding changed it (filled in)."""
+
+    def after(self, iteration: int) -> Counts:
+        """The counts at the end of ``iteration``; 0 is the start of the run.
+
+        Raises:
+            SettingError: if ``iteration`` is not in the plan, or the plan is not exact.
+        """
+        if not 0 <= iteration <= self.iterations:
+            raise SettingError("iteration", iteration, "is not in the plan", [0, self.iterations])
+        steps = self.policy_steps_after(iteration)
+        gradient_steps = self.gradient_steps_after(iteration)
+        return Counts(
+            iterations=iteration,
+            policy_steps=steps,
+            random_policy_steps=self.random_steps_until(steps),
+            local_gradient_steps=gradient_steps,
+            gradient_steps=gradient_steps * self.world_size,
+            samples=self.samples_after(iteration) * self.world_size,
+            evaluations=self.evaluations_after(iteration),
+        )

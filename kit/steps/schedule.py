@@ -1,0 +1,193 @@
+"""What is due when: the running counterpart of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, counting_rule
+from kit.steps.counts import PlannedCounts
+from kit.steps.errors import whole_number
+from kit.steps.every import multiples_crossed
+from kit.steps.ratio import ReplayRatio
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What one iteration still has to do once its batch is collected."""
+
+    gradient_steps: int
+    """gradient steps of one process."""
+    evaluations: int
+    """evaluations after the update."""
+    row: bool
+    """whether a row of metrics is written at the end."""
+    checkpoint: bool
+    """whether a checkpoint is written at the end; the one at the end of a run is due anyway."""
+
+
+class RunSchedule:
+    """Follows a run and says, after each collection, what is due before the next one.
+
+    Periods are policy steps (total), or gradient steps of one process where the plan is offline. An
+    event is due at the end of the iteration that crosses a multiple of its period, so the cadence
+    neither drifts nor depends on where a run was resumed.
+
+    Args:
+        plan: of the run.
+        log_every: period of rows; ``None``: a hundredth of the run.
+        checkpoint_every: period of checkpoints; ``None``: a tenth of the run.
+
+    Raises:
+        SettingError: if a period is not a whole number of at least 1.
+    """
+
+    def __init__(
+        self,
+        plan: PlannedCounts,
+        *,
+        log_every: int | None = None,
+        checkpoint_every: int | None = None,
+    ) -> None:
+        self.plan = plan
+        self.log_every = self._period("log_every", log_every, 100)
+        self.checkpoint_every = self._period("checkpoint_every", checkpoint_every, 10)
+        self.iterations = self.gradient_steps = 0
+        self.policy_steps = 0
+        if not plan.prefill_is_iteration:  # where only the run knows: the steps asked for
+            exact = plan.is_exact
+            self.policy_steps = (
+                plan.local_prefill_steps * plan.world_size if exact else plan.prefill_steps
+            )
+        self._surplus = 0
+        self._learning = False
+        self._rule = counting_rule(plan.counting)(plan)
+        self._pretrain_steps = 0 if getattr(self._rule, "pretrains", False) else plan.pretrain_steps
+
+    def _period(self, field: str, period: int | None, share: int) -> int:
+        if period is not None:
+            return whole_number(field, period, at_least=1)
+        plan = self.plan
+        length = plan.gradient_steps_after(plan.iterations) if plan.offline else None
+        return max((length or plan.total_policy_steps or 1) // share, 1)
+
+    @property
+    def progress(self) -> int:
+        """Policy steps so far; gradient steps of one process where the plan is offline."""
+        return self.gradient_steps if self.plan.offline else self.policy_steps
+
+    @property
+    def done(self) -> bool:
+        """Whether all iterations have been collected, or all steps where only these are known."""
+        if self.plan.iterations is not None:
+            return self.iterations >= self.plan.iterations
+        return self.policy_steps >= self.plan.total_policy_steps
+
+    @property
+    def initial_evaluations(self) -> int:
+        """Evaluations before the first iteration."""
+        plan = self.plan
+        return plan.evaluations(0) if plan.is_exact else self._evaluations(0, 0)
+
+    def prefilled(self, policy_steps: int) -> None:
+        """Correct the size of a separate prefill of whole episodes, which only the run knows.
+
+        Learning starts after as many policy steps as were asked for.
+
+        Args:
+            policy_steps: of the prefill, in all processes.
+        """
+        self._surplus = policy_steps - self.policy_steps
+        self.policy_steps = policy_steps
+
+    def advance(self, policy_steps: int) -> Due:
+        """Take the collection of one iteration.
+
+        Args:
+            policy_steps: collected by one process.
+        """
+        before = self.progress
+        self.iterations += 1
+        self.policy_steps += policy_steps * self.plan.world_size
+        gradient_steps = self._newly_due(policy_steps)
+        self.gradient_steps += gradient_steps
+        evaluations = self._evaluations(self.iterations, before)
+        checkpoint = not self.done and self._crossed(self.checkpoint_every, before)
+        row = evaluations > 0 or self.done or self._crossed(self.log_every, before)
+        return Due(gradient_steps, evaluations, row=row, checkpoint=checkpoint)
+
+    def _newly_due(self, policy_steps: int) -> int:
+        if self.policy_steps - self._surplus < self.plan.learning_starts:
+            return 0
+        pretrain = 0 if self._learning else self._pretrain_steps
+        self._learning = True
+        return pretrain + self._rule.advance(policy_steps)
+
+    def _crossed(self, period: int | None, before: int) -> bool:
+        return multiples_crossed(period, before, self.progress) > 0
+
+    def _evaluations(self, iteration: int, before: int) -> int:
+        """Evaluations at the end of ``iteration``; 0 stands for the start of the run."""
+        plan = self.plan
+        if plan.is_exact:
+            return plan.evaluations(iteration)
+        due = iteration > 0 and self._crossed(plan.evaluation_every, before)
+        if plan.evaluation_every_iterations is not None:
+            early = plan.evaluation_before_update
+            due = iteration % plan.evaluation_every_iterations == 0 and (
+                not self.done if early else iteration > 0
+            )
+        due = due or (iteration > 0 and plan.final_evaluation and self.done)
+        return int(due) + (plan.initial_evaluations if iteration == 0 else 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the run: plain values."""
+        return {
+            "iterations": self.iterations,
+            "policy_steps": self.policy_steps,
+            "gradient_steps": self.gradient_steps,
+            "surplus": self._surplus,
+            "learning": self._learning,
+            "rule": self._rule.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state of :meth:`state_dict`."""
+        self.iterations = int(state_dict["iterations"])
+        self.policy_steps = int(state_dict["policy_steps"])
+        self.gradient_steps = int(state_dict["gradient_steps"])
+        self._surplus = int(state_dict["surplus"])
+        self._learning = bool(state_dict["learning"])
+        self._rule.load_state_dict(state_dict["rule"])
+
+
+class _Epochs:
+    """Gradient steps of ``update_epochs`` passes over each batch."""
+
+    def __init__(self, plan: PlannedCounts) -> None:
+        self.plan = plan
+        self.waiting = plan.local_prefill_steps if plan.prefill_in_first_batch else 0
+
+    def advance(self, policy_steps: int) -> int:
+        rows, self.waiting = policy_steps + self.waiting, 0
+        newest = self.plan.train_on_newest
+        return self.plan.epoch_gradient_steps(rows if newest is None else min(rows, newest))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"waiting": self.waiting}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.waiting = int(state_dict["waiting"])
+
+
+def _exact_rule(plan: PlannedCounts, argument: str) -> CountingRule:
+    """The kit's own rule: integers and one exact remainder."""
+    del argument
+    if plan.replay_ratio is not None:
+        return ReplayRatio(plan.replay_ratio)
+    if plan.update_epochs is not None:
+        return _Epochs(plan)
+    return Fixed(plan.gradient_steps_per_iteration or 0)
+
+
+COUNTING_RULES["exact"] = _exact_rule
