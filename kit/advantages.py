@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torchrl.objectives import value as torchrl_value
 
-from kit.fast.old_trace import FlatProgram, NotTraceable, trace
-from kit.fast.watch import Watch
+from kit.fast.traced import Traced
 
 
 def discounted_suffix_sums(values: Tensor, factors: Tensor) -> Tensor:
@@ -139,9 +138,7 @@ class GAE(torchrl_value.GAE):
 
     def __init__(self, *, gamma: float, lmbda: float, value_network: Any, **kwargs: Any) -> None:
         super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
-        self._programs: dict[Any, tuple[FlatProgram, list[Any]]] = {}
-        self._watch: Watch | None = None
-        self._plain = False
+        self._traced: Traced | None = None
 
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Add advantages, value targets and values to a batch ``[num_envs, steps]``.
@@ -151,48 +148,25 @@ class GAE(torchrl_value.GAE):
         """
         if args or kwargs or self.differentiable or tensordict.ndim < 2:
             return super().forward(tensordict, *args, **kwargs)
-        if self._watch is None:
-            self._watch = Watch(self.value_network)
-        elif self._watch.look_closely():
-            self._programs.clear()
-        keys = self._reads(tensordict)
-        inputs = [tensordict.get(key) for key in keys]
-        with torch.no_grad():
-            written = self._estimates(keys, inputs)
-        names = self.tensor_keys
-        for key, value in zip(
-            (names.advantage, names.value_target, names.value, ("next", names.value)), written
-        ):
-            tensordict.set(key, value)
-        return tensordict
-
-    def _reads(self, tensordict: TensorDictBase) -> list[Any]:
+        if self._traced is None:
+            self._traced = Traced(self._estimates, self, self.value_network, name="GAE")
         names = self.tensor_keys
         seen = [key for key in self.value_network.in_keys if tensordict.get(key, None) is not None]
         ends = [("next", name) for name in (names.reward, names.done, names.terminated)]
-        return [*seen, *(("next", *_as_tuple(key)) for key in seen), *ends]
+        read = tensordict.select(*seen, *(("next", *_as_tuple(key)) for key in seen), *ends)
+        with torch.no_grad():
+            self._traced.refresh()
+            for key, value in self._traced(read).items():
+                tensordict.set(key, value)
+        return tensordict
 
-    def _estimates(self, keys: list[Any], inputs: list[Tensor]) -> Any:
-        shapes = tuple(value.shape for value in inputs)
-        if shapes in self._programs:
-            program, _ = self._programs[shapes]
-            return program(*[inputs[number] for number in program.inputs_read])
-        if self._plain:
-            return self._compute(keys, inputs)
-        try:
-            program, written = trace(lambda *tensors: self._compute(keys, tensors), inputs)
-        except NotTraceable:
-            self._plain = True
-            return self._compute(keys, inputs)
-        self._programs[shapes] = (program, keys)
-        return written
-
-    def _compute(self, keys: list[Any], inputs: Any) -> list[Tensor]:
-        given = TensorDict(dict(zip(keys, inputs)), inputs[0].shape[:2])
-        name = self.tensor_keys.value
-        value = self.value_network(given.exclude("next")).get(name)
-        following = self.value_network(given.get("next").copy()).get(name)
-        reward, done, terminated = (tensor.squeeze(-1) for tensor in inputs[-3:])
+    def _estimates(self, batch: TensorDictBase) -> dict[Any, Tensor]:
+        """Return advantages, value targets and the values of both observations, by key."""
+        names = self.tensor_keys
+        ends = [batch.get(("next", key)) for key in (names.reward, names.done, names.terminated)]
+        value = self.value_network(batch.exclude("next")).get(names.value)
+        following = self.value_network(batch.get("next").copy()).get(names.value)
+        reward, done, terminated = (tensor.squeeze(-1) for tensor in ends)
         advantage = generalized_advantages(
             reward, value.squeeze(-1), following.squeeze(-1), done, terminated,
             self.gamma, self.lmbda,
@@ -200,7 +174,10 @@ class GAE(torchrl_value.GAE):
         target = advantage + value
         if self.average_gae:
             advantage = (advantage - advantage.mean()) / advantage.std().clamp_min(1e-4)
-        return [advantage, target, value, following]
+        return {
+            names.advantage: advantage, names.value_target: target,
+            names.value: value, ("next", names.value): following,
+        }  # fmt: skip
 
 
 def _as_tuple(key: Any) -> tuple[Any, ...]:

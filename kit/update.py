@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,13 +17,16 @@ from torchrl.objectives import SoftUpdate
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper
 
-from kit.fast.flat_update import FlatUpdate, Gradients, Metrics
-from kit.fast.old_trace import FlatProgram, trace
+from kit.fast.optimizers import LearningRates, step_is_fixed
+from kit.fast.traced import Traced
 from kit.logging.metrics import scalar, weighted_mean
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
+from kit.steps.every import Every
 
 Compile = Literal["auto", True, False]
+Metrics = dict[str, Tensor]
+Gradients = Sequence[Tensor | None]
 
 
 @dataclass
@@ -29,8 +35,17 @@ class _Group:
 
     name: str
     optimizer: Optimizer
-    losses: tuple[str, ...] | None
+    losses: tuple[str, ...]
+    """names of the losses; empty: all of them."""
     parameters: list[nn.Parameter]
+    period: int = 1
+    """gradient steps between two steps of this optimiser."""
+    steps: int = 0
+    """steps of this optimiser so far."""
+
+
+Due = tuple[int, ...]
+"""Positions of the groups whose optimisers step."""
 
 
 class Update(OptimizationStepper):
@@ -40,28 +55,34 @@ class Update(OptimizationStepper):
     TorchRL's steppers in its place. Called with a minibatch, it makes one gradient step and returns
     metrics that stay on the device.
 
+    With several optimisers, the gradients of all losses that are due are computed at the parameters
+    before the step.
+
     Args:
-        loss_module: returns a TensorDict whose entries named ``loss...`` are minimised (their sum)
-            and whose other entries are metrics.
+        loss_module: returns a TensorDict of scalars, of which those named ``loss...`` are minimised
+            (their sum) and the others are metrics.
         optimizer: one optimiser for all losses; or one by name of the loss it minimises
             (``{"loss_actor": ..., "loss_qvalue": ...}``; several names may share an optimiser).
+        every: gradient steps between two steps of the optimiser of a loss, by name of the loss; 1
+            where none is given. ``{"loss_actor": 2}`` is the policy delay of TD3 (Fujimoto et al.
+            2018): the actor is updated in gradient steps 2, 4, ...
         clip_norm: largest norm of the gradients of an optimiser's parameters; ``None``: unclipped.
         clip_value: largest absolute value of a gradient; ``None``: unclipped.
         target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks.
-        target_update_every: gradient steps between two target updates.
-        autocast: type in which the forward pass may compute (``torch.bfloat16``); ``None``: as the
-            parameters are.
-        compile: ``"auto"``: the loss with its backward pass is traced once per minibatch shape and
-            replayed as a flat list of tensor operations, with bitwise the same results, and runs
-            eagerly where that is not possible. ``True``: the list is also compiled by
-            ``torch.compile``, which rounds differently and needs a C++ compiler. ``False``: eager.
+        target_update_every: steps between two target updates: a number of gradient steps, or text
+            such as ``"1_000 policy steps"``. Policy steps are those that :meth:`advance` is told.
+        compile: ``"auto"``: loss, gradients and (of fused optimisers) the whole gradient step are
+            recorded once per minibatch shape and replayed as tensor operations without Python, or
+            as a CUDA graph, with bitwise the same results; eager where that is not possible.
+            ``True``: loss and gradients are compiled by ``torch.compile``, which rounds differently
+            and needs a C++ compiler. ``False``: eager.
 
     Attributes:
         optimizer_step_count: gradient steps made.
 
     Raises:
-        SettingError: if clipping contradicts itself, or an optimiser is named for a loss that the
-            loss module does not have.
+        SettingError: if a setting contradicts itself or the losses. What the loss returns may only
+            be known at the first call; the error is then raised before any optimiser steps.
     """
 
     def __init__(
@@ -69,46 +90,48 @@ class Update(OptimizationStepper):
         loss_module: nn.Module,
         optimizer: Optimizer | Mapping[str, Optimizer],
         *,
+        every: Mapping[str, int] | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
         target_updater: TargetNetUpdater | None = None,
-        target_update_every: int = 1,
-        autocast: torch.dtype | None = None,
+        target_update_every: int | str = 1,
         compile: Compile = "auto",
     ) -> None:
         self.loss_module = loss_module
-        self.groups = _groups(optimizer)
+        self.groups = _groups(optimizer, every or {})
+        declared = _declared(loss_module, self.groups)
+        if declared:
+            _check_names(self.groups, declared)
         self.clip_norm = _positive("clip_norm", clip_norm)
         self.clip_value = _positive("clip_value", clip_value)
         if clip_norm is not None and clip_value is not None:
             raise SettingError("clip_value", clip_value, f"contradicts clip_norm={clip_norm}")
         self.target_updater = target_updater
-        self.target_update_every = whole_number("target_update_every", target_update_every, 1)
-        self.autocast = autocast
+        self._target_period, self._target_counter = _target_period(target_update_every)
         if compile not in ("auto", True, False):
             raise SettingError("compile", compile, "is not a way to run", ["auto", True, False])
         self.compile = compile
         self.optimizer_step_count = 0
-        self._parameters = [p for group in self.groups for p in group.parameters]
-        self._update_targets = _target_step(target_updater, bool(compile))
-        self._flat: FlatUpdate | None = None
-        if compile:
-            optimizers = [group.optimizer for group in self.groups]
-            self._flat = FlatUpdate(
-                loss_module, self._loss, self._apply, optimizers, compile=compile is True
-            )
+        self._checked = False
+        self._traced: dict[tuple[Due, str], Traced] = {}
+        self._rates = LearningRates([g.optimizer for g in self.groups] if compile == "auto" else [])
+        self._update_targets = self._target_step()
 
-    @property
-    def plain_reason(self) -> str:
-        """Why the loss runs eagerly; empty while it does not."""
-        return "asked for" if self._flat is None else self._flat.plain_reason
+    def _target_step(self) -> Callable[[], Any] | None:
+        """Return what updates the targets; a soft update, the same each time, is traced."""
+        updater = self.target_updater
+        if updater is None or not (self.compile and isinstance(updater, SoftUpdate)):
+            return None if updater is None else updater.step
+        traced = Traced(lambda _: updater.step() or {}, updater, name=type(updater).__name__)
 
-    @property
-    def keys_read(self) -> list[Any]:
-        """Keys of a minibatch that the loss reads; empty as long as that is not known."""
-        return [] if self._flat is None else self._flat.keys_read
+        def step() -> None:
+            traced.refresh()
+            traced({})
+
+        return step
 
     # ------------------------------------------------------------------ one gradient step
+    @torch.no_grad()
     def __call__(self, *minibatches: TensorDictBase) -> TensorDict:
         """Make one gradient step on one minibatch, or on several whose gradients are averaged.
 
@@ -119,22 +142,18 @@ class Update(OptimizationStepper):
         Returns:
             Losses, the loss's metrics and the norm of the gradients: scalars on the device.
         """
-        if len(minibatches) == 1 and self._flat is not None:
-            metrics = self._flat.step(minibatches[0])
+        due = self._due(self.optimizer_step_count + 1)
+        if len(minibatches) == 1 and self._is_fixed(due):
+            metrics, _ = self._outputs(due, "step", minibatches[0])
         else:
-            metrics, gradients = self._accumulated(minibatches)
-            with torch.no_grad():
-                metrics |= self._apply(gradients)
+            metrics, gradients = self._accumulated(due, minibatches)
+            metrics |= self._apply(due, gradients)
         self.stepped()
         return TensorDict(metrics)
 
     def losses(self, minibatch: TensorDictBase) -> TensorDictBase:
-        """Return what the loss module makes of a minibatch, in the type it may compute in."""
-        if self.autocast is None:
-            return _flat(self.loss_module(minibatch))
-        kind = self._parameters[0].device.type
-        with torch.autocast(kind, dtype=self.autocast):
-            return _flat(self.loss_module(minibatch))
+        """Return what the loss module makes of a minibatch."""
+        return _as_losses(self.loss_module, self.loss_module(minibatch))
 
     def minimize(self, losses: TensorDictBase) -> TensorDict:
         """Make one gradient step on losses that were computed elsewhere, eagerly.
@@ -142,52 +161,187 @@ class Update(OptimizationStepper):
         Args:
             losses: as the loss module returns them, perhaps changed.
         """
-        gradients = self._differentiate(losses)
+        due = self._due(self.optimizer_step_count + 1)
+        gradients = self._differentiate(due, losses)
         metrics = {name: scalar(value) for name, value in losses.items()}
         with torch.no_grad():
-            metrics |= self._apply(gradients)
+            metrics |= self._apply(due, gradients)
         self.stepped()
         return TensorDict(metrics)
-
-    def stepped(self) -> None:
-        """Count a gradient step that was made; update the targets if it is their turn."""
-        self.optimizer_step_count += 1
-        due = self.optimizer_step_count % self.target_update_every == 0
-        if due and self._update_targets is not None:
-            self._update_targets()
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """Make one gradient step, as TorchRL's trainer asks for it."""
         del trainer
         return self(sub_batch)
 
-    def _accumulated(self, minibatches: Sequence[TensorDictBase]) -> tuple[Metrics, Gradients]:
-        gradients_of = self._loss if self._flat is None else self._flat.gradients
-        if len(minibatches) == 1:
-            return gradients_of(minibatches[0])
+    def stepped(self) -> None:
+        """Count a gradient step that was made; update the targets if it is their turn."""
+        self.optimizer_step_count += 1
+        for number in self._due(self.optimizer_step_count):
+            self.groups[number].steps += 1
+        if self._target_counter == "gradient":
+            self._targets_due(self.optimizer_step_count)
+
+    def advance(self, policy_steps: int) -> None:
+        """Update the targets if it is their turn by policy steps; called once per iteration.
+
+        Args:
+            policy_steps: policy steps of the run so far.
+        """
+        if self._target_counter == "policy":
+            self._targets_due(policy_steps)
+
+    @torch.no_grad()
+    def _targets_due(self, count: int) -> None:
+        due = self._target_period(count)
+        if self._update_targets is not None:
+            for _ in range(due):
+                self._update_targets()
+
+    def _due(self, gradient_step: int) -> Due:
+        return tuple(n for n, g in enumerate(self.groups) if gradient_step % g.period == 0)
+
+    # ------------------------------------------------------------------ the fast path
+    @property
+    def plain_reason(self) -> str:
+        """Why the loss runs eagerly; empty while it does not."""
+        reasons = [traced.reason for (_, kind), traced in self._traced.items() if kind == "loss"]
+        return next(filter(None, reasons), "") if self.compile else "asked for"
+
+    @property
+    def keys_read(self) -> list[Any]:
+        """Keys of a minibatch that the loss reads; empty as long as that is not known."""
+        for traced in self._traced.values():
+            traced.refresh()
+        known = {due: traced for (due, _), traced in self._traced.items() if traced.replays}
+        periods = math.lcm(*(group.period for group in self.groups))
+        if {self._due(step) for step in range(periods)} - known.keys():
+            return []
+        return sorted({key for t in self._traced.values() for key in t.keys_read}, key=str)
+
+    def _is_fixed(self, due: Due) -> bool:
+        """Whether the whole step is one list of operations."""
+        self._rates.update()
+        loss = self._traced.get((due, "loss"))
+        return (
+            self.compile == "auto"
+            and not (loss is not None and loss.reason)
+            and step_is_fixed([self.groups[number].optimizer for number in due])
+            and not self._trace(due, "step").reason
+        )
+
+    def _trace(self, due: Due, kind: str) -> Traced:
+        if (due, kind) not in self._traced:
+            optimizers = [self.groups[n].optimizer for n in due] if kind == "step" else []
+            self._traced[due, kind] = Traced(
+                functools.partial(self._loss if kind == "loss" else self._step, due),
+                self.loss_module,
+                *optimizers,
+                name=type(self.loss_module).__name__,
+                executor="inductor" if self.compile is True else "auto",
+            )
+        return self._traced[due, kind]
+
+    def _outputs(
+        self, due: Due, kind: str, minibatch: TensorDictBase
+    ) -> tuple[Metrics, list[Tensor | None]]:
+        """Return metrics and gradients, and write what the loss writes into the minibatch."""
+        if self.compile:
+            traced = self._trace(due, kind)
+            traced.refresh()
+            outputs = traced(minibatch)
+        else:
+            outputs = self._loss(due, minibatch.copy())
+        metrics: Metrics = {}
+        gradients: list[Tensor | None] = [None] * sum(len(self.groups[n].parameters) for n in due)
+        for (what, name), value in outputs.items():
+            if what == "metric":
+                metrics[name] = value
+            elif what == "gradient":
+                gradients[name] = value
+            else:
+                minibatch.set(name, value)
+        return metrics, gradients
+
+    # ------------------------------------------------------------------ loss and gradients
+    @torch.enable_grad()
+    def _loss(self, due: Due, minibatch: TensorDictBase) -> dict[Any, Tensor]:
+        """Return metrics, gradients by position, and what the loss writes into the minibatch."""
+        before = {key: minibatch.get(key) for key in minibatch.keys(True, True)}
+        losses = self.losses(minibatch)
+        outputs: dict[Any, Tensor] = {("metric", k): scalar(v) for k, v in losses.items()}
+        for number, gradient in enumerate(self._differentiate(due, losses)):
+            if gradient is not None:
+                outputs["gradient", number] = gradient
+        for key in minibatch.keys(True, True):
+            if minibatch.get(key) is not before.get(key):
+                outputs["written", key] = minibatch.get(key).detach()
+        return outputs
+
+    def _step(self, due: Due, minibatch: TensorDictBase) -> dict[Any, Tensor]:
+        """Make the step, and return metrics and what the loss writes into the minibatch."""
+        outputs = self._loss(due, minibatch)
+        count = sum(len(self.groups[number].parameters) for number in due)
+        gradients = [outputs.pop(("gradient", number), None) for number in range(count)]
+        norms = self._apply(due, gradients)
+        return outputs | {("metric", name): norm for name, norm in norms.items()}
+
+    def _accumulated(
+        self, due: Due, minibatches: Sequence[TensorDictBase]
+    ) -> tuple[Metrics, Gradients]:
+        parts = [self._outputs(due, "loss", minibatch) for minibatch in minibatches]
+        if len(parts) == 1:
+            return parts[0]
         rows = [minibatch.numel() for minibatch in minibatches]
-        total: list[Tensor | None] = [None] * len(self._parameters)
-        parts = []
-        for minibatch, weight in zip(minibatches, (n / sum(rows) for n in rows)):
-            metrics, gradients = gradients_of(minibatch)
-            parts.append(metrics)
+        total: list[Tensor | None] = [None] * len(parts[0][1])
+        for (_, gradients), weight in zip(parts, (n / sum(rows) for n in rows)):
             for number, gradient in enumerate(gradients):
                 if gradient is not None:
-                    before = total[number]
-                    share = gradient * weight
+                    before, share = total[number], gradient * weight
                     total[number] = share if before is None else before + share
-        return dict(weighted_mean(parts, rows).items()), total
+        return dict(weighted_mean([metrics for metrics, _ in parts], rows).items()), total
 
-    def _apply(self, gradients: Gradients) -> Metrics:
+    def _differentiate(self, due: Due, losses: TensorDictBase) -> list[Tensor | None]:
+        """Return the gradients of the parameters of all groups that are due."""
+        if not self._checked:
+            self._check(losses)
+        gradients: list[Tensor | None] = []
+        for number in due:
+            found = _gradients(self.groups[number], losses, retain_graph=number != due[-1])
+            gradients += map(_in_layout_of, self.groups[number].parameters, found)
+        return gradients
+
+    def _check(self, losses: TensorDictBase) -> None:
+        """Refuse, before the first step, optimisers that do not fit the losses."""
+        names = _losses_among(losses.keys())
+        if not names:
+            raise SettingError(
+                "loss_module",
+                type(self.loss_module).__name__,
+                "has no entry named loss..., which would be minimised",
+                f"it returns {list(losses.keys())}",
+            )
+        _check_names(self.groups, names)
+        for group in self.groups:
+            if all(gradient is None for gradient in _gradients(group, losses, retain_graph=True)):
+                raise SettingError(
+                    "optimizer",
+                    group.name or type(group.optimizer).__name__,
+                    f"is over parameters that {' and '.join(group.losses or names)} does not reach",
+                    "give it parameters of the loss module's networks",
+                )
+        self._checked = True
+
+    def _apply(self, due: Due, gradients: Gradients) -> Metrics:
         """Clip and let the optimisers step; return the norms before clipping."""
         norms: dict[str, Tensor] = {}
         place = 0
-        for group in self.groups:
+        for group in (self.groups[number] for number in due):
             own = gradients[place : place + len(group.parameters)]
             place += len(group.parameters)
             given = [gradient for gradient in own if gradient is not None]
             norm = torch.nn.utils.get_total_norm(given)
-            norms[f"grad_norm{group.name}"] = norm
+            norms["grad_norm" + "_" * bool(group.name) + group.name] = norm
             clipped = iter(self._clipped(given, norm) if given else ())
             for parameter, gradient in zip(group.parameters, own):
                 parameter.grad = None if gradient is None else next(clipped)
@@ -205,55 +359,25 @@ class Update(OptimizationStepper):
             return torch._foreach_clamp_max(gradients, self.clip_value)
         return gradients
 
-    # ------------------------------------------------------------------ loss and gradients
-    @torch.enable_grad()
-    def _loss(self, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
-        """Return metrics and the gradients of all parameters, in the order of the groups."""
-        losses = self.losses(minibatch)
-        gradients = self._differentiate(losses)
-        return {name: scalar(value) for name, value in losses.items()}, gradients
-
-    def _differentiate(self, losses: TensorDictBase) -> list[Tensor | None]:
-        gradients: list[Tensor | None] = []
-        for number, group in enumerate(self.groups):
-            names = group.losses or [name for name in losses.keys() if name.startswith("loss")]
-            parts = [self._named(losses, name).float() for name in names]
-            if not parts:
-                raise SettingError(
-                    "loss_module",
-                    type(self.loss_module).__name__,
-                    "has no entry named loss..., which would be minimised",
-                    f"it returns {list(losses.keys())}",
-                )
-            found = torch.autograd.grad(
-                sum(parts[1:], parts[0]),
-                group.parameters,
-                retain_graph=number + 1 < len(self.groups),
-                allow_unused=True,
-            )
-            gradients += map(_in_layout_of, group.parameters, found)
-        return gradients
-
-    def _named(self, losses: TensorDictBase, name: str) -> Tensor:
-        loss: Tensor | None = losses.get(name, None)
-        if loss is None:
-            there = [n for n in losses.keys() if n.startswith("loss")]
-            raise SettingError("optimizer", name, "is not a loss of the loss module", there)
-        return loss
-
     # ------------------------------------------------------------------ in and out
     @property
     def optimizers(self) -> dict[str, Optimizer]:
         """Optimisers by name."""
-        return {group.name.lstrip("_") or "optimizer": group.optimizer for group in self.groups}
+        return {group.name or "optimizer": group.optimizer for group in self.groups}
+
+    @property
+    def optimizer_steps(self) -> dict[str, int]:
+        """Steps of each optimiser, by name."""
+        return {group.name or "optimizer": group.steps for group in self.groups}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where optimisers and target updates are; weights are the loss module's."""
-        optimizers = {name: o.state_dict() for name, o in self.optimizers.items()}
+        """Return the state of optimisers and target updates; weights are the loss module's."""
         targets = {} if self.target_updater is None else self.target_updater.state_dict()
         return {
-            "optimizers": optimizers,
+            "optimizers": {name: one.state_dict() for name, one in self.optimizers.items()},
+            "optimizer_steps": self.optimizer_steps,
             "targets": targets,
+            "target_period": self._target_period.state_dict(),
             "optimizer_step_count": self.optimizer_step_count,
         }
 
@@ -261,32 +385,102 @@ class Update(OptimizationStepper):
         """Restore what :meth:`state_dict` returned."""
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state_dict["optimizers"][name])
+        for group, steps in zip(self.groups, state_dict["optimizer_steps"].values()):
+            group.steps = int(steps)
         if self.target_updater is not None:
             self.target_updater.load_state_dict(state_dict["targets"])
+        self._target_period.load_state_dict(state_dict["target_period"])
         self.optimizer_step_count = int(state_dict["optimizer_step_count"])
 
 
-def _groups(optimizer: Optimizer | Mapping[str, Optimizer]) -> list[_Group]:
-    if isinstance(optimizer, Optimizer):
-        return [_Group("", optimizer, None, _owned(optimizer))]
+# ---------------------------------------------------------------------- optimisers and losses
+def _groups(
+    optimizer: Optimizer | Mapping[str, Optimizer], every: Mapping[str, int]
+) -> list[_Group]:
+    """Return optimisers with their losses and periods.
+
+    Raises:
+        SettingError: if a period is no whole number, or of a loss without an optimiser of its own.
+    """
+    named = {"": optimizer} if isinstance(optimizer, Optimizer) else dict(optimizer)
+    for name in every:
+        if name not in named:
+            works = [*filter(None, named)] or "give each loss an optimiser of its own"
+            raise SettingError("every", name, "is not a loss with an optimiser of its own", works)
     losses: dict[int, list[str]] = {}
-    distinct: dict[int, Optimizer] = {}
-    for name, one in optimizer.items():
+    for name, one in named.items():
         losses.setdefault(id(one), []).append(name)
-        distinct[id(one)] = one
-    return [
-        _Group(
-            "_" + "_".join(name.removeprefix("loss_") for name in losses[key]),
-            one,
-            tuple(losses[key]),
-            _owned(one),
-        )
-        for key, one in distinct.items()
-    ]
+    distinct = {id(one): one for one in named.values()}
+    groups = []
+    for key, one in distinct.items():
+        names = tuple(filter(None, losses[key]))
+        periods = {whole_number(f"every.{name}", every.get(name, 1), 1) for name in losses[key]}
+        if len(periods) > 1:
+            why = f"differs for {' and '.join(names)}, which share an optimiser"
+            raise SettingError("every", dict(every), why, "give them the same period")
+        name = "_".join(name.removeprefix("loss_") for name in names)
+        groups.append(_Group(name, one, names, _owned(one), periods.pop()))
+    return groups
 
 
 def _owned(optimizer: Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _losses_among(names: Iterable[Any]) -> list[str]:
+    return [name for name in names if isinstance(name, str) and name.startswith("loss")]
+
+
+def _check_names(groups: Sequence[_Group], losses: Sequence[str]) -> None:
+    """Refuse an optimiser for a loss that does not exist, and a loss without an optimiser."""
+    named = [name for group in groups for name in group.losses]
+    for name in named:
+        if name not in losses:
+            raise SettingError("optimizer", name, "is not a loss of the loss module", losses)
+    left = [name for name in losses if name not in named]
+    if named and left:
+        raise SettingError(
+            "optimizer", named, f"leaves {' and '.join(left)} without an optimiser",
+            "name an optimiser for it as well (several losses may share one)",
+        )  # fmt: skip
+
+
+def _declared(loss_module: nn.Module, groups: Sequence[_Group]) -> list[str]:
+    """Names of the losses that the module says it has, if these include all that are named."""
+    try:
+        declared = _losses_among(getattr(loss_module, "out_keys", None) or ())
+    except (AttributeError, NotImplementedError, RuntimeError):  # a property of TorchRL's
+        return []
+    return declared if {name for group in groups for name in group.losses} <= {*declared} else []
+
+
+def _gradients(
+    group: _Group, losses: TensorDictBase, retain_graph: bool
+) -> Sequence[Tensor | None]:
+    """Return the gradients of the sum of a group's losses."""
+    parts = [losses.get(name).float() for name in group.losses or _losses_among(losses.keys())]
+    total = sum(parts[1:], parts[0])
+    if not total.requires_grad:
+        return [None] * len(group.parameters)
+    return torch.autograd.grad(
+        total, group.parameters, retain_graph=retain_graph, allow_unused=True
+    )
+
+
+def _as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
+    """Return what a loss module has returned, or say what it has to return."""
+    name = type(loss_module).__name__
+    works = 'return TensorDict({"loss": loss}) with a loss that is one number'
+    if not isinstance(returned, TensorDictBase):
+        kind = type(returned).__name__
+        raise SettingError("loss_module", name, f"returns a {kind}, not a TensorDict", works)
+    if any(isinstance(value, TensorDictBase) for value in returned.values()):
+        returned = returned.flatten_keys(".")  # entropies of several actions: entropy.gear_entropy
+    for loss in _losses_among(returned.keys()):
+        if returned.get(loss).numel() != 1:
+            why = f"returns a {loss} of shape {list(returned.get(loss).shape)}, not one number"
+            raise SettingError("loss_module", name, why, 'take its mean (reduction="mean")')
+    return returned
 
 
 def _in_layout_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
@@ -296,34 +490,20 @@ def _in_layout_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
     return torch.empty_like(parameter).copy_(gradient)
 
 
+# ---------------------------------------------------------------------- settings
 def _positive(field: str, value: float | None) -> float | None:
     if value is not None and not value > 0:
         raise SettingError(field, value, "is not positive", [None, 0.5])
     return value
 
 
-def _flat(losses: TensorDictBase) -> TensorDictBase:
-    """Losses of several actions come with a group of entropies: ``entropy.gear_entropy``."""
-    if any(isinstance(value, TensorDictBase) for value in losses.values()):
-        return losses.flatten_keys(".")  # type: ignore[no-any-return]
-    return losses
-
-
-def _target_step(updater: TargetNetUpdater | None, flat: bool) -> Callable[[], Any] | None:
-    """Return what updates the targets; a soft update, the same each time, is traced."""
-    if updater is None:
-        return None
-    if not (flat and isinstance(updater, SoftUpdate)):
-        return updater.step  # type: ignore[no-any-return]
-    program: FlatProgram | None = None
-    share = updater.eps
-
-    def step() -> None:
-        nonlocal program, share
-        if program is None or share != updater.eps or not program.is_valid():
-            share = updater.eps
-            program, _ = trace(lambda: updater.step() or (), ())
-        else:
-            program()
-
-    return step
+def _target_period(period: int | str) -> tuple[Every, str]:
+    """Return the period of target updates and what it counts: gradient or policy steps."""
+    if not isinstance(period, str):
+        return Every(whole_number("target_update_every", period, 1)), "gradient"
+    found = re.fullmatch(r"([\d_,]+) (gradient|policy) steps?", period.strip())
+    if found is None:
+        works = ["100 gradient steps", "1_000 policy steps"]
+        raise SettingError("target_update_every", period, "is not a number of steps", works)
+    count = int(found[1].replace("_", "").replace(",", "") or 0)
+    return Every(whole_number("target_update_every", count, 1)), found[2]

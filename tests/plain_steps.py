@@ -39,11 +39,9 @@ def plain_step(
     minibatch: TensorDictBase,
     clip_norm: float | None = None,
     clip_value: float | None = None,
-    autocast: torch.dtype | None = None,
 ) -> TensorDictBase:
     """A gradient step as everybody writes it."""
-    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
-        losses = loss(minibatch)
+    losses = loss(minibatch)
     if isinstance(optimizers, Optimizer):
         pairs = [(optimizers, sum(v for k, v in losses.items() if k.startswith("loss")))]
     else:
@@ -87,4 +85,4 @@ def eagerly(update: Update, minibatches: Iterable[TensorDictBase]) -> None:
 
 def programs(update: Update) -> int:
     """Whole gradient steps that were traced."""
-    return sum(known.step is not None for known in update._flat._known.values())
+    return sum(t.programs for (_, kind), t in update._traced.items() if kind == "step")

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
-from torchrl.objectives import HardUpdate, LossModule
+from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
 
 from kit.steps import SettingError
 from kit.update import Update
@@ -230,32 +230,200 @@ def test_accumulated_minibatches_make_the_step_of_all_their_rows(sizes, compile)
     assert update.optimizer_step_count == 5
 
 
-# ---------------------------------------------------------------------- autocast
-@pytest.mark.parametrize("name", ["ClipPPOLoss", "SACLoss", "DQNLoss"])
-def test_autocast_computes_in_the_shorter_type_and_keeps_parameters(name):
-    ours, theirs = make_loss(name), make_loss(name)
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update = Update(ours, own, autocast=torch.bfloat16)
-    exact = make_loss(name)
-    for step in range(5):
-        minibatch = minibatch_for(name, seed=step)
+# ---------------------------------------------------------------------- a period for each loss
+def td3(**settings: Any) -> tuple[LossModule, dict[str, Optimizer]]:
+    loss = make_loss("TD3Loss")
+    parts = {"loss_qvalue": loss.qvalue_network_params, "loss_actor": loss.actor_network_params}
+    return loss, {n: Adam(list(p.parameters()), lr=0.01, **settings) for n, p in parts.items()}
+
+
+@pytest.mark.parametrize("compile", ["auto", False])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("every", "last"), [(2, 12), (3, 14)])
+def test_a_policy_delay_is_that_of_the_paper(every, last, fused, compile):
+    (ours, own), (theirs, other) = td3(fused=fused), td3(fused=fused)
+    targets = soft_update(theirs, tau=0.1)
+    update = Update(
+        ours, own, every={"loss_actor": every}, clip_norm=0.5, compile=compile,
+        target_updater=soft_update(ours, tau=0.1), target_update_every=every,
+    )  # fmt: skip
+    for step in range(1, last + 1):
+        minibatch = minibatch_for("TD3Loss", seed=step)
         torch.manual_seed(step)
         metrics = update(minibatch.clone())
         torch.manual_seed(step)
-        losses = plain_step(theirs, other, minibatch.clone(), autocast=torch.bfloat16)
-        assert_same(state_of(ours, own), state_of(theirs, other))
-        if step == 0:
+        due = other if step % every == 0 else {"loss_qvalue": other["loss_qvalue"]}
+        plain_step(theirs, due, minibatch, clip_norm=0.5)
+        if step % every == 0:
+            targets.step()
+        assert_same(state_of(ours, *own.values()), state_of(theirs, *other.values()))
+        assert ("grad_norm_actor" in metrics.keys()) == (step % every == 0)
+    assert update.optimizer_steps == {"qvalue": last, "actor": last // every}
+    assert (update.plain_reason == "") == (compile == "auto")
+    if compile == "auto" and fused:
+        assert programs(update) == 2  # with and without the actor
+
+
+def test_every_set_of_losses_that_is_due_together_is_right():
+    periods = {"loss_actor": 2, "loss_alpha": 3}
+    ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
+    own, other = sac_optimizers(ours, fused=True), sac_optimizers(theirs, fused=True)
+    update = Update(ours, own, every=periods)
+    for step in range(1, 25):
+        minibatch = minibatch_for("SACLoss", seed=step)
+        torch.manual_seed(step)
+        update(minibatch.clone())
+        torch.manual_seed(step)
+        plain_step(
+            theirs, {n: o for n, o in other.items() if step % periods.get(n, 1) == 0}, minibatch
+        )
+        assert_same(state_of(ours, *own.values()), state_of(theirs, *other.values()))
+    assert update.optimizer_steps == {"actor": 12, "qvalue": 24, "alpha": 8}
+    assert programs(update) == 4
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_a_delayed_update_that_is_restored_continues_bitwise(at):
+    def make() -> tuple[LossModule, Update]:
+        loss, optimizers = td3(fused=True)
+        return loss, Update(loss, optimizers, every={"loss_actor": 2})
+
+    whole, resumed = make(), make()
+    for step in range(8):
+        if step == at:
+            saved = through_a_file((resumed[0].state_dict(), resumed[1].state_dict()))
+            resumed = make()
+            resumed[0].load_state_dict(saved[0])
+            resumed[1].load_state_dict(saved[1])
+        for _, update in (whole, resumed):
             torch.manual_seed(step)
-            full = exact(minibatch)
-            key = (
-                "loss" if name == "DQNLoss" else "loss_critic" if name[0] == "C" else "loss_qvalue"
-            )
-            assert not torch.equal(losses[key].float(), full[key])
-            torch.testing.assert_close(metrics[key].float(), full[key], rtol=0.1, atol=0.05)
-    assert {p.dtype for p in ours.parameters()} == {torch.float32}
+            update(minibatch_for("TD3Loss", seed=step))
+    assert_same(state_of(whole[0]), state_of(resumed[0]))
+    assert resumed[1].optimizer_steps == {"qvalue": 8, "actor": 4}
+
+
+def test_keys_are_known_when_every_set_of_due_losses_has_been_seen():
+    loss, optimizers = td3(fused=True)
+    update = Update(loss, optimizers, every={"loss_actor": 3})
+    known = []
+    for step in range(12):
+        update(minibatch_for("TD3Loss", seed=step))
+        known.append(bool(update.keys_read))
+    # The actor's first step makes Adam's state, its second is recorded, its third is verified.
+    assert known == [False] * 8 + [True] * 4
+    assert {"observation", "action", ("next", "observation")} <= set(update.keys_read)
+
+
+def test_accumulated_and_open_steps_keep_the_periods():
+    loss, optimizers = td3()
+    update = Update(loss, optimizers, every={"loss_actor": 2})
+    whole = minibatch_for("TD3Loss", 8)
+    for step in range(1, 5):
+        if step % 2:
+            update(*whole.split(4))
+        else:
+            update.minimize(update.losses(whole.clone()))
+    assert update.optimizer_steps == {"qvalue": 4, "actor": 2}
+    (state,) = {int(s["step"]) for s in optimizers["loss_actor"].state.values()}
+    assert state == 2
+
+
+def test_a_period_that_cannot_be_kept_is_refused():
+    loss, optimizers = td3()
+    with pytest.raises(SettingError, match=r"every='loss_policy' .*loss_qvalue or loss_actor"):
+        Update(loss, optimizers, every={"loss_policy": 2})
+    with pytest.raises(SettingError, match=r"every='loss_actor' is not .*an optimiser of its own"):
+        Update(loss, Adam(loss.parameters()), every={"loss_actor": 2})
+    with pytest.raises(SettingError, match=r"every.loss_actor=0 is less than 1"):
+        Update(loss, optimizers, every={"loss_actor": 0})
+    shared = Adam(loss.parameters())
+    with pytest.raises(SettingError, match="share an optimiser; give them the same period"):
+        Update(loss, {"loss_actor": shared, "loss_qvalue": shared}, every={"loss_actor": 2})
 
 
 # ---------------------------------------------------------------------- targets
+@pytest.mark.parametrize("batch", [1, 3, 7])
+def test_targets_are_updated_every_so_many_policy_steps(batch):
+    loss = make_loss("DDPGLoss")
+    update = Update(
+        loss,
+        Adam(loss.parameters(), lr=0.01),
+        target_updater=soft_update(loss, tau=0.1),
+        target_update_every="5 policy steps",
+    )
+
+    def targets() -> list[Any]:
+        return [p.clone() for p in loss.target_actor_network_params.flatten_keys().values()]
+
+    for collected in range(batch, 40, batch):
+        before = targets()
+        update(minibatch_for("DDPGLoss", seed=collected))
+        assert all(map(torch.equal, before, targets()))
+        update.advance(collected)
+        moved = not all(map(torch.equal, before, targets()))
+        assert moved == (collected // 5 > (collected - batch) // 5)
+
+
+def test_a_jump_over_several_periods_makes_all_their_soft_updates():
+    losses = make_loss("DDPGLoss"), make_loss("DDPGLoss")
+    updates = [
+        Update(
+            loss, SGD(loss.parameters(), lr=0.1), target_updater=soft_update(loss, tau=0.1),
+            target_update_every="1_000 policy steps",
+        )
+        for loss in losses
+    ]  # fmt: skip
+    for update, jumps in zip(updates, ([3_500, 6_000], range(100, 6_001, 100))):
+        update(minibatch_for("DDPGLoss"))
+        for policy_steps in jumps:
+            update.advance(policy_steps)
+    assert_same(state_of(losses[0]), state_of(losses[1]))
+
+
+def test_policy_steps_until_the_next_target_update_are_saved():
+    def make() -> tuple[LossModule, Update]:
+        loss = make_loss("DDPGLoss")
+        return loss, Update(
+            loss, SGD(loss.parameters(), lr=0.1), target_updater=soft_update(loss, tau=0.1),
+            target_update_every="10 policy steps",
+        )  # fmt: skip
+
+    whole, resumed = make(), make()
+    for policy_steps in range(4, 60, 4):
+        if policy_steps == 24:
+            saved = through_a_file((resumed[0].state_dict(), resumed[1].state_dict()))
+            resumed = make()
+            resumed[0].load_state_dict(saved[0])
+            resumed[1].load_state_dict(saved[1])
+        for _, update in (whole, resumed):
+            update(minibatch_for("DDPGLoss", seed=policy_steps))
+            update.advance(policy_steps)
+        assert_same(state_of(whole[0]), state_of(resumed[0]))
+
+
+@pytest.mark.parametrize("wrong", ["5 env steps", "often", "policy steps", "1.5 policy steps"])
+def test_a_period_of_targets_that_cannot_be_read_is_refused(wrong):
+    loss = make_loss("DDPGLoss")
+    with pytest.raises(SettingError, match="100 gradient steps or 1_000 policy steps"):
+        Update(loss, Adam(loss.parameters()), target_update_every=wrong)
+
+
+def test_a_target_update_that_decides_on_the_host_runs_eagerly():
+    class Careful(SoftUpdate):
+        def _step(self, source, target):
+            if float(next(iter(source.values(True, True))).sum()) < 1e6:
+                super()._step(source, target)
+
+    ours, theirs = make_loss("DDPGLoss"), make_loss("DDPGLoss")
+    update = Update(ours, SGD(ours.parameters(), lr=0.1), target_updater=Careful(ours, tau=0.1))
+    other, targets = SGD(theirs.parameters(), lr=0.1), soft_update(theirs, tau=0.1)
+    with pytest.warns(UserWarning, match="Careful runs eagerly: it reads a tensor on the host"):
+        update(minibatch_for("DDPGLoss"))
+    plain_step(theirs, other, minibatch_for("DDPGLoss"))
+    targets.step()
+    assert_same(state_of(ours), state_of(theirs))
+
+
 @pytest.mark.parametrize("every", [1, 3])
 def test_soft_updates_come_every_so_many_gradient_steps(every):
     ours, theirs = make_loss("DDPGLoss"), make_loss("DDPGLoss")
@@ -373,13 +541,79 @@ def test_contradicting_and_impossible_settings_are_refused():
 
 
 def test_an_optimiser_for_a_loss_that_does_not_exist_is_refused_with_those_that_do():
-    loss = make_loss("A2CLoss")
-    update = Update(loss, {"loss_actor": Adam(loss.parameters())})
-    message = (
-        "optimizer='loss_actor' is not a loss of the loss module.*loss_objective or loss_entropy"
-    )
+    loss, optimizers = td3()
+    update = Update(loss, optimizers | {"loss_policy": Adam(loss.parameters())})
+    message = "optimizer='loss_policy' is not a loss of the loss module.*loss_actor or loss_qvalue"
     with pytest.raises(SettingError, match=message):
-        update(minibatch_for("A2CLoss"))
+        update(minibatch_for("TD3Loss"))
+
+
+def test_a_loss_without_an_optimiser_is_refused_when_built():
+    loss = make_loss("SACLoss")
+    optimizers = sac_optimizers(loss)
+    del optimizers["loss_alpha"]
+    with pytest.raises(SettingError, match="leaves loss_alpha without an optimiser; name an"):
+        Update(loss, optimizers)
+
+
+class Parts(nn.Module):
+    """A loss that does not say what it returns."""
+
+    def __init__(self, result: Any = None) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+        self.unrelated, self.result = nn.Parameter(torch.ones(3)), result
+
+    def forward(self, minibatch: TensorDictBase) -> Any:
+        losses = {"loss_a": (self.a * minibatch["x"]).sum(), "loss_b": self.b.pow(2).sum()}
+        return TensorDict(losses) if self.result is None else self.result(self.a)
+
+
+def refused(loss: nn.Module, optimizer: Any, message: str, **settings: Any) -> None:
+    """Refused before any optimiser has stepped, however the loss runs."""
+    weights = [parameter.clone() for parameter in loss.parameters()]
+    for compile in ("auto", False):
+        update = Update(loss, optimizer, compile=compile, **settings)
+        for _ in range(2):
+            with pytest.raises(SettingError, match=message) as error:
+                update(TensorDict({"x": torch.ones(3)}, [3]))
+            assert "\n" not in str(error.value)
+        assert update.optimizer_step_count == 0
+    assert all(map(torch.equal, weights, loss.parameters()))
+
+
+def test_a_loss_without_an_optimiser_is_refused_before_the_first_step():
+    loss = Parts()
+    message = r"optimizer=\['loss_a'\] leaves loss_b without an optimiser"
+    refused(loss, {"loss_a": SGD([loss.a], lr=1.0)}, message)
+
+
+def test_an_optimiser_over_parameters_that_no_loss_reaches_is_refused():
+    loss = Parts()
+    refused(
+        loss, Adam([loss.unrelated]), "optimizer='Adam' is over parameters that loss_a and loss_b"
+    )
+    named = {"loss_a": SGD([loss.a], lr=1.0), "loss_b": SGD([loss.a], lr=1.0)}
+    refused(loss, named, "optimizer='b' is over parameters that loss_b does not reach")
+    delayed = {"loss_a": SGD([loss.a], lr=1.0), "loss_b": SGD([loss.unrelated], lr=1.0)}
+    refused(loss, delayed, "that loss_b does not reach", every={"loss_b": 10})
+
+
+RETURNED = {
+    "a tensor": (lambda a: a.sum(), "returns a Tensor, not a TensorDict; return TensorDict"),
+    "several tensors": (lambda a: (a.sum(), a.mean()), "returns a tuple, not a TensorDict"),
+    "a dictionary": (lambda a: {"loss": a.sum()}, "returns a dict, not a TensorDict"),
+    "several numbers": (
+        lambda a: TensorDict({"loss": a * 2}), r"returns a loss of shape \[3\], not one number",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", RETURNED)
+def test_a_loss_that_returns_something_else_is_refused_with_what_to_return(what):
+    result, message = RETURNED[what]
+    loss = Parts(result)
+    refused(loss, SGD([loss.a], lr=1.0), f"loss_module='Parts' {message}")
 
 
 def test_a_loss_without_anything_to_minimise_is_refused():

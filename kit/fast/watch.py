@@ -57,7 +57,7 @@ class Watch:
         self._lengths = [*map(len, self._sizes)]
         entries = [(d, name, value) for d in self._sizes for name, value in d.items()]
         self._places = [(d, n) for d, n, value in entries if type(value) in _SETTINGS]
-        self._held = [(d, n) for d, n, v in entries if isinstance(v, Tensor) or callable(v)]
+        self._held = [(d, n) for d, n, v in entries if isinstance(v, (Tensor, dict)) or callable(v)]
         self._values = [_plain(place[name]) for place, name in self._places]
         self._tensors = [place[name] for place, name in self._held]
 
@@ -76,13 +76,13 @@ def _dictionaries(watched: Any) -> Iterator[Any]:
                 yield attributes
             yield from (attributes[part] for part in _PARTS)
     elif isinstance(watched, Optimizer):
-        yield from (watched._optimizer_step_pre_hooks, watched._optimizer_step_post_hooks)
+        yield vars(watched)
         yield watched.state
+        yield from (watched._optimizer_step_pre_hooks, watched._optimizer_step_post_hooks)
         for group in watched.param_groups:
             yield group
             # The state of one parameter stands for that of all: it is loaded or cleared as a whole.
-            states = (watched.state[p] for p in group["params"] if p in watched.state)
-            yield next(states, {})
+            yield next((watched.state[p] for p in group["params"] if p in watched.state), {})
     elif hasattr(watched, "__dict__"):
         yield vars(watched)
 
