@@ -4,20 +4,61 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Any, ClassVar, Self
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
 from kit.steps.errors import SettingError, nearest_first, one_of, whole_number
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 
 ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
-FAMILIES = (ON_POLICY, OFF_POLICY, OFFLINE)
+
+Count = Annotated[int, 1]
+"""A whole number from 1."""
+Natural = Annotated[int, 0]
+"""A whole number from 0."""
 
 Difference = tuple[str, Any, Any]
 """A setting of a plan, what was wanted, and what the dialect can say."""
+
+
+def _as_it_is(value: Any, settings: Any) -> Any:
+    del settings
+    return value
+
+
+def linear_or_constant(value: Any, settings: Any) -> str:
+    """Return the schedule that a flag such as ``anneal_lr`` means."""
+    del settings
+    return "linear" if value else "constant"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A field that no recipe has a setting for: only the library's default is accepted."""
+
+    why: str
+    """what to do instead."""
+    accepted: tuple[Any, ...] = ()
+    """values besides the default that are what a recipe does anyway."""
+
+
+@dataclass(frozen=True)
+class Acts:
+    """A field that sets a setting of a recipe."""
+
+    setting: str
+    """name of the recipe's setting; dotted in a group: ``env.normalize_reward``."""
+    value: Callable[[Any, Any], Any] = _as_it_is
+    """makes its value from the field's, and from all settings of the library."""
+    family: str | None = None
+    """family whose recipes it acts in; ``None``: any."""
+    otherwise: Acts | Refused | None = None
+    """what it is in other families; ``None``: it counts there."""
 
 
 @dataclass
@@ -43,10 +84,10 @@ class Dialect(ABC):
     """fields that are not of the library's own configuration."""
     MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """families or algorithms for which a field means something; all, if it is not listed."""
-    AT_LEAST: ClassVar[Mapping[str, int]] = {}
-    """whole numbers and their smallest value; ``None`` is allowed where the type says so."""
-    CARRIED: ClassVar[frozenset[str]] = frozenset()
-    """fields that are part of no count; a recipe may use them."""
+    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {}
+    """fields that set a recipe's setting, or are refused there; all others count."""
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    """names of other versions of the library, and what they are called here."""
     NESTED: ClassVar[frozenset[str]] = frozenset()
     """fields that are groups of settings themselves."""
     SECTIONS: ClassVar[frozenset[str]] = frozenset({""})
@@ -105,10 +146,9 @@ class Dialect(ABC):
         for name, value in made._defaults().items():
             if getattr(made, name) is None:
                 setattr(made, name, value)
-        may_be_none = {f.name for f in fields(self) if "None" in str(f.type)}
-        for name, at_least in self.AT_LEAST.items():
+        for name, (at_least, optional) in whole_numbers(type(self)).items():
             value = getattr(made, name)
-            if value is not None or name not in may_be_none:
+            if value is not None or not optional:
                 setattr(made, name, whole_number(name, value, at_least))
         return made
 
@@ -174,9 +214,11 @@ class Dialect(ABC):
                 "iterations", None, f"is open, and {cls.LIBRARY} has to be told", "give it"
             )
         nearest, refusal = None, None
-        for algo in dict.fromkeys(cls._algorithms_for(plan, settings)):
+        given = settings.get("algo")
+        for algo in [given] if given else cls._algorithms_for(plan):
             try:
-                made = cls._from(plan, {**settings, "algo": algo} if algo else settings)
+                kept = {**settings, "algo": algo} if algo else settings
+                made = cls(**cls._from(plan, kept))
                 for name, value in settings.items():
                     setattr(made, name, value)
                 differences = differing_settings(plan, made.to_plan())
@@ -191,32 +233,37 @@ class Dialect(ABC):
             raise refusal
         return nearest
 
-    @classmethod
-    def _algorithms_for(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Iterable[str | None]:
+    @staticmethod
+    def _algorithms_for(plan: StepPlan) -> Iterable[str | None]:
         """Return the algorithms to try, in turn; ``None``: the one that :meth:`_from` guesses."""
         del plan
-        return [settings.get("algo")]
+        return [None]
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
+    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings nearest to ``plan``; ``settings`` are set on them afterwards."""
 
     # ------------------------------------------------------------------ what to beware of
     def notes(self) -> list[str]:
         """Return what a reader of these settings would not expect, a sentence each."""
+        return self.resolved()._notes(self.to_plan())
+
+    def _notes(self, plan: StepPlan) -> list[str]:
+        """Return the notes of settings that are resolved."""
+        del plan
         return []
+
+    @classmethod
+    def applies(cls, name: str, algo: str) -> bool:
+        """Whether a field means something for an algorithm or a family."""
+        means = cls.MEANS.get(name.partition(".")[0])
+        return means is None or algo in means or cls.ALGORITHMS.get(algo, algo) in means
 
     @classmethod
     def applicable_fields(cls, algo: str) -> frozenset[str]:
         """Return the fields that mean something for an algorithm or a family."""
-        family = cls.ALGORITHMS.get(algo, algo)
-        names = (f.name for f in fields(cls))
-        return frozenset(
-            name
-            for name in names
-            if name not in cls.MEANS or algo in cls.MEANS[name] or family in cls.MEANS[name]
-        )
+        return frozenset(f.name for f in fields(cls) if cls.applies(f.name, algo))
 
     def idle_settings(self, algo: str | None = None) -> list[str]:
         """Return the fields that were changed and mean nothing for the algorithm."""
@@ -228,7 +275,9 @@ class Dialect(ABC):
         """``self`` is resolved; only what ``given`` really said is refused."""
         idle = given.idle_settings(self.algo)
         if idle:
-            applicable = sorted(self.applicable_fields(str(self.algo)) - self.FACTS - self.CARRIED)
+            applicable = sorted(
+                self.applicable_fields(str(self.algo)) - self.FACTS - set(self.CARRIED)
+            )
             raise SettingError(
                 idle[0],
                 getattr(given, idle[0]),
@@ -246,10 +295,6 @@ class Dialect(ABC):
             if f.name != "version" and getattr(self, f.name) != getattr(default, f.name)
         }
 
-    def carried(self) -> dict[str, Any]:
-        """Return the settings that are part of no count, for a recipe to use."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in self.CARRIED}
-
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
         """Make the dialect from settings by name.
@@ -258,15 +303,31 @@ class Dialect(ABC):
             SettingError: if a name is no field; the nearest spelling comes first.
         """
         known = [f.name for f in fields(cls)]
-        for name, value in settings.items():
+        made = {str(name).replace("-", "_"): value for name, value in settings.items()}
+        for name, value in made.items():
             if name not in known:
-                raise SettingError(
-                    str(name),
-                    value,
-                    f"is not a setting of {cls.LIBRARY}",
-                    nearest_first(name, known)[:4],
-                )
-        return cls(**settings)
+                raise cls.unknown(name, value, known)
+        return cls(**made)
+
+    @classmethod
+    def unknown(cls, name: str, value: Any, known: list[str]) -> SettingError:
+        """Return the error that a setting is unknown: it has another name, or a misspelt one."""
+        why, last = f"is not a setting of {cls.LIBRARY}", name.rpartition(".")[2]
+        if last in cls.RENAMED:
+            return SettingError(name, value, f"{why} {cls().version}", [cls.RENAMED[last]])
+        return SettingError(name, value, why, nearest_first(last, known)[:4])
+
+
+@cache
+def whole_numbers(cls: type[Dialect]) -> Mapping[str, tuple[int, bool]]:
+    """Return the fields that are whole numbers: the smallest value, and whether ``None`` is one."""
+    found = {}
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        for option in options:
+            if get_origin(option) is Annotated:
+                found[name] = get_args(option)[1], type(None) in options
+    return found
 
 
 def _letters(name: str) -> str:

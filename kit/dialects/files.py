@@ -78,19 +78,14 @@ def _named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings under the names of the dialect's fields; nested ones of it stay nested."""
     known = {f.name for f in fields(cls)}
     made: dict[str, Any] = {}
-    for name, value in settings.items():
+    for spelling, value in settings.items():
+        name = spelling.replace("-", "_")
         field = _field(cls, name, known)
         head, _, rest = name.partition(".")
         if field is None and head in cls.NESTED:
             made.setdefault(head, {})[rest] = value
         elif field is None:
-            choices = sorted(known | set(cls.PATHS))
-            raise SettingError(
-                name,
-                value,
-                f"is not a setting of {cls.LIBRARY}",
-                nearest_first(name.rpartition(".")[2], choices)[:4],
-            )
+            raise cls.unknown(name, value, sorted(known | set(cls.PATHS)))
         else:
             made[field] = value
     return made

@@ -57,7 +57,9 @@ class Translation:
     def settings(self) -> dict[str, Any]:
         """Return the settings to type: those that count and are more than nothing, or changed."""
         made, changed = self.target.resolved(), self.target.changed()
-        shown = made.applicable_fields(str(made.algo)) - made.FACTS - made.CARRIED | set(changed)
+        shown = made.applicable_fields(str(made.algo)) - made.FACTS - set(made.CARRIED) | set(
+            changed
+        )
         told = {
             f.name: getattr(made, f.name)
             for f in fields(made)

@@ -129,8 +129,9 @@ class TestSB3:
         with pytest.raises(SettingError, match="n_envs=1"):
             SB3(**settings, n_envs=2).to_plan()
 
-    def test_n_steps_of_an_off_policy_algorithm_is_another_thing(self):
-        assert SB3(algo="sac", n_steps=3).idle_settings() == ["n_steps"]
+    def test_n_steps_of_an_off_policy_algorithm_are_those_of_a_return(self):
+        assert SB3(algo="sac", n_steps=3).to_plan() == SB3(algo="sac").to_plan()
+        assert SB3(algo="ppo", n_steps=3).to_plan().steps_per_env == 3
 
 
 class TestTorchRL:

@@ -1,7 +1,18 @@
-"""The words of neural-interactive-proofs."""
+"""The words of neural-interactive-proofs (https://github.com/SamAdamDay/neural-interactive-proofs)."""
 
 from __future__ import annotations
 
+from kit.dialects.nip import counting, notes, reverse
 from kit.dialects.nip.settings import LrFactors as LrFactors
-from kit.dialects.nip.settings import Nip as Nip
-from kit.dialects.nip.settings import RlTrainerParameters as RlTrainerParameters
+from kit.dialects.nip.settings import NipSettings
+
+
+class Nip(NipSettings):
+    """``RlTrainerParameters`` of neural-interactive-proofs, and the plan that they make."""
+
+    _plan = counting.to_plan
+    _notes = notes.notes
+    _from = staticmethod(reverse.settings_from)
+
+
+RlTrainerParameters = Nip

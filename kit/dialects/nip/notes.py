@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kit.dialects.nip.settings import Nip
-    from kit.steps.plan import StepPlan
+from kit.dialects.nip.settings import NipSettings
+from kit.steps.plan import StepPlan
 
 
-def notes(settings: Nip, plan: StepPlan) -> list[str]:
+def notes(settings: NipSettings, plan: StepPlan) -> list[str]:
     """Return one sentence for each surprise of ``settings``, which are resolved."""
     frames, size = plan.frames_per_batch, settings.minibatch_size
     found = [

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from kit.dialects.base import ON_POLICY, Dialect
-from kit.steps.errors import SettingError, nearest_first, real_number, yes_or_no
-from kit.steps.plan import StepPlan
+from kit.dialects.base import ON_POLICY, Acts, Count, Dialect, Natural, Refused, linear_or_constant
+from kit.steps.errors import SettingError, nearest_first, real_number
 
 
 @dataclass
@@ -31,7 +30,7 @@ class LrFactors:
 
 
 @dataclass
-class Nip(Dialect):
+class NipSettings(Dialect):
     """``RlTrainerParameters`` of neural-interactive-proofs, field by field."""
 
     NAME: ClassVar[str] = "nip"
@@ -55,46 +54,39 @@ class Nip(Dialect):
         "action_repeat",
         "max_episode_steps",
     }
-    AT_LEAST: ClassVar[Mapping[str, int]] = {
-        "frames_per_batch": 1,
-        "rollouts_per_iteration": 1,
-        "steps_per_env_per_iteration": 1,
-        "num_iterations": 0,
-        "num_epochs": 0,
-        "minibatch_size": 1,
-        "num_normalization_steps": 0,
-        "num_test_iterations": 0,
-        "max_message_rounds": 1,
-        "min_message_rounds": 0,
-        "dataset_size": 1,
-        "test_dataset_size": 1,
-        "num_normalization_keys": 1,
-        "action_repeat": 1,
-        "max_episode_steps": 1,
+    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {
+        "lr": Acts("learning_rate"),
+        "anneal_lr": Acts("anneal", linear_or_constant),
+        "max_grad_norm": Acts("max_grad_norm"),
+        "loss_critic_type": Acts("loss_critic_type"),
+        "clip_value": Acts("clip_value", lambda value, _: None if value is False else value),
+        "normalize_observations": Acts("env.normalize_observation"),
+        "num_normalization_steps": Refused("here the statistics run along with training"),
+        "gamma": Acts("gamma"),
+        "lmbda": Acts("gae_lambda"),
+        "body_lr_factor.actor": Refused("actor and critic have one learning rate"),
+        "body_lr_factor.critic": Refused("actor and critic have one learning rate"),
+        "use_shared_body": Acts("shared_body"),
     }
-    CARRIED: ClassVar[frozenset[str]] = frozenset(
-        {"lr", "anneal_lr", "max_grad_norm", "loss_critic_type", "clip_value", "gamma", "lmbda"}
-        | {"normalize_observations", "num_normalization_steps", "body_lr_factor", "use_shared_body"}
-    )
 
     SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "rl", "protocol_common"})
     PATHS: ClassVar[Mapping[str, str]] = {"trainer": "algo"}
     NESTED: ClassVar[frozenset[str]] = frozenset({"body_lr_factor"})
 
-    frames_per_batch: int | None = 1000
+    frames_per_batch: Count | None = 1000
     """frames of one iteration, over all environments; ``None``: ``rollouts_per_iteration *
     steps_per_env_per_iteration``."""
-    rollouts_per_iteration: int | None = None
+    rollouts_per_iteration: Count | None = None
     """rollouts of one iteration, if ``frames_per_batch`` is ``None``; ``None``: as many as the
     dataset has points."""
-    steps_per_env_per_iteration: int | None = None
+    steps_per_env_per_iteration: Count | None = None
     """frames of each environment in one iteration, a factor of ``frames_per_batch``, which makes
     the number of environments; ``None``: ``max_message_rounds``."""
-    num_iterations: int = 1000
+    num_iterations: Natural = 1000
     """iterations; ``num_iterations * frames_per_batch`` frames in total."""
-    num_epochs: int = 4
+    num_epochs: Natural = 4
     """update epochs of one iteration."""
-    minibatch_size: int = 64
+    minibatch_size: Count = 64
     """frames in a minibatch."""
     lr: float = 0.003
     """learning rate."""
@@ -108,7 +100,7 @@ class Nip(Dialect):
     """clip range of the value; ``True``: that of the policy; ``False`` or ``None``: none."""
     normalize_observations: bool = True
     """whether observations are normalised, with statistics of random actions before training."""
-    num_normalization_steps: int = 1000
+    num_normalization_steps: Natural = 1000
     """frames for these statistics: for each key, and in the train and the test environments."""
     gamma: float = 0.9
     """discount factor per step."""
@@ -118,23 +110,23 @@ class Nip(Dialect):
     """factors of the learning rate of the body: ``LrFactors``, or a dict of its settings."""
     use_shared_body: bool = True
     """whether actor and critic share a body."""
-    num_test_iterations: int = 10
+    num_test_iterations: Natural = 10
     """batches of the test, once after training, each of ``frames_per_batch`` frames."""
-    max_message_rounds: int | None = field(default=None, kw_only=True)
+    max_message_rounds: Count | None = field(default=None, kw_only=True)
     """greatest length of an episode (``protocol.max_message_rounds``), in frames."""
-    min_message_rounds: int = field(default=0, kw_only=True)
+    min_message_rounds: Natural = field(default=0, kw_only=True)
     """least length of an episode, in frames."""
-    dataset_size: int | None = field(default=None, kw_only=True)
+    dataset_size: Count | None = field(default=None, kw_only=True)
     """points in the training dataset."""
-    test_dataset_size: int | None = field(default=None, kw_only=True)
+    test_dataset_size: Count | None = field(default=None, kw_only=True)
     """points in the test dataset."""
-    num_normalization_keys: int = field(default=2, kw_only=True)
+    num_normalization_keys: Count = field(default=2, kw_only=True)
     """observation keys that are normalised: 3 with a linear message space, else 2."""
     test_run: bool = field(default=False, kw_only=True)
     """whether every loop ends after one pass: one iteration, one minibatch."""
-    action_repeat: int = field(default=1, kw_only=True)
+    action_repeat: Count = field(default=1, kw_only=True)
     """env steps one action is held for; the environment's business."""
-    max_episode_steps: int | None = field(default=None, kw_only=True)
+    max_episode_steps: Count | None = field(default=None, kw_only=True)
     """policy steps after which the kit truncates an episode."""
     version: str = field(default="ccb3561", kw_only=True)
     """behaviour that is meant; see ``VERSIONS``."""
@@ -149,7 +141,7 @@ class Nip(Dialect):
     def _guess(self) -> str:
         return "vanilla_ppo"
 
-    # ------------------------------------------------------------------ to a plan
+    # ------------------------------------------------------------------ what follows from them
     def steps_of_each(self) -> int:
         """Frames of each environment in one iteration.
 
@@ -190,55 +182,6 @@ class Nip(Dialect):
             )
         return rollouts * self.steps_of_each()
 
-    def _plan(self) -> StepPlan:
-        for name in ("anneal_lr", "normalize_observations", "test_run"):
-            yes_or_no(name, getattr(self, name))
-        steps = self.steps_of_each()
-        frames = self.frames(self.dataset_size)
-        self._check(steps, frames)
-        documented = self.version == "documented"
-        epochs = 1 if self.test_run else self.num_epochs
-        tests = self.test_rollouts()
-        return StepPlan(
-            iterations=min(self.num_iterations, 1) if self.test_run else self.num_iterations,
-            num_envs=frames // steps,
-            steps_per_env=steps,
-            action_repeat=self.action_repeat,
-            max_episode_steps=self.max_episode_steps,
-            update_epochs=epochs,
-            minibatch_size=self.minibatch_size,
-            minibatches_per_epoch=1 if self.test_run else None,
-            last_minibatch="smaller" if documented else "carry",
-            final_evaluation=tests > 0,
-            evaluation_episodes=max(tests, 1),
-        )
-
-    def _check(self, steps: int, frames: int) -> None:
-        if self.minibatch_size > frames:
-            raise SettingError(
-                "minibatch_size",
-                self.minibatch_size,
-                f"is larger than the {frames} frames of an iteration: no gradient step is made, "
-                "and nip then divides by zero",
-                [frames],
-            )
-        rounds = self.max_message_rounds
-        if rounds is not None and steps < max(self.min_message_rounds, 1):
-            raise SettingError(
-                "steps_per_env_per_iteration",
-                steps,
-                f"is less than the {self.min_message_rounds} rounds of an episode, and nip fails "
-                "in an iteration without a finished one",
-                [rounds],
-            )
-        if self.algo == "reinforce" and self.version != "documented":
-            raise SettingError(
-                "algo",
-                "reinforce",
-                "fails in nip: its reward-to-go finds no end of an episode",
-                ["vanilla_ppo", "spg"],
-            )
-
     def test_rollouts(self) -> int:
         """Rollouts of the test after training: one of each environment in each test batch."""
         size = self.test_dataset_size or self.dataset_size
@@ -265,44 +208,6 @@ class Nip(Dialect):
         """Learning rate of ``iteration`` (from 1)."""
         share = 1 - (iteration - 1) / self.num_iterations if self.anneal_lr else 1.0
         return real_number("lr", self.lr) * share
-
-    # ------------------------------------------------------------------ from a plan
-    @classmethod
-    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
-        del settings
-        for name, wanted in (("world_size", 1), ("collects_episodes", False)):
-            if getattr(plan, name) != wanted:
-                raise SettingError(name, getattr(plan, name), "cannot be said in nip", [wanted])
-        if not plan.on_policy:
-            raise SettingError(
-                "update_epochs", None, "cannot be said in nip: all its trainers are on-policy", [1]
-            )
-        evaluates = plan.evaluations_after(plan.iterations) > 0
-        batches, left = divmod(plan.evaluation_episodes, plan.num_envs)
-        single = plan.minibatches_per_epoch == 1 and (plan.update_epochs or 0) <= 1
-        frames: dict[str, Any] = {"frames_per_batch": plan.frames_per_batch}
-        if evaluates and (left or (single and batches > 1)):
-            # One batch of all points of another dataset has as many episodes as are wanted.
-            frames = {"frames_per_batch": None, "dataset_size": plan.num_envs}
-            frames["test_dataset_size"] = plan.evaluation_episodes
-            batches = 1
-        return cls(
-            **frames,
-            steps_per_env_per_iteration=plan.steps_per_env,
-            num_iterations=plan.iterations,
-            num_epochs=plan.update_epochs or 0,
-            minibatch_size=plan.minibatch_size or plan.frames_per_batch,
-            num_test_iterations=batches if evaluates else 0,
-            test_run=single,
-            action_repeat=plan.action_repeat,
-            max_episode_steps=plan.max_episode_steps,
-        )
-
-    def notes(self) -> list[str]:
-        """Return what a reader of these settings would not expect, a sentence each."""
-        from kit.dialects.nip.notes import notes
-
-        return notes(self.resolved(), self.to_plan())
 
     # ------------------------------------------------------------------ nip's own manner
     def to_dict(self) -> dict[str, Any]:
@@ -352,9 +257,6 @@ class Nip(Dialect):
             num_normalization_steps=10,
             num_test_iterations=1,
         )
-
-
-RlTrainerParameters = Nip
 
 
 def _settings(

@@ -2,5 +2,31 @@
 
 from __future__ import annotations
 
+from kit.dialects.pyrado import counting, notes, reverse
 from kit.dialects.pyrado.settings import GAE as GAE
-from kit.dialects.pyrado.settings import Pyrado as Pyrado
+from kit.dialects.pyrado.settings import PyradoSettings
+from kit.steps.errors import SettingError
+from kit.steps.plan import StepPlan
+
+
+class Pyrado(PyradoSettings):
+    """Settings of pyrado's step-based algorithms, and the plan that they make."""
+
+    _plan = counting.to_plan
+    _notes = notes.notes
+    _from = staticmethod(reverse.settings_from)
+
+    def after_reset(self) -> StepPlan:
+        """Return the run that follows a ``reset()``: the emptied memory is filled once more.
+
+        Raises:
+            SettingError: for DQL in version 7c48d66, whose ``reset`` fails.
+        """
+        plan = self.to_plan()
+        if plan.on_policy:
+            return plan
+        if self.resolved().algo == "dql" and self.version == "7c48d66":
+            raise SettingError(
+                "algo", "dql", "cannot be reset: its exploration has no reset_expl_params", ["sac"]
+            )
+        return plan.replace(prefill_random=not self.use_trained_policy_for_refill)

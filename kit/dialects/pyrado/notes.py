@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kit.dialects.pyrado.settings import Pyrado
-    from kit.steps.plan import StepPlan
+from kit.dialects.pyrado.settings import PyradoSettings
+from kit.steps.plan import StepPlan
 
 
-def notes(settings: Pyrado, plan: StepPlan) -> list[str]:
+def notes(settings: PyradoSettings, plan: StepPlan) -> list[str]:
     """Return one sentence for each surprise of ``settings``, which are resolved."""
     found = []
     if plan.iterations == 0:
@@ -30,7 +27,7 @@ def notes(settings: Pyrado, plan: StepPlan) -> list[str]:
     return found + (_on_policy(settings, plan) if plan.on_policy else _value_based(settings, plan))
 
 
-def _on_policy(settings: Pyrado, plan: StepPlan) -> list[str]:
+def _on_policy(settings: PyradoSettings, plan: StepPlan) -> list[str]:
     if settings.algo == "ppo":
         own = settings.critic_gradient_steps(plan.frames_per_batch) if plan.is_exact else 0
         count = f" {own}" if own else ""
@@ -48,7 +45,7 @@ def _on_policy(settings: Pyrado, plan: StepPlan) -> list[str]:
     return ["A2C makes one pass over the rollouts, and each minibatch is a gradient step."]
 
 
-def _value_based(settings: Pyrado, plan: StepPlan) -> list[str]:
+def _value_based(settings: PyradoSettings, plan: StepPlan) -> list[str]:
     found = []
     asked, least = settings.num_init_memory_steps, settings.warm_up_steps
     if asked is not None and asked != least:
@@ -66,8 +63,8 @@ def _value_based(settings: Pyrado, plan: StepPlan) -> list[str]:
         f"target_update_intvl={settings.target_update_intvl} counts gradient steps, not iterations."
     )
     found.append(
-        "Each evaluation is 100 rollouts before the update; eval_intvl is ignored where a logger "
-        "is passed."
+        "Each evaluation is 100 rollouts before the update; a logger that is passed makes them "
+        "whenever it prints, and eval_intvl is ignored: say logger_print_intvl."
     )
     if settings.algo == "sac":
         own = 3 if settings.learn_ent_coeff else 2

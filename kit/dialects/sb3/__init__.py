@@ -2,4 +2,14 @@
 
 from __future__ import annotations
 
-from kit.dialects.sb3.settings import SB3 as SB3
+from kit.dialects.sb3 import counting, notes, reverse
+from kit.dialects.sb3.settings import SB3Settings
+
+
+class SB3(SB3Settings):
+    """Settings of Stable-Baselines3, and the plan that they make."""
+
+    _plan = counting.to_plan
+    _notes = notes.notes
+    _algorithms_for = staticmethod(reverse.algorithms_for)
+    _from = staticmethod(reverse.settings_from)

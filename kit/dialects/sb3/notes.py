@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kit.dialects.sb3.settings import SB3
-    from kit.steps.plan import StepPlan
+from kit.dialects.sb3.settings import SB3Settings
+from kit.steps.plan import StepPlan
 
 
-def notes(settings: SB3, plan: StepPlan) -> list[str]:
+def notes(settings: SB3Settings, plan: StepPlan) -> list[str]:
     """Return one sentence for each surprise of ``settings``, which are resolved."""
     found = []
     over = plan.total_policy_steps - settings.total_timesteps
@@ -34,7 +32,7 @@ def notes(settings: SB3, plan: StepPlan) -> list[str]:
     return found + (_on_policy(settings, plan) if plan.on_policy else _off_policy(settings, plan))
 
 
-def _on_policy(settings: SB3, plan: StepPlan) -> list[str]:
+def _on_policy(settings: SB3Settings, plan: StepPlan) -> list[str]:
     found = [
         f"n_steps={settings.n_steps} is per copy: a rollout is {plan.frames_per_batch:,} timesteps."
     ]
@@ -49,7 +47,7 @@ def _on_policy(settings: SB3, plan: StepPlan) -> list[str]:
     return found
 
 
-def _off_policy(settings: SB3, plan: StepPlan) -> list[str]:
+def _off_policy(settings: SB3Settings, plan: StepPlan) -> list[str]:
     found = []
     every, unit = settings.frequency()
     steps = settings.gradient_steps

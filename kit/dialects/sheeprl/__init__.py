@@ -2,4 +2,16 @@
 
 from __future__ import annotations
 
-from kit.dialects.sheeprl.settings import Sheeprl as Sheeprl
+from kit.dialects.sheeprl import counting, notes, resume, reverse
+from kit.dialects.sheeprl.settings import SheeprlSettings
+
+
+class Sheeprl(SheeprlSettings):
+    """Settings of sheeprl, and the plan that they make."""
+
+    ratio = counting.ratio
+    resumed = resume.resumed
+    _plan = counting.to_plan
+    _notes = notes.notes
+    _algorithms_for = staticmethod(reverse.algorithms_for)
+    _from = staticmethod(reverse.settings_from)

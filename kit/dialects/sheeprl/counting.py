@@ -1,240 +1,211 @@
-"""How sheeprl counts the gradient steps that are due, float by float.
-
-Its ratio (after ``embodied.core.when.Ratio`` of DreamerV3) is asked with the policy steps of one
-process. The first answer drops its fraction for good: up to one gradient step is lost. Later ones
-carry theirs, in floats.
-"""
+"""How sheeprl turns its settings into counts, version by version."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kit.steps.counting import COUNTING_RULES
-from kit.steps.errors import SettingError
-
-if TYPE_CHECKING:
-    from kit.steps.updates import UpdatePlan
-
-_EXACT_FLOATS = 2**53
-
-
-class SheeprlRatio:
-    """The ratio of sheeprl, asked once per training iteration.
-
-    Args:
-        ratio: gradient steps per policy step of one process.
-        pretrain: pretraining as 0.5.7 does it, in place of the first answer; 0 for none.
-        start: what the policy steps are counted from, in all processes.
-        processes: processes that play.
-        divisor: processes that the policy steps are shared out to.
-        prev: policy steps that are paid for, of a run that is resumed.
-    """
-
-    pretrains = False
-
-    def __init__(
-        self,
-        ratio: float,
-        pretrain: int = 0,
-        *,
-        start: int = 0,
-        processes: int = 1,
-        divisor: int = 1,
-        prev: float | None = None,
-    ) -> None:
-        self.ratio = ratio
-        self.pretrain = pretrain
-        self.processes = processes
-        self.divisor = divisor
-        self.steps = start
-        self.prev = prev
-
-    def advance(self, policy_steps: int) -> int:
-        """Play ``policy_steps`` more and return the gradient steps that are newly due."""
-        self.steps += policy_steps * self.processes
-        return self.ask(self.steps / self.divisor)
-
-    def ask(self, steps: float) -> int:
-        """Return what the library's ratio answers when asked with ``steps``."""
-        if self.ratio == 0:
-            return 0
-        if self.prev is None:
-            self.prev = steps
-            return int((min(self.pretrain, steps) if self.pretrain else steps) * self.ratio)
-        due = int((steps - self.prev) * self.ratio)
-        self.prev += due / self.ratio
-        return due
-
-    def follow(self, times: int, policy_steps: int) -> Iterator[int]:
-        """Yield what ``times`` calls of :meth:`advance` return."""
-        if self.prev is None or self.ratio == 0:
-            yield self.advance(policy_steps)
-            times -= 1
-        each = policy_steps * self.processes
-        ended = self.steps + each * times
-        prev, ratio, divisor = self.prev, self.ratio, self.divisor
-        for steps in range(self.steps + each, ended + 1, each):
-            due = 0 if prev is None else int((steps / divisor - prev) * ratio)
-            if due and prev is not None:
-                prev += due / ratio
-            yield due
-        self.prev, self.steps = prev, ended
-
-    def total(self, trainings: int, policy_steps: int) -> int | None:
-        """Return the gradient steps of ``trainings`` iterations, if floats make no difference.
-
-        They make none for whole ratios and for powers of two, as long as all steps are whole.
-        """
-        each = policy_steps * self.processes
-        last = self.steps + trainings * each
-        if self.prev is not None or last >= _EXACT_FLOATS or trainings < 1:
-            return None
-        if (self.steps + each) % self.divisor or each % self.divisor:
-            return None
-        ratio = Fraction(self.ratio)
-        if ratio and ratio.denominator != 1 and (1 / ratio).denominator != 1:
-            return None
-        first = (self.steps + each) // self.divisor
-        asked = min(self.pretrain, first) if self.pretrain else first
-        return int(asked * ratio) + int((last // self.divisor - first) * ratio)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was played and what of it is paid for."""
-        return {"steps": self.steps, "prev": self.prev}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.steps = int(state_dict["steps"])
-        prev = state_dict["prev"]
-        self.prev = None if prev is None else float(prev)
+from kit.dialects.base import OFF_POLICY, ON_POLICY
+from kit.dialects.sheeprl.rules import SheeprlRatio, first_due
+from kit.dialects.sheeprl.settings import DECOUPLED, SEQUENCES, SheeprlSettings
+from kit.steps.counting import counting_rule
+from kit.steps.errors import SettingError, real_number, yes_or_no
+from kit.steps.plan import StepPlan
+from kit.steps.validation import LARGEST_RATIO
 
 
-def first_due(ratio: float, policy_steps: int) -> int:
-    """Return how many iterations after the first training the first gradient step is due.
-
-    Args:
-        ratio: gradient steps per policy step of one process.
-        policy_steps: policy steps of one process in an iteration.
-    """
-    each = ratio * policy_steps
-    if each >= 1:
-        return 0
-    return math.ceil(1 / each) if each > 1 / _EXACT_FLOATS else _EXACT_FLOATS
-
-
-class _PretrainingRatio(SheeprlRatio):
-    """The ratio of 0.5.7, whose pretraining takes the place of its first answer."""
-
-    pretrains = True
-
-
-class TrainEvery:
-    """Before ``replay_ratio``: a fixed number of gradient steps every so many iterations.
-
-    Args:
-        period: iterations from one training to the next.
-        first: gradient steps of the first training.
-        later: gradient steps of every other one.
-    """
-
-    pretrains = True
-
-    def __init__(self, period: int, first: int, later: int) -> None:
-        self.period, self.first, self.later = period, first, later
-        self.iteration = 0
-
-    def advance(self, policy_steps: int) -> int:
-        """Return the gradient steps of the next iteration since training began."""
-        del policy_steps
-        self.iteration += 1
-        if self.iteration == 1:
-            return self.first
-        return self.later if (self.iteration - 1) % self.period == 0 else 0
-
-    def total(self, trainings: int, policy_steps: int) -> int:
-        """Return the gradient steps of the first ``trainings`` iterations."""
-        del policy_steps
-        return self.first + (trainings - 1) // self.period * self.later if trainings else 0
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the iterations since training began."""
-        return {"iteration": self.iteration}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.iteration = int(state_dict["iteration"])
+def to_plan(sheeprl: SheeprlSettings) -> StepPlan:
+    """Return the run that resolved settings make."""
+    for name in ("dry_run", "run_test", "share_data", "anneal_lr", "buffer_checkpoint"):
+        yes_or_no(name, getattr(sheeprl, name))
+    if sheeprl.algo in DECOUPLED:
+        _check_decoupled(sheeprl)
+    common: dict[str, Any] = {
+        "num_envs": sheeprl.num_envs,
+        "world_size": sheeprl.processes,
+        "action_repeat": max(sheeprl.action_repeat, 1),
+        "max_episode_steps": _episode_limit(sheeprl),
+        "evaluation_episodes": 1,
+        "final_evaluation": sheeprl.run_test,
+    }
+    on_policy = sheeprl.family == ON_POLICY
+    made = common | (_on_policy(sheeprl) if on_policy else _off_policy(sheeprl))
+    plan = StepPlan(**made)
+    if plan.total_policy_steps != sheeprl.total_steps and not sheeprl.dry_run:
+        plan.asked["total_policy_steps"] = sheeprl.total_steps
+    return plan
 
 
-def _ratio(plan: UpdatePlan) -> float:
-    if plan.replay_ratio is None:
-        raise SettingError("replay_ratio", None, f"is needed for counting={plan.counting}", [1])
-    return float(plan.replay_ratio)
+def _episode_limit(sheeprl: SheeprlSettings) -> int | None:
+    limit = sheeprl.max_episode_steps
+    if limit is not None and real_number("max_episode_steps", limit) < 1:
+        return None
+    return limit
 
 
-def _numbers(plan: UpdatePlan, argument: str, wanted: int, optional: int = 0) -> list[float]:
-    try:
-        numbers = [float(text) for text in argument.split(",")] if argument else []
-    except ValueError:
-        numbers = []
-    enough = wanted <= len(numbers) <= wanted + optional
-    if not enough or min(numbers[:wanted]) < 0 or not all(map(math.isfinite, numbers)):
-        rule = plan.counting.partition(":")[0]
+def _check_decoupled(sheeprl: SheeprlSettings) -> None:
+    if sheeprl.version == "0.8.4":
         raise SettingError(
-            "counting", plan.counting, f"needs {wanted} numbers after the colon", f"use {rule}:1"
+            "algo", sheeprl.algo, "is gone from sheeprl 0.8.4", ["ppo", "sac"], "or version=0.5.7"
         )
-    return numbers
+    if sheeprl.world_size < 2:
+        raise SettingError(
+            "world_size", sheeprl.world_size, "leaves no process to train: one only plays", [2]
+        )
 
 
-def _current(plan: UpdatePlan, argument: str) -> SheeprlRatio:
-    """0.8.4; ``sheeprl:steps`` or ``sheeprl:steps,prev`` goes on where a run was saved."""
-    if not argument:
-        return SheeprlRatio(_ratio(plan))
-    steps, *prev = _numbers(plan, argument, 1, optional=1)
-    return SheeprlRatio(_ratio(plan), start=int(steps), prev=prev[0] if prev else None)
+def _on_policy(sheeprl: SheeprlSettings) -> dict[str, Any]:
+    assert sheeprl.total_steps is not None
+    assert sheeprl.rollout_steps is not None
+    assert sheeprl.per_rank_batch_size is not None
+    if (
+        sheeprl.algo == "a2c"
+        and sheeprl.anneal_lr
+        and sheeprl.version not in ("0.8.4", "documented")
+    ):
+        raise SettingError(
+            "anneal_lr", True, f"is no setting of A2C in sheeprl {sheeprl.version}", [False]
+        )
+    if sheeprl.buffer_size not in (None, sheeprl.rollout_steps) and sheeprl.version != "documented":
+        why = "fails on-policy: the buffer holds one rollout"
+        raise SettingError("buffer_size", sheeprl.buffer_size, why, [sheeprl.rollout_steps])
+    iterations = sheeprl.total_steps // sheeprl.policy_steps_per_iteration
+    rows = sheeprl.num_envs * sheeprl.rollout_steps
+    size = min(sheeprl.per_rank_batch_size, rows)
+    if sheeprl.algo == "a2c" and sheeprl.version in ("0.5.7", "0.5.0"):
+        # The rows of these versions are time steps of all copies together.
+        size = min(sheeprl.per_rank_batch_size, sheeprl.rollout_steps) * sheeprl.num_envs
+    elif sheeprl.algo == "ppo_decoupled":
+        size = min(sheeprl.per_rank_batch_size * (sheeprl.world_size - 1), rows)
+    accumulates = sheeprl.algo == "a2c"
+    return {
+        "iterations": 1 if sheeprl.dry_run else iterations,
+        "steps_per_env": sheeprl.rollout_steps,
+        "update_epochs": 1 if accumulates else sheeprl.update_epochs,
+        "minibatch_size": size,
+        "minibatches_per_gradient_step": None if accumulates else 1,
+    }
 
 
-def _july_2024(plan: UpdatePlan, argument: str) -> SheeprlRatio:
-    """0.5.7, all but SAC."""
-    del argument
-    return _PretrainingRatio(_ratio(plan), plan.pretrain_steps)
+def _off_policy(sheeprl: SheeprlSettings) -> dict[str, Any]:
+    assert sheeprl.total_steps is not None
+    assert sheeprl.learning_starts is not None
+    assert sheeprl.per_rank_batch_size is not None
+    each = sheeprl.policy_steps_per_iteration
+    random = 0 if sheeprl.dry_run else sheeprl.learning_starts // each
+    first = max(random, 1)
+    sequence = sheeprl.per_rank_sequence_length if sheeprl.algo in SEQUENCES else None
+    if sequence and sheeprl.version == "0.8.4":
+        first = max(first, sequence)
+    iterations = 1 if sheeprl.dry_run else sheeprl.total_steps // each
+    if sheeprl.dry_run and sheeprl.version == "0.8.4":
+        iterations = first
+    made: dict[str, Any] = {
+        "iterations": iterations,
+        "steps_per_env": 1,
+        "learning_starts": first * each if first > 1 else 0,
+        "random_steps": 0 if "finetuning" in str(sheeprl.algo) else min(random, iterations) * each,
+        "minibatch_size": sheeprl.per_rank_batch_size,
+        "sequence_length": sequence,
+        "exploration_steps": sheeprl.exploration_steps,
+    }
+    if sheeprl.algo == "sac_decoupled":
+        made["minibatch_size"] *= sheeprl.world_size - 1
+    if sheeprl.version == "0.5.0":
+        return made | _train_every(sheeprl, random)
+    return made | _replay_ratio(sheeprl, random, first, sequence, iterations)
 
 
-def _july_2024_sac(plan: UpdatePlan, argument: str) -> SheeprlRatio:
-    """0.5.7, SAC: the prefill is subtracted in iterations, and one iteration is added."""
-    del argument
-    each = plan.num_envs * plan.world_size
-    random = plan.random_steps // each
-    before = (max(random, 1) - 1) * each - (random - (random > 0)) + each
-    return _PretrainingRatio(
-        _ratio(plan),
-        plan.pretrain_steps,
-        start=before,
-        processes=plan.world_size,
-        divisor=plan.world_size,
+def _replay_ratio(
+    sheeprl: SheeprlSettings, random: int, first: int, sequence: int | None, iterations: int
+) -> dict[str, Any]:
+    ratio = real_number("replay_ratio", sheeprl.replay_ratio, 0, LARGEST_RATIO)
+    pretrain = sheeprl.per_rank_pretrain_steps
+    if sheeprl.version == "documented":
+        if ratio == 0:
+            raise SettingError("replay_ratio", 0, "must be greater than zero", [1.0])
+        if random * sheeprl.policy_steps_per_iteration != sheeprl.learning_starts:
+            _refuse_learning_starts(sheeprl, random)
+        return {"replay_ratio": ratio, "pretrain_steps": pretrain, "counting": "exact"}
+    if sheeprl.version == "0.8.4" and sheeprl.dry_run:
+        pretrain = 0
+    counting = rule(sheeprl)
+    if ratio == 0 and sheeprl.version == "0.5.7":  # its pretraining is multiplied by the ratio
+        counting, pretrain = "exact", 0
+    if _loses_nothing(sheeprl, ratio, counting, pretrain or 0):
+        counting = "exact"
+    if sequence and sheeprl.version == "0.5.7":
+        _check_sequence(sheeprl, ratio, first, sequence, iterations)
+    return {"replay_ratio": ratio, "pretrain_steps": pretrain, "counting": counting}
+
+
+def _loses_nothing(sheeprl: SheeprlSettings, ratio: float, counting: str, pretrain: int) -> bool:
+    """Whether its float arithmetic counts as exact fractions would.
+
+    It does where the gradient steps of one iteration are a whole number, as a float too: then
+    each call returns just them and carries nothing.
+    """
+    whole = (Fraction(ratio) * sheeprl.num_envs).denominator == 1
+    return whole and (counting == "sheeprl" or (counting == "sheeprl-0.5.7" and not pretrain))
+
+
+def _refuse_learning_starts(sheeprl: SheeprlSettings, random: int) -> None:
+    each = sheeprl.policy_steps_per_iteration
+    raise SettingError(
+        "learning_starts",
+        sheeprl.learning_starts,
+        f"is not a multiple of the {each} policy steps of one iteration",
+        [random * each, (random + 1) * each],
     )
 
 
-def _july_2024_decoupled(plan: UpdatePlan, argument: str) -> SheeprlRatio:
-    """0.5.7, decoupled SAC: one process plays, the others share its policy steps."""
-    (trainers,) = _numbers(plan, argument, 1)
-    return _PretrainingRatio(_ratio(plan), plan.pretrain_steps, divisor=max(int(trainers), 1))
+def _check_sequence(
+    sheeprl: SheeprlSettings, ratio: float, first: int, sequence: int, iterations: int
+) -> None:
+    """0.5.7 samples sequences as soon as a gradient step is due, played or not."""
+    trains = first + first_due(ratio, sheeprl.num_envs)
+    if trains <= min(sequence - 1, iterations):
+        raise SettingError(
+            "learning_starts",
+            sheeprl.learning_starts,
+            f"lets sheeprl 0.5.7 train after {trains} time steps of each copy, where it "
+            f"cannot sample a sequence of per_rank_sequence_length={sequence}",
+            [sequence * sheeprl.policy_steps_per_iteration],
+        )
 
 
-def _train_every(plan: UpdatePlan, argument: str) -> TrainEvery:
-    """February 2024: ``sheeprl-0.5.0:period,first``."""
-    period, first = _numbers(plan, argument, 2)
-    return TrainEvery(max(int(period), 1), int(first), plan.gradient_steps_per_iteration or 0)
+def _train_every(sheeprl: SheeprlSettings, random: int) -> dict[str, Any]:
+    """Before ``replay_ratio``: a countdown (Dreamer), or a first training like the prefill."""
+    steps, every = sheeprl.per_rank_gradient_steps, sheeprl.train_every
+    assert steps is not None
+    assert every is not None
+    made: dict[str, Any] = {"gradient_steps_per_iteration": steps}
+    if sheeprl.algo not in SEQUENCES:
+        return made | {"pretrain_steps": (max(random, 1) - 1) * steps}
+    each = sheeprl.policy_steps_per_iteration
+    countdown = every // each
+    first, period = max(random, countdown, 1), max(countdown, 1)
+    at_first = sheeprl.per_rank_pretrain_steps if first == random else steps
+    assert at_first is not None
+    made["learning_starts"] = first * each if first > 1 else 0
+    if period == 1 and at_first >= steps:
+        return made | {"pretrain_steps": at_first - steps}
+    return made | {"counting": f"sheeprl-0.5.0:{period},{at_first}"}
 
 
-COUNTING_RULES.update(
-    {
-        "sheeprl": _current,
-        "sheeprl-0.5.7": _july_2024,
-        "sheeprl-0.5.7-sac": _july_2024_sac,
-        "sheeprl-0.5.7-decoupled": _july_2024_decoupled,
-        "sheeprl-0.5.0": _train_every,
-    }
-)
+def rule(sheeprl: SheeprlSettings) -> str:
+    """Name of the rule by which the version counts gradient steps from ``replay_ratio``."""
+    if sheeprl.version == "0.8.4":
+        return "sheeprl"
+    if sheeprl.algo in ("sac", OFF_POLICY):
+        return "sheeprl-0.5.7-sac"
+    if sheeprl.algo == "sac_decoupled":
+        return f"sheeprl-0.5.7-decoupled:{sheeprl.world_size - 1}"
+    return "sheeprl-0.5.7"
+
+
+def ratio(sheeprl: SheeprlSettings) -> SheeprlRatio:
+    """Return the library's ratio, new, also where the plan can count with exact fractions."""
+    made = counting_rule(rule(sheeprl.resolved()))(sheeprl.to_plan())
+    assert isinstance(made, SheeprlRatio)
+    return made

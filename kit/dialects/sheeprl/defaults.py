@@ -4,20 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
+_ACTOR_CRITIC = {
+    "lr": 1e-3,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "ent_coef": 0.0,
+    "vf_coef": 1.0,
+    "max_grad_norm": 0.0,
+    "dense_units": 64,
+    "mlp_layers": 2,
+}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "ppo": {
         "total_steps": 65_536,
         "rollout_steps": 128,
         "per_rank_batch_size": 64,
         "update_epochs": 10,
+        **_ACTOR_CRITIC,
+        "clip_coef": 0.2,
+        "clip_vloss": False,
+        "normalize_advantages": False,
     },
-    "a2c": {"total_steps": 25_000, "rollout_steps": 5, "update_epochs": 1},
+    "a2c": {"total_steps": 25_000, "rollout_steps": 5, "update_epochs": 1, **_ACTOR_CRITIC},
     "sac": {
         "total_steps": 1_000_000,
         "learning_starts": 100,
         "replay_ratio": 1.0,
         "per_rank_batch_size": 256,
         "per_rank_pretrain_steps": 0,
+        "gamma": 0.99,
+        "tau": 0.005,
+        "hidden_size": 256,
+        "alpha": 1.0,
     },
     "dreamer_v1": {
         "total_steps": 5_000_000,

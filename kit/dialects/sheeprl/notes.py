@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kit.dialects.sheeprl.counting import first_due
-
-if TYPE_CHECKING:
-    from kit.dialects.sheeprl.settings import Sheeprl
-    from kit.steps.plan import StepPlan
+from kit.dialects.sheeprl.rules import first_due
+from kit.dialects.sheeprl.settings import SheeprlSettings
+from kit.steps.plan import StepPlan
 
 
-def notes(settings: Sheeprl, plan: StepPlan) -> list[str]:
+def notes(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
     """Return one sentence for each surprise of ``settings``, which are resolved."""
     found = []
     assert settings.total_steps is not None
@@ -39,7 +35,7 @@ def notes(settings: Sheeprl, plan: StepPlan) -> list[str]:
     return found
 
 
-def _on_policy(settings: Sheeprl, plan: StepPlan) -> list[str]:
+def _on_policy(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
     found = []
     assert settings.per_rank_batch_size is not None
     rows = plan.frames_per_batch
@@ -64,7 +60,7 @@ def _on_policy(settings: Sheeprl, plan: StepPlan) -> list[str]:
     return found
 
 
-def _off_policy(settings: Sheeprl, plan: StepPlan) -> list[str]:
+def _off_policy(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
     assert settings.learning_starts is not None
     found = []
     each = settings.policy_steps_per_iteration
@@ -90,7 +86,7 @@ def _off_policy(settings: Sheeprl, plan: StepPlan) -> list[str]:
     return found
 
 
-def _ratio(settings: Sheeprl, plan: StepPlan) -> list[str]:
+def _ratio(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
     if settings.version == "0.5.0" or plan.replay_ratio is None:
         return []
     ratio, own = float(plan.replay_ratio), settings.num_envs
@@ -118,12 +114,12 @@ def _ratio(settings: Sheeprl, plan: StepPlan) -> list[str]:
     return found
 
 
-def target_period(settings: Sheeprl) -> int:
+def target_period(settings: SheeprlSettings) -> int:
     """Return every which iteration updates the target network of SAC."""
     return settings.target_network_frequency // settings.policy_steps_per_iteration + 1
 
 
-def target_rule(settings: Sheeprl) -> str:
+def target_rule(settings: SheeprlSettings) -> str:
     """Say when SAC updates its target network."""
     period = target_period(settings)
     which = "every iteration" if period == 1 else f"the iterations divisible by {period}"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kit.dialects.sheeprl.counting import SheeprlRatio
+from kit.dialects.sheeprl.counting import ratio
+from kit.dialects.sheeprl.rules import SheeprlRatio
+from kit.dialects.sheeprl.settings import SheeprlSettings
+from kit.steps.plan import StepPlan
 
-if TYPE_CHECKING:
-    from kit.dialects.sheeprl.settings import Sheeprl
-    from kit.steps.plan import StepPlan
 
-
-def resumed(new: Sheeprl, first: Sheeprl) -> StepPlan:
+def resumed(new: SheeprlSettings, first: SheeprlSettings) -> StepPlan:
     """Return the run that resumes ``first`` from its last checkpoint with the settings ``new``.
 
     Of the new settings 0.8.4 takes ``total_steps`` and ``learning_starts``, and all others from the
@@ -35,14 +34,16 @@ def resumed(new: Sheeprl, first: Sheeprl) -> StepPlan:
     return whole.replace(**changes)
 
 
-def resumed_settings(new: Sheeprl, first: Sheeprl) -> Sheeprl:
+def resumed_settings(new: SheeprlSettings, first: SheeprlSettings) -> SheeprlSettings:
     """Return the settings that the resumed run goes by."""
     if new.version != "0.8.4":
         return first
     return replace(first, total_steps=new.total_steps, learning_starts=new.learning_starts)
 
 
-def _updates(new: Sheeprl, first: Sheeprl, done: int, whole: StepPlan) -> dict[str, Any]:
+def _updates(
+    new: SheeprlSettings, first: SheeprlSettings, done: int, whole: StepPlan
+) -> dict[str, Any]:
     starts = whole.first_training_iteration
     wait = starts if not first.buffer_checkpoint else starts - done
     made: dict[str, Any] = {
@@ -50,17 +51,17 @@ def _updates(new: Sheeprl, first: Sheeprl, done: int, whole: StepPlan) -> dict[s
     }
     if not first.buffer_checkpoint:
         return made
-    ratio = resumed_ratio(new, first)
+    asked = resumed_ratio(new, first)
     made["pretrain_steps"] = whole.pretrain_steps * (wait > 0)
-    if whole.counting == "exact" and ratio.prev in (None, ratio.steps):
+    if whole.counting == "exact" and asked.prev in (None, asked.steps):
         return made
     if new.version != "0.8.4":  # nothing is left to do
         return made
-    prev = "" if ratio.prev is None else f",{ratio.prev!r}"
-    return made | {"counting": f"sheeprl:{ratio.steps}{prev}"}
+    prev = "" if asked.prev is None else f",{asked.prev!r}"
+    return made | {"counting": f"sheeprl:{asked.steps}{prev}"}
 
 
-def resumed_ratio(new: Sheeprl, first: Sheeprl) -> SheeprlRatio:
+def resumed_ratio(new: SheeprlSettings, first: SheeprlSettings) -> SheeprlRatio:
     """Return the ratio as it is when the resumed run trains first.
 
     It is the checkpoint's. Where it is not what the new ``learning_starts`` would have made of the
@@ -70,7 +71,7 @@ def resumed_ratio(new: Sheeprl, first: Sheeprl) -> SheeprlRatio:
     whole = ran.to_plan()
     starts = whole.first_training_iteration
     if not first.buffer_checkpoint:
-        return ran.ratio()
+        return ratio(ran)
     if new.version != "0.8.4":
         return ratio_after(first, done)
     saved, each = ratio_after(first, done), whole.frames_per_batch
@@ -80,9 +81,9 @@ def resumed_ratio(new: Sheeprl, first: Sheeprl) -> SheeprlRatio:
     return SheeprlRatio(saved.ratio, start=max(played, 0), prev=prev)
 
 
-def ratio_after(settings: Sheeprl, iterations: int) -> SheeprlRatio:
+def ratio_after(settings: SheeprlSettings, iterations: int) -> SheeprlRatio:
     """Return the library's ratio as it is at the end of some iteration."""
-    plan, ratio = settings.to_plan(), settings.ratio()
+    plan, asked = settings.to_plan(), ratio(settings)
     for _ in range(iterations - plan.first_training_iteration + 1):
-        ratio.advance(plan.frames_per_batch)
-    return ratio
+        asked.advance(plan.frames_per_batch)
+    return asked

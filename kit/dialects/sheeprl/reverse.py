@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -23,14 +24,15 @@ def algorithms_for(plan: StepPlan) -> list[str]:
     return ["sac", "droq", "sac_decoupled"]
 
 
-def settings_from(plan: StepPlan, algo: str, version: str | None) -> dict[str, Any]:
+def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of sheeprl that come nearest to ``plan``.
 
     Args:
         plan: what is to be said.
-        algo: algorithm in whose settings.
-        version: version in whose settings; ``None``: the one whose rule the plan counts by.
+        settings: settings to keep: the algorithm, and the version; without it, the one whose rule
+            the plan counts by.
     """
+    algo, version = settings.get("algo") or algorithms_for(plan)[0], settings.get("version")
     plan = step_by_step(plan)
     if version is None:
         told = plan.counting.partition(":")[0].split("-")

@@ -2,5 +2,25 @@
 
 from __future__ import annotations
 
-from kit.dialects.tianshou.settings import Tianshou as Tianshou
-from kit.dialects.tianshou.settings import Tianshou2 as Tianshou2
+from kit.dialects.tianshou import counting, notes, reverse
+from kit.dialects.tianshou.settings import Tianshou1Settings, Tianshou2Settings
+
+
+class Tianshou(Tianshou1Settings):
+    """``SamplingConfig`` of tianshou 1.x, and the plan that it makes."""
+
+    sampling = counting.sampling
+    buffer_capacity = counting.buffer_capacity
+    _plan = counting.to_plan
+    _notes = notes.notes
+    _from = staticmethod(reverse.settings_from)
+
+
+class Tianshou2(Tianshou2Settings):
+    """The training configurations of tianshou 2.x, and the plan that they make."""
+
+    sampling = counting.sampling
+    buffer_capacity = counting.buffer_capacity
+    _plan = counting.to_plan
+    _notes = notes.notes
+    _from = staticmethod(reverse.settings_2_from)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY
-from kit.steps.errors import SettingError, real_number
+from kit.dialects.base import OFFLINE, ON_POLICY
+from kit.dialects.tianshou.settings import (
+    Tianshou1Settings,
+    Tianshou2Settings,
+    TianshouSettings,
+)
+from kit.steps.errors import SettingError, real_number, whole_number, yes_or_no
 from kit.steps.plan import StepPlan
 from kit.steps.validation import LARGEST_RATIO
 
@@ -20,7 +26,7 @@ class Sampling:
     """Settings of tianshou, resolved and checked."""
 
     names: Any = None
-    """the dialect that speaks, for its names in messages."""
+    """the settings of one generation, for their names in messages."""
     family: str
     """on-policy, off-policy or offline."""
     version: str
@@ -41,8 +47,8 @@ class Sampling:
     """transitions in a minibatch; ``None``: all."""
     repeat: int | None
     """passes over the collected batch."""
-    per_sample: tuple[str, float]
-    """gradient steps per collected step, with the setting's name."""
+    per_sample: float
+    """gradient steps per collected step."""
     start: int
     """environment steps before training."""
     start_random: bool
@@ -51,6 +57,8 @@ class Sampling:
     """episodes of one test."""
     buffer: int
     """transitions in the replay buffer asked for."""
+    stops: bool = False
+    """whether the first test after an epoch ends the run."""
 
     # ------------------------------------------------------------------ counts
     def up(self, steps: int) -> int:
@@ -77,11 +85,17 @@ class Sampling:
     @property
     def epochs_run(self) -> int:
         """Epochs that are run: 1.1.0 asks whether it has ended only after the first."""
-        return max(self.epochs, 1) if self.version == "1.1.0" else self.epochs
+        epochs = max(self.epochs, 1) if self.version == "1.1.0" else self.epochs
+        return min(epochs, 1) if self.stops else epochs
+
+    def name_of(self, neutral: str) -> str:
+        """Name of a field in the generation that is spoken."""
+        names: Mapping[str, str] = self.names.NEUTRAL
+        return next(own for own, meant in names.items() if meant == neutral)
 
     def gradient_steps(self) -> int:
         """Gradient steps of one training step (off-policy)."""
-        name, ratio = self.per_sample
+        name, ratio = self.name_of("per_sample"), self.per_sample
         ratio = real_number(name, ratio, 0, LARGEST_RATIO)
         if self.version == "documented":
             return int(Fraction(repr(ratio)) * self.collected + Fraction(1, 2))
@@ -161,108 +175,74 @@ class Sampling:
             **self._tests(1),
         )
 
-    # ------------------------------------------------------------------ notes
-    def notes(self) -> list[str]:
-        """Return one sentence for each surprise."""
-        found = []
-        if self.names.algo not in self.names.ALGORITHMS:
-            read = self.family.replace("_", "-")
-            found.append(f"Read as {read}: the settings do not name an algorithm, algo=... does.")
-        if self.family == OFFLINE:
-            return [*found, "Offline, an epoch is so many gradient steps; nothing is collected."]
-        if self.collect is not None and self.collected != self.collect:
-            found.append(
-                f"A collection is {self.collected} environment steps, not {self.collect}: equally "
-                f"many of each of {self.envs} environments."
-            )
-        epoch = self.trainings_per_epoch * self.collected
-        if epoch != self.epoch_steps:
-            found.append(
-                f"An epoch is {epoch:,} environment steps, not {self.epoch_steps:,}: "
-                f"{self.trainings_per_epoch:,} whole collections."
-            )
-        if self.epochs_run != self.epochs:
-            found.append("num_epochs=0 still runs one epoch.")
-        if INITIAL_TESTS[self.version] == 2:
-            found.append("The initial test is run twice: there are two tests more than epochs.")
-        found += self._start_notes()
-        return found + (self._ratio_notes() if self.family == OFF_POLICY else self._batch_notes())
 
-    def _start_notes(self) -> list[str]:
-        if not self.start:
-            return []
-        where = f"{self.up(self.start):,} environment steps before training are part of no epoch"
-        found = [f"start_timesteps: {where}, and the environments are reset after them."]
-        if self.family == ON_POLICY and self.version != "documented":
-            found.append("They are trained on as part of the first batch.")
-        return found
-
-    def _ratio_notes(self) -> list[str]:
-        name, ratio = self.per_sample
-        steps = self.gradient_steps()
-        found = []
-        if Fraction(repr(float(ratio))) * self.collected != steps:
-            found.append(
-                f"{name}={ratio} makes round({ratio} * {self.collected}) = {steps} gradient steps "
-                f"of each collection, half to even and without carry: {steps / self.collected:.4g} "
-                "per environment step."
-            )
-        if steps > 1:
-            found.append(
-                "A linear learning rate would count gradient steps against training steps: it "
-                f"reaches zero after 1/{steps} of the run and then turns negative."
-            )
-        return found
-
-    def _batch_notes(self) -> list[str]:
-        found = []
-        if self.capacity < self.collected:
-            found.append(
-                f"The buffer holds {self.capacity} transitions, fewer than a collection: only the "
-                "newest are trained on, without a word."
-            )
-        rows, size = min(self.collected, self.capacity), self.batch_size
-        if size is not None and rows % size and rows > size and self.version != "documented":
-            found.append(
-                f"The last minibatch takes the remainder: {size + rows % size} transitions, not "
-                f"{size}."
-            )
-        return found
+def to_plan(settings: TianshouSettings) -> StepPlan:
+    """Return the run that resolved settings make."""
+    return sampling(settings).plan()
 
 
-def sampling_from(plan: StepPlan, algo: str | None) -> Sampling:
-    """Return the settings nearest to ``plan``."""
-    if plan.world_size > 1:
+def sampling(settings: TianshouSettings) -> Sampling:
+    """Return resolved settings in words of neither generation."""
+    if isinstance(settings, Tianshou2Settings):
+        return _sampling_2(settings)
+    assert isinstance(settings, Tianshou1Settings)
+    return _sampling_1(settings)
+
+
+def buffer_capacity(settings: TianshouSettings) -> int:
+    """Return the transitions that the replay buffer holds: equally many of each environment."""
+    return sampling(settings.resolved()).capacity
+
+
+def _sampling_1(settings: Tianshou1Settings) -> Sampling:
+    if settings.family == ON_POLICY:
+        whole_number("repeat_per_collect", settings.repeat_per_collect)
+    made = _translated(settings)
+    stop, known = settings.stop_rew, settings.test_return
+    if stop is not None and known is not None:
+        made.stops = real_number("test_return", known) >= real_number("stop_rew", stop)
+    return made
+
+
+def _sampling_2(settings: Tianshou2Settings) -> Sampling:
+    documented = settings.version == "documented"
+    if settings.batch_size is None and settings.family != ON_POLICY and documented:
+        raise SettingError("batch_size", None, "is for on-policy algorithms only", [64])
+    if settings.test_step_num_episodes == 0 and not documented:
         raise SettingError(
-            "world_size", plan.world_size, "cannot be said in tianshou: one process trains", [1]
+            "test_step_num_episodes", 0, "fails in tianshou 2.0.1, which always tests", [-1, 1]
         )
-    rows = plan.frames_per_batch
-    family = ON_POLICY if plan.on_policy else OFF_POLICY if rows else OFFLINE
-    every = plan.evaluation_every_iterations
-    if every is None and plan.evaluation_every and rows:
-        every = max(plan.evaluation_every // rows, 1)
-    every = min(every or plan.iterations, plan.iterations) or 1
-    epochs = -(-plan.iterations // every)
-    ratio = plan.replay_ratio
-    if ratio is None:
-        ratio = Fraction(plan.gradient_steps_per_iteration or 0, rows or 1)
-    per_step = float(ratio)
-    tests = plan.evaluations_after(plan.iterations) > 0
-    capacity = plan.train_on_newest or max(rows + plan.local_prefill_steps, 1)
-    return Sampling(
-        family=algo or family,
-        version="",
-        epochs=epochs,
-        epoch_steps=every * (rows or plan.gradient_steps_per_iteration or 1),
-        envs=plan.num_envs,
-        collect=None if plan.collects_episodes else rows,
-        collect_episodes=rows // (plan.episode_length or 1) if plan.collects_episodes else None,
-        episode_length=plan.episode_length,
-        batch_size=plan.minibatch_size,
-        repeat=plan.update_epochs if plan.on_policy else 1,
-        per_sample=("", 1.0 if plan.on_policy else per_step),
-        start=plan.local_prefill_steps,
-        start_random=plan.prefill_random and plan.prefill_steps > 0,
-        test_episodes=plan.evaluation_episodes if tests else 1,
-        buffer=capacity if plan.on_policy else 1_000_000,
-    )
+    made = _translated(settings)
+    made.collect = _collected(settings)
+    return made
+
+
+def _translated(settings: TianshouSettings) -> Sampling:
+    said = {meant: getattr(settings, own) for own, meant in settings.NEUTRAL.items()}
+    yes_or_no("start_timesteps_random", said["start_random"])
+    return Sampling(names=settings, family=settings.family, version=settings.version, **said)
+
+
+def _collected(settings: Tianshou2Settings) -> int | None:
+    """Steps of one collection; ``None`` where episodes are collected."""
+    steps, episodes = settings.collection_step_num_env_steps, settings.collection_step_num_episodes
+    if settings.family == OFFLINE:
+        return None
+    if (steps is None) == (episodes is None):
+        raise SettingError(
+            "collection_step_num_episodes",
+            episodes,
+            f"and collection_step_num_env_steps={steps}: one of them must be given",
+            [None] if steps is not None else [1],
+        )
+    if steps is not None:
+        return whole_number("collection_step_num_env_steps", steps, 1)
+    if settings.version != "documented":
+        raise SettingError(
+            "collection_step_num_episodes",
+            episodes,
+            "is never forwarded by tianshou 2.0.1, which fails",
+            [None],
+            "give collection_step_num_env_steps, or say version=documented",
+        )
+    return None

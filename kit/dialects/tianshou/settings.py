@@ -11,12 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
-from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Dialect
-from kit.dialects.tianshou.counting import Sampling, sampling_from
-from kit.steps.errors import SettingError, whole_number, yes_or_no
-from kit.steps.plan import StepPlan
+from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Acts, Count, Dialect, Natural, Refused
 
 _ALGORITHMS = {
     **dict.fromkeys(("ppo", "a2c", "reinforce", "npg", "trpo", "gail"), ON_POLICY),
@@ -27,32 +24,56 @@ _ALGORITHMS = {
 }
 _ALIASES = {"pg": "reinforce", "bdq": "bdqn", "branchingdqn": "bdqn", "rainbowdqn": "rainbow"}
 
+_NEUTRAL = {
+    "batch_size": "batch_size",
+    "start_timesteps": "start",
+    "start_timesteps_random": "start_random",
+    "buffer_size": "buffer",
+}
+_NEUTRAL_1 = {
+    "num_epochs": "epochs",
+    "step_per_epoch": "epoch_steps",
+    "num_train_envs": "envs",
+    "num_test_episodes": "test_episodes",
+    "step_per_collect": "collect",
+    "repeat_per_collect": "repeat",
+    "update_per_step": "per_sample",
+}
+_NEUTRAL_2 = {
+    "max_epochs": "epochs",
+    "epoch_num_steps": "epoch_steps",
+    "num_training_envs": "envs",
+    "test_step_num_episodes": "test_episodes",
+    "collection_step_num_env_steps": "collect",
+    "update_step_num_repetitions": "repeat",
+    "update_step_num_gradient_steps_per_sample": "per_sample",
+}
+_NAMES_OF_2 = {
+    old: new for old, one in _NEUTRAL_1.items() for new, two in _NEUTRAL_2.items() if one == two
+}
 
-class _Tianshou(Dialect):
+
+class TianshouSettings(Dialect):
     """What both generations of names have in common."""
 
     LIBRARY: ClassVar[str] = "tianshou"
     ALGORITHMS: ClassVar[Mapping[str, str]] = _ALGORITHMS
     ALIASES: ClassVar[Mapping[str, str]] = _ALIASES
-
-    def sampling(self) -> Sampling:
-        """Return the resolved settings in words of neither generation."""
-        raise NotImplementedError
-
-    def _plan(self) -> StepPlan:
-        return self.sampling().plan()
-
-    def notes(self) -> list[str]:
-        """Return what a reader of these settings would not expect, a sentence each."""
-        return self.resolved().sampling().notes()
-
-    def buffer_capacity(self) -> int:
-        """Transitions that the replay buffer holds: equally many of each copy."""
-        return self.resolved().sampling().capacity
+    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {
+        "num_test_envs": Refused("there is an environment for each episode of an evaluation"),
+        "buffer_size": Acts("buffer_size", family=OFF_POLICY),
+        **dict.fromkeys(
+            ("replay_buffer_ignore_obs_next", "replay_buffer_save_only_last_obs"),
+            Refused("the replay buffer stores both observations of a transition"),
+        ),
+        "replay_buffer_stack_num": Refused("stack frames in the environment"),
+    }
+    NEUTRAL: ClassVar[Mapping[str, str]] = {}
+    """names of a generation, and what both mean by them: fields of ``Sampling``."""
 
 
 @dataclass
-class Tianshou(_Tianshou):
+class Tianshou1Settings(TianshouSettings):
     """``SamplingConfig`` of tianshou 1.x, field by field."""
 
     NAME: ClassVar[str] = "tianshou"
@@ -68,50 +89,42 @@ class Tianshou(_Tianshou):
         "start_timesteps": (ON_POLICY, OFF_POLICY),
         "start_timesteps_random": (ON_POLICY, OFF_POLICY),
     }
-    AT_LEAST: ClassVar[Mapping[str, int]] = {
-        "num_epochs": 0,
-        "step_per_epoch": 1,
-        "batch_size": 1,
-        "num_train_envs": 1,
-        "num_test_envs": 1,
-        "num_test_episodes": 1,
-        "buffer_size": 1,
-        "step_per_collect": 1,
-        "start_timesteps": 0,
-        "replay_buffer_stack_num": 1,
+    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {
+        **TianshouSettings.CARRIED,
+        "train_seed": Acts("seed"),
+        "stop_rew": Refused("add TorchRL's EarlyStopping to the hooks"),
     }
-    CARRIED: ClassVar[frozenset[str]] = frozenset(
-        {"train_seed", "num_test_envs", "buffer_size", "replay_buffer_ignore_obs_next"}
-        | {"replay_buffer_save_only_last_obs", "replay_buffer_stack_num"}
-    )
+    FACTS: ClassVar[frozenset[str]] = Dialect.FACTS | {"stop_rew", "test_return"}
+    NEUTRAL: ClassVar[Mapping[str, str]] = _NEUTRAL_1 | _NEUTRAL
+    RENAMED: ClassVar[Mapping[str, str]] = {new: old for old, new in _NAMES_OF_2.items()}
 
     SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "sampling_config", "sampling"})
 
-    num_epochs: int = 100
+    num_epochs: Natural = 100
     """epochs of training, each of as many training steps as reach ``step_per_epoch``, and a test;
     the run has ``num_epochs * ceil(step_per_epoch / c) * c`` environment steps."""
-    step_per_epoch: int = 30000
+    step_per_epoch: Count = 30000
     """environment steps of one epoch, rounded up to whole training steps."""
-    batch_size: int | None = 64
+    batch_size: Count | None = 64
     """transitions in a minibatch; ``None``: all of the buffer."""
-    num_train_envs: int = -1
+    num_train_envs: Count = -1
     """training environments; -1: as many as the machine has CPUs."""
     train_seed: int = 42
     """seed of the training environments."""
-    num_test_envs: int = 1
+    num_test_envs: Count = 1
     """test environments."""
-    num_test_episodes: int = 1
+    num_test_episodes: Count = 1
     """episodes of one test, over all test environments."""
-    buffer_size: int = 4096
+    buffer_size: Count = 4096
     """transitions in the replay buffer, rounded up to equally many of each environment."""
-    step_per_collect: int = 2048
+    step_per_collect: Count = 2048
     """environment steps collected in one training step, rounded up to equally many of each."""
     repeat_per_collect: int | None = 1
     """passes over the collected batch (on-policy)."""
     update_per_step: float = 1.0
     """gradient steps per collected step (off-policy): ``round(update_per_step * c)`` in each
     training step, where a half goes to the even number and 0 is an error."""
-    start_timesteps: int = 0
+    start_timesteps: Natural = 0
     """environment steps collected before training, outside of every epoch."""
     start_timesteps_random: bool = False
     """whether these have random actions."""
@@ -119,8 +132,12 @@ class Tianshou(_Tianshou):
     """whether the buffer does not store next observations."""
     replay_buffer_save_only_last_obs: bool = False
     """whether the buffer stores only the last of stacked frames."""
-    replay_buffer_stack_num: int = 1
+    replay_buffer_stack_num: Count = 1
     """frames that the buffer stacks into one observation."""
+    stop_rew: float | None = field(default=None, kw_only=True)
+    """mean return of a test at which the run ends, after that epoch (``stop_fn``)."""
+    test_return: float | None = field(default=None, kw_only=True)
+    """return of every test episode, where it is known beforehand."""
     version: str = field(default="1.1.0", kw_only=True)
     """behaviour that is meant; see ``VERSIONS``."""
 
@@ -137,49 +154,9 @@ class Tianshou(_Tianshou):
         off_policy = self.update_per_step != 1.0 or self.repeat_per_collect is None
         return OFF_POLICY if off_policy or self.start_timesteps_random is True else ON_POLICY
 
-    def sampling(self) -> Sampling:
-        """Return the resolved settings in words of neither generation."""
-        yes_or_no("start_timesteps_random", self.start_timesteps_random)
-        if self.family == ON_POLICY:
-            whole_number("repeat_per_collect", self.repeat_per_collect)
-        return Sampling(
-            names=self,
-            family=self.family,
-            version=self.version,
-            epochs=self.num_epochs,
-            epoch_steps=self.step_per_epoch,
-            envs=self.num_train_envs,
-            collect=self.step_per_collect,
-            batch_size=self.batch_size,
-            repeat=self.repeat_per_collect,
-            per_sample=("update_per_step", self.update_per_step),
-            start=self.start_timesteps,
-            start_random=self.start_timesteps_random,
-            test_episodes=self.num_test_episodes,
-            buffer=self.buffer_size,
-        )
-
-    @classmethod
-    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
-        made = sampling_from(plan, settings.get("algo"))
-        return cls(
-            algo=made.family,
-            num_epochs=made.epochs,
-            step_per_epoch=made.epoch_steps,
-            batch_size=made.batch_size,
-            num_train_envs=made.envs,
-            num_test_episodes=made.test_episodes,
-            buffer_size=made.buffer,
-            step_per_collect=made.collect or 1,
-            repeat_per_collect=made.repeat,
-            update_per_step=made.per_sample[1],
-            start_timesteps=made.start,
-            start_timesteps_random=made.start_random,
-        )
-
 
 @dataclass
-class Tianshou2(_Tianshou):
+class Tianshou2Settings(TianshouSettings):
     """``OnPolicyTrainingConfig`` and ``OffPolicyTrainingConfig`` of tianshou 2.x in one."""
 
     NAME: ClassVar[str] = "tianshou2"
@@ -202,46 +179,39 @@ class Tianshou2(_Tianshou):
             (ON_POLICY, OFF_POLICY),
         ),
     }
-    AT_LEAST: ClassVar[Mapping[str, int]] = {
-        "max_epochs": 0,
-        "epoch_num_steps": 1,
-        "num_training_envs": 1,
-        "num_test_envs": 1,
-        "test_step_num_episodes": 0,
-        "buffer_size": 1,
-        "batch_size": 1,
-        "start_timesteps": 0,
-        "update_step_num_repetitions": 0,
-        "collection_step_num_episodes": 1,
-        "episode_length": 1,
-        "replay_buffer_stack_num": 1,
+    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {
+        **TianshouSettings.CARRIED,
+        "test_in_training": Refused("evaluations come between iterations"),
     }
-    CARRIED: ClassVar[frozenset[str]] = frozenset(
-        {"num_test_envs", "buffer_size", "test_in_training", "replay_buffer_ignore_obs_next"}
-        | {"replay_buffer_save_only_last_obs", "replay_buffer_stack_num"}
-    )
+    NEUTRAL: ClassVar[Mapping[str, str]] = {
+        **_NEUTRAL_2,
+        **_NEUTRAL,
+        "collection_step_num_episodes": "collect_episodes",
+        "episode_length": "episode_length",
+    }
+    RENAMED: ClassVar[Mapping[str, str]] = _NAMES_OF_2
     FACTS: ClassVar[frozenset[str]] = Dialect.FACTS | {"episode_length"}
 
     SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "training_config", "training"})
 
-    max_epochs: int = 100
+    max_epochs: Natural = 100
     """epochs of training (``num_epochs`` of 1.x)."""
-    epoch_num_steps: int = 30000
+    epoch_num_steps: Count = 30000
     """environment steps of one epoch, rounded up to whole training steps."""
-    num_training_envs: int = -1
+    num_training_envs: Count = -1
     """training environments; -1: as many as the machine has CPUs."""
-    num_test_envs: int = 1
+    num_test_envs: Count = 1
     """test environments."""
-    test_step_num_episodes: int = -1
+    test_step_num_episodes: Natural = -1
     """episodes of one test; -1: one for each test environment; 0: none, where the code fails."""
-    buffer_size: int = 4096
+    buffer_size: Count = 4096
     """transitions in the replay buffer, rounded up to equally many of each environment."""
     collection_step_num_env_steps: int | None = 2048
     """environment steps collected in one training step, rounded up to equally many of each."""
-    collection_step_num_episodes: int | None = None
+    collection_step_num_episodes: Count | None = None
     """episodes collected in one training step, in place of steps; the code never forwards it, and
     fails."""
-    start_timesteps: int = 0
+    start_timesteps: Natural = 0
     """environment steps collected before training, outside of every epoch."""
     start_timesteps_random: bool = False
     """whether these have random actions."""
@@ -249,18 +219,18 @@ class Tianshou2(_Tianshou):
     """whether the buffer does not store next observations."""
     replay_buffer_save_only_last_obs: bool = False
     """whether the buffer stores only the last of stacked frames."""
-    replay_buffer_stack_num: int = 1
+    replay_buffer_stack_num: Count = 1
     """frames that the buffer stacks into one observation."""
     test_in_training: bool = False
     """whether a stop criterion met in training leads to a test."""
-    batch_size: int | None = 64
+    batch_size: Count | None = 64
     """transitions in a minibatch; ``None``: all that was collected; off-policy the whole buffer,
     though its documentation has no ``None`` there."""
-    update_step_num_repetitions: int = 1
+    update_step_num_repetitions: Natural = 1
     """passes over the collected batch (on-policy)."""
     update_step_num_gradient_steps_per_sample: float = 1.0
     """gradient steps per collected step (off-policy), rounded in each training step."""
-    episode_length: int | None = field(default=None, kw_only=True)
+    episode_length: Count | None = field(default=None, kw_only=True)
     """steps of every episode, where episodes are collected and all are equally long."""
     version: str = field(default="2.0.1", kw_only=True)
     """behaviour that is meant; see ``VERSIONS``."""
@@ -274,79 +244,3 @@ class Tianshou2(_Tianshou):
     def _guess(self) -> str:
         ratio = self.update_step_num_gradient_steps_per_sample
         return OFF_POLICY if ratio != 1.0 or self.start_timesteps_random is True else ON_POLICY
-
-    def _collected(self) -> int | None:
-        """Steps of one collection; ``None`` where episodes are collected."""
-        steps, episodes = self.collection_step_num_env_steps, self.collection_step_num_episodes
-        if self.family == OFFLINE:
-            return None
-        if (steps is None) == (episodes is None):
-            raise SettingError(
-                "collection_step_num_episodes",
-                episodes,
-                f"and collection_step_num_env_steps={steps}: one of them must be given",
-                [None] if steps is not None else [1],
-            )
-        if steps is not None:
-            return whole_number("collection_step_num_env_steps", steps, 1)
-        if self.version != "documented":
-            raise SettingError(
-                "collection_step_num_episodes",
-                episodes,
-                "is never forwarded by tianshou 2.0.1, which fails",
-                [None],
-                "give collection_step_num_env_steps, or say version=documented",
-            )
-        return None
-
-    def sampling(self) -> Sampling:
-        """Return the resolved settings in words of neither generation."""
-        yes_or_no("start_timesteps_random", self.start_timesteps_random)
-        documented = self.version == "documented"
-        if self.batch_size is None and self.family != ON_POLICY and documented:
-            raise SettingError("batch_size", None, "is for on-policy algorithms only", [64])
-        if self.test_step_num_episodes == 0 and not documented:
-            raise SettingError(
-                "test_step_num_episodes", 0, "fails in tianshou 2.0.1, which always tests", [-1, 1]
-            )
-        return Sampling(
-            names=self,
-            family=self.family,
-            version=self.version,
-            epochs=self.max_epochs,
-            epoch_steps=self.epoch_num_steps,
-            envs=self.num_training_envs,
-            collect=self._collected(),
-            collect_episodes=self.collection_step_num_episodes,
-            episode_length=self.episode_length,
-            batch_size=self.batch_size,
-            repeat=self.update_step_num_repetitions,
-            per_sample=(
-                "update_step_num_gradient_steps_per_sample",
-                self.update_step_num_gradient_steps_per_sample,
-            ),
-            start=self.start_timesteps,
-            start_random=self.start_timesteps_random,
-            test_episodes=self.test_step_num_episodes,
-            buffer=self.buffer_size,
-        )
-
-    @classmethod
-    def _from(cls, plan: StepPlan, settings: Mapping[str, Any]) -> Self:
-        made = sampling_from(plan, settings.get("algo"))
-        return cls(
-            algo=made.family,
-            max_epochs=made.epochs,
-            epoch_num_steps=made.epoch_steps,
-            batch_size=made.batch_size,
-            num_training_envs=made.envs,
-            test_step_num_episodes=made.test_episodes,
-            buffer_size=made.buffer,
-            collection_step_num_env_steps=made.collect,
-            collection_step_num_episodes=made.collect_episodes,
-            episode_length=made.episode_length,
-            update_step_num_repetitions=made.repeat or 1,
-            update_step_num_gradient_steps_per_sample=made.per_sample[1],
-            start_timesteps=made.start,
-            start_timesteps_random=made.start_random,
-        )

@@ -2,4 +2,13 @@
 
 from __future__ import annotations
 
-from kit.dialects.torchrl.settings import TorchRL as TorchRL
+from kit.dialects.torchrl import counting, notes, reverse
+from kit.dialects.torchrl.settings import TorchRLSettings
+
+
+class TorchRL(TorchRLSettings):
+    """Settings of TorchRL's collector, replay buffer and ``Trainer``, and their plan."""
+
+    _plan = counting.to_plan
+    _notes = notes.notes
+    _from = staticmethod(reverse.settings_from)

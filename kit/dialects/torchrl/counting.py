@@ -1,115 +1,115 @@
-"""Sampling without replacement from a TorchRL replay buffer that holds more than a batch.
-
-The sampler draws a new permutation whenever the buffer has grown, also in the middle of one. Once
-the buffer is full it goes on from one iteration to the next. All counts follow, as long as no
-permutation ends with a smaller minibatch.
-"""
+"""How TorchRL's trainer turns its settings into counts."""
 
 from __future__ import annotations
 
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kit.dialects.torchrl.sampler import IteratedSampler
-from kit.steps.counting import COUNTING_RULES
-from kit.steps.errors import SettingError
+from kit.dialects.torchrl.rules import RULE
+from kit.dialects.torchrl.settings import RANDOM, WITHOUT, TorchRLSettings
+from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
+from kit.steps.plan import StepPlan
 
-if TYPE_CHECKING:
-    from kit.steps.updates import UpdatePlan
-
-RULE = "torchrl-growing"
+_CARRY = {"last_minibatch": "carry"}
 
 
-class GrowingSampler:
-    """Gradient steps of epochs that iterate over a growing buffer without replacement.
-
-    Args:
-        batch: transitions that an iteration adds.
-        before: iterations before the first that trains.
-        size: transitions in a minibatch; those left over are dropped.
-        buffer_size: transitions that the buffer holds.
-        epochs: epochs of one iteration.
-        limit: minibatches that an epoch draws at most.
-    """
-
-    def __init__(
-        self, batch: int, before: int, size: int, buffer_size: int, epochs: int, limit: int
-    ) -> None:
-        self.batch, self.size, self.buffer_size = batch, size, buffer_size
-        self.epochs, self.limit = epochs, limit
-        self.iteration = before
-        self.epochs_drawn = 0
-        """epochs since the last permutation that a change of the buffer made."""
-        self.attempts = 0
-        """passes that were found to have ended, which TorchRL's trainer counts as well."""
-
-    def advance(self, policy_steps: int) -> int:
-        """Return the gradient steps of the next iteration."""
-        del policy_steps
-        epochs, rows = self.epochs, self._rows(self.iteration)
-        self.iteration += 1
-        if self._rows(self.iteration) != rows:
-            if self._ends_unseen(rows):  # found only now, by an epoch that draws nothing
-                epochs -= 1
-                self.attempts += 1
-            self.epochs_drawn = 0
-        sampler = self._sampler(self._rows(self.iteration))
-        before, after = self.epochs_drawn, self.epochs_drawn + epochs
-        self.epochs_drawn = after
-        due = sampler.after(after) - sampler.after(before)
-        counted = sampler.after(after, attempts=True) - sampler.after(before, attempts=True)
-        self.attempts += counted - due
-        return due
-
-    def _rows(self, iteration: int) -> int:
-        return min(self.batch * iteration, self.buffer_size)
-
-    def _sampler(self, rows: int) -> IteratedSampler:
-        return IteratedSampler(rows // self.size, self.limit, epochs=1)
-
-    def _ends_unseen(self, rows: int) -> bool:
-        """Whether the last epoch drew the last minibatch of a pass, and no more."""
-        full, left = divmod(rows // self.size, self.limit)
-        return full > 0 and not left and self.epochs_drawn % (full + 1) == full
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the run and in the permutation."""
-        names = ("iteration", "epochs_drawn", "attempts")
-        return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        for name, value in state_dict.items():
-            setattr(self, name, int(value))
+def to_plan(trainer: TorchRLSettings) -> StepPlan:
+    """Return the run that resolved settings make."""
+    one_of("sampler", trainer.sampler, (RANDOM, WITHOUT))
+    yes_or_no("iterate", trainer.iterate)
+    yes_or_no("drop_last", trainer.drop_last)
+    batch = trainer.collected
+    iterations = -(-trainer.total_frames // (batch * trainer.frame_skip))
+    if trainer.collector_total_frames not in (None, -1):
+        own = whole_number("collector_total_frames", trainer.collector_total_frames)
+        iterations = min(iterations, -(-own // batch))
+    random, trains = _random_batches(trainer)
+    return StepPlan(
+        iterations=iterations,
+        num_envs=trainer.num_envs,
+        steps_per_env=batch // trainer.num_envs,
+        action_repeat=trainer.frame_skip,
+        max_episode_steps=trainer.max_episode_steps,
+        random_steps=min(random, iterations) * batch,
+        learning_starts=trains * batch if trains > 1 else 0,
+        final_evaluation=False,
+        **_updates(trainer, iterations, trains),
+    )
 
 
-def arguments(plan: UpdatePlan) -> tuple[int, int, int]:
-    """Return the buffer's size, the epochs and the minibatches of an epoch that a plan names.
-
-    Raises:
-        SettingError: if it names none.
-    """
-    numbers = plan.counting.partition(":")[2].split(",")
-    if not all(text.isdecimal() and len(text) < 18 for text in numbers) or len(numbers) != 3:
-        why = "needs buffer size, epochs and minibatches of an epoch after the colon"
-        raise SettingError("counting", plan.counting, why, f"use {RULE}:1000,1,1")
-    buffer_size, epochs, limit = map(int, numbers)
-    if not limit or plan.minibatch_size is None or plan.update_epochs is not None:
-        name, value = ("minibatch_size", plan.minibatch_size) if limit else ("counting", 0)
-        raise SettingError(name, value, f"cannot be with counting={RULE}", [1])
-    return buffer_size, epochs, limit
+def _random_batches(trainer: TorchRLSettings) -> tuple[int, int]:
+    """Batches with random actions, and the first batch that is trained on."""
+    if trainer.init_random_frames in (None, -1):
+        return 0, 1
+    asked = whole_number("init_random_frames", trainer.init_random_frames)
+    trains = max(-(-asked // (trainer.collected * trainer.frame_skip)), 1)
+    if trainer.version == "documented":
+        return (trains if asked else 0), trains
+    return -(-asked // trainer.collected), trains
 
 
-def _growing(plan: UpdatePlan, argument: str) -> GrowingSampler:
-    del argument
-    buffer_size, epochs, limit = arguments(plan)
-    assert plan.minibatch_size is not None
-    before = plan.first_training_iteration - 1
-    batch = plan.frames_per_batch
-    return GrowingSampler(batch, before, plan.minibatch_size, buffer_size, epochs, limit)
+def _updates(trainer: TorchRLSettings, iterations: int, first: int) -> dict[str, Any]:
+    limit = trainer.optim_steps_per_batch
+    if limit is None and trainer.version == "documented":
+        limit = trainer.num_envs
+    if trainer.sampler == RANDOM:
+        if limit is None:
+            raise SettingError(
+                "optim_steps_per_batch", None, "never ends with a random sampler", [1]
+            )
+        return {
+            "gradient_steps_per_iteration": limit * trainer.num_epochs,
+            "minibatch_size": trainer.batch_size,
+        }
+    if limit is None and not trainer.iterate:
+        raise SettingError("optim_steps_per_batch", None, "never ends without iterate", [1])
+    assert trainer.buffer_size is not None
+    if trainer.buffer_size > trainer.collected:
+        return _growing(trainer, limit, iterations, first)
+    return _without_replacement(trainer, limit)
 
 
-COUNTING_RULES[RULE] = _growing
+def _growing(
+    trainer: TorchRLSettings, limit: int | None, iterations: int, first: int
+) -> dict[str, Any]:
+    assert trainer.batch_size is not None
+    assert trainer.buffer_size is not None
+    held = [min(k * trainer.collected, trainer.buffer_size) for k in (first, first + 1, iterations)]
+    return growing_updates(
+        rows=held[:1] + held[1:] * (iterations > first),
+        size=trainer.batch_size,
+        buffer_size=trainer.buffer_size,
+        epochs=trainer.num_epochs,
+        limit=limit,
+        iterate=bool(trainer.iterate),
+        drop_last=trainer.drop_last,
+    )
+
+
+def _without_replacement(trainer: TorchRLSettings, limit: int | None) -> dict[str, Any]:
+    assert trainer.batch_size is not None
+    assert trainer.buffer_size is not None
+    rows = min(trainer.collected, trainer.buffer_size)
+    size = min(trainer.batch_size, rows)
+    if trainer.drop_last and trainer.batch_size > rows:
+        raise SettingError(
+            "batch_size", trainer.batch_size, f"is more than the {rows} frames of a buffer", [rows]
+        )
+    made: dict[str, Any] = {
+        "update_epochs": trainer.num_epochs,
+        "minibatch_size": size,
+        "minibatches_per_epoch": limit or None,
+        "last_minibatch": "drop" if trainer.drop_last else "smaller",
+        "train_on_newest": rows if rows < trainer.collected else None,
+    }
+    if limit == 0:
+        return made | {"update_epochs": 0}
+    available = rows // size if trainer.drop_last else -(-rows // size)
+    if trainer.iterate and (limit is None or limit > available):
+        return made | {"minibatches_per_epoch": None}
+    if trainer.iterate:
+        return made | {"counting": "torchrl"}
+    return made | ({"counting": "torchrl:sample"} if trainer.drop_last else _CARRY)
 
 
 def growing_updates(

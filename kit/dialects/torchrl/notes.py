@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kit.dialects.torchrl.settings import TorchRL
-    from kit.steps.plan import StepPlan
+from kit.dialects.torchrl.settings import TorchRLSettings
+from kit.steps.plan import StepPlan
 
 
-def notes(settings: TorchRL, plan: StepPlan) -> list[str]:
+def notes(settings: TorchRLSettings, plan: StepPlan) -> list[str]:
     """Return one sentence for each surprise of ``settings``, which are resolved."""
     found = []
     if settings.collected != settings.frames_per_batch:
@@ -47,7 +44,7 @@ def notes(settings: TorchRL, plan: StepPlan) -> list[str]:
     return found
 
 
-def _random(settings: TorchRL, plan: StepPlan) -> list[str]:
+def _random(settings: TorchRLSettings, plan: StepPlan) -> list[str]:
     asked = settings.init_random_frames
     if asked in (None, -1, 0):
         return []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kit.dialects.nip.settings import Nip
+from kit.dialects.nip import Nip
 from kit.steps.errors import SettingError, whole_number
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kit.dialects.pyrado.settings import EVALUATION_ROLLOUTS, GAE, Pyrado
+from kit.dialects.pyrado import GAE, Pyrado
+from kit.dialects.pyrado.settings import EVALUATION_ROLLOUTS
 from kit.steps.errors import SettingError
 from kit.steps.minibatches import epoch_sizes
 from kit.steps.plan import StepPlan
@@ -116,7 +117,8 @@ def _sampled(made: Pyrado, plan: StepPlan, iteration: int, evaluates: bool) -> l
     length = made.rollout_length
     assert length is not None
     steps = plan.collected(iteration)
-    init = iteration == 1 and plan.prefill_is_iteration
+    # Filled by the trained policy after a reset, the memory holds training data.
+    init = iteration == 1 and plan.prefill_is_iteration and plan.prefill_random
     entries: list[list[Any]] = [["init" if init else "train", steps // length, steps, steps]]
     if plan.evaluations(iteration - 1) and evaluates:
         rollouts = EVALUATION_ROLLOUTS

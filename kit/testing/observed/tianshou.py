@@ -6,8 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from kit.dialects.tianshou import Tianshou, Tianshou2
 from kit.dialects.tianshou.counting import INITIAL_TESTS, Sampling
-from kit.dialects.tianshou.settings import Tianshou, Tianshou2
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
@@ -62,6 +62,8 @@ def _settings(case: Mapping[str, Any]) -> Tianshou | Tianshou2:
     if params.get("num_train_envs") == -1:
         # As many as the machine of the run had CPUs.
         params["num_train_envs"] = case["observed"].get("num_train_envs", -1)
+    # The counting environment rewards each step with 1.
+    params.setdefault("test_return", params.get("episode_length"))
     return Tianshou(**known(Tianshou, params) | {"algo": algo, "version": "1.1.0"})
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kit.dialects.torchrl.counting import RULE, GrowingSampler
-from kit.dialects.torchrl.sampler import IteratedSampler
-from kit.dialects.torchrl.settings import RANDOM, WITHOUT, TorchRL
+from kit.dialects.torchrl import TorchRL
+from kit.dialects.torchrl.rules import RULE, GrowingSampler, IteratedSampler
+from kit.dialects.torchrl.settings import RANDOM, WITHOUT
 from kit.steps.counting import counting_rule
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan

@@ -1,0 +1,153 @@
+"""Settings that a vocabulary has besides counts, as settings of a recipe.
+
+Each field of a vocabulary is one of three. It *counts*: the plan follows from it. It *acts*: it
+sets the recipe's setting of the same meaning, ``lr`` of nip ``learning_rate``. Or it is *refused*
+by name: a recipe does that another way, or not at all.
+
+A field acts if it differs from the library's default. A recipe keeps its own defaults, whose
+learning rate and discount belong together, and the table of the run lists the defaults of the
+library that it does not follow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from kit.dialects.base import Acts, Dialect, Refused
+from kit.steps.errors import SettingError, show
+
+Use = Literal["counts", "acts", "refused"]
+_MISSING = object()
+
+
+def use_of(cls: type[Dialect]) -> Iterator[tuple[str, Use, str]]:
+    """Yield each field of a vocabulary, its use, and as what it acts or why it is refused.
+
+    Fields of a group have dotted names: ``critic.gamma``.
+    """
+    for name in flat(cls()):
+        use = cls.CARRIED.get(name)
+        if use is None:
+            yield name, "counts", ""
+        elif isinstance(use, Acts):
+            yield name, "acts", use.setting
+        else:
+            yield name, "refused", use.why
+
+
+def flat(settings: Dialect) -> dict[str, Any]:
+    """Return the settings by name, those of a group with dotted names."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.name in settings.NESTED and dataclasses.is_dataclass(value):
+            found |= {f"{field.name}.{f.name}": getattr(value, f.name) for f in _fields(value)}
+        else:
+            found[field.name] = value
+    return found
+
+
+def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Return what a vocabulary says of a recipe's settings, and the lines of the run's table.
+
+    Args:
+        given: settings in another library's words.
+        config: settings of the recipe, a dataclass of which every field has a default.
+        algo: algorithm of the recipe.
+
+    Returns:
+        Values by the name of the recipe's setting (dotted in groups: ``env.normalize_reward``),
+        and sentences for the table.
+
+    Raises:
+        SettingError: if a setting contradicts one of the recipe's that was changed, too, or the
+            recipe has none of that meaning and the value is not the library's default.
+    """
+    said = given.resolved(algo)
+    theirs = type(given)(algo=said.algo, version=said.version).resolved()
+    default, changed = flat(type(given)()), flat(given)
+    own = type(config)()
+    values: dict[str, Any] = {}
+    kept: list[str] = []
+    for name in given.CARRIED:
+        use = _use(given.CARRIED[name], said.family)
+        if use is None or not given.applies(name, str(said.algo)):
+            continue
+        if changed[name] == default[name]:
+            kept += _kept(name, use, theirs, config)
+            continue
+        if isinstance(use, Refused):
+            if changed[name] in use.accepted:
+                continue
+            why = f"of {given.LIBRARY} is no setting of a recipe"
+            raise SettingError(name, changed[name], why, use.why)
+        setting, value = _meant(name, use, said, config)
+        if setting in values and values[setting] != value:
+            raise _contradiction(given, name, setting, values[setting])
+        if _get(config, setting) not in (_get(own, setting), value):
+            raise _contradiction(given, name, setting, _get(config, setting))
+        values[setting] = value
+    return values, _lines(given, values, kept)
+
+
+def _use(use: Acts | Refused, family: str) -> Acts | Refused | None:
+    """Return what a carried field is in a family of algorithms; ``None``: it counts."""
+    if isinstance(use, Acts) and use.family not in (None, family):
+        return use.otherwise
+    return use
+
+
+def _meant(name: str, use: Acts, said: Dialect, config: Any) -> tuple[str, Any]:
+    """Return the recipe's setting that a field means, and its value."""
+    value = flat(said)[name]
+    if _get(config, use.setting) is _MISSING:
+        why = f"of {said.LIBRARY} is {use.setting}, which this recipe does not have"
+        raise SettingError(name, value, why, "leave it out, or use a recipe that has it")
+    return use.setting, use.value(value, said)
+
+
+def _kept(name: str, use: Acts | Refused, theirs: Dialect, config: Any) -> list[str]:
+    """Name a default of the library that the recipe does not follow."""
+    value = flat(theirs)[name]
+    if isinstance(use, Refused) or value is None:
+        return []
+    ours = _get(config, use.setting)
+    differs = ours is not _MISSING and ours != use.value(value, theirs)
+    return [f"{name}={value} (here {use.setting}={ours})"] if differs else []
+
+
+def _contradiction(given: Dialect, name: str, setting: str, other: Any) -> SettingError:
+    why = f"of {given.LIBRARY} contradicts {setting}={show(other)}"
+    return SettingError(name, flat(given)[name], why, f"leave one of them out: both mean {setting}")
+
+
+def _lines(given: Dialect, values: Mapping[str, Any], kept: list[str]) -> list[str]:
+    lines = []
+    if values:
+        told = ", ".join(f"{name}={value}" for name, value in values.items())
+        lines.append(f"taken from {given.NAME}: {told}")
+    if kept:
+        lines.append(f"defaults of {given.NAME} that do not act: {', '.join(kept)}")
+    return lines
+
+
+def set_values(config: Any, values: Mapping[str, Any]) -> None:
+    """Set settings of a recipe, those of its groups by dotted names."""
+    for name, value in values.items():
+        *groups, last = name.split(".")
+        for group in groups:
+            config = getattr(config, group)
+        setattr(config, last, value)
+
+
+def _get(config: Any, name: str) -> Any:
+    """Return the setting with a dotted name, or ``_MISSING``."""
+    for part in name.split("."):
+        config = getattr(config, part, _MISSING)
+    return config
+
+
+def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(value)

@@ -1,0 +1,93 @@
+"""What a reader of tianshou's settings would not expect."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY
+from kit.dialects.tianshou import counting
+from kit.dialects.tianshou.counting import INITIAL_TESTS, Sampling
+from kit.dialects.tianshou.settings import TianshouSettings
+from kit.steps.plan import StepPlan
+
+
+def notes(settings: TianshouSettings, plan: StepPlan) -> list[str]:
+    """Return one sentence for each surprise of settings that are resolved."""
+    del plan
+    sampling = counting.sampling(settings)
+    found = []
+    if sampling.names.algo not in sampling.names.ALGORITHMS:
+        read = sampling.family.replace("_", "-")
+        found.append(f"Read as {read}: no algorithm is named, algo=... does.")
+    if sampling.family == OFFLINE:
+        return [*found, "Offline, an epoch is so many gradient steps; nothing is collected."]
+    if sampling.collect is not None and sampling.collected != sampling.collect:
+        found.append(
+            f"A collection is {sampling.collected} environment steps, not {sampling.collect}: equally "
+            f"many of each of {sampling.envs} environments."
+        )
+    epoch = sampling.trainings_per_epoch * sampling.collected
+    if epoch != sampling.epoch_steps:
+        found.append(
+            f"An epoch is {epoch:,} environment steps, not {sampling.epoch_steps:,}: "
+            f"{sampling.trainings_per_epoch:,} whole collections."
+        )
+    if sampling.epochs_run != sampling.epochs:
+        found.append("num_epochs=0 still runs one epoch.")
+    if INITIAL_TESTS[sampling.version] == 2:
+        found.append("The initial test is run twice: there are two tests more than epochs.")
+    stop = getattr(sampling.names, "stop_rew", None)
+    if stop is not None and not sampling.stops:
+        found.append(
+            f"stop_rew={stop:g} ends the run after the first epoch whose test reaches it: these "
+            "counts are those of a run that never does. Give test_return where it is known."
+        )
+    found += _start_notes(sampling)
+    return found + (
+        _ratio_notes(sampling) if sampling.family == OFF_POLICY else _batch_notes(sampling)
+    )
+
+
+def _start_notes(sampling: Sampling) -> list[str]:
+    if not sampling.start:
+        return []
+    where = (
+        f"{sampling.up(sampling.start):,} environment steps before training are part of no epoch"
+    )
+    found = [f"start_timesteps: {where}, and the environments are reset after them."]
+    if sampling.family == ON_POLICY and sampling.version != "documented":
+        found.append("They are trained on as part of the first batch.")
+    return found
+
+
+def _ratio_notes(sampling: Sampling) -> list[str]:
+    name, ratio = sampling.name_of("per_sample"), sampling.per_sample
+    steps = sampling.gradient_steps()
+    found = []
+    if Fraction(repr(float(ratio))) * sampling.collected != steps:
+        found.append(
+            f"{name}={ratio} makes round({ratio} * {sampling.collected}) = {steps} gradient steps "
+            f"of each collection, half to even and without carry: {steps / sampling.collected:.4g} "
+            "per environment step."
+        )
+    if steps > 1:
+        found.append(
+            "A linear learning rate would count gradient steps against training steps: it "
+            f"reaches zero after 1/{steps} of the run and then turns negative."
+        )
+    return found
+
+
+def _batch_notes(sampling: Sampling) -> list[str]:
+    found = []
+    if sampling.capacity < sampling.collected:
+        found.append(
+            f"The buffer holds {sampling.capacity} transitions, fewer than a collection: only the "
+            "newest are trained on, without a word."
+        )
+    rows, size = min(sampling.collected, sampling.capacity), sampling.batch_size
+    if size is not None and rows % size and rows > size and sampling.version != "documented":
+        found.append(
+            f"The last minibatch takes the remainder: {size + rows % size} transitions, not {size}."
+        )
+    return found
