@@ -23,6 +23,7 @@ from kit.config import EnvConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
 from kit.config.parts import accepts, resolve
 from kit.config.plain import check
 from kit.dialects import as_plan
+from kit.dialects.carried import take
 from kit.envs import VectorEnv, make_env
 from kit.hooks import Evaluator, LearningCurve, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
@@ -71,17 +72,20 @@ class Experiment:
         if not isinstance(cfg, RunConfig):
             works = "use the recipe's Config(...)"
             raise SettingError("cfg", cfg, "is not a configuration of a recipe", works)
+        recipe = Recipe.of(type(cfg))
+        self.name = recipe.name
+        check(cfg)
+        taken = take(cfg.steps, cfg, algorithm or self.name, cfg.FAMILY)
         check(cfg)
         _check_device(cfg.device)
         if cfg.threads is not None:
             torch.set_num_threads(cfg.threads)
         seed_everything(cfg.seed)
         self.cfg = cfg
-        recipe = Recipe.of(type(cfg))
-        self.name = recipe.name
         self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None if self._run is None else self._run.folder
         self.plan = make_plan(cfg, algorithm or self.name)
+        self.plan.remarks.extend(taken)
 
     # ------------------------------------------------------------------ parts
     def make_env(self, *, actions: Actions | None = None, **changes: Any) -> VectorEnv:

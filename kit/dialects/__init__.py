@@ -82,7 +82,7 @@ def as_plan(
         steps = dialect(settings.pop("dialect", None)).from_settings(settings)
     if not isinstance(steps, Dialect):
         raise SettingError("steps", steps, "is neither a plan nor a dialect", [*DIALECTS])
-    meant = algo if family is None or algo in steps.ALGORITHMS else family
+    meant = steps.algorithm_for(algo, family)
     return steps.to_plan(meant, strict=meant is not None)
 
 

@@ -163,6 +163,10 @@ class Dialect(ABC):
             algo = meant.get(_letters(algo), algo)
         return one_of("algo", algo, known)
 
+    def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
+        """Return the algorithm of a recipe, or its family where the library does not have it."""
+        return algo if family is None or algo in self.ALGORITHMS else family
+
     @abstractmethod
     def _guess(self) -> str:
         """Return the algorithm that the given settings speak of."""

@@ -12,6 +12,7 @@ library that it does not follow.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -43,10 +44,32 @@ def flat(settings: Dialect) -> dict[str, Any]:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if field.name in settings.NESTED and dataclasses.is_dataclass(value):
-            found |= {f"{field.name}.{f.name}": getattr(value, f.name) for f in _fields(value)}
+            inner = vars(value).items()
+            found |= {f"{field.name}.{name}": entry for name, entry in inner}
         else:
             found[field.name] = value
     return found
+
+
+def take(steps: Any, config: Any, algo: str | None = None, family: str | None = None) -> list[str]:
+    """Set what another library's words say besides counts, and return the lines for the table.
+
+    Args:
+        steps: settings in another library's words; anything else says nothing.
+        config: settings of the recipe, which are changed.
+        algo: algorithm of the recipe.
+        family: its family, for a library that does not have it.
+
+    Raises:
+        SettingError: as :func:`carry`.
+    """
+    if not isinstance(steps, Dialect):
+        return []
+    values, lines = carry(steps, config, steps.algorithm_for(algo, family))
+    for name, value in values.items():
+        *groups, last = name.split(".")
+        setattr(functools.reduce(getattr, groups, config), last, value)
+    return lines
 
 
 def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -84,10 +107,11 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
             why = f"of {given.LIBRARY} is no setting of a recipe"
             raise SettingError(name, changed[name], why, use.why)
         setting, value = _meant(name, use, said, config)
-        if setting in values and values[setting] != value:
-            raise _contradiction(given, name, setting, values[setting])
-        if _get(config, setting) not in (_get(own, setting), value):
-            raise _contradiction(given, name, setting, _get(config, setting))
+        ours = _get(config, setting)
+        if ours not in (_get(own, setting), value):
+            why = f"of {given.LIBRARY} contradicts {setting}={show(ours)}"
+            works = f"leave one of them out: both mean {setting}"
+            raise SettingError(name, changed[name], why, works)
         values[setting] = value
     return values, _lines(given, values, kept)
 
@@ -118,11 +142,6 @@ def _kept(name: str, use: Acts | Refused, theirs: Dialect, config: Any) -> list[
     return [f"{name}={value} (here {use.setting}={ours})"] if differs else []
 
 
-def _contradiction(given: Dialect, name: str, setting: str, other: Any) -> SettingError:
-    why = f"of {given.LIBRARY} contradicts {setting}={show(other)}"
-    return SettingError(name, flat(given)[name], why, f"leave one of them out: both mean {setting}")
-
-
 def _lines(given: Dialect, values: Mapping[str, Any], kept: list[str]) -> list[str]:
     lines = []
     if values:
@@ -133,21 +152,8 @@ def _lines(given: Dialect, values: Mapping[str, Any], kept: list[str]) -> list[s
     return lines
 
 
-def set_values(config: Any, values: Mapping[str, Any]) -> None:
-    """Set settings of a recipe, those of its groups by dotted names."""
-    for name, value in values.items():
-        *groups, last = name.split(".")
-        for group in groups:
-            config = getattr(config, group)
-        setattr(config, last, value)
-
-
 def _get(config: Any, name: str) -> Any:
     """Return the setting with a dotted name, or ``_MISSING``."""
     for part in name.split("."):
         config = getattr(config, part, _MISSING)
     return config
-
-
-def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(value)

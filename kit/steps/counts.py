@@ -39,6 +39,8 @@ class PlannedCounts(EvaluationPlan):
     """what to do with counts that do not divide: refuse them, or round them ``down`` or ``up``."""
     asked: dict[str, Any] = field(default_factory=dict, repr=False)
     """what was asked where rounding changed it (filled in)."""
+    remarks: list[str] = field(default_factory=list, repr=False)
+    """sentences under the table: what a run takes from another library's words besides counts."""
 
     def after(self, iteration: int) -> Counts:
         """The counts at the end of ``iteration``; 0 is the start of the run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from kit.steps.counts import PlannedCounts
@@ -45,10 +46,10 @@ def sizes(counts: Mapping[int, int]) -> str:
 def plan_table(plan: PlannedCounts, ledger: StepLedger | None = None) -> str:
     """The counts asked for, planned and (given a ledger) counted."""
     rows = [*_setting_rows(plan), *_count_rows(plan, ledger)]
-    if ledger is None:
-        rows = [(name, asked, planned, "") for name, asked, planned, _ in rows]
-        return text_table(("", "asked", "planned"), [row[:3] for row in rows])
-    return text_table(("", "asked", "planned", "counted"), rows)
+    columns = 3 if ledger is None else 4
+    header = ("", "asked", "planned", "counted")[:columns]
+    table = text_table(header, [row[:columns] for row in rows])
+    return "\n".join([table, *(fill(line, 100, subsequent_indent="  ") for line in plan.remarks)])
 
 
 def _setting_rows(plan: PlannedCounts) -> list[Row]:

@@ -157,9 +157,7 @@ def test_offline_an_epoch_is_gradient_steps():
     assert plan.total_policy_steps == 0
 
 
-def test_what_no_count_depends_on_is_carried_for_recipes():
-    carried = Tianshou(replay_buffer_stack_num=4, buffer_size=100).carried()
-    assert carried["replay_buffer_stack_num"] == 4
+def test_the_buffer_holds_equally_many_transitions_of_each_environment():
     assert Tianshou(buffer_size=31, num_train_envs=3).buffer_capacity() == 33
 
 

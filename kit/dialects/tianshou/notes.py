@@ -23,8 +23,8 @@ def notes(settings: TianshouSettings, plan: StepPlan) -> list[str]:
         return [*found, "Offline, an epoch is so many gradient steps; nothing is collected."]
     if sampling.collect is not None and sampling.collected != sampling.collect:
         found.append(
-            f"A collection is {sampling.collected} environment steps, not {sampling.collect}: equally "
-            f"many of each of {sampling.envs} environments."
+            f"A collection is {sampling.collected} environment steps, not {sampling.collect}: "
+            f"equally many of each of {sampling.envs} environments."
         )
     epoch = sampling.trainings_per_epoch * sampling.collected
     if epoch != sampling.epoch_steps:

@@ -1,0 +1,194 @@
+"""Each field of a vocabulary counts, acts as a setting of the recipe, or is refused by name."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, fields
+
+import pytest
+
+from kit.dialects import DIALECTS, GAE, SB3, CleanRL, Nip, Pyrado, Sheeprl, Tianshou, dialect
+from kit.dialects.base import Acts
+from kit.dialects.carried import carry, flat, take, use_of
+from kit.steps import SettingError
+from tests.dialects.random_settings import EVERY_DIALECT, random_settings
+
+
+@dataclass
+class Env:
+    normalize_observation: bool = True
+
+
+@dataclass
+class Recipe:
+    """Settings of an on-policy recipe."""
+
+    env: Env = field(default_factory=Env)
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    learning_rate: float = 1e-3
+    anneal: str = "linear"
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_epsilon: float = 0.2
+    critic_coeff: float = 0.5
+    initial_log_std: float = 0.0
+    max_grad_norm: float | None = 0.5
+    target_kl: float | None = None
+
+
+@dataclass
+class OffPolicyRecipe:
+    """Settings of an off-policy recipe."""
+
+    buffer_size: int = 1000
+    n_step: int = 1
+    tau: float = 0.005
+    initial_alpha: float = 1.0
+    gamma: float = 0.99
+
+
+every_dialect = pytest.mark.parametrize("name", EVERY_DIALECT)
+
+
+# ---------------------------------------------------------------------- the three uses
+@every_dialect
+def test_every_field_has_exactly_one_use(name):
+    cls = dialect(name)
+    uses = list(use_of(cls))
+    assert [field for field, _, _ in uses] == list(flat(cls()))
+    assert {use for _, use, _ in uses} <= {"counts", "acts", "refused"}
+    assert set(cls.CARRIED) <= {field for field, _, _ in uses}
+    assert all(text for _, use, text in uses if use != "counts")
+
+
+@every_dialect
+def test_every_field_of_the_library_is_among_them(name):
+    heads = {field.partition(".")[0] for field, _, _ in use_of(dialect(name))}
+    assert heads == {f.name for f in fields(dialect(name))}
+
+
+@every_dialect
+def test_what_acts_everywhere_or_is_refused_is_part_of_no_count(name):
+    """But for a buffer too small for what is collected, and a run that ends at a known return."""
+    cls, draw, changes = dialect(name), random.Random(name), 0
+    carried = {n for n, use in cls.CARRIED.items() if getattr(use, "family", None) is None}
+    carried -= {"memory_size", "replay_size", "num_test_envs", "stop_rew"}
+    for _ in range(400):
+        settings = random_settings(name, draw, nasty=0)
+        counted = {n: v for n, v in settings.items() if n not in carried}
+        try:
+            algo = cls(**settings).resolved().algo
+            plans = cls(**settings).to_plan(algo), cls(**counted).to_plan(algo)
+        except SettingError:
+            continue
+        assert plans[0] == plans[1]
+        changes += settings != counted
+    assert changes or not carried
+
+
+@every_dialect
+def test_what_the_library_has_by_default_changes_no_recipe(name):
+    for recipe in (Recipe(), OffPolicyRecipe()):
+        assert carry(dialect(name)(), recipe)[0] == {}
+
+
+# ---------------------------------------------------------------------- what acts
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        (Nip(lr=0.5, gamma=0.5), {"learning_rate": 0.5, "gamma": 0.5}),
+        (Nip(lmbda=0.5, anneal_lr=True), {"gae_lambda": 0.5, "anneal": "linear"}),
+        (Nip(normalize_observations=False), {"env.normalize_observation": False}),
+        (CleanRL(anneal_lr=False), {"anneal": "constant"}),
+        (CleanRL(clip_coef=0.3, vf_coef=1.0), {"clip_epsilon": 0.3, "critic_coeff": 0.5}),
+        (CleanRL(target_kl=0.03), {"target_kl": 0.02}),
+        (Sheeprl(algo="ppo", max_grad_norm=0.0), {"max_grad_norm": None}),
+        (Sheeprl(algo="ppo", dense_units=32), {"hidden_sizes": [32, 32]}),
+        (Sheeprl(algo="ppo", dense_units=8, mlp_layers=3), {"hidden_sizes": [8, 8, 8]}),
+        (SB3(policy_kwargs={"net_arch": [32]}), {"hidden_sizes": [32]}),
+        (SB3(policy="MlpPolicy", target_kl=0.1), {"target_kl": 0.1}),
+        (Pyrado(algo="ppo", critic=GAE(lamda=0.5)), {"gae_lambda": 0.5}),
+        (Pyrado(algo="ppo", std_init=1.0, eps_clip=0.4), {"clip_epsilon": 0.4}),
+    ],
+    ids=str,
+)
+def test_a_field_sets_the_recipes_setting_of_its_meaning(given, values):
+    carried, _ = carry(given, Recipe())
+    assert carried == pytest.approx(values) if "target_kl" in values else carried == values
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        (SB3(algo="sac", n_steps=3, tau=0.1), {"n_step": 3, "tau": 0.1}),
+        (SB3(algo="sac", ent_coef="auto_0.1"), {"initial_alpha": 0.1}),
+        (Pyrado(algo="sac", tau=0.9, memory_size=50), {"tau": 0.1, "buffer_size": 50}),
+        (Tianshou(algo="sac", buffer_size=50), {"buffer_size": 50}),
+        (CleanRL(algo="sac", gamma=0.5), {"gamma": 0.5}),
+    ],
+    ids=str,
+)
+def test_replay_and_targets_act_in_an_off_policy_recipe(given, values):
+    assert carry(given, OffPolicyRecipe())[0] == values
+
+
+def test_what_counts_in_one_family_acts_in_the_other():
+    assert carry(Tianshou(algo="ppo", buffer_size=50), Recipe())[0] == {}
+    assert carry(SB3(algo="ppo", n_steps=3), Recipe())[0] == {}
+
+
+def test_the_recipes_settings_are_set_and_the_table_says_so():
+    recipe = Recipe()
+    lines = take(Nip(lr=0.5, normalize_observations=False), recipe, "ppo", "on_policy")
+    assert (recipe.learning_rate, recipe.env.normalize_observation) == (0.5, False)
+    assert lines[0] == "taken from nip: learning_rate=0.5, env.normalize_observation=False"
+    assert take(Nip(lr=0.5, normalize_observations=False), recipe, "ppo")[0] == lines[0]
+
+
+def test_the_table_names_the_defaults_that_a_recipe_does_not_follow():
+    (line,) = take(Nip(), Recipe(), "ppo")
+    assert line.startswith("defaults of nip that do not act: lr=0.003 (here learning_rate=0.001)")
+    assert "gamma=0.9 (here gamma=0.99)" in line
+    assert "lmbda" not in line  # the same in both
+
+
+def test_the_kits_own_words_take_nothing():
+    assert take({"total_policy_steps": 10}, Recipe(), "ppo") == []
+
+
+# ---------------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Nip(num_normalization_steps=5), "num_normalization_steps=5 of nip is no setting of a"),
+        (Nip(body_lr_factor={"actor": 0.5}), r"body_lr_factor\.actor=0\.5 of nip is no setting"),
+        (Nip(clip_value=0.5), r"clip_value=0\.5 of nip is clip_value, which this recipe does not"),
+        (SB3(policy="CnnPolicy"), "policy='CnnPolicy' .*MlpPolicy"),
+        (SB3(policy_kwargs={"net_arch": {"pi": [8], "vf": [4]}}), "the same for actor and critic"),
+        (SB3(use_sde=True, algo="ppo"), "use_sde=True"),
+        (Tianshou(replay_buffer_stack_num=4), "replay_buffer_stack_num=4 .*stack frames"),
+        (Tianshou(stop_rew=3.0), "stop_rew=3.0 .*EarlyStopping"),
+        (Pyrado(algo="ppo", critic=GAE(num_epoch=3)), r"critic\.num_epoch=3 .*one optimiser"),
+    ],
+)
+def test_what_a_recipe_cannot_do_is_refused_by_name(given, message):
+    with pytest.raises(SettingError, match=message):
+        carry(given, Recipe())
+
+
+def test_a_fixed_entropy_coefficient_is_refused():
+    with pytest.raises(SettingError, match=r"ent_coef=0\.1 is fixed.*auto_0\.1"):
+        carry(SB3(algo="sac", ent_coef=0.1), OffPolicyRecipe())
+
+
+def test_a_setting_in_the_kits_words_that_contradicts_is_refused():
+    with pytest.raises(SettingError, match=r"lr=0\.5 of nip contradicts learning_rate=0\.1"):
+        carry(Nip(lr=0.5), Recipe(learning_rate=0.1))
+    assert carry(Nip(lr=0.5), Recipe(learning_rate=0.5))[0] == {"learning_rate": 0.5}
+
+
+# ---------------------------------------------------------------------- tables against recipes
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_setting_that_a_field_acts_as_is_spelt_like_one(name):
+    settings = [use.setting for use in dialect(name).CARRIED.values() if isinstance(use, Acts)]
+    assert all(part.isidentifier() for setting in settings for part in setting.split("."))
