@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
+from kit.cli.launch import main
 from kit.dialects import (
     SB3,
     CleanRL,
@@ -19,6 +21,7 @@ from kit.dialects import (
     TorchRL,
 )
 from kit.experiment import EnvConfig
+from kit.steps import SettingError
 from recipes import ppo, sac
 
 EPISODE = 7  # policy steps of every episode of the environment below
@@ -98,3 +101,93 @@ def test_ppo_does_what_the_words_of_another_library_mean(name: str, tmp_path: An
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_sac_does_what_the_words_of_another_library_mean(name: str, tmp_path: Any) -> None:
     assert_as_planned(*rows_of(sac, OFF_POLICY[name], tmp_path))
+
+
+# ---------------------------------------------------------------------- what acts besides counts
+NIP = {"frames_per_batch": 32, "steps_per_env_per_iteration": 8, "num_iterations": 4,
+       "num_epochs": 1, "minibatch_size": 16, "num_test_iterations": 0}  # fmt: skip
+
+
+def small(recipe: Any, steps: Any, **settings: Any) -> Any:
+    """Settings of a small run that writes nothing."""
+    env = EnvConfig(id="Pendulum-v1", max_episode_steps=EPISODE)
+    quiet = {"runs": None, "progress": False, "hidden_sizes": [8], "env": env}
+    return recipe.Config(**{**quiet, "steps": steps, **settings})
+
+
+def test_learning_rate_and_discounts_of_nip_reach_optimizer_and_advantages() -> None:
+    trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.5, gamma=0.5, lmbda=0.25, max_grad_norm=2.0)))
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.5]
+    assert float(trainer.advantage.gamma) == 0.5
+    assert float(trainer.advantage.lmbda) == 0.25
+    assert trainer.clip_norm == 2.0
+    assert "taken from nip: learning_rate=0.5, max_grad_norm=2.0, gamma=0.5" in trainer.plan.table()
+    trainer.run()
+
+
+def test_a_constant_learning_rate_of_cleanrl_stays_constant() -> None:
+    steps = {"total_timesteps": 64, "num_envs": 2, "num_steps": 8, "num_minibatches": 2}
+    kept = ppo.build(small(ppo, CleanRL(**steps, learning_rate=0.01, anneal_lr=False)))
+    falls = ppo.build(small(ppo, CleanRL(**steps, learning_rate=0.01)))
+    for trainer in (kept, falls):
+        trainer.run()
+    assert kept.optimizer.param_groups[0]["lr"] == 0.01
+    assert falls.optimizer.param_groups[0]["lr"] < 0.01
+
+
+def test_coefficients_of_another_library_reach_the_loss() -> None:
+    steps = {"total_timesteps": 96, "n_envs": 3, "n_steps": 8, "batch_size": 8}
+    trainer = ppo.build(small(ppo, SB3(**steps, clip_range=0.4, ent_coef=0.25, vf_coef=0.75)))
+    loss = trainer.loss_module
+    assert float(loss.clip_epsilon) == pytest.approx(0.4)
+    assert float(loss.entropy_coeff) == pytest.approx(0.25)
+    assert float(loss.critic_coeff) == pytest.approx(0.75)
+
+
+def test_discount_target_and_buffer_of_pyrado_reach_sac() -> None:
+    steps = Pyrado(max_iter=2, memory_size=200, num_init_memory_steps=30, num_updates_per_step=1,
+                   min_steps=10, batch_size=4, episode_length=EPISODE, gamma=0.5, tau=0.75,
+                   lr=0.25)  # fmt: skip
+    trainer = sac.build(small(sac, steps))
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.25]
+    assert float(trainer.loss_module.value_estimator.gamma) == 0.5
+    assert trainer.update.target_updater.eps == 0.75  # it keeps as much of the target
+    assert trainer.replay_buffer._storage.max_size == 200
+
+
+def test_a_contradiction_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(SettingError, match=r"lr=0\.5 of nip contradicts learning_rate=0\.1"):
+        ppo.build(small(ppo, Nip(**NIP, lr=0.5), learning_rate=0.1))
+
+
+def test_what_a_recipe_cannot_do_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(SettingError, match="num_normalization_steps=7 of nip is no setting"):
+        ppo.build(small(ppo, Nip(**NIP, num_normalization_steps=7)))
+
+
+def test_a_value_that_the_recipe_does_not_take_is_refused_by_name() -> None:
+    with pytest.raises(SettingError, match="learning_rate"):
+        ppo.build(small(ppo, Nip(**NIP, lr=-1.0)))
+
+
+def test_the_settings_of_the_run_are_those_it_trained_with_and_a_resume_keeps_them(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"steps.{name}={value}" for name, value in NIP.items()]
+    words += ["steps.lr=0.5", "steps.gamma=0.5", "anneal=constant"]
+    main(ppo.Config, ppo.build, ["steps=nip", *words, "hidden_sizes=[8]", "progress=false"])
+    (run,) = (path.parent for path in tmp_path.rglob("config.yaml"))
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert (saved["learning_rate"], saved["gamma"]) == (0.5, 0.5)
+    assert saved["steps"]["lr"] == 0.5
+    assert "taken from nip: learning_rate=0.5, gamma=0.5" in (run / "plan.txt").read_text()
+    again: list[Any] = []
+
+    def build(cfg: Any) -> Any:
+        again.append(ppo.build(cfg))
+        return again[-1]
+
+    main(ppo.Config, build, [f"resume={run}", "progress=false"])
+    assert [group["lr"] for group in again[0].optimizer.param_groups] == [0.5]
+    assert float(again[0].advantage.gamma) == 0.5
