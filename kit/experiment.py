@@ -18,7 +18,7 @@ from kit.cli.launch import main
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import RunFolder
 from kit.collectors import make_collector
-from kit.collectors.policy import Policy
+from kit.collectors.actor import Policy
 from kit.config import EnvConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
 from kit.config.parts import accepts, resolve
 from kit.config.plain import check

@@ -103,7 +103,7 @@ def _job_elsewhere(recipe: Recipe, config_class: str, build: str) -> _Job:
 
 def explains_itself(error: BaseException) -> bool:
     """Whether the message of an error tells a user what to do, so that no trace is needed."""
-    from kit.collectors.diverged import PolicyFault
+    from kit.collectors.base import PolicyFault
     from kit.envs.errors import EnvironmentFault
     from kit.hooks.guards import NotFinite
     from kit.trainer import PlanNotKept

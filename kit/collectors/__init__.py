@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from kit.collectors.asynchronous import AsyncCollector
-from kit.collectors.base import KitCollector, StepsCollector
-from kit.collectors.diverged import PolicyFault
-from kit.collectors.episode import EpisodeCollector
+from kit.collectors.base import KitCollector, PolicyFault, StepsCollector
 from kit.collectors.registry import COLLECTORS, make_collector
+from kit.collectors.rollout import EpisodeCollector, VectorCollector
 from kit.collectors.tensor import TensorCollector
-from kit.collectors.vector import VectorCollector
 
 __all__ = [
     "COLLECTORS",

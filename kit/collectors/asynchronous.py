@@ -15,15 +15,13 @@ from typing import Any
 
 import torch
 from gymnasium.vector.utils import CloudpickleWrapper
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
-from kit.collectors.base import KitCollector
-from kit.collectors.diverged import PolicyFault
-from kit.collectors.plain_batch import from_plain, to_plain
-from kit.collectors.policy import Policy
-from kit.collectors.vector import VectorCollector
+from kit.collectors.actor import Policy
+from kit.collectors.base import KitCollector, PolicyFault
+from kit.collectors.rollout import VectorCollector
 from kit.envs.backends.worker_process import without_main
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
@@ -484,3 +482,22 @@ def _sendable(error: Exception) -> Exception:
         return error
     text = "".join(traceback.format_exception(error))
     return RuntimeError(f"the process that collects failed: {error}\n{text}")
+
+
+def to_plain(batch: TensorDictBase) -> dict[str, Any]:
+    """Return a batch as lists and tensors, which a checkpoint holds without code."""
+    keys = list(batch.keys(True, True))
+    return {
+        "shape": list(batch.batch_size),
+        "keys": [list(key) if isinstance(key, tuple) else key for key in keys],
+        "values": [batch.get(key) for key in keys],
+    }
+
+
+def from_plain(plain: dict[str, Any]) -> TensorDictBase:
+    """Return the batch that :func:`to_plain` took apart."""
+    keys = [tuple(key) if isinstance(key, list) else key for key in plain["keys"]]
+    batch = TensorDict({}, plain["shape"])
+    for key, value in zip(keys, plain["values"]):
+        batch.set(key, value)
+    return batch

@@ -5,9 +5,10 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torchrl.collectors import BaseCollector
 
 from kit.envs.episodes import Episode
 from kit.envs.normalize import Normalizer
+from kit.envs.spaces import Key
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
@@ -383,3 +385,57 @@ def copy_weights(source: Any, policy: Any) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
+
+
+class PolicyFault(RuntimeError):
+    """An output of a policy is NaN.
+
+    Args:
+        key: of the output.
+        env: number of the environment it acted in, from 0.
+        policy_step: policy steps that this environment had taken.
+    """
+
+    def __init__(self, key: Key, env: int, policy_step: int) -> None:
+        self.key, self.env, self.policy_step = key, env, policy_step
+        name = key if isinstance(key, str) else ".".join(key)
+        super().__init__(
+            f"policy, env {env}, after {policy_step} policy steps: its output {name} is NaN for an "
+            "observation without NaN; resume an earlier checkpoint with a smaller learning_rate"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.key, self.env, self.policy_step)
+
+
+def check_policy(
+    outputs: Mapping[Key, Tensor],
+    observation: Mapping[Key, Any],
+    actions: Sequence[Key],
+    taken: int,
+) -> None:
+    """Refuse NaN in actions and log-probabilities, where they are on the host.
+
+    Args:
+        outputs: of the policy, ``[num_envs, steps, ...]``.
+        observation: acted on, tensors or arrays ``[steps, ...]``.
+        actions: their keys.
+        taken: policy steps of each environment before these.
+
+    Raises:
+        PolicyFault: at the first one, unless an observation was NaN by then.
+    """
+    for key, value in outputs.items():
+        name = key if isinstance(key, str) else key[-1]
+        if key not in actions and not name.endswith("log_prob"):
+            continue
+        # A sum is NaN if an entry is; NumPy's costs half of PyTorch's for a few.
+        if value.is_cuda or not value.is_floating_point() or not np.isnan(value.numpy().sum()):
+            continue
+        steps = value.isnan().reshape(*value.shape[:2], -1).any(-1).T  # [steps, num_envs]
+        if not steps.any():  # infinities of both signs
+            continue
+        step, env = steps.nonzero()[0].tolist()
+        # From a NaN observation on, a recurrent policy writes NaN for good ones, too.
+        if not any((seen[: step + 1] != seen[: step + 1]).any() for seen in observation.values()):
+            raise PolicyFault(key, env, taken + step)

@@ -11,11 +11,10 @@ import torch
 from torchrl.collectors import BaseCollector, Collector
 from torchrl.envs import EnvBase
 
+from kit.collectors.actor import Policy, is_recurrent
 from kit.collectors.asynchronous import AsyncCollector
-from kit.collectors.episode import EpisodeCollector
-from kit.collectors.policy import Policy, remembers
+from kit.collectors.rollout import EpisodeCollector, VectorCollector
 from kit.collectors.tensor import TensorCollector
-from kit.collectors.vector import VectorCollector
 from kit.envs.tensor import TENSOR_ENVS, TensorBackend
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError, StepPlan
@@ -243,5 +242,5 @@ def _torchrl(
         policy_device=device,
         storing_device=device,
         trust_policy=True,
-        **{"auto_register_policy_transforms": remembers(policy), **kwargs},
+        **{"auto_register_policy_transforms": is_recurrent(policy), **kwargs},
     )

@@ -15,10 +15,17 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from kit.collectors.acting import Acting
-from kit.collectors.base import StepsCollector
-from kit.collectors.diverged import check_policy
-from kit.collectors.policy import IS_INIT, Policy, PolicyRunner, Tensors
+from kit.collectors.actor import (
+    IS_INIT,
+    Actor,
+    FastPolicy,
+    Policy,
+    PolicyPath,
+    PolicyRunner,
+    Tensors,
+    fast_policy_of,
+)
+from kit.collectors.base import StepsCollector, check_policy
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.normalize import Normalizer
@@ -85,7 +92,8 @@ class TensorCollector(StepsCollector):
         device: the environment's; another one is refused.
         storing_device: where batches are delivered; ``None``: the environment's device.
         exploration_type: whether actions are sampled.
-        fast_policy: whether blocks of steps are replayed as programs.
+        fast_policy: ``"auto"`` or ``"exact"``: blocks of steps are replayed; ``"module"``: the
+            policy is called as a TensorDict module, step by step.
         block: steps in one program.
         keep_memory: whether glibc keeps freed memory of the whole process, which is then not given
             back to the system. Worth it for large batches on a CPU (measured in
@@ -109,7 +117,7 @@ class TensorCollector(StepsCollector):
         device: torch.device | str | None = None,
         storing_device: torch.device | str | None = None,
         exploration_type: ExplorationType = ExplorationType.RANDOM,
-        fast_policy: bool = True,
+        fast_policy: FastPolicy | bool = "auto",
         block: int = 16,
         keep_memory: bool = False,
         **counts: Any,
@@ -129,7 +137,8 @@ class TensorCollector(StepsCollector):
         )
         self.storing_device = torch.device(storing_device or self.device)
         self.policy = policy
-        self._acting = Acting(
+        fast = fast_policy_of(fast_policy) != "module"
+        self._actor = Actor(
             self.env,
             policy,
             exploration_policy,
@@ -137,14 +146,14 @@ class TensorCollector(StepsCollector):
             exploration_frames=self.exploration_frames,
             exploration_type=exploration_type,
             device=self.device,
-            fast=fast_policy,
+            fast_policy="exact" if fast else "module",
         )
         self._steps = TensorSteps(
             self.env,
-            self._acting,
+            self._actor,
             self._checked_normalizer(),
             block=whole_number("block", block, at_least=1),
-            fast=fast_policy,
+            fast=fast,
         )
         self._ended = FinishedEpisodes(self.num_envs, self.device)
         self._repeated = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -152,6 +161,11 @@ class TensorCollector(StepsCollector):
         self._begun = self._outer is not None and self._outer.is_started
         if keep_memory and self.device.type == "cpu":
             keep_freed_memory()
+
+    @property
+    def policy_path(self) -> PolicyPath:
+        """How the policy is called, and why not faster."""
+        return self._actor.path
 
     # ------------------------------------------------------------------ one batch
     def _collect_steps(self, steps: int) -> TensorDictBase:
@@ -165,7 +179,7 @@ class TensorCollector(StepsCollector):
         uniform = torch.rand(shape, generator=env.generator, dtype=env.dtype, device=self.device)
         memory = self._steps.memory(steps)
         start = 0
-        for runner, count in self._acting.sources(self.policy_steps, steps):
+        for runner, count in self._actor.phases(self.policy_steps, steps):
             end = start + count
             while start < end:
                 left = range(start, end)
@@ -233,9 +247,9 @@ class TensorCollector(StepsCollector):
 
     def _check_policy(self, memory: TensorMemory) -> None:
         written = {key: value.transpose(0, 1) for key, value in memory.written.items()}
-        seen: Tensors = {"observation": memory.observation.permute(2, 0, 1)}
+        seen: Tensors = {"observation": memory.observation}
         taken = self.policy_steps // self.num_envs
-        check_policy(written, seen, self._acting.action_keys, taken)
+        check_policy(written, seen, self._actor.action_keys, taken)
 
     def _check_finite(self, memory: TensorMemory) -> None:
         for what, values in (("reward", memory.reward), ("observation", memory.next_observation)):
@@ -280,7 +294,7 @@ class TensorCollector(StepsCollector):
         self._begun = False
         self._episode += 1
         self._ended.restart()
-        self._acting.restart()
+        self._actor.restart()
 
     def _seed_environments(self, seed: int) -> None:
         self.env.reset_tensors(seed)
@@ -303,7 +317,7 @@ class TensorCollector(StepsCollector):
         state = super().state_dict()
         state["ended"] = self._ended.state_dict()
         state["episode"] = self._episode.clone()
-        state["acting"] = self._acting.state_dict()
+        state["actor"] = self._actor.state_dict()
         state["env"] = dict(self.env.state_dict())
         state["begun"] = self._begun
         state["normalizer"] = self.normalizer and self.normalizer.state_dict()
@@ -314,7 +328,7 @@ class TensorCollector(StepsCollector):
         self._ended.load_state_dict(state_dict["ended"])
         super().load_state_dict(state_dict)
         self._episode = state_dict["episode"].to(self.device).clone()
-        self._acting.load_state_dict(state_dict["acting"])
+        self._actor.load_state_dict(state_dict["actor"])
         self.env.load_state_dict(state_dict["env"])
         self._begun = bool(state_dict["begun"])
         if self.normalizer is not None:
@@ -348,25 +362,25 @@ class TensorSteps:
 
     Args:
         env: the environment.
-        acting: chooses the actions.
+        actor: chooses the actions.
         normalizer: normalises observations and rewards.
         block: steps in one program.
         fast: whether there are programs at all.
     """
 
     def __init__(
-        self, env: StepsTensors, acting: Acting, normalizer: Normalizer, *, block: int, fast: bool
+        self, env: StepsTensors, actor: Actor, normalizer: Normalizer, *, block: int, fast: bool
     ) -> None:
-        self.env, self.acting, self.normalizer = env, acting, normalizer
+        self.env, self.actor, self.normalizer = env, actor, normalizer
         self.block, self.fast = block, fast
         self._written: dict[Key, Tensor] = {}
         self._blocks: dict[Any, Block] = {}
 
     def prepare(self) -> None:
         """Drop programs whose policy has changed; called once per batch."""
-        runners = [r for r in (self.acting.runner, self.acting.explorer) if r is not None]
+        runners = [r for r in (self.actor.runner, self.actor.explorer) if r is not None]
         before = [runner.replays for runner in runners]
-        self.acting.mode()
+        self.actor.prepare()
         kept = all(runner.replays for runner, was in zip(runners, before) if was)
         if not kept or not all(block.is_valid() for block in self._blocks.values()):
             self._blocks.clear()
@@ -380,10 +394,10 @@ class TensorSteps:
     def _outputs(self, observation: Tensor) -> dict[Key, Tensor]:
         """One value of each output of the policy."""
         if not self._written:
-            runner = self.acting.runner
+            runner = self.actor.runner
             if runner is None:
                 drawn = self.env.full_action_spec.zero()
-                self._written = {key: drawn.get(key) for key in self.acting.action_keys}
+                self._written = {key: drawn.get(key) for key in self.actor.action_keys}
             else:
                 values = runner.peek(_policy_input(observation, self.env.episodes))
                 self._written = dict(zip(runner.out_keys, values))
@@ -408,7 +422,7 @@ class TensorSteps:
         """
         fast = self.fast and (runner is None or runner.replays)
         start, count = steps.start, min(self.block, len(steps)) if fast else 1
-        hidden = {} if runner is None else dict(runner.memory)
+        hidden = {} if runner is None else dict(runner.hidden)
         function = self._function(runner, count, fast, list(hidden), learn)
         part = memory.part(start, count)
         now = [*self.env.episodes, *self.normalizer.statistics.tensors()]
@@ -422,7 +436,7 @@ class TensorSteps:
             outputs = function(*inputs)
         _store(now, outputs)
         if runner is not None and fast:
-            runner.memory = dict(zip(hidden, outputs[len(now) :]))
+            runner.hidden = dict(zip(hidden, outputs[len(now) :]))
         return count
 
     def _function(
@@ -439,7 +453,7 @@ class TensorSteps:
         policy's hidden state, and memory to write to; it returns the state of the environments,
         the statistics, and the hidden state.
         """
-        env, acting, normalizer = self.env, self.acting, self.normalizer
+        env, actor, normalizer = self.env, self.actor, self.normalizer
         known = normalizer.statistics
         keys, size = list(self._written), len(self.env.episodes)
         first = size + len(known.tensors()) + 1
@@ -449,27 +463,27 @@ class TensorSteps:
             now, uniform = type(env.episodes)(*tensors[:size]), tensors[first - 1]
             statistics = known.replaced(tensors[size : first - 1])
             if runner is not None and fast:
-                runner.memory = dict(zip(hidden, tensors[first:last]))
+                runner.hidden = dict(zip(hidden, tensors[first:last]))
             for time_step in range(count):
                 observation = normalizer.apply(statistics, env.observe(now.physics))
                 given = _policy_input(observation, now)
                 if runner is None:
                     drawn = env.full_action_spec.rand()
-                    outputs = {key: drawn.get(key) for key in acting.action_keys}
+                    outputs = {key: drawn.get(key) for key in actor.action_keys}
                 else:
-                    values = runner.plainly(given) if fast else runner(given)
+                    values = runner.call_module(given) if fast else runner(given)
                     outputs = dict(zip(runner.out_keys, values))
-                now, step = env.advance(now, outputs[acting.action_keys[0]], uniform[time_step])
+                now, step = env.advance(now, outputs[actor.action_keys[0]], uniform[time_step])
                 statistics, step = normalizer.step_tensors(statistics, step, learn)
-                if runner is not None and runner.remembers:
-                    runner.ended(step.terminated | step.truncated)
+                if runner is not None and runner.is_recurrent:
+                    runner.end_episodes(step.terminated | step.truncated)
                 outputs.setdefault(IS_INIT, given[IS_INIT])
                 written = [outputs.get(key) for key in keys]
                 write(tensors[last:], time_step, observation, step, written)
             after = [*now, *statistics.tensors()]
             if runner is None or not fast:  # a runner that is not traced keeps its hidden state
                 return after
-            return [*after, *(runner.memory[key] for key in hidden)]
+            return [*after, *(runner.hidden[key] for key in hidden)]
 
         return steps
 

@@ -54,16 +54,19 @@ class EpisodeStatistics:
             truncated: ``[steps, num_envs]``.
             env_steps: ``[steps, num_envs]``; ``None``: one for each policy step.
         """
+        ended = terminated | truncated
+        if not ended.any():
+            self._go_on(reward, env_steps)
+            return []
         steps = len(reward)
         rewards = reward.cumsum(axis=0, dtype=np.float64)
         if env_steps is None:
             made = np.broadcast_to(np.arange(1, steps + 1)[:, None], rewards.shape)
         else:
             made = env_steps.cumsum(axis=0, dtype=np.int64)
-        ended = terminated | truncated
         finished: list[Episode] = []
         # What an open episode brought into the batch, minus what came before its first step in it.
-        for step, copy in np.argwhere(ended) if ended.any() else ():
+        for step, copy in np.argwhere(ended):
             finished.append(
                 Episode(
                     copy=int(copy),
@@ -80,6 +83,13 @@ class EpisodeStatistics:
         self.lengths += steps
         self.env_steps += made[-1]
         return finished
+
+    def _go_on(self, reward: NDArray[np.float32], env_steps: NDArray[np.int32] | None) -> None:
+        """Take in a batch in which no episode ended."""
+        # A cumulative sum adds in the order of the steps; np.sum does not, and rounds differently.
+        self.returns += reward[0] if len(reward) == 1 else reward.cumsum(0, np.float64)[-1]
+        self.lengths += len(reward)
+        self.env_steps += len(reward) if env_steps is None else np.add.reduce(env_steps)
 
     def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
         """Begin new episodes, in all copies or those of ``mask``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,6 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
     """Return one seed for each copy; copies of runs with nearby seeds share none."""
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
 
-
-After = Callable[[StepArrays], object]
 
 _KEPT = 65_536
 """finished episodes that are kept for whoever asks, at most."""
@@ -141,29 +139,6 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         if self.normalizer is not None:
             self.normalizer.step(result, self.training, active, mended)
         self._now.observation = result.observation
-
-    def step_through(
-        self, actions: Iterable[Arrays], results: StepArrays, after: After | None = None
-    ) -> None:
-        """Step all copies once for each of ``actions``: :meth:`step_arrays` in a loop, for less.
-
-        Args:
-            actions: of each step, one row for each copy. They are asked for when everything is
-                written that the step before has led to.
-            results: of as many steps; written to.
-            after: called with each step once it is written.
-
-        Raises:
-            EnvironmentFault: as :meth:`step_arrays`.
-        """
-        if self.normalizer is None and after is None:
-            self.backend.step_through(actions, results)
-        else:
-            for chosen, result in zip(actions, results.rows()):
-                self.step_arrays(chosen, result)
-                if after is not None:
-                    after(result)
-        self._now.observation = {key: array[-1] for key, array in results.observation.items()}
 
     def abandon(self) -> None:
         """Let all copies begin new episodes before the next step, whatever they are doing."""

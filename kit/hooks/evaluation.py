@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -11,7 +12,11 @@ from tensordict import TensorDictBase
 from torch import nn
 from torchrl.envs.utils import ExplorationType
 
-from kit.collectors.policy import PolicyRunner
+from kit.collectors.actor import Actor
+from kit.collectors.base import RandomNumbers
+from kit.collectors.rollout import rollout
+from kit.collectors.rollout_buffer import Row
+from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.vector_env import VectorEnv
 from kit.steps.errors import whole_number
@@ -20,10 +25,11 @@ from kit.steps.errors import whole_number
 class Evaluator:
     """Plays whole episodes with deterministic actions and returns their mean and spread.
 
-    Every copy plays its share of the episodes, whether they are short or long, so short ones are
-    not preferred. Environments are seeded anew for every evaluation, from ``seed`` and its number:
-    the same policy gives the same result, in a resumed run too. Running normalisation is frozen.
-    Training is not disturbed: random numbers are put back as they were.
+    Every environment plays its share of the episodes, whether they are short or long, so short ones
+    are not preferred. Environments and random numbers are seeded again for every evaluation, from
+    ``seed`` and its number: the same policy gives the same result, in a resumed run too. Running
+    normalisation is frozen, hidden state is reset where an episode begins. Training is not
+    disturbed: random numbers of all devices stay as they are.
 
     Args:
         env: environments of its own, in evaluation mode from now on.
@@ -31,7 +37,7 @@ class Evaluator:
         episodes: played in one evaluation.
         seed: of the environments.
         exploration_type: whether actions are sampled; by default they are not.
-        device: where the policy runs.
+        device: where the policy runs; that of its parameters by default.
     """
 
     def __init__(
@@ -42,19 +48,15 @@ class Evaluator:
         episodes: int = 10,
         seed: int = 0,
         exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
     ) -> None:
         self.env = env.eval()
         self.policy = policy
         self.episodes = whole_number("evaluation_episodes", episodes, at_least=1)
         self.seed = seed
-        self.device = torch.device(device)
-        self._runner = PolicyRunner(
-            policy,
-            [leaf.key for leaf in env.observation_leaves],
-            env.num_envs,
-            exploration_type=exploration_type,
-        )
+        self.device = torch.device(device or _device_of(policy))
+        self._actor = Actor(env, policy, exploration_type=exploration_type, device=self.device)
+        self._actor.keeps_outputs = False
 
     def __call__(self, number: int = 0) -> dict[str, float]:
         """Evaluate once.
@@ -78,47 +80,78 @@ class Evaluator:
 
     def play(self, number: int = 0) -> list[Episode]:
         """Play the episodes of one evaluation and return them."""
-        training = isinstance(self.policy, nn.Module) and self.policy.training
-        outside = torch.get_rng_state()
-        if isinstance(self.policy, nn.Module):
-            self.policy.eval()
-        try:
-            torch.manual_seed(self.seed + number)
-            with torch.no_grad():
-                return self._play(number)
-        finally:
-            torch.set_rng_state(outside)
-            if isinstance(self.policy, nn.Module):
-                self.policy.train(training)
-
-    def _play(self, number: int) -> list[Episode]:
-        env, n = self.env, self.env.num_envs
+        env = self.env
         env.set_seed(int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]))
-        observation = env.start()
-        accounts = EpisodeStatistics(n)
-        left = np.full(n, self.episodes // n)
-        left[: self.episodes % n] += 1
-        finished: list[Episode] = []
-        self._runner.prepare()
-        while left.any():
-            tensors = {k: torch.from_numpy(v).to(self.device) for k, v in observation.items()}
-            values = self._runner(tensors)
-            outputs = dict(zip(self._runner.out_keys, values))
-            step = env.new_step()
-            env.step_arrays(
-                {leaf.key: outputs[leaf.key].cpu().numpy() for leaf in env.action_leaves}, step
-            )
-            reward = step.reward if step.raw_reward is None else step.raw_reward
-            ended = accounts.add(
-                reward[None], step.terminated[None], step.truncated[None], step.env_steps[None]
-            )
-            for episode in ended:
-                if left[episode.copy]:
-                    left[episode.copy] -= 1
-                    finished.append(episode)
-            observation = step.observation
-        return finished
+        schedule = _Shares(env.num_envs, self.episodes)
+        self._actor.restart()
+        numbers = RandomNumbers(self.seed + number, self.device)
+        with torch.no_grad(), numbers.in_use(), _evaluated(self.policy), self._actor.begin():
+            rollout(env, self._actor, _rows(env), schedule)
+        return schedule.finished
 
     def close(self) -> None:
         """Close the environments."""
         self.env.close(raise_if_closed=False)
+
+
+def _rows(env: VectorEnv) -> Iterator[Row]:
+    """Yield rows that nobody keeps."""
+    observation = env.start()
+    while True:
+        step = env.new_step()
+        yield observation, step
+        observation = step.observation
+
+
+class _Shares:
+    """Every environment steps until all have played their share of the episodes.
+
+    Args:
+        num_envs: number of environments.
+        episodes: of all of them.
+
+    Attributes:
+        finished: episodes so far.
+    """
+
+    def __init__(self, num_envs: int, episodes: int) -> None:
+        self.policy_steps = 0
+        self.active: Mask | None = None
+        self.stands_still: Mask | None = None
+        self.done = False
+        self.finished: list[Episode] = []
+        self._statistics = EpisodeStatistics(num_envs)
+        self._left = np.full(num_envs, episodes // num_envs)
+        self._left[: episodes % num_envs] += 1
+
+    def stepped(self, result: StepArrays) -> Mask:
+        """Count the episodes that ended."""
+        reward = result.reward if result.raw_reward is None else result.raw_reward
+        flags = result.terminated[None], result.truncated[None]
+        for episode in self._statistics.add(reward[None], *flags, result.env_steps[None]):
+            if self._left[episode.copy]:
+                self._left[episode.copy] -= 1
+                self.finished.append(episode)
+        self.done = not self._left.any()
+        return result.terminated | result.truncated
+
+
+@contextlib.contextmanager
+def _evaluated(policy: object) -> Iterator[None]:
+    """Put a policy into evaluation mode, and back into the mode it was in."""
+    if not isinstance(policy, nn.Module):
+        yield
+        return
+    training = policy.training
+    policy.eval()
+    try:
+        yield
+    finally:
+        policy.train(training)
+
+
+def _device_of(policy: object) -> torch.device:
+    """Return the device of a policy's parameters, the CPU if it has none."""
+    parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
+    first = next(parameters, None)
+    return torch.device("cpu") if first is None else first.device

@@ -88,7 +88,7 @@ class _TanhNormal(_Parameters):
         return loc.unflatten(-1, self.shape), scale.unflatten(-1, self.shape)
 
 
-class _Heads(nn.Module):
+class Heads(nn.Module):
     """A network whose columns are split over the parameters of several actions."""
 
     def __init__(self, network: nn.Module, heads: Sequence[_Parameters]) -> None:
@@ -98,6 +98,7 @@ class _Heads(nn.Module):
         self._columns = [head.columns for head in heads]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the parameters of all heads, one after the other."""
         columns = self.network(*inputs)
         parts = columns.split(self._columns, dim=-1) if len(self.heads) > 1 else [columns]
         return tuple(p for part, head in zip(parts, self.heads) for p in head(part))
@@ -139,11 +140,11 @@ def make_actor(
     if body is None:
         keys, network = _network(env, columns, hidden_sizes, activation, orthogonal, 0.01)
         module: TensorDictModuleBase = TensorDictModule(
-            _Heads(network, list(heads.values())), in_keys=keys, out_keys=parameters
+            Heads(network, list(heads.values())), in_keys=keys, out_keys=parameters
         )
     else:
         last = linear(body.module.out_features, columns, 0.01 if orthogonal else None)
-        head = _Heads(last, list(heads.values()))
+        head = Heads(last, list(heads.values()))
         module = TensorDictSequential(
             body, TensorDictModule(head, in_keys=["features"], out_keys=parameters)
         )

@@ -44,6 +44,7 @@ class Flatten(nn.Module):
 
     Attributes:
         out_features: width of the vector.
+        is_vector: whether there is one input, and it is the vector.
 
     Raises:
         SettingError: if a spec is of a kind that has no place in a vector.
@@ -57,6 +58,7 @@ class Flatten(nn.Module):
             math.prod(shape) if choices is None else sum(choices)
             for choices, shape in zip(self._choices, self._shapes)
         )
+        self.is_vector = self._choices == [None] and len(self._shapes[0]) == 1
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return ``[..., out_features]``."""

@@ -12,7 +12,7 @@ from torchrl.collectors import Collector
 from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
 
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
-from kit.collectors.vector import as_vector_env
+from kit.collectors.rollout import as_vector_env
 from kit.envs import make_env
 from kit.testing import CARTPOLE, CollectorCase, counter_env, counter_policy
 from kit.testing.counter import COUNTER

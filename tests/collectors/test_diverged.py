@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
-from kit.collectors.diverged import PolicyFault, check_policy
+from kit.collectors.base import PolicyFault, check_policy
 from kit.envs import make_env
 from kit.envs.errors import EnvironmentFault
 from kit.modules import make_actor
@@ -17,7 +17,7 @@ from tests.envs.odd_envs import Returns
 
 KINDS = {
     "vector": lambda env, actor: VectorCollector(env, actor, steps_per_env=8),
-    "exact": lambda env, actor: VectorCollector(env, actor, steps_per_env=8, exact_policy=True),
+    "exact": lambda env, actor: VectorCollector(env, actor, steps_per_env=8, fast_policy="exact"),
     "episode": lambda env, actor: EpisodeCollector(env, actor, min_episodes=2),
     "tensor": lambda env, actor: TensorCollector(env, actor, steps_per_env=8),
     "async": lambda env, actor: AsyncCollector(env, actor, steps_per_env=8, max_staleness=0),
@@ -35,7 +35,7 @@ def collector_and_actor(kind, id):
 @pytest.mark.parametrize(
     ("id", "key"), [("Pendulum-v1", "action"), ("CartPole-v1", "action_log_prob")]
 )
-def test_a_policy_that_has_diverged_is_named_with_the_copy_and_the_step(kind, id, key):
+def test_a_policy_that_has_diverged_is_named_with_the_environment_and_the_step(kind, id, key):
     collector, actor = collector_and_actor(kind, id)
     first = collector.collect()
     taken = collector.policy_steps // 2
@@ -43,7 +43,9 @@ def test_a_policy_that_has_diverged_is_named_with_the_copy_and_the_step(kind, id
         next(actor.parameters()).fill_(torch.nan)
     collector.update_policy_weights_()
     before = collector.policy_steps, collector.env_steps, collector.episodes
-    with pytest.raises(PolicyFault, match=f"policy, copy 0, after {taken} .* NaN as .*{key}"):
+    with pytest.raises(
+        PolicyFault, match=f"env 0, after {taken} .* its output {key} is NaN"
+    ):
         collector.collect()
     collector.shutdown()
     assert first.numel()
@@ -61,7 +63,7 @@ def test_what_a_policy_writes_after_a_nan_observation_is_not_its_fault():
     good, bad = torch.zeros(1, 3, 1), torch.tensor([[[0.0], [torch.nan], [0.0]]])
     written = {"action": torch.tensor([[[0.0], [torch.nan], [torch.nan]]])}
     check_policy(written, {"observation": bad}, ["action"], 0)
-    with pytest.raises(PolicyFault, match="copy 0, after 11 policy steps"):
+    with pytest.raises(PolicyFault, match="env 0, after 11 policy steps"):
         check_policy(written, {"observation": good}, ["action"], 10)
     infinite = {"action": torch.tensor([[[torch.inf], [-torch.inf], [0.0]]])}
     check_policy(infinite, {"observation": good}, ["action"], 0)
@@ -84,5 +86,5 @@ def test_after_a_fault_the_policy_begins_new_episodes():
 
 def test_a_fault_can_be_sent_between_processes():
     fault = pickle.loads(pickle.dumps(PolicyFault(("agents", "action"), 3, 17)))
-    assert (fault.key, fault.copy, fault.policy_step) == (("agents", "action"), 3, 17)
-    assert "copy 3, after 17 policy steps: wrote NaN as agents.action" in str(fault)
+    assert (fault.key, fault.env, fault.policy_step) == (("agents", "action"), 3, 17)
+    assert "env 3, after 17 policy steps: its output agents.action is NaN" in str(fault)

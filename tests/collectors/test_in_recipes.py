@@ -97,7 +97,7 @@ def test_arguments_of_the_collector_are_settings(tmp_path):
     assert (late.max_staleness, late.staleness) == (0, 0)
     exact = run_ppo("vector", tmp_path, collector_kwargs={"exact_policy": True}).collector
     assert exact.exact_policy
-    assert exact._acting.runner.in_numpy is None
+    assert exact.policy_path.name == "program"
 
 
 @pytest.mark.parametrize("collector", ["episode", None])

@@ -13,7 +13,7 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors import VectorCollector
-from kit.collectors.policy import PolicyRunner
+from kit.collectors.actor import PolicyRunner
 from kit.envs import make_env
 from kit.modules import make_actor
 from tests.envs.odd_envs import ManySpaces
@@ -53,7 +53,7 @@ def assert_same_batches(fast, plain, count=3):
 
 
 def runner_of(collector) -> PolicyRunner:
-    return collector._acting.runner
+    return collector._actor.runner
 
 
 def dropping(env):
@@ -210,7 +210,7 @@ def test_a_policy_that_was_asked_to_run_as_a_module_does_so_without_a_word():
         warnings.simplefilter("error")
         collector = VectorCollector(guess(), deciding(None), steps_per_env=4, fast_policy=False)
         collector.collect()
-    assert runner_of(collector).plain_reason == "asked for"
+    assert collector.policy_path == ("module", "fast_policy='module'")
 
 
 # ---------------------------------------------------------------------- looking without acting

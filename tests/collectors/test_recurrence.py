@@ -123,7 +123,7 @@ def test_a_recurrence_of_tensor_operations_is_on_the_fast_path():
     for make in (vector, tensor):
         collector = make("cell")
         whole(collector)
-        assert collector._acting.runner.replays
+        assert collector._actor.runner.replays
 
 
 def test_a_recurrent_module_of_torchrl_runs_as_a_module_and_says_why():

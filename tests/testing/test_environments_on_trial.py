@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from kit.envs.backends.base import EnvBackend
 from kit.testing import CARTPOLE, COUNTING, BrokenPromise, check_collector
 from tests.collectors.kinds import episodes, vector
 
@@ -88,7 +85,6 @@ def lose_last_observations(env):
         return mended
 
     env.backend.step = broken
-    env.backend.step_through = functools.partial(EnvBackend.step_through, env.backend)
 
 
 @KINDS

@@ -7,9 +7,10 @@ spent or faked.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,21 +43,17 @@ class StepArrays(NamedTuple):
     raw_reward: NDArray[np.float32] | None = None
     """rewards before normalisation, where they are normalised, ``[num_envs]``."""
 
-    def at(self, step: int | slice | None) -> StepArrays:
-        """Return one of many steps, or some; at ``None``: this one as many, with a dimension."""
-        return StepArrays(
-            {key: array[step] for key, array in self.next_observation.items()},
-            {key: array[step] for key, array in self.observation.items()},
-            self.reward[step],
-            self.terminated[step],
-            self.truncated[step],
-            self.env_steps[step],
-            None if self.raw_reward is None else self.raw_reward[step],
-        )
-
     def rows(self) -> Iterator[StepArrays]:
-        """Yield one after the other of many steps."""
-        return map(self.at, range(len(self.reward)))
+        """Yield one after the other of many steps, as views."""
+        raw = itertools.repeat(None) if self.raw_reward is None else self.raw_reward
+        flags = self.terminated, self.truncated
+        following, present = _rows(self.next_observation), _rows(self.observation)
+        return map(StepArrays, following, present, self.reward, *flags, self.env_steps, raw)
+
+
+def _rows(arrays: Arrays) -> Iterator[Arrays]:
+    """Yield arrays of each step, by key; iterating takes a third of the time of indexing."""
+    return (dict(zip(arrays, row)) for row in zip(*arrays.values()))
 
 
 class EnvBackend(ABC):
@@ -129,20 +126,6 @@ class EnvBackend(ABC):
             EnvironmentFault: if a copy raises or returns something impossible, and no restart is
                 left.
         """
-
-    def step_through(self, actions: Iterable[Arrays], results: StepArrays) -> None:
-        """Take a step in every copy for each of ``actions``: :meth:`step` in a loop.
-
-        Args:
-            actions: of each step, one row for each copy. They are asked for when everything is
-                written that the step before has led to.
-            results: of as many steps; written to.
-
-        Raises:
-            EnvironmentFault: as :meth:`step`.
-        """
-        for chosen, result in zip(actions, results.rows()):
-            self.step(chosen, result)
 
     @abstractmethod
     def full_states(self) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -51,7 +51,6 @@ class SerialBackend(EnvBackend):
         self._rebuilt = [0] * num_envs  # how often
         self._next_seeds: dict[int, int] = {}
         self._present: Arrays = {}
-        self._one_step: tuple[StepArrays | None, Any] = None, None  # the last, and it as many
 
     def reset(
         self,
@@ -62,116 +61,87 @@ class SerialBackend(EnvBackend):
         """Reset copies one by one."""
         if seeds is not None:
             self._seeds = [int(seed) for seed in seeds]
-        first = {key: array[None] for key, array in observation.items()}
         for number in range(self.num_envs):
             if mask is None or mask[number]:
-                self._reset(number, first, 0, None if seeds is None else seeds[number])
+                self._reset(number, observation, None if seeds is None else seeds[number])
         self._present = observation
 
-    def _reset(self, number: int, arrays: Arrays, step: int, seed: int | None = None) -> None:
+    def _reset(self, number: int, arrays: Arrays, seed: int | None = None) -> None:
         while True:
             try:
                 first, _ = self.envs[number].reset(seed=self._next_seeds.pop(number, seed))
-                self._write(number, first, arrays, step)
+                self._write(number, first, arrays)
                 return
             except Exception as error:
                 self._rebuild(number, error, "reset()")
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step copies one by one."""
-        chosen = self.convert.rows(actions)
+        """Step environments one by one."""
         numbers: Sequence[int] = self._numbers
         if active is not None:
             hold(~active, result, self._present)
             result.env_steps[~active] = 0
             numbers = np.flatnonzero(active).tolist()
-        if result is not self._one_step[0]:
-            self._one_step = result, result.at(None)
-        results = self._one_step[1]
-        ended, mended = self._step(iter(numbers), chosen, results, 0)
-        self._fill_in(results, bool(ended))
-        return mended
-
-    def step_through(self, actions: Iterable[Arrays], results: StepArrays) -> None:
-        """Step copies one by one, without a view of all arrays for each step."""
-        convert, numbers, any_ended = self.convert.rows, self._numbers, False
-        for step, chosen in enumerate(actions):
-            ended, _ = self._step(iter(numbers), convert(chosen), results, step)
-            if ended:
-                any_ended = True
-        self._fill_in(results, any_ended)
-
-    def _fill_in(self, results: StepArrays, any_ended: bool) -> None:
-        """Write next observations where no episode ended: they are acted on next."""
-        for key, array in results.next_observation.items():
-            then = results.observation[key]
-            if any_ended:
-                going_on = ~(results.terminated | results.truncated)
-                where = going_on.reshape(*going_on.shape, *[1] * (array.ndim - 2))
-                np.copyto(array, then, where=where)
-            else:
-                array[...] = then
-        self._present = {key: array[-1] for key, array in results.observation.items()}
+        ended: list[int] = []
+        recovered = self._step(iter(numbers), self.convert.rows(actions), result, ended)
+        for key, array in result.observation.items():
+            result.next_observation[key][...] = array
+        for number in ended:
+            self._reset(number, result.observation)
+        self._present = result.observation
+        return recovered
 
     def _step(
-        self, numbers: Iterator[int], chosen: Sequence[Any], results: StepArrays, step: int
-    ) -> tuple[list[int], Mask | None]:
-        """Step copies; where an episode goes on, only what is acted on next is written.
+        self, numbers: Iterator[int], chosen: Sequence[Any], result: StepArrays, ended: list[int]
+    ) -> Mask | None:
+        """Step environments; what they observe is written to ``result.observation``.
 
         Args:
-            numbers: of the copies.
-            chosen: an action for each copy.
-            results: of many steps.
-            step: which of them.
+            numbers: of the environments.
+            chosen: an action for each environment.
+            result: of this step.
+            ended: environments whose episode ended are appended.
 
         Returns:
-            Environments whose episode ended, and which of them were mended (``None``: none).
+            Environments that recovered from a fault; ``None``: none.
         """
-        envs, reward, number, shape = self.envs, results.reward, 0, self._shape
-        observation = None if shape is None else results.observation[self._key]
-        ended: list[int] = []
-        mended = None
+        envs, reward, number, shape = self.envs, result.reward, 0, self._shape
+        observation = None if shape is None else result.observation[self._key]
+        recovered = None
         while True:
             try:
                 for number in numbers:
-                    seen, reward[step, number], terminated, truncated, info = envs[number].step(
+                    seen, reward[number], terminated, truncated, info = envs[number].step(
                         chosen[number]
                     )
                     if observation is not None and getattr(seen, "shape", None) == shape:
-                        observation[step, number] = seen
+                        observation[number] = seen
                     else:
-                        self._write(number, seen, results.observation, step)
+                        self._write(number, seen, result.observation)
                     if self._repeats:
-                        results.env_steps[step, number] = info["env_steps"]
+                        result.env_steps[number] = info["env_steps"]
                     if terminated or truncated:
-                        results.terminated[step, number] = terminated
-                        results.truncated[step, number] = truncated
+                        result.terminated[number] = terminated
+                        result.truncated[number] = truncated
                         ended.append(number)
-                break
+                return recovered
             except Exception as error:
-                mended = np.zeros(self.num_envs, np.bool_) if mended is None else mended
-                mended[number] = True
+                recovered = np.zeros(self.num_envs, np.bool_) if recovered is None else recovered
+                recovered[number] = True
                 ended.append(number)
-                self._mend(number, error, results, step)
-        for number in ended:
-            for key, array in results.observation.items():
-                results.next_observation[key][step, number] = array[step, number]
-            self._reset(number, results.observation, step)
-        return ended, mended
+                self._mend(number, error, result)
 
-    def _mend(self, number: int, error: Exception, results: StepArrays, step: int) -> None:
-        """Rebuild a copy that failed, and truncate its episode.
+    def _mend(self, number: int, error: Exception, result: StepArrays) -> None:
+        """Rebuild an environment that failed, and truncate its episode.
 
         Raises:
             EnvironmentFault: if no restart is left.
         """
         self._rebuild(number, error, "step()")
-        before = {key: array[step - 1] for key, array in results.observation.items()}
-        result = results.at(step)
-        hold(number, result, before if step else self._present)
+        hold(number, result, self._present)
         result.truncated[number] = True
 
-    def _write(self, number: int, seen: Any, arrays: Arrays, step: int) -> None:
+    def _write(self, number: int, seen: Any, arrays: Arrays) -> None:
         values = []
         for leaf in self.observation_leaves:
             try:
@@ -187,7 +157,7 @@ class SerialBackend(EnvBackend):
                 )
             values.append(value)
         for leaf, value in zip(self.observation_leaves, values):
-            arrays[leaf.key][step, number] = value
+            arrays[leaf.key][number] = value
 
     def _rebuild(self, number: int, error: Exception, call: str) -> None:
         """Put a new copy in the place of one that has failed.
