@@ -17,9 +17,9 @@ from torchrl.modules.utils import get_primers_from_module
 
 from kit.envs.backends.base import Mask
 from kit.envs.spaces import Arrays, Key, Leaf
-from kit.fast.numpy_mlp import NotInNumpy, NumpyPolicy
 from kit.fast.old_trace import FlatProgram, NotTraceable, trace
 from kit.fast.watch import Watch
+from kit.modules.numpy_policy import NotInNumpy, NumpyPolicy
 from kit.steps import SettingError
 from kit.steps.errors import one_of
 
