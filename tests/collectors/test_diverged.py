@@ -43,9 +43,7 @@ def test_a_policy_that_has_diverged_is_named_with_the_environment_and_the_step(k
         next(actor.parameters()).fill_(torch.nan)
     collector.update_policy_weights_()
     before = collector.policy_steps, collector.env_steps, collector.episodes
-    with pytest.raises(
-        PolicyFault, match=f"env 0, after {taken} .* its output {key} is NaN"
-    ):
+    with pytest.raises(PolicyFault, match=f"env 0, after {taken} .* its output {key} is NaN"):
         collector.collect()
     collector.shutdown()
     assert first.numel()
