@@ -38,8 +38,6 @@ def modules() -> dict[str, Path]:
 def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
     """Yield what of ours is imported anywhere below ``tree``, but not for annotations alone."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -49,16 +49,19 @@ from torchrl.trainers.algorithms.offline_to_online import (
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from kit.envs import make_env
+from kit.hooks import AnnealLearningRate
 from kit.modules import make_action_value, make_actor
-from kit.steps import StepPlan
+from kit.steps import SettingError, StepPlan
 from kit.trainer import PlanNotKept, Trainer
 from kit.trainer.stages import HookError
 from kit.update import Update
 from tests.tiny import (
     Rows,
+    Scripted,
     assert_equal,
     assert_same,
     collector_of,
+    evaluator_for,
     off_policy_plan,
     on_policy_plan,
     ppo_parts,
@@ -531,6 +534,55 @@ def test_early_stopping_ends_the_run():
     assert ledger.policy_steps == 48  # the reward is 1 in every step, from the first batch on
     assert trainer.stop_reason == stop.stop_reason
     assert "'reward' did not improve for 32 frames" in trainer.stop_reason
+
+
+def test_early_stopping_monitors_columns_of_the_rows():
+    stop = EarlyStopping(monitor="episode/return", patience=0, wait_for=0)
+    trainer = ppo_trainer(env=Scripted, hooks=[stop], log_every=16)
+    # The column is there after the first row; every return is 5, so the third is no better.
+    assert trainer.run().policy_steps == 48
+    assert stop.best_score == 5.0
+    assert trainer.stop_reason == "Monitored metric 'episode/return' did not improve for 16 frames."
+
+
+@pytest.mark.parametrize("monitor", ["train/loss_critic", "policy_steps", "evaluation/return"])
+def test_early_stopping_waits_for_the_first_row_with_its_column(monitor):
+    plan = on_policy_plan(evaluation_every=48, evaluation_episodes=1)
+    parts = ppo_parts(plan)
+    stop = EarlyStopping(monitor=monitor, patience=1_000, wait_for=0)
+    evaluate = evaluator_for(parts, plan, "CartPole-v1")
+    trainer = Trainer(plan, **parts, evaluate=evaluate, hooks=[stop], log_every=32)
+    began: list[int] = []
+
+    def look() -> None:
+        if stop.best_score is not None:
+            began.append(trainer.policy_steps)
+
+    trainer.register_op("log_row", lambda row: look())
+    trainer.run()
+    assert began[0] == (64 if monitor == "evaluation/return" else 48)
+
+
+def test_early_stopping_names_a_metric_that_nobody_logs():
+    trainer = ppo_trainer(hooks=[EarlyStopping(monitor="rewrad", wait_for=0)])
+    with pytest.raises(HookError, match=r"EarlyStopping.*could not find monitored metric 'rewrad'"):
+        trainer.run()
+    late = ppo_trainer(hooks=[EarlyStopping(monitor="episode/retrun", wait_for=0)])
+    with pytest.warns(UserWarning, match="EarlyStopping never found 'episode/retrun'.*iterations"):
+        late.run()
+
+
+def test_two_hooks_that_set_a_learning_rate_are_refused():
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    optimizer = parts["update"].optimizers["optimizer"]
+    theirs = LRSchedulerHook(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    for hooks in ([AnnealLearningRate(optimizer), theirs], [theirs, AnnealLearningRate(optimizer)]):
+        with pytest.raises(SettingError, match=r"LRSchedulerHook.*anneal_learning_rate.*one of"):
+            Trainer(plan, **parts, hooks=hooks)
+    constant = AnnealLearningRate(optimizer, "constant")
+    Trainer(plan, **parts, hooks=[constant, theirs]).run()
+    assert optimizer.param_groups[0]["lr"] == 1e-3 * 0.5**4
 
 
 # ---------------------------------------------------------------------- saved and restored

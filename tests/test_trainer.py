@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
@@ -11,7 +12,8 @@ import torch
 
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, make_env
-from kit.hooks import StopWhen, TargetKL
+from kit.hooks import Console, NotFinite, StopWhen, TargetKL
+from kit.logging.journal import episode_columns
 from kit.modules import make_actor
 from kit.steps import SettingError
 from kit.trainer import PlanNotKept, Trainer
@@ -468,3 +470,147 @@ def test_environments_of_gymnasium_can_be_given_too():
         vector_kwargs={"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP},
     )  # fmt: skip
     assert ppo_trainer(plan, env=env).run().policy_steps == 64
+
+
+# ---------------------------------------------------------------------- contradictions
+def test_a_loss_that_reads_advantages_needs_an_estimator():
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    del parts["advantage"]
+    with pytest.raises(SettingError, match=r"advantage=None leaves ClipPPOLoss without.*GAE"):
+        Trainer(plan, **parts)
+
+
+def test_as_many_policy_steps_of_other_environments_than_planned_are_refused():
+    plan = on_policy_plan(num_envs=4, steps_per_env=4)  # 16, as 2 x 8
+    with pytest.raises(SettingError, match=r"env\.num_envs=2 .*the plan's num_envs=4; .*: 4;"):
+        Trainer(plan, **ppo_parts(on_policy_plan()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"action_repeat": 2}, r"env\.action_repeat=1 .*the plan's action_repeat=2"),
+        ({"max_episode_steps": 100}, r"env\.max_episode_steps='the registered one' .*=100"),
+    ],
+)
+def test_environments_with_another_time_than_planned_are_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
+        Trainer(on_policy_plan(**settings), **ppo_parts(on_policy_plan()))
+
+
+def test_several_processes_in_one_are_refused():
+    plan = on_policy_plan(total_policy_steps=128, world_size=2)
+    with pytest.raises(SettingError, match=r"world_size=2 processes train together.*works: 1\."):
+        Trainer(plan, **ppo_parts(on_policy_plan()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replay_ratio": 1}, r"replay_ratio='1' counts samples of a replay buffer.*update_epochs"),
+        (
+            {"gradient_steps_per_iteration": 3, "minibatch_size": 32},
+            r"minibatch_size=32 is larger than the 16 policy steps of one batch.*: 16\.",
+        ),
+    ],
+)
+def test_rules_of_a_replay_buffer_are_refused_where_advantages_are_trained_on(settings, message):
+    plan = on_policy_plan(update_epochs=None, **settings)
+    with pytest.raises(SettingError, match=message):
+        Trainer(plan, **ppo_parts(plan))
+
+
+def test_samples_of_a_replay_buffer_that_is_not_there_are_refused():
+    plan = off_policy_plan()
+    trainer = Trainer(plan, **{**sac_parts(plan), "buffer": None})
+    with pytest.raises(SettingError, match=r"buffer=None keeps the last batch only.*ratio=1 "):
+        trainer.run()
+    assert trainer.ledger.policy_steps == 0
+
+
+@pytest.mark.parametrize("hooks", [StopWhen(reached=1.0), "stop_when", {"stop": StopWhen}])
+def test_hooks_that_are_no_list_are_refused(hooks):
+    with pytest.raises(SettingError, match=r"hooks=.* is not a list of hooks; hooks=\["):
+        ppo_trainer(hooks=hooks)
+
+
+def test_a_class_of_hooks_is_no_hook():
+    with pytest.raises(SettingError, match=r"hook=<class .*TargetKL'> is no hook object"):
+        ppo_trainer(hooks=[TargetKL])
+
+
+# ---------------------------------------------------------------------- what a plain trainer does
+def test_a_plain_trainer_shows_plan_progress_and_ledger(capsys):
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    del parts["progress"]
+    trainer = Trainer(plan, **parts)
+    trainer.run()
+    shown = capsys.readouterr().out
+    assert plan.table() in shown
+    assert "64 policy steps  100%" in shown
+    assert plan.table(trainer.ledger) in shown
+
+
+def test_progress_has_a_title_and_can_be_switched_off(capsys):
+    ppo_trainer(progress="a small run").run()
+    assert capsys.readouterr().out.startswith("\na small run\n")
+    ppo_trainer(progress=False).run()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_console_of_ones_own_is_the_only_one(capsys):
+    ppo_trainer(progress=True, hooks=[Console("mine")]).run()
+    assert capsys.readouterr().out.count("transitions trained on") == 2  # plan and ledger
+
+
+def with_nan_critic(**parts) -> Trainer:
+    """One iteration whose losses are NaN."""
+    trainer = ppo_trainer(on_policy_plan(total_policy_steps=16), **parts)
+    with torch.no_grad():
+        for weight in trainer.loss_module.critic_network_params.values(True, True):
+            weight.fill_(math.nan)
+    return trainer
+
+
+def test_a_plain_trainer_guards_against_nan_unless_told_not_to():
+    with pytest.raises(NotFinite, match="loss_critic is nan"):
+        with_nan_critic().run()
+    assert with_nan_critic(nan_guard=False).run().policy_steps == 16
+
+
+def test_a_run_may_be_resumed_with_other_observers(tmp_path, capsys):
+    stopped = ppo_trainer(folder=tmp_path, nan_guard=False)
+    stopped.register_op("post_steps", stopped.request_stop)
+    stopped.run()
+    resumed = ppo_trainer(resume_from=stopped.last_checkpoint, progress=True)
+    assert resumed.run().policy_steps == 64
+    assert "resumed at 16 policy steps" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------- columns
+def test_metrics_of_a_collector_are_columns():
+    class Late(VectorCollector):
+        def metrics(self):
+            return {"collector/staleness": 1.5}
+
+    plan, rows = on_policy_plan(), Rows()
+    parts = ppo_parts(plan)
+    env = make_env("CartPole-v1", 2)
+    policy = make_actor(env, (8,))
+    parts["collector"] = Late(env, policy, frames_per_batch=16)
+    Trainer(plan, **parts, logger=rows, log_every=32).run()
+    assert [row["collector/staleness"] for row in rows.rows] == [1.5, 1.5]
+
+
+def test_numbers_that_episodes_report_are_columns():
+    episodes = [
+        SimpleNamespace(episode_return=2.0, length=4, info={"is_success": 1.0, "return": 9.0}),
+        SimpleNamespace(episode_return=4.0, length=6, info={"is_success": 0.0, "coins": 3.0}),
+        SimpleNamespace(episode_return=6.0, length=5),
+    ]
+    columns = episode_columns(episodes)
+    assert columns["episode/is_success"] == 0.5
+    assert columns["episode/coins"] == 3.0
+    assert (columns["episode/return"], columns["episode/length"]) == (4.0, 5.0)

@@ -143,6 +143,15 @@ class Anneal(Hook):
         trainer.register_op("post_steps_log", self.log)
         trainer.register_op("post_steps", self.step)
 
+    def sets(self, target: Any, attribute: str) -> bool:
+        """Whether an attribute of an object (of an optimiser: of any group) is set by this hook."""
+        owners = [target, *getattr(target, "param_groups", ())]
+        found = any(
+            value.name == attribute and any(value.owner is owner for owner in owners)
+            for value in self.values
+        )
+        return found and self.schedule != "constant"
+
     def _check_alone(self, trainer: HookedTrainer) -> None:
         for other_name, other in trainer.registered_modules.items():
             if not isinstance(other, Anneal) or "constant" in (self.schedule, other.schedule):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torchrl.envs import TransformedEnv
 from torchrl.trainers import OptimizationStepper
 
 from kit.buffers import RolloutBatches
+from kit.hooks.annealing import Anneal
 from kit.steps import SettingError, StepPlan
 from kit.trainer.stages import Stages
 from kit.update import Update
@@ -29,6 +31,29 @@ def check_hooks_argument(hooks: Any) -> list[Any]:
         name = type(hooks).__name__
         raise SettingError("hooks", hooks, "is not a list of hooks", f"hooks=[{name}(...)]")
     return list(hooks)
+
+
+def check_learning_rates(modules: Mapping[str, Any]) -> None:
+    """Refuse a scheduler of PyTorch whose learning rates another hook sets.
+
+    Args:
+        modules: registered hooks by name.
+
+    Raises:
+        SettingError: if there is one.
+    """
+    for hook in modules.values():
+        optimizer = getattr(getattr(hook, "scheduler", None), "optimizer", None)
+        if optimizer is None:
+            continue
+        for name, other in modules.items():
+            if isinstance(other, Anneal) and other.sets(optimizer, "lr"):
+                raise SettingError(
+                    "hook",
+                    type(hook).__name__,
+                    f"sets the learning rate that {name} sets too",
+                    "leave one of the two out; recipes leave theirs out with anneal=constant",
+                )
 
 
 # ---------------------------------------------------------------------- collection

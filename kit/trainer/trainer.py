@@ -145,6 +145,7 @@ class Trainer(TorchRLProtocol):
             self.update.register(self)
         for hook in hooks:
             self.add(hook)
+        checks.check_learning_rates(self.registered_modules)
         there = {type(module) for module in self.registered_modules.values()}
         if nan_guard and NaNGuard not in there:
             self.add(NaNGuard())

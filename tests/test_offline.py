@@ -1,0 +1,152 @@
+"""A trainer without a collector trains on stored transitions, counted by gradient steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.objectives import BCLoss, IQLLoss
+from torchrl.trainers import LogScalar
+
+from kit.collectors import VectorCollector
+from kit.envs import make_env
+from kit.hooks import AnnealLearningRate, Evaluator
+from kit.modules import make_action_value, make_actor, make_value
+from kit.steps import SettingError, StepPlan
+from kit.trainer import Trainer
+from kit.update import Update
+from tests.tiny import Rows, assert_equal, on_policy_plan, ppo_parts, weights
+
+
+def offline_plan(**changes: Any) -> StepPlan:
+    """Five iterations of ten gradient steps."""
+    settings = {
+        "iterations": 5, "steps_per_env": 0, "gradient_steps_per_iteration": 10,
+        "minibatch_size": 8, "final_evaluation": False,
+    }  # fmt: skip
+    return StepPlan(**{**settings, **changes})
+
+
+def stored_transitions(rows: int = 200) -> TensorDictReplayBuffer:
+    """Transitions of random actions."""
+    collector = VectorCollector(make_env("Pendulum-v1", 1, seed=7), None, frames_per_batch=rows)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(rows), batch_size=8)
+    buffer.extend(next(iter(collector)).reshape(-1).exclude("collector"))
+    collector.shutdown()
+    return buffer
+
+
+def iql_parts(seed: int = 0) -> dict[str, Any]:
+    """The parts of a small implicit Q-learning, by the name of the trainer's argument."""
+    buffer = stored_transitions()
+    torch.manual_seed(seed)
+    env = make_env("Pendulum-v1", 1)
+    actor = make_actor(env, (8,), continuous="tanh_normal", orthogonal=False)
+    loss = IQLLoss(actor, make_action_value(env, (8,)), make_value(env, (8,)))
+    loss.make_value_estimator(gamma=0.99)
+    update = Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3))
+    return {"collector": None, "buffer": buffer, "update": update, "progress": False}
+
+
+# ---------------------------------------------------------------------- counting
+def test_plan_and_ledger_agree_without_a_single_policy_step():
+    plan = offline_plan(pretrain_steps=3)
+    trainer = Trainer(plan, **iql_parts())
+    before = weights(trainer)
+    ledger = trainer.run()
+    assert (ledger.iterations, ledger.policy_steps, ledger.env_steps) == (5, 0, 0)
+    assert (ledger.gradient_steps, ledger.samples) == (53, 53 * 8)
+    assert ledger.compare(plan) == []
+    after = weights(trainer)
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+
+
+def test_rows_checkpoints_and_evaluations_come_by_gradient_steps(tmp_path):
+    plan, rows, parts = (
+        offline_plan(evaluation_every=20, evaluation_episodes=1),
+        Rows(),
+        iql_parts(),
+    )
+    evaluate = Evaluator(
+        make_env("Pendulum-v1", 1, max_episode_steps=5), parts["update"].loss_module.actor_network,
+        episodes=1,
+    )  # fmt: skip
+    trainer = Trainer(
+        plan, **parts, evaluate=evaluate, logger=rows, log_every=30, checkpoint_every=20,
+        folder=tmp_path,
+    )  # fmt: skip
+    saved: list[int] = []
+    save = trainer.save
+    trainer.save = lambda: saved.append(trainer.ledger.gradient_steps) or save()
+    trainer.run()
+    assert [row["gradient_steps"] for row in rows.rows] == [20, 30, 40, 50]
+    evaluated = [row["gradient_steps"] for row in rows.rows if "evaluation/return" in row]
+    assert evaluated == [20, 40]
+    assert saved == [20, 40, 50]
+    assert "50" in trainer.last_checkpoint.name
+
+
+def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
+    plan = offline_plan()
+    whole = Trainer(plan, **iql_parts())
+    whole.run()
+    broken = Trainer(plan, **iql_parts(), folder=tmp_path)
+    broken.register_op(
+        "post_steps",
+        lambda: broken.request_stop() if broken.ledger.gradient_steps == 30 else None,
+    )
+    broken.run()
+    resumed = Trainer(plan, **iql_parts(seed=1), resume_from=broken.last_checkpoint)
+    assert resumed.run().gradient_steps == 50
+    assert_equal(weights(resumed), weights(whole))
+
+
+def test_a_learning_rate_is_annealed_by_gradient_steps():
+    parts = iql_parts()
+    (optimizer,) = parts["update"].optimizers.values()
+    rates: list[float] = []
+    trainer = Trainer(offline_plan(), **parts, hooks=[AnnealLearningRate(optimizer, "linear")])
+    trainer.register_op("post_optim", lambda: rates.append(optimizer.param_groups[0]["lr"]))
+    trainer.run()
+    assert rates[::10] == pytest.approx([1e-3 * share for share in (1, 0.8, 0.6, 0.4, 0.2)])
+    assert optimizer.param_groups[0]["lr"] == 0.0
+
+
+def test_behaviour_cloning_learns_the_actions_that_are_stored():
+    buffer = stored_transitions()
+    stored = buffer.storage.get(slice(None))
+    stored["action"] = stored["observation"][..., :1].tanh()
+    env = make_env("Pendulum-v1", 1)
+    actor = make_actor(env, (16,), continuous="tanh_normal", orthogonal=False)
+    loss = BCLoss(actor)
+    update = Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-2))
+    rows = Rows()
+    plan = offline_plan(gradient_steps_per_iteration=60)
+    Trainer(
+        plan, collector=None, buffer=buffer, update=update, logger=rows, log_every=60,
+        progress=False,
+    ).run()  # fmt: skip
+    losses = [row["train/loss_bc"] for row in rows.rows]
+    assert losses[-1] < losses[0]
+
+
+# ---------------------------------------------------------------------- what is refused
+def test_parts_that_have_nothing_to_do_offline_are_refused():
+    plan, parts = offline_plan(), iql_parts()
+    online = on_policy_plan()
+    collecting = ppo_parts(online)
+    with pytest.raises(SettingError, match=r"collector='VectorCollector' never runs.*steps_per_en"):
+        Trainer(plan, **{**parts, "collector": collecting["collector"]})
+    with pytest.raises(SettingError, match=r"advantage='GAE' is estimated on collected batches"):
+        Trainer(plan, **parts, advantage=collecting["advantage"])
+    with pytest.raises(SettingError, match="buffer=None holds nothing to train on offline"):
+        Trainer(plan, **{**parts, "buffer": None})
+    with pytest.raises(SettingError, match="collector=None leaves the policy steps of the plan"):
+        Trainer(online, **{**collecting, "collector": None})
+
+
+def test_hooks_of_collected_batches_are_refused():
+    with pytest.raises(SettingError, match=r"stage='pre_steps_log' never runs.*collects nothing"):
+        Trainer(offline_plan(), **iql_parts(), hooks=[LogScalar(("next", "reward"))])
