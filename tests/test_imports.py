@@ -36,7 +36,7 @@ def modules() -> dict[str, Path]:
 
 
 def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
-    """Yield what of ours is imported anywhere below ``tree``, but not for annotations alone."""
+    """Yield what of ours is imported anywhere below ``tree``, for annotations alone too."""
     for node in ast.iter_child_nodes(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -93,21 +93,35 @@ def test_the_counting_imports_nothing_of_ours_but_itself():
     assert outside == set()
 
 
-def test_imports_at_the_head_of_modules_make_no_circle():
-    files = modules()
-    graph = {}
-    for name, path in files.items():
-        head = ast.Module(ast.parse(path.read_text()).body, [])
-        head.body = [
-            node for node in head.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        ]
-        # A package and its own modules import each other; Python allows for that.
-        graph[name] = {m for m in imported(head, set(files)) if not m.endswith("__init__")} - {name}
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle; none if there is no circle."""
     try:
         order = list(TopologicalSorter(graph).static_order())
     except CycleError as error:
-        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
-    assert len(order) == len(files)
+        return list(error.args[1])
+    assert set(order) >= set(graph)
+    return []
+
+
+def packages_of(module: str) -> set[str]:
+    """The packages that a module is in, by the name of their ``__init__``."""
+    parts = module.split(".")
+    return {".".join([*parts[:n], "__init__"]) for n in range(1, len(parts))}
+
+
+def test_imports_make_no_circle_not_even_in_functions_or_for_annotations():
+    # A package and its own modules import each other; Python allows for that.
+    graph = {
+        name: others - packages_of(name)
+        for name, others in imports().items()
+        if not name.startswith("kit.fast.old_")  # one circle, which goes with its files
+    }
+    assert circle(graph) == []
+
+
+def test_a_circle_for_annotations_alone_is_found():
+    graph = {"hooks": {"trainer"}, "trainer": {"journal"}, "journal": {"hooks"}, "steps": set()}
+    assert set(circle(graph)) == {"hooks", "trainer", "journal"}
 
 
 def test_nobody_imports_recipes_or_conformance_suites():
@@ -134,6 +148,7 @@ def function():
         "kit.trainer.__init__",
         "kit.__init__",
         "kit.steps.__init__",
+        "kit.logging.journal",
         "kit.buffers",
     }
     assert found == expected

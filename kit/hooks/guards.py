@@ -17,10 +17,9 @@ class NotFinite(RuntimeError):
 
 
 class NaNGuard(Hook):
-    """Ends the run when a metric of training is not finite; no checkpoint is written any more.
+    """Ends the run when a metric of training is NaN or infinite.
 
-    Metrics are looked at when a row is written, which happens before every checkpoint, so the last
-    checkpoint is a good one.
+    A row is written, and checked, before every checkpoint: the last checkpoint is finite.
     """
 
     name = "nan_guard"
@@ -44,12 +43,12 @@ class NaNGuard(Hook):
         if not bad:
             return
         losses = [name for name in bad if name.startswith("train/loss")] or bad
-        told = ", ".join(f"{name.removeprefix('train/')} is {row[name]}" for name in losses)
+        names = ", ".join(f"{name.removeprefix('train/')} is {row[name]}" for name in losses)
         checkpoint = self.trainer.last_checkpoint
         kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "none was saved yet"
         raise NotFinite(
-            f"after {row['gradient_steps']:,} gradient steps {told}; {kept}. Smaller learning "
-            "rates or gradient clipping (clip_norm) are what helps most often"
+            f"after {row['gradient_steps']:,} gradient steps {names}; {kept}. Smaller learning "
+            "rates or gradient clipping (max_grad_norm) help most often"
         )
 
 
@@ -133,11 +132,11 @@ class StopWhen(Hook):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and how long ago it was."""
+        """The best value and how many rows ago it was."""
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a state of :meth:`state_dict`."""
         self.best, self.waited = state_dict["best"], int(state_dict["waited"])
 
 

@@ -13,7 +13,7 @@ class NotSaved(RuntimeError):
 
 
 def not_written(path: Path, error: OSError) -> NotSaved:
-    """Return what to raise where ``path`` could not be written."""
+    """The error to raise where ``path`` could not be written."""
     return NotSaved(
         f"{path} cannot be written: {error.strerror or error}; all that was written before is "
         "untouched. Make room or choose another folder with runs=..."

@@ -39,10 +39,10 @@ class RowLogger(Protocol):
         """Keep the settings of the run."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on after a resume."""
+        """The state that a resumed run needs."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned, forgetting later rows."""
+        """Restore a state of :meth:`state_dict`, dropping later rows."""
 
     def close(self) -> None:
         """Finish writing."""
@@ -51,7 +51,7 @@ class RowLogger(Protocol):
 class CsvLogger:
     """One row per log point in ``metrics.csv``, and its times in ``times.csv``.
 
-    Times are kept apart because they differ from run to run: ``metrics.csv`` of a run that was
+    Times are separate because they differ from run to run: ``metrics.csv`` of a run that was
     killed and resumed is the file of the uninterrupted run, byte for byte.
 
     Args:
@@ -82,7 +82,7 @@ class CsvLogger:
         """The configuration is a file of the run folder; nothing to do."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return columns and number of rows."""
+        """Columns and number of rows."""
         return {"metrics": self._metrics.state_dict(), "times": self._times.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ class TorchRLLogger:
 
 
 def _settings(config: Mapping[str, Any], path: str = "") -> dict[str, str | int | float | bool]:
-    """Return nested settings as one level of numbers and texts."""
+    """Nested settings as one level of numbers and texts."""
     flat: dict[str, str | int | float | bool] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -211,7 +211,7 @@ class WandbLogger(TorchRLLogger):
         folder: run folder; W&B writes below it.
         project: W&B project.
         name: name of the run.
-        id: of the run, to go on with it; made up if not given.
+        id: of a run to continue; ``None``: a new one.
     """
 
     def __init__(
@@ -256,11 +256,11 @@ class WandbLogger(TorchRLLogger):
         run.save(str(path), base_path=run.dir, policy="now")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the id of the run."""
+        """The id of the run."""
         return {"id": self.id}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the same W&B run."""
+        """Continue the same W&B run."""
         self.id = str(state_dict["id"])
 
     def close(self) -> None:
@@ -277,7 +277,7 @@ def _logged_in() -> bool:
 
     try:
         return bool(wandb.login(prompt=False))
-    except TypeError:  # older versions cannot be told not to ask
+    except TypeError:  # older versions do not take prompt=False
         return bool(wandb.api.api_key)
     except Exception:
         return False

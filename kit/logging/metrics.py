@@ -82,7 +82,7 @@ class MetricMeans:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a state of :meth:`state_dict`."""
         self._sums, self._counts = {}, {}
         for group in state_dict["groups"]:
             names = tuple(group["names"])

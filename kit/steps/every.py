@@ -45,7 +45,7 @@ class Every:
         return {"last": self.last}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a state of :meth:`state_dict`."""
         self.last = int(state_dict["last"])
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,18 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.name}: planned {self.planned}, counted {self.counted}"
+
+
+class PlanNotKept(RuntimeError):
+    """What was counted is not what was planned.
+
+    Args:
+        differences: the counts that differ.
+    """
+
+    def __init__(self, differences: Sequence[Difference]) -> None:
+        self.differences = list(differences)
+        super().__init__("the run did not do what was planned: " + "; ".join(map(str, differences)))
 
 
 class StepLedger:
@@ -155,6 +168,16 @@ class StepLedger:
         return totals
 
     # ------------------------------------------------------------------ proof
+    def verify(self, plan: PlannedCounts) -> None:
+        """Compare with ``plan``.
+
+        Raises:
+            PlanNotKept: if a count differs from what :meth:`compare` expects.
+        """
+        differences = self.compare(plan)
+        if differences:
+            raise PlanNotKept(differences)
+
     def compare(self, plan: PlannedCounts) -> list[Difference]:
         """The counts that differ from what ``plan`` says after as many iterations.
 

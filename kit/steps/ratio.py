@@ -92,7 +92,7 @@ class ReplayRatio:
         return {"remainder": self._remainder}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a state of :meth:`state_dict`."""
         self._remainder = int(state_dict["remainder"])
 
     def __repr__(self) -> str:

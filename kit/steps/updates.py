@@ -49,7 +49,7 @@ class UpdatePlan(CollectionPlan):
     sequence_length: int | None = None
     """time steps of a sequence, where a minibatch is made of sequences."""
     last_minibatch: LastMinibatch = "smaller"
-    """what becomes of the rows of a batch that do not fill a minibatch: they make a ``smaller``
+    """the rows of a batch that do not fill a minibatch: they make a ``smaller``
     one, ``merge`` into the last, ``drop`` out of the epoch, or ``carry`` over into the next."""
     minibatches_per_epoch: int | None = None
     """minibatches drawn in an update epoch, at most; ``None``: all that a batch makes."""
@@ -114,7 +114,7 @@ class UpdatePlan(CollectionPlan):
         return done + self._followed_until(iteration - first + 1, first)
 
     def _followed_until(self, trainings: int, first: int) -> int:
-        """Follow the rule; what it said is kept, so that each iteration is followed once."""
+        """Follow the rule; its results are kept, so that each iteration is followed once."""
         if not hasattr(self, "_followed"):
             rule = counting_rule(self.counting)(self)
             start = array("q", [0, rule.advance(self.collected(first))])
@@ -155,7 +155,7 @@ class UpdatePlan(CollectionPlan):
         return available if limit is None else min(limit, available)
 
     def _cut(self, rows: int) -> tuple[int, int]:
-        """Return what is cut into minibatches (sequences, if so asked) and the size of one."""
+        """The number of rows to cut (sequences, if so asked) and of those in a minibatch."""
         rows //= self.sequence_length or 1
         return rows, self.minibatch_size or max(rows, 1)
 
@@ -234,6 +234,12 @@ class UpdatePlan(CollectionPlan):
         if iteration > first:
             done += (iteration - first) * self._epoch_rows(self.rows(first + 1))
         return done * self.update_epochs * length
+
+    def unseen_samples(self, iteration: int, drawn: int) -> int:
+        """Transitions in the minibatches of ``iteration`` after the first ``drawn`` of them."""
+        if not self.is_exact:
+            return 0
+        return sum(self.minibatch_sizes(iteration)[drawn:]) * (self.sequence_length or 1)
 
     def _epoch_rows(self, rows: int) -> int:
         """Rows (sequences, if so asked) that one update epoch trains on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from kit.trainer.trainer import PlanNotKept, Trainer
+from kit.steps.ledger import PlanNotKept
+from kit.trainer.trainer import Trainer
 
 __all__ = ["PlanNotKept", "Trainer"]

@@ -21,7 +21,7 @@ from kit.hooks.base import Hook
 from kit.logging.files import NotSaved
 from kit.steps import SettingError
 
-__all__ = ["Checkpoints", "NotSaved", "hook_states", "normalization_of", "policies_of"]
+__all__ = ["Checkpoints", "NotSaved", "normalization_of", "stateful_parts"]
 
 
 class Checkpoints:
@@ -115,18 +115,26 @@ def _why_not_written(error: BaseException) -> str | None:
     return _why_not_written(before) if isinstance(before, OSError) else "is the disk full?"
 
 
-def hook_states(modules: Mapping[str, Any]) -> dict[str, Any]:
-    """The registered modules with a state, so that observers may differ in a resumed run."""
-    return {
-        f"hook {name}": module
-        for name, module in modules.items()
-        if hasattr(module, "load_state_dict") and type(module).state_dict is not Hook.state_dict
-    }
+def stateful_parts(
+    parts: Mapping[str, Any], collector: Any, hooks: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The components of a trainer with a state that a resumed run needs, by name.
 
-
-def policies_of(collector: Any, loss_module: Any) -> PolicyState:
-    """The state of the policies of a collector that is not the loss module's."""
-    return PolicyState([getattr(collector, name, None) for name in _POLICIES], loss_module)
+    Args:
+        parts: of the trainer, with and without state.
+        collector: whose normalisation and policies have states of their own.
+        hooks: registered modules; those without a state, such as observers, may differ in a
+            resumed run.
+    """
+    found = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
+    found |= normalization_of(collector)
+    policies = [getattr(collector, name, None) for name in _POLICIES]
+    found["policies"] = PolicyState(policies, parts["loss_module"])
+    for name, hook in hooks.items():
+        stateless = getattr(type(hook), "state_dict", None) is Hook.state_dict
+        if hasattr(hook, "load_state_dict") and not stateless:
+            found[f"hook {name}"] = hook
+    return found
 
 
 _POLICIES = ("policy", "exploration_policy")

@@ -19,10 +19,18 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
 from kit.logging.journal import Journal
 from kit.logging.loggers import RowLogger
-from kit.steps import Difference, Due, RunSchedule, SettingError, StepLedger, StepPlan
-from kit.trainer import checks
+from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer.batches import CountedBatches, NoBatches
-from kit.trainer.checkpoint import Checkpoints, hook_states, normalization_of, policies_of
+from kit.trainer.checkpoint import Checkpoints, normalization_of, stateful_parts
+from kit.trainer.checks import (
+    check_collection,
+    check_evaluation,
+    check_hooks,
+    check_hooks_argument,
+    check_learning_rates,
+    check_updates,
+    trains,
+)
 from kit.trainer.stages import Stages
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.trainer.updates import GradientStep, gradient_step
@@ -30,18 +38,6 @@ from kit.update import Update
 
 Advantage = Callable[[TensorDictBase], TensorDictBase]
 _SEES_MINIBATCHES = ("process_optim_batch", "process_loss", "optimizer", "post_loss")
-
-
-class PlanNotKept(RuntimeError):
-    """What was counted is not what was planned.
-
-    Args:
-        differences: the counts that differ.
-    """
-
-    def __init__(self, differences: Sequence[Difference]) -> None:
-        self.differences = list(differences)
-        super().__init__("the run did not do what was planned: " + "; ".join(map(str, differences)))
 
 
 class Trainer(TorchRLProtocol):
@@ -110,12 +106,12 @@ class Trainer(TorchRLProtocol):
         self.plan, self.update, self.advantage, self.evaluate = plan, update, advantage, evaluate
         self.buffer = as_minibatches(buffer)
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
-        checks.check_collection(plan, collector, self.buffer, advantage)
-        checks.check_evaluation(plan, evaluate)
+        check_collection(plan, collector, self.buffer, advantage)
+        check_evaluation(plan, evaluate)
         super().__init__(
             StepLedger(plan.world_size),
             Journal(logger if isinstance(logger, Sequence) else [logger]),
-            Stages(updates=checks.trains(plan), collections=not plan.offline),
+            Stages(updates=trains(plan), collections=not plan.offline),
             collector=collector,
             update=update,
             buffer=self.buffer,
@@ -129,8 +125,8 @@ class Trainer(TorchRLProtocol):
         self.last_checkpoint: Path | None = None
         self.last_metrics: TensorDictBase | None = None
         self._prefill: TensorDictBase | None = None
-        self._register(checks.check_hooks_argument(hooks), progress, nan_guard)
-        checks.check_updates(
+        self._register(check_hooks_argument(hooks), progress, nan_guard)
+        check_updates(
             plan,
             update=update,
             loss_module=self.loss_module,
@@ -145,7 +141,7 @@ class Trainer(TorchRLProtocol):
             self.update.register(self)
         for hook in hooks:
             self.add(hook)
-        checks.check_learning_rates(self.registered_modules)
+        check_learning_rates(self.registered_modules)
         there = {type(module) for module in self.registered_modules.values()}
         if nan_guard and NaNGuard not in there:
             self.add(NaNGuard())
@@ -161,7 +157,7 @@ class Trainer(TorchRLProtocol):
             HookError: if a hook raises.
             EnvironmentFault: if an environment fails.
         """
-        checks.check_hooks(self.plan, update=self.update, buffer=self.buffer, stages=self.stages)
+        check_hooks(self.plan, update=self.update, buffer=self.buffer, stages=self.stages)
         with self._lifecycle():
             if self.ledger.iterations == 0:
                 self.begin()
@@ -171,9 +167,7 @@ class Trainer(TorchRLProtocol):
                 self.train(batch, due.gradient_steps)
                 self.finish_iteration(batch, due)
             self.save()
-        differences = self.ledger.compare(self.plan)
-        if differences:
-            raise PlanNotKept(differences)
+        self.ledger.verify(self.plan)
         return self.ledger
 
     def begin(self) -> None:
@@ -228,7 +222,9 @@ class Trainer(TorchRLProtocol):
                 due -= made
                 self.log("post_epoch_log", batch)
                 self.stages.fire("post_epoch")
-            self.ledger.skipped(self._skipped_samples(due), due)
+            if due:
+                unseen = self.plan.unseen_samples(self.ledger.iterations + 1, self._drawn)
+                self.ledger.skipped(unseen, due)
             if self.stages["post_optim_complete_log"]:
                 steps, means = self.ledger.local_gradient_steps, self.journal.metrics.peek()
                 self.log("post_optim_complete_log", steps, means)
@@ -263,16 +259,11 @@ class Trainer(TorchRLProtocol):
         self.stages.pipe("post_loss", minibatch)
         self.buffer.update_priority(minibatch)
 
-    def _skipped_samples(self, due: int) -> int:
-        """Transitions that ``due`` gradient steps would still have seen in this iteration."""
-        if not due or not self.plan.is_exact:
-            return 0
-        sizes = self.plan.minibatch_sizes(self.ledger.iterations + 1)
-        return sum(sizes[self._drawn :]) * (self.plan.sequence_length or 1)
-
     def finish_iteration(self, batch: TensorDictBase, due: Due) -> None:
         """Count the iteration; evaluate, log and save what is due."""
         self.ledger.iterations += 1
+        if isinstance(self.update, Update):
+            self.update.advance(self.policy_steps)
         self.stages.fire("post_steps")
         self.log("post_steps_log", batch)
         self.evaluations(due.evaluations)
@@ -335,18 +326,11 @@ class Trainer(TorchRLProtocol):
 
     def _parts(self) -> dict[str, Any]:
         """Everything with a state that a resumed run needs, by name."""
-        parts = {
-            name: getattr(self, name)
-            for name in ("ledger", "schedule", "batches", "buffer", "journal")
-        }
         # A stepper of TorchRL is among the registered modules; its optimiser need not be its own.
         own = "update" if isinstance(self.update, Update) else "optimizer"
-        for name in ("loss_module", own, "advantage"):
-            if hasattr(getattr(self, name), "load_state_dict"):
-                parts[name] = getattr(self, name)
-        parts |= normalization_of(self.collector)
-        parts["policies"] = policies_of(self.collector, self.loss_module)
-        return parts | hook_states(self.registered_modules)
+        names = ("ledger", "schedule", "batches", "buffer", "journal", "loss_module", own)
+        parts = {name: getattr(self, name) for name in (*names, "advantage")}
+        return stateful_parts(parts, self.collector, self.registered_modules)
 
     # ------------------------------------------------------------------ begin and end
     @contextlib.contextmanager
