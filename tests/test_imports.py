@@ -20,7 +20,7 @@ FLOORS: list[set[str]] = [
     {"cli", "__main__"},
     {"trainer", "hooks"},
     {"update", "collectors", "buffers"},
-    {"advantages", "modules", "envs", "logging"},
+    {"advantages", "losses", "modules", "envs", "logging"},
     {"fast", "config"},
     {"dialects"},
     {"steps"},

@@ -41,6 +41,7 @@ def ppo(
     loss_class: type = ClipPPOLoss,
     env: str = "CartPole-v1",
     compile: Any = "auto",
+    log_every: int = 160,
     **changes: Any,
 ) -> Trainer:
     """PPO whose environments are written in torch: nothing has to come to the host."""
@@ -52,7 +53,7 @@ def ppo(
     return Trainer(
         plan, collector=tensor_collector(plan, env, actor),
         advantage=GAE(gamma=0.99, lmbda=0.95, value_network=critic),
-        update=Update(loss, optimizer, clip_norm=0.5, compile=compile), log_every=160,
+        update=Update(loss, optimizer, clip_norm=0.5, compile=compile), log_every=log_every,
     )  # fmt: skip
 
 
@@ -275,8 +276,7 @@ def test_a_loss_of_torchrl_that_reads_by_itself_is_found():
 
 @pytest.mark.usefixtures("as_on_a_device")
 def test_a_row_is_a_read():
-    trainer = ppo()
-    trainer.log_every = 16
+    trainer = ppo(log_every=16)
     with pytest.raises(HostRead, match=r"__int__ reads a tensor: .*env_steps"):
         guarded(trainer)
 

@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
 
 from kit.steps import SettingError
+from kit.trainer import Trainer
 from kit.update import Update
 from tests.losses import (
     LOSSES,
@@ -33,6 +34,7 @@ from tests.plain_steps import (
     programs,
     state_of,
 )
+from tests.tiny import off_policy_plan, sac_parts
 
 
 # ---------------------------------------------------------------------- every loss
@@ -399,6 +401,28 @@ def test_policy_steps_until_the_next_target_update_are_saved():
             update(minibatch_for("DDPGLoss", seed=policy_steps))
             update.advance(policy_steps)
         assert_same(state_of(whole[0]), state_of(resumed[0]))
+
+
+@pytest.mark.parametrize(("every", "updates"), [("6 policy steps", 6), ("6 gradient steps", 5)])
+def test_the_trainer_counts_both_kinds_of_steps(every, updates):
+    made = []
+
+    class Noted(HardUpdate):
+        def step(self) -> None:
+            made.append(trainer.policy_steps)
+
+    plan = off_policy_plan()  # 40 policy steps, of which the last 31 have a gradient step each
+    parts = sac_parts(plan)
+    loss = parts["update"].loss_module
+    target = Noted(loss, value_network_update_interval=1)
+    parts["update"] = Update(
+        loss, Adam(loss.parameters()), target_updater=target, target_update_every=every
+    )
+    trainer = Trainer(plan, **parts)
+    trainer.run()
+    assert len(made) == updates
+    if "policy" in every:
+        assert made == [6, 12, 18, 24, 30, 36]
 
 
 @pytest.mark.parametrize("wrong", ["5 env steps", "often", "policy steps", "1.5 policy steps"])

@@ -32,7 +32,7 @@ from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Key, Leaf
 from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorBackend, TensorStep
 from kit.envs.vector_env import VectorEnv
-from kit.fast.block import Block, Function
+from kit.fast.traced import Traced
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
@@ -357,6 +357,9 @@ def as_tensor_env(create_env_fn: Any) -> tuple[StepsTensors, VectorEnv | None]:
     return env, outer
 
 
+Function = Callable[..., Sequence[Tensor]]
+
+
 class TensorSteps:
     """Steps of policy and environment, written to a batch's memory without the host.
 
@@ -374,7 +377,7 @@ class TensorSteps:
         self.env, self.actor, self.normalizer = env, actor, normalizer
         self.block, self.fast = block, fast
         self._written: dict[Key, Tensor] = {}
-        self._blocks: dict[Any, Block] = {}
+        self._blocks: dict[Any, Traced] = {}
 
     def prepare(self) -> None:
         """Drop programs whose policy has changed; called once per batch."""
@@ -382,7 +385,7 @@ class TensorSteps:
         before = [runner.replays for runner in runners]
         self.actor.prepare()
         kept = all(runner.replays for runner, was in zip(runners, before) if was)
-        if not kept or not all(block.is_valid() for block in self._blocks.values()):
+        if any(block.refresh() for block in self._blocks.values()) or not kept:
             self._blocks.clear()
 
     def memory(self, steps: int) -> TensorMemory:
@@ -430,8 +433,12 @@ class TensorSteps:
         if fast:
             key = (id(runner), count, learn)
             if key not in self._blocks:
-                self._blocks[key] = Block(function, len(part))
-            outputs = self._blocks[key](*inputs)
+                self._blocks[key] = Traced(
+                    lambda given: dict(enumerate(function(*(given[n] for n in range(len(given)))))),
+                    # TorchRL's specs of bounded actions check on the host what they draw.
+                    name="a block of environment steps" if runner is not None else "",
+                )
+            outputs: Sequence[Tensor] = list(self._blocks[key](dict(enumerate(inputs))).values())
         else:
             outputs = function(*inputs)
         _store(now, outputs)

@@ -48,7 +48,7 @@ class Traced:
             Python (count in an attribute, say) happens in eager calls alone.
         watched: modules, optimisers and other objects whose settings, parts and parameter objects
             the function depends on; see :class:`~kit.fast.watch.Watch`.
-        name: the function's name in the warning.
+        name: the function's name in the warning; empty: there is none.
         executor: one of :data:`~kit.fast.executors.EXECUTORS`, or ``"auto"``. Programs of
             ``"inductor"`` round differently, so their results are only asked to be close.
 
@@ -96,6 +96,11 @@ class Traced:
     def executor(self) -> str:
         """Name of what executes the latest program; empty as long as there is none."""
         return next((p.executor for p in reversed(self._programs.values())), "")
+
+    @property
+    def operations(self) -> list[str]:
+        """Names of the operations of the latest program; empty as long as there is none."""
+        return next((p.recording.operations for p in reversed(self._programs.values())), [])
 
     def refresh(self) -> bool:
         """Drop the programs if anything that they take for granted has changed.
@@ -194,7 +199,8 @@ class Traced:
         self.reason = reason
         self._programs.clear()
         self._keys = []
-        warnings.warn(f"{self.name} runs eagerly: {reason}", stacklevel=2)
+        if self.name:
+            warnings.warn(f"{self.name} runs eagerly: {reason}", stacklevel=2)
 
 
 class _Program:

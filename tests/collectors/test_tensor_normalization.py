@@ -116,7 +116,7 @@ def test_without_normalisation_nothing_of_it_is_computed():
     for normalize in ({}, BOTH):
         collector = made(TensorCollector, normalize=normalize, block=STEPS)
         collected(collector)
-        *_, program = [block._program for block in collector._steps._blocks.values()]
+        *_, program = collector._steps._blocks.values()
         computed.append(
             {"aten.var_mean.correction", "aten.clamp.default"} & set(program.operations)
         )

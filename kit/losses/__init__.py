@@ -1,0 +1,5 @@
+"""Losses that TorchRL lacks, or that need a correction."""
+
+from kit.losses.distributional import DistributionalDQNLoss
+
+__all__ = ["DistributionalDQNLoss"]
