@@ -254,7 +254,7 @@ def odd(monkeypatch):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_environment_that_misbehaves_is_named_with_its_copy_and_step(command, fault):
     message = one_line(command(f"ppo env.id=odd/{fault}-v0"))
-    assert message.startswith(f"environment odd/{fault}-v0, copy 0, after 29 policy steps: ")
+    assert message.startswith(f"environment odd/{fault}-v0, env 0, after 29 policy steps: ")
     assert FAULTS[fault][1] in message
 
 
@@ -262,8 +262,8 @@ def test_an_environment_that_misbehaves_is_named_with_its_copy_and_step(command,
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("reward", ", copy 0, after 29 policy steps: returned NaN as reward"),
-        ("reset", ", copy 0: reset() raised RuntimeError: no power"),
+        ("reward", ", env 0, after 29 policy steps: returned NaN as reward"),
+        ("reset", ", env 0: reset() raised RuntimeError: no power"),
         ("made", ": making it raised RuntimeError: no licence"),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_run_that_fails_ends_its_processes_and_keeps_what_was_written(command,
     gc.collect()
     before = {process.pid for process in multiprocessing.active_children()}
     words = "ppo env.id=odd/falls-v0 env.vectorization=async checkpoint_every=16 log_every=16"
-    assert one_line(command(words)).startswith("environment odd/falls-v0, copy 0, after 29 policy")
+    assert one_line(command(words)).startswith("environment odd/falls-v0, env 0, after 29 policy")
     assert {process.pid for process in multiprocessing.active_children()} <= before
     opened = [os.readlink(f) for f in Path("/proc/self/fd").iterdir() if f.exists()]
     assert not [path for path in opened if path.startswith(str(tmp_path))]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kit.envs.errors import EnvironmentFault
     from kit.envs.make import make_env
     from kit.envs.normalize import Normalizer
-    from kit.envs.single_env import ActionRepeat, make_single_env
+    from kit.envs.single_env import ActionMask, ActionRepeat, make_single_env
     from kit.envs.vector_env import VectorEnv
 
 # Lazy, so that a process that only steps a copy does not import torch.
@@ -34,12 +34,14 @@ _HOMES = {
     "TorchRLBackend": "kit.envs.backends.torchrl",
     "VectorEnv": "kit.envs.vector_env",
     "WorkersBackend": "kit.envs.backends.workers",
+    "ActionMask": "kit.envs.single_env",
     "ActionRepeat": "kit.envs.single_env",
 }
 
 __getattr__, __dir__ = lazy_attributes(__name__, _HOMES)
 
 __all__ = [
+    "ActionMask",
     "ActionRepeat",
     "EnvBackend",
     "EnvironmentFault",

@@ -1,4 +1,4 @@
-"""What goes wrong inside an environment, said in one line."""
+"""Faults of environments, in one line each."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ class EnvironmentFault(RuntimeError):
 
     Args:
         name: id of the environment.
-        copy: number of the copy, from 0; ``None`` where only the whole vector is known.
+        env: number of the environment, from 0; ``None`` where only the whole vector is known.
         what: what happened, as the end of a sentence.
-        policy_step: policy steps that this copy had taken in this process, if known.
+        policy_step: policy steps that it had taken in this process, if known.
     """
 
     def __init__(
-        self, name: str, copy: int | None, what: str, policy_step: int | None = None
+        self, name: str, env: int | None, what: str, policy_step: int | None = None
     ) -> None:
-        self.name, self.copy, self.what, self.policy_step = name, copy, what, policy_step
-        where = "" if copy is None else f", copy {copy}"
+        self.name, self.env, self.what, self.policy_step = name, env, what, policy_step
+        where = "" if env is None else f", env {env}"
         when = "" if policy_step is None else f", after {policy_step} policy steps"
         super().__init__(f"environment {name}{where}{when}: {what}")
 
     def at(self, policy_step: int) -> EnvironmentFault:
-        """Return the same fault with the policy steps before it, unless they are known."""
+        """The same fault with the policy steps before it, unless they are known."""
         known = policy_step if self.policy_step is None else self.policy_step
-        return EnvironmentFault(self.name, self.copy, self.what, known)
+        return EnvironmentFault(self.name, self.env, self.what, known)
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.name, self.copy, self.what, self.policy_step)
+        return type(self), (self.name, self.env, self.what, self.policy_step)

@@ -17,7 +17,13 @@ from kit.envs.backends.gymnasium import GymnasiumBackend, make_native
 from kit.envs.backends.serial import SerialBackend
 from kit.envs.backends.workers import WorkersBackend
 from kit.envs.normalize import Normalizer
-from kit.envs.single_env import MakeEnv, Wrapper, find_spec, make_single_env
+from kit.envs.single_env import (
+    MakeEnv,
+    Wrapper,
+    find_spec,
+    gives_action_mask,
+    make_single_env,
+)
 from kit.envs.vector_env import VectorEnv, env_seeds
 from kit.steps.errors import SettingError, one_of, whole_number
 
@@ -36,35 +42,44 @@ def make_env(
     normalize_reward: bool = False,
     gamma: float = 0.99,
     wrappers: Sequence[Wrapper] = (),
+    action_mask: bool | None = None,
     device: torch.device | str | None = None,
     restart_on_error: int = 0,
     num_workers: int | None = None,
     **kwargs: Any,
 ) -> VectorEnv:
-    """Make ``num_envs`` copies of an environment.
+    """Make a vector environment of ``num_envs`` environments.
+
+    Numbers in the last ``info`` of an episode (``is_success``, ...) become
+    :attr:`Episode.info <kit.envs.Episode>`. The rest of ``info`` is not used, but for an action
+    mask.
 
     Args:
-        id: Gymnasium id (or entry), or a function that makes one copy. An environment that steps
-            several copies already is taken as it is: one of TorchRL with its transforms, or a
-            vector environment of Gymnasium.
-        num_envs: number of copies.
+        id: Gymnasium id (or entry), or a function that makes one environment. A vector environment
+            is taken as it is: one of TorchRL with its transforms, or one of Gymnasium.
+        num_envs: number of environments.
         vectorization: ``sync``: in this process, one after the other; ``async``: in worker
             processes; ``native``: the environment's own vector environment; ``envpool``: EnvPool;
             ``tensor``: written in torch, on ``device``.
         action_repeat: env steps one action is held for; an episode can end inside a repeat.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: as the
             environment is registered (in env steps).
-        seed: of all copies; each gets its own from it.
+        seed: of the vector environment; each environment gets its own from it.
         normalize_observation: whether floating observations get running mean 0 and variance 1.
         normalize_reward: whether rewards are divided by the running deviation of their
             discounted sum.
         gamma: the discount of that sum.
-        wrappers: applied to each copy, innermost first, below the action repeat.
+        wrappers: applied to each environment, innermost first, below the action repeat.
+        action_mask: whether ``info["action_mask"]`` becomes the observation ``action_mask``, the
+            rest of the observation keeping its keys (``observation`` where it is no ``Dict``), as
+            by :class:`~kit.envs.ActionMask`. ``None``: where there is one (``sync`` and ``async``
+            with discrete actions; one more environment is made and reset to find out).
         device: where TensorDicts are; environments run on the host, but for ``tensor``.
-        restart_on_error: faults that are mended (``sync`` and ``async``): a copy that raises, or
-            whose process dies, is made anew and its episode truncated; the next fault stops the
-            run.
-        num_workers: processes of ``async``; ``None``: one for each core, at most one for each copy.
+        restart_on_error: faults to recover from (``sync`` and ``async``): an environment that
+            raises, or whose process dies, is made again and its episode truncated; the next fault
+            stops the run.
+        num_workers: processes of ``async``; ``None``: one for each core, at most one for each
+            environment.
         **kwargs: for the environment.
 
     Raises:
@@ -72,35 +87,51 @@ def make_env(
     """
     one_of("env.vectorization", vectorization, get_args(Vectorization))
     if isinstance(id, str) and vectorization in ("sync", "async", "native"):
-        id = find_spec(id)  # which goes to other processes, where it may not be registered
+        id = find_spec(id)  # it goes to other processes, where it may not be registered
+    elif not callable(id) and not isinstance(id, (str, EnvSpec, EnvBase, gym.vector.VectorEnv)):
+        raise _not_a_maker(id)
     arguments = dict(locals())
     arguments |= arguments.pop("kwargs")
     around = _Around(
         action_repeat=whole_number("env.action_repeat", action_repeat, at_least=1),
         max_episode_steps=_optional("env.max_episode_steps", max_episode_steps),
         wrappers=tuple(wrappers),
+        action_mask=action_mask,
         restart_on_error=whole_number("env.restart_on_error", restart_on_error),
         num_workers=_optional("env.num_workers", num_workers),
     )
     num_envs = whole_number("env.num_envs", num_envs, at_least=1)
     if isinstance(id, (EnvBase, gym.vector.VectorEnv)):
-        copies, make_again = _made_before(id, num_envs, around), None
+        backend, make_again = _made_before(id, num_envs, around), None
     else:
         make_again = functools.partial(make_env, **arguments)
         if vectorization in ("sync", "async"):
-            copies = _one_by_one(id, num_envs, vectorization, around, kwargs)
+            backend = _one_by_one(id, num_envs, vectorization, around, kwargs)
         else:
-            copies = _together(id, num_envs, vectorization, around, seed, device, kwargs)
+            backend = _together(id, num_envs, vectorization, around, seed, device, kwargs)
     normalizer = None
     if normalize_observation or normalize_reward:
         normalizer = Normalizer(
-            copies.observation_leaves,
-            copies.num_envs,
+            backend.observation_leaves,
+            backend.num_envs,
             observation=normalize_observation,
             reward=normalize_reward,
             gamma=gamma,
         )
-    return VectorEnv(copies, seed=seed, normalizer=normalizer, device=device, make_again=make_again)
+    return VectorEnv(
+        backend, seed=seed, normalizer=normalizer, device=device, make_again=make_again
+    )
+
+
+def _not_a_maker(id: Any) -> SettingError:
+    if isinstance(id, gym.Env):
+        return SettingError(
+            "env.id",
+            id,
+            "is one environment, of which no others can be made",
+            f"pass a function that makes it: lambda: {type(id.unwrapped).__name__}(...)",
+        )
+    return SettingError("env.id", id, "is neither a name nor a function", ["CartPole-v1"])
 
 
 def _optional(field: str, value: Any) -> int | None:
@@ -109,16 +140,17 @@ def _optional(field: str, value: Any) -> int | None:
 
 @dataclass(frozen=True)
 class _Around:
-    """What may be put around each copy, or around all of them."""
+    """Options of each environment, or of the vector environment."""
 
     action_repeat: int = 1
     max_episode_steps: int | None = None
     wrappers: tuple[Wrapper, ...] = ()
+    action_mask: bool | None = None
     restart_on_error: int = 0
     num_workers: int | None = None
 
     def allow(self, what: str, *allowed: str) -> None:
-        """Refuse all that is not neutral, but for the fields ``allowed``.
+        """Refuse all options that differ from their defaults, but for ``allowed``.
 
         Raises:
             SettingError: if something else was asked for.
@@ -142,19 +174,29 @@ def _one_by_one(
     around: _Around,
     kwargs: dict[str, Any],
 ) -> EnvBackend:
-    """Gymnasium environments made copy by copy."""
+    """Gymnasium environments made one by one."""
     name = id.id if isinstance(id, EnvSpec) else _name(id)
-    make = functools.partial(
-        make_single_env, id, around.action_repeat, around.max_episode_steps, around.wrappers, kwargs
-    )
-    restarts = around.restart_on_error
-    if vectorization == "async":
-        return WorkersBackend(
-            make, num_envs, name, num_workers=around.num_workers, restarts=restarts
-        )
-    others = (field.name for field in fields(around) if field.name != "num_workers")
-    around.allow("vectorization='sync'", *others)
-    return SerialBackend(make, num_envs, name, restarts=restarts)
+    if vectorization == "sync":
+        others = (field.name for field in fields(around) if field.name != "num_workers")
+        around.allow("vectorization='sync'", *others)
+
+    def made(action_mask: bool) -> EnvBackend:
+        options = (around.action_repeat, around.max_episode_steps, around.wrappers, action_mask)
+        make = functools.partial(make_single_env, id, *options, kwargs)
+        restarts = around.restart_on_error
+        if vectorization == "async":
+            count = around.num_workers
+            return WorkersBackend(make, num_envs, name, num_workers=count, restarts=restarts)
+        return SerialBackend(make, num_envs, name, restarts=restarts)
+
+    backend = made(bool(around.action_mask))
+    masks = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
+    if around.action_mask is None and isinstance(backend.action_space, masks):
+        probe = functools.partial(make_single_env, id, wrappers=around.wrappers, kwargs=kwargs)
+        if gives_action_mask(probe):
+            backend.close()
+            return made(True)
+    return backend
 
 
 def _name(make: MakeEnv) -> str:
@@ -171,7 +213,7 @@ def _together(
     device: torch.device | str | None,
     kwargs: dict[str, Any],
 ) -> EnvBackend:
-    """Environments that step all their copies themselves."""
+    """Vector environments of other libraries, and those written in torch."""
     if not isinstance(id, (str, EnvSpec)):
         raise SettingError("env.id", id, f"must be a name where vectorization={vectorization!r}")
     repeats = ("action_repeat",) if vectorization == "tensor" else ()
@@ -198,17 +240,17 @@ def _together(
 def _made_before(
     env: EnvBase | gym.vector.VectorEnv[Any, Any, Any], num_envs: int, around: _Around
 ) -> EnvBackend:
-    """An environment of TorchRL or Gymnasium that steps several copies already."""
+    """A vector environment of TorchRL or Gymnasium."""
     around.allow(f"a {type(env).__name__} that was made before")
     if isinstance(env, EnvBase):
         from kit.envs.backends.torchrl import TorchRLBackend
 
-        copies: EnvBackend = TorchRLBackend(env)
+        backend: EnvBackend = TorchRLBackend(env)
     else:
         name = env.spec.id if env.spec is not None else type(env).__name__
-        copies = GymnasiumBackend(env, name)
-    if num_envs not in (1, copies.num_envs):
+        backend = GymnasiumBackend(env, name)
+    if num_envs not in (1, backend.num_envs):
         raise SettingError(
-            "env.num_envs", num_envs, "is not the number of copies it steps", [copies.num_envs]
+            "env.num_envs", num_envs, "is not the number of environments in it", [backend.num_envs]
         )
-    return copies
+    return backend

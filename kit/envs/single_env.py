@@ -1,4 +1,4 @@
-"""Making one copy of an environment. Imports no torch, so that a process of copies stays small."""
+"""One environment and its wrappers. Imports no torch, so that worker processes stay small."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from kit.envs.errors import EnvironmentFault
@@ -25,9 +26,18 @@ def make_single_env(
     action_repeat: int = 1,
     max_episode_steps: int | None = None,
     wrappers: Sequence[Wrapper] = (),
+    action_mask: bool = False,
     kwargs: dict[str, Any] | None = None,
 ) -> gym.Env[Any, Any]:
-    """Make one copy: the environment, ``wrappers``, action repeat, limit in policy steps.
+    """Make one environment, ``wrappers`` around it, action mask, action repeat, time limit.
+
+    Args:
+        id: Gymnasium's entry, or a function that makes it.
+        action_repeat: env steps one action is held for.
+        max_episode_steps: limit in policy steps; ``None``: as registered (in env steps).
+        wrappers: innermost first.
+        action_mask: whether the action mask in ``info`` becomes an observation.
+        kwargs: of the environment.
 
     Raises:
         SettingError: if a package is missing, or what is made is no environment.
@@ -42,10 +52,12 @@ def make_single_env(
                 "env.id",
                 id,
                 f"makes a {type(env).__name__}, which is no gymnasium.Env",
-                "return one copy of a Gymnasium environment, or pass an environment of TorchRL",
+                "return one Gymnasium environment, or pass an environment of TorchRL",
             )
     for wrapper in wrappers:
         env = wrapper(env)
+    if action_mask:
+        env = ActionMask(env)
     if action_repeat > 1:
         env = ActionRepeat(env, action_repeat)
     if max_episode_steps is not None:
@@ -81,6 +93,68 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
         self.env_steps = made
         info["env_steps"] = made
         return observation, total, terminated, truncated, info
+
+
+class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-ignore]
+    """Moves ``info["action_mask"]`` into the observation, under the key ``action_mask``.
+
+    A mask is true (1) where an action may be chosen: ``[n]`` for Discrete actions; for
+    MultiDiscrete ones the masks of all choices one after the other, ``[sum(nvec)]``. Entries of a
+    Dict observation keep their keys, another observation has the key ``observation``. In the last
+    step of an episode the mask may be missing; all actions are then allowed.
+
+    Args:
+        env: an environment with Discrete or MultiDiscrete actions.
+
+    Raises:
+        SettingError: if its actions are of another kind.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
+            raise SettingError("env.action_mask", True, f"masks no actions of {space}", [False])
+        self.size = int(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec.sum())
+        self._is_dict = isinstance(env.observation_space, gym.spaces.Dict)
+        seen = env.observation_space
+        entries = dict(seen.spaces) if self._is_dict else {"observation": seen}
+        mask = gym.spaces.MultiBinary(self.size)
+        self.observation_space = gym.spaces.Dict({**entries, "action_mask": mask})
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode."""
+        seen, info = self.env.reset(seed=seed, options=options)
+        return self._with_mask(seen, info["action_mask"]), info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        """Make one env step."""
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        mask = info.get("action_mask")
+        if mask is None and not (terminated or truncated):
+            raise KeyError("no action_mask in info")
+        return self._with_mask(seen, mask), reward, terminated, truncated, info
+
+    def _with_mask(self, seen: Any, mask: Any) -> dict[str, Any]:
+        if mask is None:
+            mask = np.ones(self.size, np.int8)
+        elif isinstance(mask, (tuple, list)):
+            mask = np.concatenate([np.ravel(part) for part in mask])
+        entries = seen if self._is_dict else {"observation": seen}
+        return {**entries, "action_mask": np.asarray(mask, np.int8).reshape(self.size)}
+
+
+def gives_action_mask(make: Callable[[], gym.Env[Any, Any]]) -> bool:
+    """Whether ``info`` has an action mask; asks an environment of its own, which it closes."""
+    with contextlib.suppress(Exception):
+        env = make()
+        try:
+            return "action_mask" in env.reset(seed=0)[1]
+        finally:
+            env.close()
+    return False
 
 
 def find_spec(id: str) -> EnvSpec:
@@ -164,9 +238,9 @@ def _install(error: Exception) -> str:
 def quiet_mujoco(spec: EnvSpec) -> Iterator[None]:
     """Keep MuJoCo's own output out of the terminal and out of the working folder.
 
-    MuJoCo prints what it warns of for each copy and appends it to a file where the program runs.
-    Gymnasium's models use a deprecated attribute, about which a user can do nothing; everything
-    else becomes a Python warning, which is shown once.
+    MuJoCo prints its warnings for each environment and appends them to a file in the working
+    folder. Gymnasium's models use a deprecated attribute, about which a user can do nothing;
+    everything else becomes a Python warning, which is shown once.
 
     Args:
         spec: of the environment that is made; nothing happens if it is not one of MuJoCo's.

@@ -190,6 +190,11 @@ def _head(env: Any, key: Any, continuous: Continuous, log_scale: float) -> _Para
     if isinstance(spec, Binary):
         return _Choices(2 * shape[-1], choices=[2] * shape[-1])
     if isinstance(spec, MultiCategorical):
+        if len(shape) > 1:
+            nvec, size = spec.nvec[0], math.prod(shape)
+            why = f"has {len(shape)} dimensions, and this policy chooses along one"
+            works = f"reshape it in a wrapper: MultiDiscrete({nvec.reshape(size).tolist()})"
+            raise SettingError("action_space.nvec", nvec.tolist(), why, works)
         choices = [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
         return _Choices(sum(choices), choices=choices)
     if isinstance(spec, CategoricalSpec):

@@ -92,7 +92,7 @@ def test_each_mended_fault_is_logged_with_its_number(tmp_path):
         next(iter(vector(env)))
     texts = [str(warning.message) for warning in caught]
     assert [text[-8:] for text in texts] == ["(1 of 3)", "(2 of 3)"]
-    assert all("environment Raises, copy 0: step() raised OSError" in text for text in texts)
+    assert all("environment Raises, env 0: step() raised OSError" in text for text in texts)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -107,7 +107,7 @@ def test_after_the_last_restart_the_run_stops_with_the_environments_own_message(
         collector.collect()
     collector.shutdown()
     assert "raised OSError: the simulator fell over" in str(caught.value)
-    assert (caught.value.copy, caught.value.policy_step) == (0, 8)
+    assert (caught.value.env, caught.value.policy_step) == (0, 8)
 
 
 def test_without_restarts_the_first_fault_stops_the_run_and_counts_no_step_of_the_batch(tmp_path):
@@ -176,7 +176,7 @@ def test_a_worker_that_is_killed_between_batches_costs_its_episodes_and_no_step(
     process = workers_of(collector)[1].process
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    with pytest.warns(RuntimeWarning, match=r"copies 1 to 1 died \(signal SIGKILL"):
+    with pytest.warns(RuntimeWarning, match=r"envs 1 to 1 died \(signal SIGKILL"):
         second = collector.collect()
     collector.shutdown()
     assert first.shape == second.shape == (2, 6)
@@ -242,7 +242,7 @@ def test_nan_is_reported_with_the_copy_and_the_step(what):
     collector.collect()
     with pytest.raises(EnvironmentFault) as caught:
         collector.collect()
-    assert (caught.value.copy, caught.value.policy_step) == (1, 8)
+    assert (caught.value.env, caught.value.policy_step) == (1, 8)
     assert f"returned NaN as {what}, 0 policy steps into its episode" in str(caught.value)
 
 
@@ -251,7 +251,7 @@ def test_nan_in_whole_episodes_is_reported_with_the_copy_and_the_step(what):
     collector = EpisodeCollector(make_env(one_of_three(3, what), 3), min_episodes=3)
     with pytest.raises(EnvironmentFault) as caught:
         collector.collect()
-    assert caught.value.copy == 1
+    assert caught.value.env == 1
     assert f"returned NaN as {what}, 2 policy steps into its episode" in str(caught.value)
 
 
@@ -272,7 +272,7 @@ def test_the_last_fault_in_another_process_arrives_as_it_is(tmp_path):
     collector.collect()
     with pytest.raises(EnvironmentFault, match="fell over") as caught:
         collector.collect()
-    assert (caught.value.copy, caught.value.policy_step) == (0, 8)
+    assert (caught.value.env, caught.value.policy_step) == (0, 8)
     collector.shutdown()
     assert set(multiprocessing.active_children()) == before
 

@@ -97,7 +97,7 @@ def test_nan_is_reported_with_the_copy_and_the_step():
     env.episodes.physics[:, 1] = torch.nan
     with pytest.raises(EnvironmentFault, match="returned NaN") as caught:
         collector.collect()
-    assert (caught.value.copy, caught.value.policy_step) == (1, 4)
+    assert (caught.value.env, caught.value.policy_step) == (1, 4)
 
 
 def test_trajectories_are_those_of_the_episodes():

@@ -193,7 +193,7 @@ def test_a_nan_is_found_in_the_copy_that_returned_it(kind):
     collector.collect()
     env = collector.env if kind is TensorCollector else collector.env.backend.env
     env.physics[:, 3] = torch.nan
-    with pytest.raises(EnvironmentFault, match="copy 3, after 20 policy steps: returned NaN"):
+    with pytest.raises(EnvironmentFault, match="env 3, after 20 policy steps: returned NaN"):
         collector.collect()
 
 

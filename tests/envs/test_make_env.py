@@ -193,7 +193,8 @@ def test_wrappers_are_applied_from_the_inside_out_below_the_action_repeat():
 
         return wrap
 
-    make_env(lambda: Steps(3), 1, wrappers=[wrapper("in"), wrapper("out")], action_repeat=2)
+    make_env(lambda: Steps(3), 1, wrappers=[wrapper("in"), wrapper("out")], action_repeat=2,
+             action_mask=False)  # fmt: skip
     assert order == [("in", "Steps"), ("out", "RecordEpisodeStatistics")]
 
 
@@ -217,6 +218,8 @@ def test_all_kinds_of_spaces_are_stepped():
         ({"id": "CartPole-v1", "vectorization": "fast"}, "vectorization='fast' is not a choice"),
         ({"id": "CartPole-v1", "colour": "red"}, "env.kwargs={'colour': 'red'} are refused"),
         ({"id": dict}, "makes a dict, which is no gymnasium.Env"),
+        ({"id": Steps()}, r"is one environment, .*; pass a function that makes it: lambda: Steps"),
+        ({"id": 5}, "env.id=5 is neither a name nor a function"),
         ({"id": Steps, "vectorization": "native"}, "must be a name where vectorization='native'"),
     ],
 )

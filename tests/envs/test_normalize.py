@@ -64,7 +64,7 @@ def made(copies: int = 2, **settings) -> tuple[VectorEnv, list[Noisy]]:
         envs.append(Noisy())
         return envs[-1]
 
-    return make_env(make, copies, seed=1, **settings), envs
+    return make_env(make, copies, seed=1, action_mask=False, **settings), envs
 
 
 def test_observations_have_the_mean_and_variance_of_all_that_was_acted_on():

@@ -121,7 +121,7 @@ def test_a_copy_that_raises_is_rebuilt_and_its_episode_truncated(workers, tmp_pa
     env = workers(raising(tmp_path, 3), 2, num_workers=1, restart_on_error=1)
     env.start()
     step(env)
-    with pytest.warns(RuntimeWarning, match=r"copy 0: step\(\) raised OSError: the simulator fell"):
+    with pytest.warns(RuntimeWarning, match=r"env 0: step\(\) raised OSError: the simulator fell"):
         result = step(env)  # calls 3 and 4
     assert result.truncated.tolist() == [True, False]
     assert result.terminated.tolist() == [False, False]
@@ -137,7 +137,7 @@ def test_a_worker_that_is_killed_is_started_anew_and_its_episodes_truncated(work
     env.start()
     step(env)
     kill(env, 0)
-    with pytest.warns(RuntimeWarning, match=r"the process of copies 0 to 1 died \(signal SIGKILL"):
+    with pytest.warns(RuntimeWarning, match=r"the process of envs 0 to 1 died \(signal SIGKILL"):
         result = step(env)
     assert result.truncated.tolist() == [True, True, False, False]
     assert result.reward.tolist() == [0, 0, 1, 1]
@@ -160,7 +160,7 @@ def test_a_worker_that_dies_between_episodes_is_started_anew_by_the_reset(worker
 def test_the_simulator_that_ends_its_process_is_named_with_the_exit_code(workers, tmp_path):
     env = workers(raising(tmp_path, 1, how="die"), 1)
     env.start()
-    with pytest.raises(EnvironmentFault, match=r"process of copies 0 to 0 died \(exit code 3\)"):
+    with pytest.raises(EnvironmentFault, match=r"process of envs 0 to 0 died \(exit code 3\)"):
         step(env)
 
 
@@ -182,7 +182,7 @@ def test_restarts_are_counted_over_all_workers(workers):
     with pytest.warns(RuntimeWarning, match="1 of 1"):
         step(env)
     kill(env, 1)
-    with pytest.raises(EnvironmentFault, match="copies 1 to 1 died"):
+    with pytest.raises(EnvironmentFault, match="envs 1 to 1 died"):
         step(env)
 
 
@@ -202,7 +202,7 @@ def test_an_impossible_observation_is_named_with_the_copy(workers):
     env = workers(functools.partial(Returns, np.zeros(2, np.float32)), 2, num_workers=2)
     env.start()
     step(env)
-    with pytest.raises(EnvironmentFault, match=r"copy 0: returned observation of shape \(2,\)"):
+    with pytest.raises(EnvironmentFault, match=r"env 0: returned observation of shape \(2,\)"):
         step(env)
 
 

@@ -61,3 +61,10 @@ def test_whole_numbers_in_a_box_are_refused():
     env = make_env(lambda: Guess(spaces.Box(0, 3, (2,), np.int64)))
     with pytest.raises(SettingError, match="is not a kind of action that this policy can choose"):
         make_actor(env)
+
+
+def test_choices_in_two_dimensions_are_refused_with_what_works_instead():
+    env = make_env(lambda: Guess(spaces.MultiDiscrete([[2, 3], [4, 5]])), 2)
+    message = r"action_space.nvec=\[\[2, 3\], \[4, 5\]\] has 2 dim.*MultiDiscrete\(\[2, 3, 4, 5\]\)"
+    with pytest.raises(SettingError, match=message):
+        make_actor(env)

@@ -183,7 +183,7 @@ class WorkersBackend(EnvBackend):
                 fault = error
 
     def _death(self, worker: Worker) -> EnvironmentFault:
-        which = f"copies {worker.first} to {worker.last - 1}"
+        which = f"envs {worker.first} to {worker.last - 1}"
         what = f"the process of {which} died ({worker.exit_code()})"
         return EnvironmentFault(self.name, None, what)
 
