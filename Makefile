@@ -5,15 +5,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help train test test-slow lint format bench clean
+# What touches torch, TorchRL, Gymnasium and Hydra; the others are the same with any version of them.
+CORE := tests/test_*.py tests/collectors tests/envs tests/hooks tests/modules
+
+.PHONY: help train test test-slow test-wheel test-lowest lint format bench clean
 
 help:
-	@echo "make train      train PPO on CartPole-v1 and say where the learning curve is"
-	@echo "make test       run the tests that take seconds (all but slow and gpu)"
-	@echo "make test-slow  run the tests that take minutes"
-	@echo "make lint       ruff and mypy"
-	@echo "make format     let ruff rewrite what it can"
-	@echo "make bench      run the benchmarks and write their tables"
+	@echo "make train        train PPO on CartPole-v1 and say where the learning curve is"
+	@echo "make test         run the tests that take seconds (all but slow and gpu)"
+	@echo "make test-slow    run the tests that take minutes"
+	@echo "make test-wheel   build the wheel and run a recipe from it"
+	@echo "make test-lowest  run the tests with the lowest supported torch and torchrl (3 GB)"
+	@echo "make lint         ruff and mypy"
+	@echo "make format       let ruff rewrite what it can"
+	@echo "make bench        run the benchmarks and write their tables"
 
 train: $(VENV)/.run
 	$(BIN)/python -m recipes.ppo
@@ -23,6 +28,12 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto -m "slow and not gpu"
+
+test-wheel: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow tests/test_wheel.py
+
+test-lowest: $(VENV)-lowest/.dev
+	$(VENV)-lowest/bin/python -m pytest -n auto $(CORE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -37,7 +48,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -52,4 +63,11 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 
 $(VENV)/.bench: $(BIN)/python pyproject.toml
 	$(PIP) install -e ".[dev,bench]"
+	touch $@
+
+$(VENV)-lowest/.dev: pyproject.toml .ci/lowest.py
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(PYTHON) .ci/lowest.py > $(VENV)-lowest/constraints.txt
+	$(VENV)-lowest/bin/python -m pip --disable-pip-version-check -q install \
+		-c $(VENV)-lowest/constraints.txt -e ".[dev]"
 	touch $@

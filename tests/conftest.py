@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 import torchrl.modules  # noqa: F401  # switches validation of distributions off when imported
+
+# Processes that tests start import this tree too, `recipes` included, from whatever folder.
+_ROOT, _BEFORE = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
+os.environ["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{_BEFORE}" if _BEFORE else _ROOT
 
 
 @pytest.fixture(autouse=True)
