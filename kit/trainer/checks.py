@@ -178,7 +178,7 @@ def check_updates(
             "leaves the plan's gradient steps undone",
             "give an Update, or a loss_module and a hook at stage 'optimizer'",
         )
-    reads = hasattr(getattr(loss_module, "tensor_keys", None), "advantage")
+    reads = plan.on_policy and hasattr(getattr(loss_module, "tensor_keys", None), "advantage")
     adds = ("batch_process", "pre_epoch", "process_optim_batch")
     if reads and advantage is None and not any(stages[stage] for stage in adds):
         raise SettingError(
