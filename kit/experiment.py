@@ -165,10 +165,10 @@ class Experiment:
         if not isinstance(cfg, OffPolicyConfig):
             works = "derive its Config from OffPolicyConfig"
             raise SettingError("cfg", self.name, "has no settings of a replay buffer", works)
-        size = plan.minibatch_size
         settings = {
             "size": cfg.buffer_size,
-            "minibatch_size": None if size is None else size * (plan.sequence_length or 1),
+            "minibatch_size": plan.minibatch_size,
+            "sequence_length": plan.sequence_length,
             "n_step": cfg.n_step,
             "gamma": cfg.gamma,
             "device": cfg.device,
@@ -338,11 +338,15 @@ def _check_actions(env: VectorEnv, actions: Actions, algorithm: str) -> None:
         return
     kinds = ", ".join(str(leaf.dtype if leaf.space is None else leaf.space) for leaf in leaves)
     space = "Box" if actions == "continuous" else "Discrete"
+    if len(leaves) > 1 or leaves[0].dtype.kind not in "fiu":
+        others = "recipes.ppo"
+    else:
+        others = "recipes.dqn or recipes.ppo" if actions == "continuous" else "recipes.sac or td3"
     raise SettingError(
         "env.id",
         env.name,
         f"has actions that are not {actions} ({kinds}), and {algorithm} chooses only such",
-        f"use an environment with a {space} action space, or another recipe, such as ppo",
+        f"use {others}, or an environment with a {space} action space",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.modules.actors import make_action_value, make_actor, make_body, make_value
+from kit.modules.actors import make_action_value, make_actor, make_body, make_q_network, make_value
 from kit.modules.distributions import Categorical, MultiDiscrete
 from kit.modules.networks import MLP, Flatten
 
@@ -14,5 +14,6 @@ __all__ = [
     "make_action_value",
     "make_actor",
     "make_body",
+    "make_q_network",
     "make_value",
 ]

@@ -16,13 +16,13 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torchrl.data import Binary, Bounded, MultiCategorical, Unbounded
 from torchrl.data import Categorical as CategoricalSpec
-from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.modules import Actor, ProbabilisticActor, QValueActor, TanhNormal, ValueOperator
 
 from kit.modules.distributions import Categorical, MultiDiscrete, Normal
 from kit.modules.networks import MLP, linear
 from kit.steps import SettingError
 
-Continuous = Literal["normal", "tanh_normal"]
+Continuous = Literal["normal", "tanh_normal", "deterministic"]
 
 
 class _Parameters(nn.Module):
@@ -88,6 +88,25 @@ class _TanhNormal(_Parameters):
         return loc.unflatten(-1, self.shape), scale.unflatten(-1, self.shape)
 
 
+class _Scaled(_Parameters):
+    """Actions of a deterministic policy: the columns of a network, scaled to the bounds by tanh."""
+
+    names = ("action",)
+    centre: Tensor
+    half_range: Tensor
+
+    def __init__(self, shape: Sequence[int], low: Tensor, high: Tensor) -> None:
+        super().__init__(math.prod(shape))
+        self.shape = tuple(shape)
+        self.register_buffer("centre", (high + low) / 2)
+        self.register_buffer("half_range", (high - low) / 2)
+
+    def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
+        if len(self.shape) != 1:
+            columns = columns.unflatten(-1, self.shape)  # type: ignore[no-untyped-call]
+        return (torch.addcmul(self.centre, columns.tanh(), self.half_range),)
+
+
 class Heads(nn.Module):
     """A network whose columns are split over the parameters of several actions."""
 
@@ -114,8 +133,8 @@ def make_actor(
     body: TensorDictModule | None = None,
     orthogonal: bool = True,
     return_log_prob: bool = True,
-) -> ProbabilisticActor:
-    """Return a policy for the environment's observations and actions.
+) -> ProbabilisticActor | Actor:
+    """Make a policy for the environment's observations and actions.
 
     Discrete actions are drawn from categorical distributions, continuous ones from normal
     distributions, entries of a ``Dict`` space independently of each other.
@@ -124,9 +143,10 @@ def make_actor(
         env: the environment.
         hidden_sizes: widths of the hidden layers; those of ``body`` where one is given.
         activation: name of the activation between them.
-        continuous: ``normal``: unbounded, with one learnt deviation for all states (the environment
-            clips); ``tanh_normal``: squashed to the bounds, deviation learnt for each state.
-        log_scale: logarithm of the initial deviation of ``normal``.
+        continuous: ``normal``: unbounded, with one learned deviation for all states (actions are
+            clipped); ``tanh_normal``: squashed to the bounds, deviation learned for each state;
+            ``deterministic``: one action, scaled to the bounds by tanh (for TD3 and DDPG).
+        log_scale: initial log standard deviation of ``normal``.
         body: module that writes ``features``, shared with a critic; ``None``: a network of its own.
         orthogonal: whether weights start orthogonal, the last layer's with gain 0.01.
         return_log_prob: whether the policy writes the log-probability of its actions.
@@ -134,6 +154,11 @@ def make_actor(
     Raises:
         SettingError: if an action is of a kind this policy cannot choose.
     """
+    if continuous == "deterministic":
+        if body is not None:
+            works = "leave body out: a deterministic policy has a network of its own"
+            raise SettingError("body", type(body).__name__, "cannot be shared", works)
+        return _deterministic(env, hidden_sizes, activation, orthogonal)
     heads = {leaf.key: _head(env, leaf.key, continuous, log_scale) for leaf in env.action_leaves}
     columns = sum(head.columns for head in heads.values())
     parameters = _parameter_keys(heads)
@@ -170,6 +195,36 @@ def make_actor(
             "extra_kwargs": {key: head.keywords for key, head in heads.items()},
         },
         return_log_prob=return_log_prob,
+    )
+
+
+def _deterministic(
+    env: Any, hidden_sizes: Sequence[int], activation: str, orthogonal: bool
+) -> Actor:
+    leaf = _only_action(env, "Box", "a deterministic policy", "make_q_network")
+    spec = env.full_action_spec[leaf.key]
+    if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
+        kind = type(spec).__name__
+        raise SettingError(
+            "action_space", kind, "has no bounds for a deterministic policy", ["Box with bounds"]
+        )
+    head = _Scaled(tuple(spec.shape[1:]), spec.space.low[0].clone(), spec.space.high[0].clone())
+    keys, network = _network(env, head.columns, hidden_sizes, activation, orthogonal, 0.01)
+    return Actor(Heads(network, [head]), in_keys=keys, out_keys=[leaf.key], spec=spec[0].clone())
+
+
+def _only_action(env: Any, space: str, algorithm: str, other: str) -> Any:
+    """The action of an environment that has one, of the kind that an algorithm needs."""
+    leaf, *more = env.action_leaves
+    kinds = "f" if space == "Box" else "iu"
+    if not more and leaf.dtype.kind in kinds:
+        return leaf
+    found = ", ".join(str(leaf.space or leaf.dtype) for leaf in env.action_leaves)
+    raise SettingError(
+        "action_space",
+        found,
+        f"does not suit {algorithm}, which needs one {space} action",
+        f"use {other}, or an environment with a {space} action space",
     )
 
 
@@ -225,8 +280,9 @@ def _network(
     activation: str,
     orthogonal: bool,
     out_gain: float,
+    without: Sequence[Any] = (),
 ) -> tuple[list[Any], MLP]:
-    keys = [leaf.key for leaf in env.observation_leaves]
+    keys = [leaf.key for leaf in env.observation_leaves if leaf.key not in without]
     specs = [env.full_observation_spec[key] for key in keys]
     return keys, MLP(
         specs, out_features, hidden_sizes, activation, orthogonal=orthogonal, out_gain=out_gain
@@ -292,3 +348,57 @@ def make_action_value(
     specs = [env.full_observation_spec[leaf.key] for leaf in env.observation_leaves]
     specs += [env.full_action_spec[leaf.key] for leaf in env.action_leaves]
     return ValueOperator(MLP(specs, 1, hidden_sizes, activation), in_keys=keys)
+
+
+def make_q_network(
+    env: Any,
+    hidden_sizes: Sequence[int] = (64, 64),
+    activation: str = "relu",
+    *,
+    dueling: bool = False,
+) -> QValueActor:
+    """Make a Q-network for one discrete action: a greedy policy, and what TorchRL's DQNLoss trains.
+
+    It writes ``action_value``, one Q-value for each choice, ``action``, the greedy one, and
+    ``chosen_action_value``.
+
+    Args:
+        env: the environment. Where it has an observation ``action_mask``, the greedy action is
+            among those allowed.
+        hidden_sizes: widths of the hidden layers.
+        activation: name of the activation between them.
+        dueling: whether Q-values are the sum of a state value and advantages of mean 0 (Wang et
+            al. 2016, eq. 9).
+
+    Raises:
+        SettingError: if the action is not one choice of a ``Discrete`` space.
+    """
+    leaf = _only_action(env, "Discrete", "a Q-network", "make_actor(continuous='deterministic')")
+    spec = env.full_action_spec[leaf.key]
+    if isinstance(spec, (Binary, MultiCategorical)) or not isinstance(spec, CategoricalSpec):
+        kind = type(spec).__name__
+        raise SettingError("action_space", kind, "is not one choice", ["Discrete"])
+    masks = [leaf.key for leaf in env.observation_leaves if _name(leaf.key) == "action_mask"]
+    choices = int(spec.n)
+    keys, network = _network(
+        env, choices + dueling, hidden_sizes, activation, False, 1.0, without=masks
+    )
+    return QValueActor(
+        nn.Sequential(network, _Dueling()) if dueling else network,
+        in_keys=keys,
+        spec=spec[0].clone(),
+        action_key=leaf.key,
+        action_mask_key=masks[0] if masks else None,
+    )
+
+
+class _Dueling(nn.Module):
+    """Q-values from one state value, in the first column, and advantages."""
+
+    def forward(self, columns: Tensor) -> Tensor:
+        advantage = columns[..., 1:]
+        return columns[..., :1] + advantage - advantage.mean(-1, keepdim=True)
+
+
+def _name(key: Any) -> Any:
+    return key[-1] if isinstance(key, tuple) else key

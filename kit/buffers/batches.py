@@ -8,19 +8,14 @@ from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.utils import expand_as_right
-from torch import Tensor
-from torchrl.data import (
-    LazyTensorStorage,
-    ReplayBuffer,
-    TensorDictReplayBuffer,
-    TensorDictRoundRobinWriter,
-)
-from torchrl.data.replay_buffers.samplers import PrioritizedSampler, RandomSampler, Sampler
+from torchrl.data import HERReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.envs.transforms import MultiStepTransform
 
+from kit.buffers.hindsight import HindsightReplayBuffer
+from kit.buffers.priorities import PrioritizedSampler
+from kit.buffers.sequences import SequenceSampler
 from kit.steps import SettingError, StepPlan
-from kit.steps.errors import whole_number
 from kit.steps.minibatches import epoch_sizes
 
 MinibatchGroup = list[TensorDictBase]
@@ -139,19 +134,50 @@ class ReplayBatches:
     def __init__(self, buffer: ReplayBuffer, n_step: MultiStepTransform | None = None) -> None:
         self.buffer = buffer
         self.n_step = n_step
+        self.sequences = buffer.sampler if isinstance(buffer.sampler, SequenceSampler) else None
+        if n_step is not None and isinstance(buffer, HERReplayBuffer):
+            works = "use n_step=1: rewards are computed again for single transitions"
+            raise SettingError("n_step", n_step.n_steps, "does not go with hindsight", works)
+        prioritized = isinstance(buffer.sampler, TorchRLPrioritizedSampler)
+        if prioritized and not isinstance(buffer.sampler, PrioritizedSampler):
+            name = type(buffer.sampler).__name__
+            why = "of TorchRL keeps priorities in compiled trees, which no checkpoint holds"
+            works = "use kit.buffers.PrioritizedSampler, with the same arguments"
+            raise SettingError("sampler", name, why, works)
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
-        """Add the batch to the buffer; with ``n_step``, the last steps wait for what follows."""
+        """Add the batch to the buffer; with ``n_step``, the last steps wait for what follows.
+
+        Raises:
+            SettingError: if the sampler cannot tell the environments of this batch apart.
+        """
         del keys  # a buffer is filled before its loss is known to read anything
         if self.n_step is not None:
             batch = self.n_step.inv(batch)
             if batch is None:
                 return
         if batch.ndim == 2 and self.buffer.storage.ndim == 1:
+            self._tell_environments(batch)
             batch = batch.transpose(0, 1)
             mask = batch.get(("collector", "mask"), None)
             batch = batch.reshape(-1) if mask is None else batch[mask]
         self.buffer.extend(batch)
+
+    def _tell_environments(self, batch: TensorDictBase) -> None:
+        """Say how many environments write in turn, where an order of time is relied upon."""
+        ordered = self.sequences or self.buffer
+        if not isinstance(ordered, (SequenceSampler, HERReplayBuffer)):
+            return
+        name, num_envs = type(ordered).__name__, batch.shape[0]
+        if batch.get(("collector", "mask"), None) is not None:
+            why = "needs as many transitions of every environment, and whole episodes differ"
+            raise SettingError("buffer", name, why, "collect with steps_per_env")
+        if isinstance(ordered, (SequenceSampler, HindsightReplayBuffer)):
+            ordered.belong_to(num_envs)
+        elif num_envs > 1:
+            why = f"would take goals from other episodes: {num_envs} environments write in turn"
+            works = "use kit.buffers.HindsightReplayBuffer, with the same arguments"
+            raise SettingError("buffer", name, why, works)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
         """Yield a sample for each gradient step that is due; all of them are one epoch.
@@ -171,15 +197,27 @@ class ReplayBatches:
             size *= plan.sequence_length
         own = self.buffer.batch_size == size
         for _ in range(limit):
-            yield [
+            drawn = [
                 self.buffer.sample() if own else self.buffer.sample(size)
                 for _ in range(plan.minibatches_per_gradient_step or 1)
             ]
+            yield drawn if self.sequences is None else [self.sequences.cut(m) for m in drawn]
 
     def update_priority(self, minibatch: TensorDictBase) -> None:
-        """Tell a prioritised sampler the new errors of a minibatch."""
-        if isinstance(self.buffer, TensorDictReplayBuffer):
-            self.buffer.update_tensordict_priority(minibatch)
+        """Set the priorities of a minibatch to its new errors, where the sampler has priorities.
+
+        Raises:
+            SettingError: if the loss wrote no errors.
+        """
+        buffer = self.buffer
+        if not isinstance(buffer.sampler, PrioritizedSampler):
+            return
+        assert isinstance(buffer, TensorDictReplayBuffer)
+        if buffer.priority_key not in minibatch.keys(True):
+            why = f"needs {buffer.priority_key!r}, which the loss does not write"
+            works = "use a loss that writes it, such as DQNLoss, or RandomSampler"
+            raise SettingError("sampler", "PrioritizedSampler", why, works)
+        buffer.update_tensordict_priority(minibatch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows that are filled, where writer and sampler are, the steps that wait."""
@@ -189,8 +227,9 @@ class ReplayBatches:
             "filled": filled,
             "rows": _plain(self.buffer.storage.get(range(filled))) if filled else {},
             "writer": self.buffer.writer.state_dict(),
-            "sampler": self._sampler_state(),
+            "sampler": dict(self.buffer.sampler.state_dict()),
             "waiting": None if waiting is None else _plain(waiting.contiguous()),
+            "episodes": self._hindsight.episodes_state() if self._hindsight else None,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -199,9 +238,15 @@ class ReplayBatches:
         if filled:
             self.buffer.storage.set(range(filled), _from_plain(state_dict["rows"]))
         self.buffer.writer.load_state_dict(state_dict["writer"])
-        self._load_sampler_state(state_dict["sampler"])
+        self.buffer.sampler.load_state_dict(state_dict["sampler"])
         if self.n_step is not None and state_dict["waiting"] is not None:
             self.n_step._buffer = _from_plain(state_dict["waiting"])
+        if self._hindsight is not None:
+            self._hindsight.load_episodes_state(state_dict["episodes"])
+
+    @property
+    def _hindsight(self) -> HindsightReplayBuffer | None:
+        return self.buffer if isinstance(self.buffer, HindsightReplayBuffer) else None
 
     def _filled(self) -> int:
         """Places along the storage's first dimension that hold something."""
@@ -210,31 +255,8 @@ class ReplayBatches:
         storage = self.buffer.storage
         return len(storage) if storage.ndim == 1 else int(storage.shape[0])
 
-    def _sampler_state(self) -> dict[str, Any]:
-        sampler = self.buffer.sampler
-        if not isinstance(sampler, PrioritizedSampler):
-            return dict(sampler.state_dict())
-        # Its own state holds compiled objects, which are no plain values.
-        highest, place = sampler._max_priority
-        return {
-            "priorities": torch.as_tensor(sampler._sum_tree[torch.arange(len(self.buffer))]),
-            "highest": None if highest is None else float(highest),
-            "place": None if place is None else torch.as_tensor(place),
-        }
-
-    def _load_sampler_state(self, state: dict[str, Any]) -> None:
-        sampler = self.buffer.sampler
-        if not isinstance(sampler, PrioritizedSampler):
-            sampler.load_state_dict(state)
-            return
-        rows = torch.arange(len(state["priorities"]))
-        if len(rows):
-            sampler._sum_tree[rows] = sampler._min_tree[rows] = state["priorities"]
-        if state["highest"] is not None:
-            sampler._max_priority = (torch.tensor(state["highest"]), state["place"])
-
     def close_open_episodes(self, num_envs: int) -> None:
-        """Mark the newest transition of every copy as truncated, where an episode is still open.
+        """Mark the newest transition of every env as truncated, where an episode is still open.
 
         For a run that is resumed with environments that could not give their state.
         """
@@ -244,6 +266,8 @@ class ReplayBatches:
         filled = self._filled()
         if not filled:
             return
+        if self._hindsight is not None:
+            self._hindsight.close_open_episodes()
         cursor = int(self.buffer.writer.state_dict()["_cursor"])
         places = min(num_envs, filled) if self.buffer.storage.ndim == 1 else 1
         for number in range(places):
@@ -277,74 +301,6 @@ def valid_rows(batch: TensorDictBase) -> TensorDictBase:
     """Return the transitions of a batch ``[num_envs, steps]`` as rows, without padding."""
     mask = batch.get(("collector", "mask"), None)
     return batch.reshape(-1) if mask is None else batch[mask]
-
-
-class SliceWriter(TensorDictRoundRobinWriter):  # type: ignore[misc, unused-ignore]
-    """Writes transitions one after the other, as slices of the storage, the oldest first.
-
-    What is stored and where is as with TorchRL's writer, which makes an index on the data's device
-    and reads it on the host: there a GPU would be waited for with every batch.
-    """
-
-    _cursor: int
-
-    def extend(self, data: TensorDictBase) -> Tensor:
-        """Store rows and return their places."""
-        storage, count, start = self._storage, len(data), self._cursor
-        if storage.ndim != 1 or not 0 < count <= storage.max_size:
-            return super().extend(data)  # type: ignore[no-any-return]
-        index: Tensor = torch.arange(start, start + count, device=data.device) % storage.max_size
-        data.set("index", expand_as_right(index, data))
-        self._cursor = (start + count) % storage.max_size
-        self._write_count += count
-        fits = min(count, storage.max_size - start)
-        storage.set(slice(start, start + fits), data[:fits])
-        if fits < count:
-            storage.set(slice(0, count - fits), data[fits:])
-        self._bump_generation(index, data)
-        self._mark_update_entities(index)
-        return index
-
-
-def make_replay_buffer(
-    size: int,
-    minibatch_size: int | None,
-    *,
-    sampler: Sampler | None = None,
-    n_step: int = 1,
-    gamma: float = 0.99,
-    device: torch.device | str = "cpu",
-) -> ReplayBatches:
-    """Make TorchRL's replay buffer of transitions in memory.
-
-    Args:
-        size: transitions it holds; the oldest are overwritten.
-        minibatch_size: transitions in a minibatch.
-        sampler: how minibatches are drawn; uniformly with replacement by default.
-        n_step: rewards summed into one before bootstrapping (Sutton and Barto 2018, eq. 7.1).
-        gamma: discount of this sum.
-        device: where transitions are kept.
-
-    Raises:
-        SettingError: if a minibatch is larger than the buffer.
-    """
-    size = whole_number("buffer_size", size, at_least=1)
-    n_step = whole_number("n_step", n_step, at_least=1)
-    if minibatch_size is not None and minibatch_size > size:
-        raise SettingError(
-            "minibatch_size", minibatch_size, f"is larger than buffer_size={size}", [size]
-        )
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(size, device=device),
-        writer=SliceWriter(),
-        sampler=sampler or RandomSampler(),
-        batch_size=minibatch_size,
-    )
-    if n_step == 1:
-        return ReplayBatches(buffer)
-    # Without done_keys=[] the flags would be those of the first step: bootstrapping from the value
-    # of a terminal state.
-    return ReplayBatches(buffer, MultiStepTransform(n_step, gamma, done_keys=[]))
 
 
 def as_minibatches(buffer: Minibatches | ReplayBuffer | None) -> Minibatches:

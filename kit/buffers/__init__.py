@@ -1,0 +1,31 @@
+"""Where minibatches come from: passes over the last batch, or samples of a replay buffer."""
+
+from __future__ import annotations
+
+from kit.buffers.batches import (
+    Minibatches,
+    MinibatchGroup,
+    ReplayBatches,
+    RolloutBatches,
+    as_minibatches,
+    valid_rows,
+)
+from kit.buffers.hindsight import HindsightReplayBuffer
+from kit.buffers.priorities import PrioritizedSampler
+from kit.buffers.replay import make_replay_buffer
+from kit.buffers.sequences import SequenceSampler
+from kit.buffers.writer import SliceWriter
+
+__all__ = [
+    "HindsightReplayBuffer",
+    "MinibatchGroup",
+    "Minibatches",
+    "PrioritizedSampler",
+    "ReplayBatches",
+    "RolloutBatches",
+    "SequenceSampler",
+    "SliceWriter",
+    "as_minibatches",
+    "make_replay_buffer",
+    "valid_rows",
+]

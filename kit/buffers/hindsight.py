@@ -1,0 +1,175 @@
+"""Hindsight experience replay from several environments at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import HERReplayBuffer
+from torchrl.data.replay_buffers.storages import Storage
+
+from kit.buffers.writer import SliceWriter
+from kit.steps import SettingError
+from kit.steps.errors import whole_number
+
+
+class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignore]
+    """Hindsight replay (Andrychowicz et al. 2017) whose goals come from the same episode.
+
+    TorchRL's class with its arguments and strategies, which takes rows that follow each other for
+    one episode. Here transitions of several environments alternate, as the kit's collectors write
+    them: environment ``e`` of ``num_envs`` owns every row whose number is ``e`` modulo
+    ``num_envs``. Where its episodes begin and end is noted when they are written, so sampling does
+    not search the storage. An episode that is still open ends, for now, with its newest
+    transition; one whose beginning was overwritten begins with its oldest.
+
+    Args:
+        reward_fn: from relabelled transitions to rewards; see TorchRL's class.
+        num_envs: environments that write in turn; the trainer sets it with the first batch.
+        **kwargs: of TorchRL's class: ``her_ratio``, ``strategy``, ``goal_key``,
+            ``achieved_goal_key``, ``reward_key``, ``end_key``, ``sampler``, ``storage``,
+            ``batch_size``, ...
+
+    Raises:
+        SettingError: if rows do not come from all environments in turn.
+    """
+
+    def __init__(self, reward_fn: Any, *, num_envs: int = 1, **kwargs: Any) -> None:
+        kwargs.setdefault("writer", SliceWriter())
+        super().__init__(reward_fn, **kwargs)
+        self.num_envs = whole_number("num_envs", num_envs, at_least=1)
+        self._restart()
+
+    def _restart(self) -> None:
+        size = self._storage.max_size
+        # By place: time steps at which the episode of a row begins and ends; -1: it is still open.
+        self._begins = torch.zeros(size, dtype=torch.long)
+        self._ends = torch.full((size,), -1)
+        self._open = [0] * self.num_envs  # by environment: where its open episode begins
+        self._rows = 0
+
+    def belong_to(self, num_envs: int) -> None:
+        """Say how many environments write in turn.
+
+        Raises:
+            SettingError: if others have written already.
+        """
+        if num_envs != self.num_envs and self._rows:
+            why = f"differs from the {self.num_envs} environments whose transitions are stored"
+            raise SettingError("num_envs", num_envs, why, [self.num_envs])
+        if num_envs != self.num_envs:
+            self.num_envs = num_envs
+            self._restart()
+
+    def extend(self, tensordicts: TensorDictBase, **kwargs: Any) -> Tensor:
+        """Store rows, all environments of a time step after each other."""
+        if len(tensordicts) % self.num_envs:
+            raise SettingError(
+                "num_envs",
+                self.num_envs,
+                f"does not divide the {len(tensordicts)} rows that are stored at once",
+                "collect with steps_per_env: whole episodes are not of one length",
+            )
+        index: Tensor = super().extend(tensordicts, **kwargs)
+        self._note(tensordicts.get(self.end_key).reshape(-1, self.num_envs).cpu())
+        return index
+
+    def add(self, data: TensorDictBase) -> Tensor:
+        """Store one row; of one environment only."""
+        index: Tensor = super().add(data)
+        if self.num_envs > 1:
+            raise SettingError("num_envs", self.num_envs, "does not add single rows", "use extend")
+        self._note(data.get(self.end_key).reshape(1, 1).cpu())
+        return index
+
+    def _note(self, done: Tensor) -> None:
+        """Note where the episodes of new rows begin and end; ``done`` is ``[steps, num_envs]``."""
+        first = self._rows // self.num_envs
+        self._rows += done.numel()
+        for env in range(self.num_envs):
+            stored = self._oldest(env)
+            begin, newest = self._open[env], first + len(done) - 1
+            for end in (first + done[:, env].nonzero().flatten()).tolist():
+                self._ends[self._span(max(begin, stored), end, env)] = end
+                self._begins[self._span(max(begin, first, stored), end, env)] = begin
+                begin = end + 1
+            new = self._span(max(begin, first, stored), newest, env)
+            self._begins[new], self._ends[new] = begin, -1
+            self._open[env] = begin
+
+    def _oldest(self, env: Any) -> Any:
+        """Time step of the oldest row of an environment that is not overwritten."""
+        overwritten = max(self._rows - self._storage.max_size, 0)
+        return (overwritten - env + self.num_envs - 1) // self.num_envs
+
+    def _span(self, first: int, last: int, env: int) -> Tensor:
+        """Places of an environment's time steps from ``first`` to ``last``, or none."""
+        steps = torch.arange(first, max(first, last + 1))
+        return self._places(steps, env)  # type: ignore[no-any-return]
+
+    def _places(self, steps: Any, env: Any) -> Any:
+        return (steps * self.num_envs + env) % self._storage.max_size
+
+    def _rows_at(self, places: Tensor) -> Tensor:
+        """Numbers, counted from the first ever written, of the rows at places."""
+        newest = self._rows - 1
+        size: int = self._storage.max_size
+        return newest - (newest - places) % size
+
+    # ------------------------------------------------------------------ TorchRL's look-up of goals
+    def _get_episode_ends(self, storage: Storage) -> Tensor:
+        return torch.zeros(1)  # not used: an episode is found by where it was written
+
+    def _get_episode_range(self, idx: Tensor, episode_ends: Tensor) -> tuple[Tensor, Tensor]:
+        """Time steps at which the episodes of places begin and end, as far as they are stored."""
+        del episode_ends
+        idx = idx.cpu()
+        oldest = self._oldest(self._rows_at(idx) % self.num_envs)
+        newest = self._rows // self.num_envs - 1
+        ends = self._ends[idx]
+        return self._begins[idx].maximum(oldest), torch.where(ends < 0, newest, ends)
+
+    def _sample_goal_indices(
+        self, her_idx: Tensor, ep_starts: Tensor, ep_ends: Tensor, storage_len: int
+    ) -> Tensor:
+        """Places of goals: TorchRL's choice among time steps, brought back to places."""
+        if self.strategy == "random":
+            return super()._sample_goal_indices(her_idx, ep_starts, ep_ends, storage_len)  # type: ignore[no-any-return]
+        rows = self._rows_at(her_idx.cpu())
+        steps = super()._sample_goal_indices(rows // self.num_envs, ep_starts, ep_ends, storage_len)
+        return self._places(steps, rows % self.num_envs).to(her_idx.device)  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------ in and out
+    def close_open_episodes(self) -> None:
+        """End every open episode with its newest transition."""
+        newest = self._rows // self.num_envs - 1
+        for env in range(self.num_envs):
+            begin = max(self._open[env], self._oldest(env))
+            self._ends[self._span(begin, newest, env)] = newest
+            self._open[env] = newest + 1
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget everything."""
+        super().empty(empty_write_count)
+        self._restart()
+
+    def episodes_state(self) -> dict[str, Any]:
+        """Where episodes begin and end, for a checkpoint."""
+        filled = len(self._storage)
+        return {
+            "num_envs": self.num_envs,
+            "rows": self._rows,
+            "open": list(self._open),
+            "begins": self._begins[:filled].clone(),
+            "ends": self._ends[:filled].clone(),
+        }
+
+    def load_episodes_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`episodes_state` returned."""
+        self.num_envs = int(state["num_envs"])
+        self._restart()
+        self._rows, self._open = int(state["rows"]), list(state["open"])
+        self._begins[: len(state["begins"])] = state["begins"]
+        self._ends[: len(state["ends"])] = state["ends"]

@@ -1,0 +1,73 @@
+"""A replay buffer in one call."""
+
+from __future__ import annotations
+
+import torch
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
+from torchrl.envs.transforms import MultiStepTransform
+
+from kit.buffers.batches import ReplayBatches
+from kit.buffers.sequences import SequenceSampler
+from kit.buffers.writer import SliceWriter
+from kit.steps import SettingError
+from kit.steps.errors import whole_number
+
+
+def make_replay_buffer(
+    size: int,
+    minibatch_size: int | None,
+    *,
+    sampler: Sampler | None = None,
+    sequence_length: int | None = None,
+    n_step: int = 1,
+    gamma: float = 0.99,
+    device: torch.device | str = "cpu",
+) -> ReplayBatches:
+    """Make TorchRL's replay buffer of transitions in memory, which is allocated when first used.
+
+    Args:
+        size: transitions it holds; the oldest are overwritten.
+        minibatch_size: transitions in a minibatch; with ``sequence_length``, sequences.
+        sampler: how minibatches are drawn; uniformly with replacement by default.
+        sequence_length: time steps of each sampled sequence (see
+            :class:`~kit.buffers.SequenceSampler`): minibatches are ``[sequences, time]``, with
+            ``is_init``. ``None``: single transitions.
+        n_step: rewards summed into one before bootstrapping (Sutton and Barto 2018, eq. 7.1).
+        gamma: discount of this sum; TorchRL's losses discount the value after it by
+            ``gamma ** steps_to_next_obs``.
+        device: where transitions are kept.
+
+    Raises:
+        SettingError: if a minibatch is larger than the buffer, or sequences are combined with
+            another sampler or several steps.
+    """
+    size = whole_number("buffer_size", size, at_least=1)
+    n_step = whole_number("n_step", n_step, at_least=1)
+    length = whole_number("sequence_length", sequence_length or 1, at_least=1)
+    batch_size = None if minibatch_size is None else minibatch_size * length
+    if batch_size is not None and batch_size > size:
+        why = f"is larger than buffer_size={size}"
+        if length > 1:
+            why = f"of {length} transitions each {why}"
+        raise SettingError("minibatch_size", minibatch_size, why, [max(size // length, 1)])
+    if sequence_length is not None:
+        if sampler is not None:
+            name = type(sampler).__name__
+            works = "leave out one of sampler and sequence_length"
+            raise SettingError("sampler", name, "draws no sequences of the kit", works)
+        if n_step > 1:
+            works = "use n_step=1, and let the loss sum rewards along the sequence"
+            raise SettingError("n_step", n_step, "does not go with sequences", works)
+        sampler = SequenceSampler(sequence_length)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(size, device=device),
+        writer=SliceWriter(),
+        sampler=sampler or RandomSampler(),
+        batch_size=batch_size,
+    )
+    if n_step == 1:
+        return ReplayBatches(buffer)
+    # Without done_keys=[] the flags would be those of the first step: bootstrapping from the value
+    # of a terminal state.
+    return ReplayBatches(buffer, MultiStepTransform(n_step, gamma, done_keys=[]))

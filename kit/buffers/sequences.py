@@ -1,0 +1,114 @@
+"""Sequences of consecutive transitions, sampled from a flat storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
+
+from kit.steps import SettingError
+from kit.steps.errors import whole_number
+
+
+class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
+    """Draws sequences of one environment's consecutive transitions, uniformly.
+
+    Transitions of several environments alternate in the storage, as the kit's collectors write
+    them. A sequence may span several episodes (the first transition of each is marked by
+    ``is_init``), but it never leads from the newest transition to the oldest: every sequence was
+    experienced as it stands.
+
+    Args:
+        sequence_length: transitions of a sequence.
+        num_envs: environments that write in turn; the trainer sets it with the first batch.
+    """
+
+    def __init__(self, sequence_length: int, num_envs: int = 1) -> None:
+        self.sequence_length = whole_number("sequence_length", sequence_length, at_least=1)
+        self.num_envs = whole_number("num_envs", num_envs, at_least=1)
+        self._rows = 0  # written so far
+
+    def belong_to(self, num_envs: int) -> None:
+        """Say how many environments write in turn.
+
+        Raises:
+            SettingError: if others have written already.
+        """
+        if num_envs != self.num_envs and self._rows:
+            why = f"differs from the {self.num_envs} environments whose transitions are stored"
+            raise SettingError("num_envs", num_envs, why, [self.num_envs])
+        self.num_envs = num_envs
+
+    def extend(self, index: Any) -> None:
+        """Count transitions that were written."""
+        self._rows += len(index)
+
+    def add(self, index: Any) -> None:
+        """Count a transition that was written."""
+        self._rows += 1
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draw sequences.
+
+        Args:
+            storage: flat.
+            batch_size: transitions in all: a multiple of ``sequence_length``.
+
+        Returns:
+            Places of the transitions, sequence by sequence, ``[batch_size]``.
+
+        Raises:
+            SettingError: if no sequence of this length has been stored yet.
+        """
+        length, filled = self.sequence_length, len(storage)
+        spanned = (length - 1) * self.num_envs + 1
+        if filled < spanned:
+            works = f"begin after {length * self.num_envs} policy steps"
+            why = f"comes before {length} steps of every environment are stored"
+            raise SettingError("learning_starts", filled, why, works)
+        oldest = self._rows % filled if filled == storage.max_size else 0
+        count = batch_size // length
+        device, rng = storage.device, self._rng
+        start = torch.randint(filled - spanned + 1, (count, 1), generator=rng, device=device)
+        steps = torch.arange(length, device=device) * self.num_envs
+        return ((oldest + start + steps) % filled).reshape(-1), {}
+
+    def cut(self, minibatch: TensorDictBase) -> TensorDictBase:
+        """Sampled transitions as sequences, with the first of every episode marked.
+
+        Args:
+            minibatch: ``[batch_size]``, as sampled.
+
+        Returns:
+            ``[batch_size / sequence_length, sequence_length]``, with ``is_init``, which is also
+            true at the beginning of each sequence.
+        """
+        sequences = minibatch.reshape(-1, self.sequence_length)
+        is_init = sequences.get(("next", "done")).roll(1, dims=1)
+        is_init[:, 0] = True
+        return sequences.set("is_init", is_init)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many transitions were written, by how many environments."""
+        return {"rows": self._rows, "num_envs": self.num_envs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._rows, self.num_envs = int(state_dict["rows"]), int(state_dict["num_envs"])
+
+    def _empty(self) -> None:
+        self._rows = 0
+
+    def dumps(self, path: Path | str) -> None:
+        """Write the state to a folder."""
+        Path(path).mkdir(exist_ok=True)
+        torch.save(self.state_dict(), Path(path) / "sequences.pt")
+
+    def loads(self, path: Path | str) -> None:
+        """Read the state from a folder."""
+        self.load_state_dict(torch.load(Path(path) / "sequences.pt", weights_only=True))

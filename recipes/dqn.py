@@ -1,0 +1,100 @@
+"""Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016).
+
+python -m recipes.dqn env.id=Acrobot-v1 steps.total_policy_steps=100_000 seed=1
+python -m recipes.dqn --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tensordict.nn import TensorDictSequential
+from torch.optim import Adam
+from torchrl.modules import EGreedyModule
+from torchrl.objectives import HardUpdate
+
+from kit.config import Count, Positive, UnitInterval
+from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
+from kit.hooks import AnnealExploration, AnnealLearningRate
+from kit.modules import make_q_network
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(OffPolicyConfig):
+    """Settings of DQN."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(num_envs=1))
+    steps: Any = field(
+        default_factory=lambda: OffPolicySteps(
+            total_policy_steps=50_000, replay_ratio="1/2", minibatch_size=128
+        )
+    )
+    hidden_sizes: list[int] = field(default_factory=lambda: [128, 128])
+    """Widths of the hidden layers of the Q-network."""
+    activation: str = "relu"
+    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    dueling: bool = False
+    """Whether Q-values are the sum of a state value and advantages (Wang et al. 2016)."""
+    loss: str = "DQNLoss"
+    """Loss of torchrl.objectives, or module:Class."""
+    double_dqn: bool = True
+    """Whether the online network chooses the action whose target value is used."""
+    epsilon_start: UnitInterval = 1.0
+    """Probability of a random action at the beginning."""
+    epsilon_end: UnitInterval = 0.05
+    """Probability of a random action after the exploration phase."""
+    exploration_share: Positive = 0.2
+    """Share of the run in which epsilon falls linearly."""
+    target_update_every: Count = 100
+    """Gradient steps between two copies of the Q-network to the target network."""
+    learning_rate: Positive = 1e-3
+    """Initial learning rate of Adam."""
+    anneal: Literal["linear", "cosine", "constant"] = "linear"
+    """Schedule of the learning rate, down to 0 at the end of the run."""
+    max_grad_norm: Positive | None = 10.0
+    """Maximum norm of the gradient; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire DQN; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="dqn")
+    env = experiment.make_env(actions="discrete")
+
+    network = make_q_network(env, cfg.hidden_sizes, cfg.activation, dueling=cfg.dueling)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        network,
+        delay_value=True,
+        double_dqn=cfg.double_dqn,
+        loss_function="smooth_l1",
+    )
+    loss.make_value_estimator(gamma=cfg.gamma)
+    explore = EGreedyModule(env.action_spec, eps_init=cfg.epsilon_start, eps_end=cfg.epsilon_end)
+    policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
+    optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
+    update = Update(
+        loss,
+        optimizer,
+        clip_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+        target_updater=HardUpdate(loss, value_network_update_interval=1),
+        target_update_every=cfg.target_update_every,
+    )
+    return experiment.trainer(
+        env,
+        policy,
+        buffer=experiment.make_replay_buffer(),
+        update=update,
+        hooks=[
+            AnnealLearningRate(optimizer, cfg.anneal),
+            AnnealExploration(explore, share_of_run=cfg.exploration_share),
+        ],
+        parts=parts,
+    )
+
+
+if __name__ == "__main__":
+    main(Config, build)

@@ -1,0 +1,156 @@
+"""Hindsight goals come from the same episode of the same environment."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torchrl.data import HERReplayBuffer, LazyTensorStorage
+
+from kit.buffers import HindsightReplayBuffer, ReplayBatches, make_replay_buffer
+from kit.steps import SettingError
+
+
+class Episodes:
+    """Environments whose episodes have random lengths; goals say where they come from."""
+
+    def __init__(self, num_envs: int, seed: int) -> None:
+        self.num_envs = num_envs
+        self.generator = torch.Generator().manual_seed(seed)
+        self.episode = [0] * num_envs
+        self.step = [0] * num_envs
+
+    def batch(self, steps: int) -> TensorDict:
+        """``[num_envs, steps]``; a goal is (environment, episode, step)."""
+        here = torch.zeros(self.num_envs, steps, 3)
+        done = torch.zeros(self.num_envs, steps, 1, dtype=torch.bool)
+        for t in range(steps):
+            for env in range(self.num_envs):
+                here[env, t] = torch.tensor([env, self.episode[env], self.step[env]])
+                self.step[env] += 1
+                if torch.rand((), generator=self.generator) < 0.2:
+                    done[env, t] = True
+                    self.step[env], self.episode[env] = 0, self.episode[env] + 1
+        following = {"reward": torch.zeros(self.num_envs, steps, 1), "done": done}
+        following |= {"terminated": done.clone(), "desired_goal": -torch.ones_like(here)}
+        rows = {"achieved_goal": here, "where": here.clone()}
+        rows |= {"desired_goal": -torch.ones_like(here), "next": following}
+        return TensorDict(rows, [self.num_envs, steps])
+
+
+def replay_of(size: int, strategy: str, **kwargs) -> ReplayBatches:
+    buffer = HindsightReplayBuffer(
+        lambda rows: torch.ones(len(rows), 1), her_ratio=1.0, strategy=strategy,
+        storage=LazyTensorStorage(size), batch_size=256, **kwargs,
+    )  # fmt: skip
+    return ReplayBatches(buffer)
+
+
+def check(replay: ReplayBatches, strategy: str) -> None:
+    """Every goal is of the row's own episode, and where in it the strategy says."""
+    sample = replay.buffer.sample()
+    stored = replay.buffer.storage[:]["where"]
+    for where, goal in zip(sample["where"], sample["desired_goal"]):
+        assert torch.equal(where[:2], goal[:2]), "another episode"
+        own = stored[(stored[:, :2] == where[:2]).all(-1)][:, 2]
+        allowed = {"future": own[own >= where[2]], "episode": own, "final": own.max().reshape(1)}
+        assert goal[2] in allowed[strategy]
+    assert torch.equal(sample["next", "desired_goal"], sample["desired_goal"])
+    assert (sample["next", "reward"] == 1).all()
+
+
+BATCHES = st.lists(st.integers(1, 9), min_size=1, max_size=25)
+
+
+@pytest.mark.parametrize("strategy", ["future", "episode", "final"])
+@given(st.integers(1, 5), BATCHES, st.integers(20, 60), st.integers(0, 1_000))
+@settings(max_examples=25, deadline=None)
+def test_goals_are_of_the_same_episode(strategy, num_envs, batches, size, seed):
+    """Whatever the lengths of episodes and batches, also when old rows are overwritten."""
+    torch.manual_seed(seed)
+    episodes, replay = Episodes(num_envs, seed), replay_of(size, strategy)
+    for steps in batches:
+        replay.extend(episodes.batch(steps))
+        check(replay, strategy)
+
+
+def test_all_goals_that_a_strategy_allows_are_drawn():
+    torch.manual_seed(0)
+    replay = replay_of(100, "episode")
+    batch = Episodes(2, 0).batch(5)
+    batch["next", "done"].fill_(False)
+    batch["where"][..., 1] = batch["achieved_goal"][..., 1] = 0
+    batch["where"][..., 2] = batch["achieved_goal"][..., 2] = torch.arange(5)
+    replay.extend(batch)
+    goals = replay.buffer.sample()["desired_goal"].tolist()
+    assert {tuple(goal) for goal in goals} == {(e, 0, t) for e in range(2) for t in range(5)}
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_restored_buffer_draws_the_same_goals(num_envs):
+    episodes = Episodes(num_envs, 1)
+    before, after = replay_of(50, "future"), replay_of(50, "future")
+    for steps in (7, 1, 20, 4):
+        before.extend(episodes.batch(steps))
+    file = io.BytesIO()
+    torch.save(before.state_dict(), file)
+    file.seek(0)
+    after.load_state_dict(torch.load(file, weights_only=True))
+    more = episodes.batch(6)
+    drawn = []
+    for replay in (before, after):
+        replay.extend(more.clone())
+        torch.manual_seed(3)
+        drawn.append(replay.buffer.sample()["desired_goal"])
+        check(replay, "future")
+    assert torch.equal(*drawn)
+
+
+def test_episodes_that_were_closed_are_not_continued_by_what_follows():
+    """After a resume with environments that could not continue where they were."""
+    torch.manual_seed(0)
+    replay, episodes = replay_of(200, "future"), Episodes(2, 2)
+    replay.extend(episodes.batch(3))
+    replay.close_open_episodes(2)
+    for env in range(2):
+        episodes.episode[env], episodes.step[env] = episodes.episode[env] + 1, 0
+    replay.extend(episodes.batch(3))
+    check(replay, "future")
+
+
+def test_torchrls_buffer_is_taken_for_one_environment_and_refused_for_several():
+    def torchrls() -> ReplayBatches:
+        return ReplayBatches(
+            HERReplayBuffer(
+                lambda rows: torch.ones(len(rows), 1), storage=LazyTensorStorage(50), batch_size=4
+            )
+        )
+
+    torchrls().extend(Episodes(1, 0).batch(4))
+    with pytest.raises(SettingError, match=r"2 environments write in turn; use .*Hindsight"):
+        torchrls().extend(Episodes(2, 0).batch(4))
+
+
+def test_whole_episodes_of_different_lengths_are_refused():
+    batch = Episodes(2, 0).batch(4)
+    batch["collector", "mask"] = torch.ones(2, 4, dtype=torch.bool)
+    for replay in (replay_of(50, "future"), make_replay_buffer(50, 2, sequence_length=2)):
+        with pytest.raises(SettingError, match="whole episodes differ; collect with steps_per_env"):
+            replay.extend(batch)
+
+
+def test_environments_do_not_change_their_number():
+    replay = replay_of(50, "future")
+    replay.extend(Episodes(2, 0).batch(4))
+    with pytest.raises(SettingError, match="num_envs=3 differs from the 2 environments"):
+        replay.extend(Episodes(3, 0).batch(4))
+
+
+def test_several_steps_do_not_go_with_hindsight():
+    n_step = make_replay_buffer(50, 2, n_step=3).n_step
+    with pytest.raises(SettingError, match="n_step=3 does not go with hindsight"):
+        ReplayBatches(replay_of(50, "future").buffer, n_step)

@@ -1,0 +1,213 @@
+"""Prioritised replay: the paper's formulas, on what is installed, without compiled extensions."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
+
+from kit.buffers import PrioritizedSampler, SliceWriter, make_replay_buffer, priorities
+from kit.buffers.priorities import PriorityTree
+from kit.steps import SettingError
+from kit.trainer import Trainer
+from kit.trainer.stages import HookError
+from tests.tiny import off_policy_plan, sac_parts
+
+
+@pytest.fixture(params=["one level", "several levels"])
+def levels(request, monkeypatch):
+    """Trees of one level, and trees so small in the fan-out that they have several."""
+    if request.param == "several levels":
+        monkeypatch.setattr(priorities, "_FAN_OUT", 4)
+        monkeypatch.setattr(priorities, "_WIDEST_ROOT", 5)
+
+
+def filled_tree(size: int, seed: int, changes: int = 3) -> tuple[PriorityTree, torch.Tensor]:
+    """A tree after some batches of changes, and its values; some are zero."""
+    generator = torch.Generator().manual_seed(seed)
+    tree, values = PriorityTree(size), torch.zeros(size, dtype=torch.float64)
+    for _ in range(changes):
+        count = int(torch.randint(1, size + 1, (), generator=generator))
+        places = torch.randperm(size, generator=generator)[:count]
+        new = torch.rand(count, generator=generator, dtype=torch.float64)
+        new[torch.rand(count, generator=generator) < 0.2] = 0.0
+        tree[places] = values[places] = new
+    return tree, values
+
+
+# ---------------------------------------------------------------------- the tree
+@pytest.mark.parametrize("size", [1, 5, 64, 150, 20_000])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tree_knows_sum_and_smallest_value_after_any_changes(levels, size, seed):
+    tree, values = filled_tree(size, seed)
+    assert torch.equal(tree.values, values)
+    torch.testing.assert_close(tree.total(), values.sum())
+    positive = values[values > 0]
+    assert float(tree.min()) == (float(positive.min()) if len(positive) else torch.inf)
+
+
+@pytest.mark.parametrize("size", [5, 64, 150, 3_000])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_value_is_found_by_its_share_of_the_sum(levels, size, seed):
+    tree, values = filled_tree(size, seed)
+    if not values.any():
+        return
+    reached = values.cumsum(0)
+    # In the middle of each positive value's part, where rounding cannot lead to its neighbour.
+    wanted = values.nonzero().flatten()
+    share = ((reached - values / 2) / reached[-1])[wanted]
+    assert torch.equal(tree.find(share), wanted)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([1e-300, 1e-12, 1.0, 1e12]))
+def test_the_ends_of_the_sum_lead_to_values_that_are_not_zero(seed, scale):
+    tree, values = filled_tree(300, seed)
+    if not values.any():
+        return
+    tree[torch.arange(300)] = values * scale
+    found = tree.find(torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
+    positive = values.nonzero().flatten()
+    assert found.tolist() == [int(positive[0]), int(positive[-1])]
+
+
+# ---------------------------------------------------------------------- the formulas
+def rows(start: int, count: int) -> TensorDict:
+    return TensorDict({"row": torch.arange(start, start + count)}, [count])
+
+
+def buffer_of(sampler: PrioritizedSampler, size: int = 8) -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(
+        storage=LazyTensorStorage(size), writer=SliceWriter(), sampler=sampler, batch_size=4
+    )
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.5), (0.6, 0.4), (1.0, 1.0)])
+def test_transitions_are_drawn_and_weighted_as_in_the_paper(alpha, beta):
+    errors = torch.tensor([0.5, 2.0, 0.0, 1.0, 4.0])
+    buffer = buffer_of(PrioritizedSampler(8, alpha=alpha, beta=beta, eps=0.1))
+    buffer.extend(rows(0, 5))
+    buffer.update_priority(torch.arange(5), errors)
+    priority = (errors.double() + 0.1) ** alpha
+    probability = priority / priority.sum()
+    torch.manual_seed(0)
+    sample = buffer.sample(50_000)
+    counts = torch.bincount(sample["row"], minlength=5) / 50_000
+    torch.testing.assert_close(counts.double(), probability, atol=0.01, rtol=0)
+    weight = (5 * probability) ** -beta
+    expected = (weight / weight.max()).float()[sample["row"]]
+    torch.testing.assert_close(sample["priority_weight"], expected)
+
+
+def test_new_transitions_have_the_highest_priority_so_far_also_where_old_ones_were():
+    buffer = buffer_of(PrioritizedSampler(8, alpha=1.0, beta=0.5, eps=0.0))
+    buffer.extend(rows(0, 3))
+    values = buffer.sampler._sum_tree.values
+    assert values.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    buffer.update_priority(torch.tensor([0, 2]), torch.tensor([3.0, 0.5]))
+    buffer.extend(rows(3, 4))
+    assert values.tolist() == [3, 1, 0.5, 3, 3, 3, 3, 0]
+    buffer.update_priority(torch.arange(8)[:7], torch.full((7,), 0.25))
+    buffer.extend(rows(7, 3))  # the write head passes the end: places 7, 0 and 1
+    assert values.tolist() == [3, 3, 0.25, 0.25, 0.25, 0.25, 0.25, 3]
+
+
+def test_the_highest_priority_can_be_that_of_stored_transitions_alone():
+    sampler = PrioritizedSampler(4, alpha=0.5, beta=0.5, eps=0.0, max_priority_within_buffer=True)
+    buffer = buffer_of(sampler, size=4)
+    buffer.extend(rows(0, 4))
+    buffer.update_priority(torch.arange(4), torch.tensor([9.0, 1.0, 4.0, 1.0]))
+    buffer.update_priority(torch.tensor([0]), torch.tensor([2.0]))
+    assert float(sampler.default_priority) == pytest.approx(4.0)
+
+
+def test_what_was_never_written_is_never_drawn():
+    buffer = make_replay_buffer(1_000, 64, sampler=PrioritizedSampler(1_000, alpha=0.6, beta=0.4))
+    buffer.buffer.extend(rows(0, 3))
+    drawn = {int(n) for _ in range(20) for n in buffer.buffer.sample()["row"]}
+    assert drawn == {0, 1, 2}
+
+
+def test_negative_places_are_left_out():
+    sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5, eps=0.0)
+    sampler.update_priority(torch.tensor([1, -1, 3]), torch.tensor([2.0, 9.0, 4.0]))
+    assert sampler._sum_tree.values.tolist() == [0, 2, 0, 4]
+    assert float(sampler.default_priority) == 4.0
+
+
+def test_a_storage_of_environments_and_steps_is_sampled_by_priority_too():
+    sampler = PrioritizedSampler(12, alpha=1.0, beta=1.0, eps=0.0)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(12, ndim=2), sampler=sampler, batch_size=3, dim_extend=0
+    )
+    buffer.extend(TensorDict({"row": torch.arange(12).reshape(4, 3)}, [4, 3]))
+    places = torch.tensor([[0, 0], [2, 1]])
+    sampler.update_priority(
+        torch.cartesian_prod(*map(torch.arange, (4, 3))), 0.0, storage=buffer.storage
+    )
+    sampler.update_priority(places, torch.tensor([1.0, 2.0]), storage=buffer.storage)
+    assert {int(n) for _ in range(20) for n in buffer.sample()["row"]} == {0, 7}
+
+
+def test_alpha_can_be_changed_while_priorities_are_stored():
+    sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5, eps=0.0)
+    sampler.update_priority(torch.arange(4), torch.tensor([1.0, 4.0, 9.0, 16.0]))
+    sampler.alpha = 0.5
+    assert sampler._sum_tree.values.tolist() == [1, 2, 3, 4]
+    assert float(sampler._sum_tree.total()) == 10.0
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_negative_exponents_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 0"):
+        PrioritizedSampler(4, **{"alpha": 1.0, "beta": 1.0, name: -0.1})
+
+
+# ---------------------------------------------------------------------- in TorchRL and in the loop
+def test_it_is_torchrls_sampler():
+    assert isinstance(PrioritizedSampler(4, alpha=0.6, beta=0.4), TorchRLPrioritizedSampler)
+
+
+def test_it_is_written_to_a_folder_and_read_again(tmp_path):
+    one, other = (PrioritizedSampler(50, alpha=0.6, beta=0.4) for _ in range(2))
+    one.update_priority(torch.arange(30), torch.rand(30))
+    one.dumps(tmp_path)
+    other.loads(tmp_path)
+    assert torch.equal(one._sum_tree.values, other._sum_tree.values)
+    assert torch.equal(one.default_priority, other.default_priority)
+
+
+def test_a_state_is_no_larger_than_what_was_written():
+    sampler = PrioritizedSampler(1_000_000, alpha=0.6, beta=0.4)
+    sampler.update_priority(torch.arange(30), torch.rand(30))
+    file = io.BytesIO()
+    torch.save(sampler.state_dict(), file)
+    assert len(file.getvalue()) < 10_000
+
+
+def test_a_loss_that_writes_no_errors_is_refused():
+    plan = off_policy_plan()
+    parts = sac_parts(plan)
+    sampler = PrioritizedSampler(100, alpha=1.0, beta=0.5)
+    parts["buffer"] = make_replay_buffer(100, plan.minibatch_size, sampler=sampler)
+    parts["buffer"].buffer.priority_key = "surprise"
+    with pytest.raises(
+        (SettingError, HookError), match="needs 'surprise', which the loss does not"
+    ):
+        Trainer(plan, **parts).run()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_tree_is_where_the_storage_is():
+    sampler = PrioritizedSampler(100, alpha=1.0, beta=0.5, eps=0.0)
+    replay = make_replay_buffer(100, 4, sampler=sampler, device="cuda")
+    replay.buffer.extend(rows(0, 10).to("cuda"))
+    replay.buffer.update_priority(torch.arange(10, device="cuda"), torch.eye(10, device="cuda")[3])
+    assert sampler.device.type == "cuda"
+    assert replay.buffer.sample()["row"].tolist() == [3] * 4

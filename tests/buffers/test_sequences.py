@@ -1,0 +1,87 @@
+"""Sequences are what one environment experienced, in order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from kit.buffers import make_replay_buffer
+from kit.steps import SettingError
+from tests.tiny import off_policy_plan
+
+
+def batch_of(num_envs: int, steps: int, start: int) -> TensorDict:
+    """Transitions that know their environment and time; every fifth step ends an episode."""
+    time = (torch.arange(steps) + start).expand(num_envs, steps)
+    env = torch.arange(num_envs).unsqueeze(-1).expand(num_envs, steps)
+    done = (time % 5 == 4).unsqueeze(-1)
+    return TensorDict({"time": time, "env": env, "next": {"done": done}}, [num_envs, steps])
+
+
+@given(
+    st.integers(1, 4), st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.integers(1, 6), st.integers(24, 60), st.integers(0, 1_000),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_sequences_never_cross_the_write_head_or_change_the_environment(
+    num_envs, batches, length, size, seed
+):
+    torch.manual_seed(seed)
+    replay, time = make_replay_buffer(size, 4, sequence_length=length), 0
+    for steps in batches:
+        replay.extend(batch_of(num_envs, steps, time))
+        time += steps
+    if len(replay.buffer) < (length - 1) * num_envs + 1:
+        return
+    plan = off_policy_plan(sequence_length=length, minibatch_size=4)
+    for (minibatch,) in replay.epoch(plan, 5):
+        assert minibatch.shape == (4, length)
+        assert (minibatch["env"] == minibatch["env"][:, :1]).all()
+        assert (minibatch["time"].diff(dim=1) == 1).all()
+        first = minibatch["time"] % 5 == 0
+        first[:, 0] = True
+        assert torch.equal(minibatch["is_init"], first.unsqueeze(-1))
+
+
+def test_every_sequence_is_drawn_as_often():
+    torch.manual_seed(0)
+    replay = make_replay_buffer(3_000, 1_000, sequence_length=3)
+    replay.extend(batch_of(2, 5, 0))
+    plan = off_policy_plan(sequence_length=3, minibatch_size=1_000)
+    ((minibatch,),) = replay.epoch(plan, 1)
+    drawn = torch.bincount(minibatch["time"][:, 0] * 2 + minibatch["env"][:, 0])
+    assert len(drawn) == 6
+    assert drawn.min() > 120
+
+
+def test_a_minibatch_before_a_sequence_is_stored_is_refused():
+    replay = make_replay_buffer(50, 2, sequence_length=4)
+    replay.extend(batch_of(2, 3, 0))
+    plan = off_policy_plan(sequence_length=4, minibatch_size=2)
+    with pytest.raises(SettingError, match=r"learning_starts=6 comes before 4 steps of every.*8"):
+        next(replay.epoch(plan, 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_step": 3}, "n_step=3 does not go with sequences"),
+        ({"sampler": "own"}, "sampler='RandomSampler' draws no sequences of the kit"),
+        ({"size": 10}, "minibatch_size=4 of 4 transitions each is larger than buffer_size=10.*2"),
+        ({"sequence_length": 0}, "sequence_length=0"),
+    ],
+)
+def test_what_does_not_go_with_sequences_is_refused(settings, message):
+    from torchrl.data.replay_buffers.samplers import RandomSampler
+
+    if "sampler" in settings:
+        settings = {"sampler": RandomSampler()}
+    with pytest.raises(SettingError, match=message):
+        make_replay_buffer(**{"size": 50, "minibatch_size": 4, "sequence_length": 4, **settings})
+
+
+def test_a_buffer_is_allocated_when_it_is_first_used():
+    assert len(make_replay_buffer(10**15, 4).buffer) == 0
