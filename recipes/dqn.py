@@ -29,10 +29,10 @@ class Config(OffPolicyConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(num_envs=1))
     steps: Any = field(
         default_factory=lambda: OffPolicySteps(
-            total_policy_steps=50_000, replay_ratio="1/2", minibatch_size=128
+            total_policy_steps=50_000, steps_per_env=250, replay_ratio="1/2", minibatch_size=64
         )
     )
-    hidden_sizes: list[int] = field(default_factory=lambda: [128, 128])
+    hidden_sizes: list[int] = field(default_factory=lambda: [256, 256])
     """Widths of the hidden layers of the Q-network."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
@@ -44,13 +44,13 @@ class Config(OffPolicyConfig):
     """Whether the online network chooses the action whose target value is used."""
     epsilon_start: UnitInterval = 1.0
     """Probability of a random action at the beginning."""
-    epsilon_end: UnitInterval = 0.05
+    epsilon_end: UnitInterval = 0.04
     """Probability of a random action after the exploration phase."""
-    exploration_share: Positive = 0.2
+    exploration_share: Positive = 0.16
     """Share of the run in which epsilon falls linearly."""
-    target_update_every: Count = 100
+    target_update_every: Count = 125
     """Gradient steps between two copies of the Q-network to the target network."""
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive = 2e-3
     """Initial learning rate of Adam."""
     anneal: Literal["linear", "cosine", "constant"] = "linear"
     """Schedule of the learning rate, down to 0 at the end of the run."""
