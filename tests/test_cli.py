@@ -50,7 +50,7 @@ def test_explain_prints_plain_data(kit):
 
 def test_explain_draws_a_picture(kit, tmp_path):
     path = tmp_path / "plan.png"
-    assert f"drawn in {path}" in kit(f"explain sb3 n_envs=4 total_timesteps=2000 --plot {path}")
+    assert f"written to {path}" in kit(f"explain sb3 n_envs=4 total_timesteps=2000 --plot {path}")
     assert path.stat().st_size > 10_000
 
 
@@ -61,7 +61,7 @@ def test_the_kits_own_words_are_explained_too(kit):
 def test_translate_prints_the_equivalent_settings(kit):
     text = kit("translate sb3 train_freq=1 gradient_steps=1 n_envs=4 --to sheeprl")
     assert "replay_ratio=0.25" in text
-    assert "first training iteration: 26 is wanted, 25 can be said" in text
+    assert "first training iteration: 26 wanted, 25 is nearest" in text
     data = json.loads(kit("translate sb3 n_envs=4 --to tianshou --json"))
     assert data["to"]["settings"]["num_train_envs"] == 4
 
@@ -75,15 +75,21 @@ def test_translate_keeps_settings_of_the_target(kit):
 
 def test_diff_says_where_two_settings_part(kit):
     text = kit("diff sb3 n_envs=4 gradient_steps=1 sheeprl num_envs=4 replay_ratio=1")
-    assert "They part in iteration 25" in text
+    assert "First difference in iteration 25" in text
     data = json.loads(kit("diff sb3 n_envs=4 sb3 n_envs=2 --json"))
     assert {"setting": "num_envs", "first": "4", "second": "2"} in data["differences"]
+
+
+def test_settings_may_be_spelt_like_options(kit):
+    assert "num_envs=2" in kit("explain cleanrl --num-envs=2 algo=ppo total_timesteps=1024")
+    with pytest.raises(SystemExit):
+        main(["steps", "explain", "cleanrl", "--num-envs"])
 
 
 def test_diff_takes_two_quoted_words(capsys):
     two = ["sb3 n_envs=2 gradient_steps=-1", "sb3 n_envs=2 gradient_steps=2"]
     assert main(["steps", "diff", *two]) == 0
-    assert capsys.readouterr().out.startswith("Both make the same run")
+    assert capsys.readouterr().out.startswith("Identical runs")
 
 
 def test_words_lists_the_vocabularies(kit):
@@ -91,8 +97,12 @@ def test_words_lists_the_vocabularies(kit):
     text = kit("words tianshou")
     assert "update_per_step=1.0" in text
     assert "a half goes to the even number" in text
-    names = [row["name"] for row in json.loads(kit("words sb3 --json"))]
-    assert "gradient_steps" in names
+    assert "train_seed=42  (acts: seed)" in text
+    assert "critic.lamda=0.95  (acts: gae_lambda)" in kit("words pyrado")
+    uses = {row["name"]: (row["use"], row["as"]) for row in json.loads(kit("words sb3 --json"))}
+    assert uses["gradient_steps"] == ("counts", "")
+    assert uses["clip_range"] == ("acts", "clip_epsilon")
+    assert uses["use_sde"][0] == "refused"
     assert len(json.loads(kit("words --json"))) == 10
 
 

@@ -1,4 +1,4 @@
-"""The command ``kit``: steps in every vocabulary, explained, translated and compared."""
+"""The command ``kit steps``: explain, translate and compare the settings of every vocabulary."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     given, more = parser.parse_known_args(arguments)
-    if any(word.startswith("-") for word in more) or (more and not hasattr(given, "words")):
+    unknown = any(word.startswith("-") and not _is_setting(word) for word in more)
+    if unknown or (more and not hasattr(given, "words")):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
-    if more:  # settings may follow an option
-        given.words += more
+    if more:  # settings may follow an option, and be spelt like one: --num-envs=4
+        given.words += [word.lstrip("-") for word in more]
     try:
         print(given.run(given))
     except SettingError as error:
@@ -52,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` for example, has seen enough
         sys.stderr.close()
     return 0
+
+
+def _is_setting(word: str) -> bool:
+    return word.startswith("--") and "=" in word
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,9 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     groups = parser.add_subparsers(dest="group", required=True, metavar="steps")
     steps = groups.add_parser(
         "steps",
-        help="explain, translate and compare the steps of a run",
-        description="Explain, translate and compare the steps of a run in the words of "
-        f"{', '.join(DIALECTS)}, or in those of the kit.",
+        help="explain, translate and compare hyper-parameters of several libraries",
+        description="Explain, translate and compare the hyper-parameters of "
+        f"{', '.join(DIALECTS)} and the kit.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -86,33 +91,37 @@ def _verb(verbs: Any, name: str, run: Callable[..., str], text: str) -> argparse
 
 
 def _explain_parser(verbs: Any) -> None:
-    parser = _verb(verbs, "explain", _explain, "say what will happen, iteration by iteration")
+    parser = _verb(verbs, "explain", _explain, "print the counts of a run, iteration by iteration")
     parser.add_argument("words", nargs="+", metavar="dialect [file.yaml] [name=value ...]")
-    parser.add_argument("--iterations", type=int, default=12, help="iterations listed (12)")
-    parser.add_argument("--plot", metavar="FILE", help="draw the timeline into a picture")
+    parser.add_argument(
+        "--iterations", type=int, default=12, help="number of iterations to list (default: 12)"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="plot the timeline to a file")
 
 
 def _translate_parser(verbs: Any) -> None:
-    parser = _verb(verbs, "translate", _translate, "say the same run in another library's words")
+    parser = _verb(
+        verbs, "translate", _translate, "print the equivalent settings of another library"
+    )
     parser.add_argument("words", nargs="+", metavar="dialect [file.yaml] [name=value ...]")
     parser.add_argument(
         "--to",
         nargs="+",
         required=True,
         metavar="dialect [name=value ...]",
-        help="dialect to translate into; settings of it to keep, version=... for example",
+        help="target dialect, and target settings to fix, such as version=...",
     )
 
 
 def _diff_parser(verbs: Any) -> None:
-    text = "say where two runs part; each begins with its dialect, or is one quoted word"
+    text = "compare two runs, each given by its dialect and settings, or as one quoted argument"
     parser = _verb(verbs, "diff", _diff, text)
     parser.add_argument("words", nargs="+", metavar="dialect [name=value ...] dialect ...")
 
 
 def _words_parser(verbs: Any) -> None:
-    parser = _verb(verbs, "words", _words, "list the dialects, or the words of one")
-    parser.add_argument("dialect", nargs="?", help="dialect whose settings to list")
+    parser = _verb(verbs, "words", _words, "list the dialects, or the fields of one and their use")
+    parser.add_argument("dialect", nargs="?", help="dialect whose fields to list")
 
 
 # -------------------------------------------------------------------- verbs
@@ -125,7 +134,7 @@ def _explain(given: argparse.Namespace) -> str:
         _plot(explanation.plan, given.plot, explanation.title)
     if given.json:
         return _json(explanation.to_dict(given.iterations))
-    drawn = f"\n\nThe timeline is drawn in {given.plot}." if given.plot else ""
+    drawn = f"\n\nTimeline written to {given.plot}." if given.plot else ""
     return explanation.text(max(given.iterations, 5)) + drawn
 
 
@@ -133,7 +142,7 @@ def _plot(plan: StepPlan, path: str, title: str) -> None:
     from kit.dialects.timeline import can_count, picture
 
     if not can_count(plan) or not plan.iterations:
-        raise SettingError("--plot", path, "cannot be drawn: the counts are not known beforehand")
+        raise SettingError("--plot", path, "cannot be drawn: the counts are not known in advance")
     try:
         picture(plan, path, title)
     except (OSError, ValueError) as error:
@@ -155,23 +164,20 @@ def _translate(given: argparse.Namespace) -> str:
 
 
 def _to_kit(source: Dialect | StepPlan, as_json: bool) -> str:
-    """In the kit's own words everything can be said."""
+    """Print the run in the kit's own settings, which express every plan."""
     from kit.dialects.explain import explain
     from kit.steps.plan import StepPlan
 
-    told = explain(source)
+    explained = explain(source)
+    plan = explained.plan
     if as_json:
-        return _json({"from": told.to_dict(0), "to": {"plan": told.plan.to_dict()}})
-    default = StepPlan(total_policy_steps=told.plan.total_policy_steps or 1).to_dict()
+        return _json({"from": explained.to_dict(0), "to": {"plan": plan.to_dict()}})
+    default = StepPlan(total_policy_steps=plan.total_policy_steps or 1).to_dict()
+    changed = {name: value for name, value in plan.to_dict().items() if value != default[name]}
+    lines = [explained.title, "", "kit (StepPlan)"]
     derived = ("iterations", "asked")
-    said = {
-        name: value
-        for name, value in told.plan.to_dict().items()
-        if value != default[name] and name not in derived
-    }
-    lines = [told.title, "", "in the words of the kit, a StepPlan"]
-    lines += [f"  {name}={value}" for name, value in said.items()]
-    return "\n".join([*lines, "", "The plan that both make", told.plan.table()])
+    lines += [f"  {name}={value}" for name, value in changed.items() if name not in derived]
+    return "\n".join([*lines, "", "Plan", plan.table()])
 
 
 def _diff(given: argparse.Namespace) -> str:
@@ -199,7 +205,7 @@ def _column(settings: Dialect | StepPlan) -> str:
 
 
 def _two(words: list[str]) -> list[list[str]]:
-    """Cut the words where a second dialect begins; a quoted word with spaces is one side."""
+    """Split the arguments at the second dialect; a quoted argument with spaces is one side."""
     words = [part for word in words for part in (shlex.split(word) if " " in word else [word])]
     starts = [k for k, word in enumerate(words) if word in DIALECTS or word == KIT]
     if len(starts) != 2 or starts[0] != 0:
@@ -226,27 +232,37 @@ def _words(given: argparse.Namespace) -> str:
     cls = dialect(given.dialect)
     fields = _fields(cls)
     if given.json:
-        return _json([dict(zip(("name", "default", "means"), row)) for row in fields])
-    lines = [f"The words of {cls.LIBRARY}"]
-    lines += [f"  {name}={default}\n      {means}" for name, default, means in fields]
-    versions = [(name, text) for name, text in cls.VERSIONS.items()]
-    lines += ["", "Versions", *(f"  {name}: {text}" for name, text in versions)]
+        return _json([dict(zip(("name", "default", "use", "as", "means"), row)) for row in fields])
+    lines = [
+        f"Fields of {cls.LIBRARY}: each counts, acts as a setting of the recipe, or is refused"
+    ]
+    for name, default, use, meaning, text in fields:
+        used = f"{use}: {meaning}" if meaning else use
+        lines += [f"  {name}={default}  ({used})", f"      {text}"]
+    lines += ["", "Versions", *(f"  {name}: {text}" for name, text in cls.VERSIONS.items())]
     algorithms = [(algo, family.replace("_", "-")) for algo, family in cls.ALGORITHMS.items()]
     return "\n".join([*lines, "", text_table(("algorithm", "family"), algorithms)])
 
 
-def _fields(cls: type[Dialect]) -> list[tuple[str, str, str]]:
-    from dataclasses import fields
-
+def _fields(cls: type[Dialect]) -> list[tuple[str, str, str, str, str]]:
+    """Name, default, use, setting or reason, and documentation of each field."""
     from kit.config.documentation import field_docs
+    from kit.dialects.carried import flat, use_of
 
-    docs, default = field_docs(cls), cls()
-    return [(f.name, str(getattr(default, f.name)), docs.get(f.name, "")) for f in fields(cls)]
+    default, docs = cls(), field_docs(cls)
+    for group in cls.NESTED:
+        inner: type = getattr(default, group).__class__
+        docs |= {f"{group}.{name}": text for name, text in field_docs(inner).items()}
+    values = flat(default)
+    return [
+        (name, str(values[name]), use, meaning, docs.get(name, ""))
+        for name, use, meaning in use_of(cls)
+    ]
 
 
 # -------------------------------------------------------------------- in and out
 def _settings(words: Sequence[str]) -> Dialect | StepPlan:
-    """Make settings from a dialect's name, perhaps a file, and names with values."""
+    """Make settings from a dialect, an optional file, and ``name=value`` arguments."""
     from kit.dialects.files import make, settings_of
 
     name, *rest = words
@@ -260,7 +276,7 @@ def _settings(words: Sequence[str]) -> Dialect | StepPlan:
 
 
 def _typed(words: Sequence[str]) -> dict[str, Any]:
-    """Return the settings as they were typed, those that are a default included."""
+    """The settings as typed, including those at their default."""
     from kit.dialects.files import settings_of
 
     return settings_of(word for word in words if "=" in word)

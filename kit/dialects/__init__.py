@@ -45,7 +45,7 @@ _CLASSES = {name: (module, name) for module, name in DIALECTS.values()} | {
 
 
 def dialect(name: str) -> type[Dialect]:
-    """Return the dialect called ``name``.
+    """The dialect called ``name``.
 
     Raises:
         SettingError: if there is none; the nearest spelling comes first.
@@ -62,7 +62,7 @@ def as_plan(
     algo: str | None = None,
     family: str | None = None,
 ) -> StepPlan:
-    """Return the plan that ``steps`` means, in whatever words it is said.
+    """The plan that ``steps`` means, in whatever words it is said.
 
     Args:
         steps: a plan, a dialect, or settings of a dialect by name with its name under ``dialect``.

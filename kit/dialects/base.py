@@ -1,4 +1,4 @@
-"""What every foreign vocabulary has: settings, a plan and back, and what to beware of."""
+"""The base of all dialects: settings, the plan they make, its inverse, and caveats."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ def _as_it_is(value: Any, settings: Any) -> Any:
 
 
 def linear_or_constant(value: Any, settings: Any) -> str:
-    """Return the schedule that a flag such as ``anneal_lr`` means."""
+    """The schedule of a flag such as ``anneal_lr``."""
     del settings
     return "linear" if value else "constant"
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A field that no recipe has a setting for: only the library's default is accepted."""
+    """A field without a setting in recipes: only the library's default is accepted."""
 
     why: str
-    """what to do instead."""
+    """what to use instead."""
     accepted: tuple[Any, ...] = ()
-    """values besides the default that are what a recipe does anyway."""
+    """further values that are accepted: what recipes do anyway."""
 
 
 @dataclass(frozen=True)
 class Acts:
-    """A field that sets a setting of a recipe."""
+    """A field that sets a recipe's setting."""
 
     setting: str
     """name of the recipe's setting; dotted in a group: ``env.normalize_reward``."""
     value: Callable[[Any, Any], Any] = _as_it_is
-    """makes its value from the field's, and from all settings of the library."""
+    """its value, from that of the field and all settings of the library."""
     family: str | None = None
-    """family whose recipes it acts in; ``None``: any."""
+    """family of algorithms in which it acts; ``None``: all."""
     otherwise: Acts | Refused | None = None
-    """what it is in other families; ``None``: it counts there."""
+    """its use in other families; ``None``: it counts."""
 
 
 @dataclass
 class Dialect(ABC):
     """Settings in the words of another library.
 
-    The fields of a dialect are those of the library, with its names, defaults and rounding.
-    Besides them there are a few ``FACTS`` that a plan needs and that the library knows from
-    elsewhere: the algorithm, the version whose behaviour is meant, the length of an episode.
+    The fields of a dialect are those of the library, with its names, defaults and rounding, and
+    a few ``FACTS`` that a plan needs and that the library has from elsewhere: the algorithm, the
+    version, the length of an episode.
     """
 
     NAME: ClassVar[str]
@@ -75,7 +75,7 @@ class Dialect(ABC):
     LIBRARY: ClassVar[str]
     """name of the library."""
     VERSIONS: ClassVar[Mapping[str, str]]
-    """behaviours by name, each in one sentence; the default one is the code's."""
+    """versions by name, each in one sentence; the default follows the code."""
     ALGORITHMS: ClassVar[Mapping[str, str]]
     """algorithms and their family."""
     ALIASES: ClassVar[Mapping[str, str]] = {}
@@ -83,33 +83,32 @@ class Dialect(ABC):
     FACTS: ClassVar[frozenset[str]] = frozenset({"algo", "version"})
     """fields that are not of the library's own configuration."""
     MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """families or algorithms for which a field means something; all, if it is not listed."""
+    """families or algorithms in which a field has an effect; all, if it is not listed."""
     CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {}
-    """fields that set a recipe's setting, or are refused there; all others count."""
+    """fields that act in a recipe or are refused there; all others count."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
-    """names of other versions of the library, and what they are called here."""
+    """names in other versions of the library, and those in this one."""
     NESTED: ClassVar[frozenset[str]] = frozenset()
     """fields that are groups of settings themselves."""
     SECTIONS: ClassVar[frozenset[str]] = frozenset({""})
     """groups of the library's configuration files that have its fields."""
     PATHS: ClassVar[Mapping[str, str]] = {}
-    """fields that its configuration files know by another, dotted name."""
+    """dotted names in its configuration files, where they differ from the fields."""
 
     algo: str | None = field(default=None, kw_only=True)
     """algorithm, in the library's spelling, or a family: ``on_policy``, ``off_policy``,
-    ``offline``; ``None``: guessed from the settings."""
+    ``offline``; ``None``: inferred from the settings."""
     version: str = field(default="", kw_only=True)
-    """version of the library whose behaviour is meant, or ``documented``: what its documentation
-    says where its code does otherwise."""
+    """version of the library, or ``documented``: its documentation where the code differs."""
 
     # ------------------------------------------------------------------ to a plan
     def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
-        """Return the run that these settings make.
+        """The plan of these settings.
 
         Args:
             algo: algorithm or family, in place of the field ``algo``.
-            strict: whether a setting that means nothing for the algorithm is refused; it is
-                listed by :meth:`idle_settings` otherwise.
+            strict: whether settings without effect for the algorithm are refused; otherwise
+                :meth:`idle_settings` lists them.
 
         Raises:
             SettingError: if a setting is invalid, or the library itself would fail.
@@ -125,17 +124,17 @@ class Dialect(ABC):
             raise SettingError(
                 error.field,
                 error.value,
-                f"follows from these settings of {self.LIBRARY} and {error.why}",
+                f"follows from the settings of {self.LIBRARY} and {error.why}",
                 error.works,
                 error.hint,
             ) from None
 
     @abstractmethod
     def _plan(self) -> StepPlan:
-        """Return the plan of settings that are complete and checked."""
+        """The plan of resolved settings."""
 
     def resolved(self, algo: str | None = None) -> Self:
-        """Return a copy with the algorithm's defaults filled in and every number checked.
+        """A copy with the algorithm's defaults filled in and every number checked.
 
         Raises:
             SettingError: if a setting is invalid.
@@ -164,15 +163,15 @@ class Dialect(ABC):
         return one_of("algo", algo, known)
 
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
-        """Return the algorithm of a recipe, or its family where the library does not have it."""
+        """The algorithm of a recipe, or its family if the library does not have it."""
         return algo if family is None or algo in self.ALGORITHMS else family
 
     @abstractmethod
     def _guess(self) -> str:
-        """Return the algorithm that the given settings speak of."""
+        """The algorithm that the given settings imply."""
 
     def _defaults(self) -> Mapping[str, Any]:
-        """Return what stands for ``None`` in each field, for this algorithm and version."""
+        """Defaults of fields that are ``None``, for this algorithm and version."""
         return {}
 
     @property
@@ -184,11 +183,11 @@ class Dialect(ABC):
     # ------------------------------------------------------------------ from a plan
     @classmethod
     def from_plan(cls, plan: StepPlan, **settings: Any) -> Self:
-        """Return settings that make ``plan``.
+        """Settings that make ``plan``.
 
         Args:
-            plan: the run to say in this library's words.
-            **settings: fields to set as they are: the algorithm, the version, carried settings.
+            plan: the run to express.
+            **settings: fields to fix: the algorithm, the version, settings besides counts.
 
         Raises:
             SettingError: if the library cannot express the plan; it names the setting and why.
@@ -199,23 +198,22 @@ class Dialect(ABC):
             raise SettingError(
                 name,
                 wanted,
-                f"cannot be said in {cls.LIBRARY}, whose nearest settings make it "
-                f"{'nothing' if can is None else can}",
+                f"cannot be expressed in {cls.LIBRARY}; the nearest value is {can}",
             )
         return made
 
     @classmethod
     def nearest(cls, plan: StepPlan, **settings: Any) -> tuple[Self, list[Difference]]:
-        """Return the settings nearest to ``plan``, and in what the run they make differs.
+        """The settings nearest to ``plan``, and the differences of their plan.
 
         Raises:
             SettingError: if no settings of this library come near.
         """
         if not isinstance(plan, StepPlan):
-            raise SettingError("plan", plan, "is no StepPlan", "give a StepPlan")
+            raise SettingError("plan", plan, "is not a StepPlan", "give a StepPlan")
         if plan.iterations is None:
             raise SettingError(
-                "iterations", None, f"is open, and {cls.LIBRARY} has to be told", "give it"
+                "iterations", None, f"is open, and {cls.LIBRARY} needs it", "give it"
             )
         nearest, refusal = None, None
         given = settings.get("algo")
@@ -239,44 +237,44 @@ class Dialect(ABC):
 
     @staticmethod
     def _algorithms_for(plan: StepPlan) -> Iterable[str | None]:
-        """Return the algorithms to try, in turn; ``None``: the one that :meth:`_from` guesses."""
+        """Algorithms to try, in order; ``None``: the choice of :meth:`_from`."""
         del plan
         return [None]
 
     @staticmethod
     @abstractmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings nearest to ``plan``; ``settings`` are set on them afterwards."""
+        """The fields nearest to ``plan``, given the fixed ``settings``."""
 
-    # ------------------------------------------------------------------ what to beware of
+    # ------------------------------------------------------------------ caveats
     def notes(self) -> list[str]:
-        """Return what a reader of these settings would not expect, a sentence each."""
+        """Caveats: what a reader of these settings may not expect, a sentence each."""
         return self.resolved()._notes(self.to_plan())
 
     def _notes(self, plan: StepPlan) -> list[str]:
-        """Return the notes of settings that are resolved."""
+        """Caveats of resolved settings."""
         del plan
         return []
 
     @classmethod
     def applies(cls, name: str, algo: str) -> bool:
-        """Whether a field means something for an algorithm or a family."""
+        """Whether a field has an effect in an algorithm or a family."""
         means = cls.MEANS.get(name.partition(".")[0])
         return means is None or algo in means or cls.ALGORITHMS.get(algo, algo) in means
 
     @classmethod
     def applicable_fields(cls, algo: str) -> frozenset[str]:
-        """Return the fields that mean something for an algorithm or a family."""
+        """Fields with an effect in an algorithm or a family."""
         return frozenset(f.name for f in fields(cls) if cls.applies(f.name, algo))
 
     def idle_settings(self, algo: str | None = None) -> list[str]:
-        """Return the fields that were changed and mean nothing for the algorithm."""
+        """Changed fields without effect for the algorithm."""
         algorithm = self._algorithm(algo if algo is not None else self.algo)
         applicable = self.applicable_fields(algorithm)
         return [name for name in self.changed() if name not in applicable]
 
     def _refuse_idle(self, given: Dialect) -> None:
-        """``self`` is resolved; only what ``given`` really said is refused."""
+        """Refuse changed fields of ``given`` without effect; ``self`` is resolved."""
         idle = given.idle_settings(self.algo)
         if idle:
             applicable = sorted(
@@ -285,13 +283,13 @@ class Dialect(ABC):
             raise SettingError(
                 idle[0],
                 getattr(given, idle[0]),
-                f"means nothing for {self.algo} in {self.LIBRARY}",
-                f"leave it out; what counts: {', '.join(applicable)}",
+                f"has no effect for {self.algo} in {self.LIBRARY}",
+                f"leave it out; fields that count: {', '.join(applicable)}",
             )
 
     # ------------------------------------------------------------------ in and out
     def changed(self) -> dict[str, Any]:
-        """Return the settings that are not the library's defaults."""
+        """The settings that differ from the library's defaults."""
         default = type(self)()
         return {
             f.name: getattr(self, f.name)
@@ -315,7 +313,7 @@ class Dialect(ABC):
 
     @classmethod
     def unknown(cls, name: str, value: Any, known: list[str]) -> SettingError:
-        """Return the error that a setting is unknown: it has another name, or a misspelt one."""
+        """The error of an unknown setting, with its name in this version or the nearest one."""
         why, last = f"is not a setting of {cls.LIBRARY}", name.rpartition(".")[2]
         if last in cls.RENAMED:
             return SettingError(name, value, f"{why} {cls().version}", [cls.RENAMED[last]])
@@ -324,7 +322,7 @@ class Dialect(ABC):
 
 @cache
 def whole_numbers(cls: type[Dialect]) -> Mapping[str, tuple[int, bool]]:
-    """Return the fields that are whole numbers: the smallest value, and whether ``None`` is one."""
+    """Integer fields: their smallest value, and whether ``None`` is allowed."""
     found = {}
     for name, hint in get_type_hints(cls, include_extras=True).items():
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -345,7 +343,7 @@ def trains(plan: StepPlan) -> bool:
 
 
 def step_by_step(plan: StepPlan) -> StepPlan:
-    """Return a plan of whole episodes with its gradient steps spread over the policy steps.
+    """A plan of whole episodes with its gradient steps spread over the policy steps.
 
     Those of the first iteration, if it collects a prefill, become pretraining, and each later
     episode's are due as its policy steps are made. Other plans are returned as they are.

@@ -1,12 +1,11 @@
-"""Settings that a vocabulary has besides counts, as settings of a recipe.
+"""Settings of other libraries besides counts, as settings of a recipe.
 
-Each field of a vocabulary is one of three. It *counts*: the plan follows from it. It *acts*: it
-sets the recipe's setting of the same meaning, ``lr`` of nip ``learning_rate``. Or it is *refused*
-by name: a recipe does that another way, or not at all.
+Each field of a dialect has one of three uses. It *counts*: the plan follows from it. It *acts*: it
+sets the recipe's setting of the same meaning, such as ``lr`` of nip the ``learning_rate``. It is
+*refused* by name: recipes do it in another way, or not at all.
 
-A field acts if it differs from the library's default. A recipe keeps its own defaults, whose
-learning rate and discount belong together, and the table of the run lists the defaults of the
-library that it does not follow.
+A field acts if it differs from the library's default. Otherwise the recipe keeps its own default,
+and the table of the run lists where the two differ.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MISSING = object()
 
 
 def use_of(cls: type[Dialect]) -> Iterator[tuple[str, Use, str]]:
-    """Yield each field of a vocabulary, its use, and as what it acts or why it is refused.
+    """Each field of a dialect, its use, and the setting it sets or the reason of its refusal.
 
     Fields of a group have dotted names: ``critic.gamma``.
     """
@@ -32,14 +31,21 @@ def use_of(cls: type[Dialect]) -> Iterator[tuple[str, Use, str]]:
         use = cls.CARRIED.get(name)
         if use is None:
             yield name, "counts", ""
-        elif isinstance(use, Acts):
-            yield name, "acts", use.setting
         else:
-            yield name, "refused", use.why
+            yield name, "acts" if isinstance(use, Acts) else "refused", _described(use)
+
+
+def _described(use: Acts | Refused) -> str:
+    if isinstance(use, Refused):
+        return use.why
+    if use.family is None:
+        return use.setting
+    other = "elsewhere it counts" if use.otherwise is None else _described(use.otherwise)
+    return f"{use.setting} ({use.family.replace('_', '-')}), {other}"
 
 
 def flat(settings: Dialect) -> dict[str, Any]:
-    """Return the settings by name, those of a group with dotted names."""
+    """The settings by name, those of a group with dotted names."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -52,13 +58,16 @@ def flat(settings: Dialect) -> dict[str, Any]:
 
 
 def take(steps: Any, config: Any, algo: str | None = None, family: str | None = None) -> list[str]:
-    """Set what another library's words say besides counts, and return the lines for the table.
+    """Set the recipe's settings that fields of a dialect act as.
 
     Args:
-        steps: settings in another library's words; anything else says nothing.
-        config: settings of the recipe, which are changed.
+        steps: settings of another library; anything else changes nothing.
+        config: settings of the recipe, changed in place.
         algo: algorithm of the recipe.
         family: its family, for a library that does not have it.
+
+    Returns:
+        Lines for the table of the run.
 
     Raises:
         SettingError: as :func:`carry`.
@@ -73,20 +82,20 @@ def take(steps: Any, config: Any, algo: str | None = None, family: str | None = 
 
 
 def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Return what a vocabulary says of a recipe's settings, and the lines of the run's table.
+    """The values that fields of a dialect act as, and the lines for the table of the run.
 
     Args:
-        given: settings in another library's words.
+        given: settings of another library.
         config: settings of the recipe, a dataclass of which every field has a default.
         algo: algorithm of the recipe.
 
     Returns:
         Values by the name of the recipe's setting (dotted in groups: ``env.normalize_reward``),
-        and sentences for the table.
+        and the lines.
 
     Raises:
-        SettingError: if a setting contradicts one of the recipe's that was changed, too, or the
-            recipe has none of that meaning and the value is not the library's default.
+        SettingError: if a field contradicts a changed setting of the recipe, or is not at the
+            library's default and the recipe has no setting of that meaning.
     """
     said = given.resolved(algo)
     theirs = type(given)(algo=said.algo, version=said.version).resolved()
@@ -117,14 +126,14 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
 
 
 def _use(use: Acts | Refused, family: str) -> Acts | Refused | None:
-    """Return what a carried field is in a family of algorithms; ``None``: it counts."""
+    """The use of a field in a family of algorithms; ``None``: it counts."""
     if isinstance(use, Acts) and use.family not in (None, family):
         return use.otherwise
     return use
 
 
 def _meant(name: str, use: Acts, said: Dialect, config: Any) -> tuple[str, Any]:
-    """Return the recipe's setting that a field means, and its value."""
+    """The recipe's setting of the same meaning, and its value."""
     value = flat(said)[name]
     if _get(config, use.setting) is _MISSING:
         why = f"of {said.LIBRARY} is {use.setting}, which this recipe does not have"
@@ -133,7 +142,7 @@ def _meant(name: str, use: Acts, said: Dialect, config: Any) -> tuple[str, Any]:
 
 
 def _kept(name: str, use: Acts | Refused, theirs: Dialect, config: Any) -> list[str]:
-    """Name a default of the library that the recipe does not follow."""
+    """A default of the library that differs from the recipe's value, as text."""
     value = flat(theirs)[name]
     if isinstance(use, Refused) or value is None:
         return []
@@ -153,7 +162,7 @@ def _lines(given: Dialect, values: Mapping[str, Any], kept: list[str]) -> list[s
 
 
 def _get(config: Any, name: str) -> Any:
-    """Return the setting with a dotted name, or ``_MISSING``."""
+    """The setting with a dotted name, or ``_MISSING``."""
     for part in name.split("."):
         config = getattr(config, part, _MISSING)
     return config

@@ -1,4 +1,4 @@
-"""What a plan will do, told iteration by iteration and in total."""
+"""The counts of a plan, iteration by iteration and in total."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _WIDTH = 100
 
 @dataclass
 class Explanation:
-    """A plan, where it comes from, and what to beware of."""
+    """A plan, the settings it comes from, and caveats."""
 
     plan: StepPlan
     """the run."""
     title: str
-    """who speaks: library, version and algorithm."""
+    """library, version and algorithm."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """what was set, without defaults."""
+    """settings that are not at their default."""
     notes: list[str] = field(default_factory=list)
-    """what a reader of the settings would not expect."""
+    """caveats: what a reader of the settings may not expect."""
 
     def text(self, iterations: int = 12) -> str:
-        """Return everything as text.
+        """The explanation as text.
 
         Args:
-            iterations: how many iterations are listed one by one.
+            iterations: number of iterations to list.
         """
         said = self._said() if self.settings else []
         parts = [self.title, "", *said, plan_text(self.plan)]
@@ -46,7 +46,7 @@ class Explanation:
             parts += [iteration_table(self.plan, iterations)]
             parts += ["", timeline(self.plan)]
         if self.notes:
-            parts += ["", "Beware"]
+            parts += ["", "Caveats"]
             parts += [fill(f"- {note}", _WIDTH, subsequent_indent="  ") for note in self.notes]
         return "\n".join(parts)
 
@@ -56,7 +56,7 @@ class Explanation:
         return [fill(said, _WIDTH, initial_indent=indent, subsequent_indent=indent), ""]
 
     def to_dict(self, iterations: int = 12) -> dict[str, Any]:
-        """Return everything as plain values (JSON)."""
+        """The explanation as plain values (JSON)."""
         exact = self.plan.is_exact and can_count(self.plan)
         return {
             "title": self.title,
@@ -85,20 +85,20 @@ def explain(settings: Dialect | StepPlan) -> Explanation:
     family = made.family.replace("_", "-")
     algorithm = family if made.algo == made.family else f"{made.algo} ({family})"
     notes = [
-        f"{name}={value} means nothing for {made.algo} in {made.LIBRARY}."
+        f"{name}={value} has no effect for {made.algo} in {made.LIBRARY}."
         for name, value in settings.changed().items()
         if name in settings.idle_settings()
     ]
     notes += settings.notes()
     version = made.VERSIONS[made.version]
     if made.version == "documented":
-        notes.append(f"Read as documented, not as the code does: {version}.")
+        notes.append(f"Follows the documentation, not the code: {version}.")
     title = f"{made.LIBRARY} {made.version}, {algorithm}"
     return Explanation(plan, title, settings.changed(), notes)
 
 
 def plan_text(plan: StepPlan) -> str:
-    """Return the table of a plan, or what can be said of one too long to follow."""
+    """The table of a plan; a shorter one if it is too long to simulate."""
     if not plan.is_exact or can_count(plan):
         return plan_table(plan)
     rows = [
@@ -107,14 +107,14 @@ def plan_text(plan: StepPlan) -> str:
         ("  of these random", f"{plan.random_steps_until(plan.total_policy_steps):,}"),
         ("gradient steps", f"about {about_gradient_steps(plan):,}"),
     ]
-    why = f"Its counting, {plan.counting}, has to be followed step by step: too long to do here."
+    why = f"counting={plan.counting} has to be simulated step by step, which is too long here."
     return text_table(("", "planned"), rows) + f"\n{why}"
 
 
 def listed(plan: StepPlan, most: int) -> list[int | None]:
-    """Return the iterations worth telling: the first, those around the first training, the last.
+    """The iterations to list: the first, those around the first training, the last.
 
-    ``None`` stands for iterations left out.
+    ``None`` stands for a gap.
     """
     last, first = plan.iterations, min(plan.first_training_iteration, plan.iterations)
     if last <= most:
@@ -131,7 +131,7 @@ def listed(plan: StepPlan, most: int) -> list[int | None]:
 
 
 def iteration_row(plan: StepPlan, iteration: int) -> dict[str, Any]:
-    """Return what one iteration does, and the totals at its end."""
+    """The counts of one iteration, and the totals at its end."""
     before = plan.policy_steps_after(iteration - 1) if iteration > 1 else 0
     after = plan.policy_steps_after(iteration)
     near = can_count(plan) or can_follow(plan, iteration, FOLLOWED // 10)
@@ -157,7 +157,7 @@ def _minibatches(plan: StepPlan, iteration: int) -> dict[int, int]:
 
 
 def iteration_table(plan: StepPlan, most: int) -> str:
-    """Return the iterations worth telling as a text table."""
+    """The iterations to list, as a text table."""
     header = ("iteration", "collects", "random", "updates", "evaluates", "collected", "updated")
     rows: list[list[str]] = []
     if plan.evaluations(0) or plan.policy_steps_after(0):
@@ -193,7 +193,7 @@ def _cells(name: str, *values: int | None) -> list[str]:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as values that JSON can hold."""
+    """Settings as JSON values."""
     made: dict[str, Any] = {}
     for name, value in settings.items():
         if hasattr(value, "__dataclass_fields__"):
@@ -203,7 +203,7 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a setting as one would type it."""
+    """A setting as one would type it."""
     if isinstance(value, float) and value.is_integer() and abs(value) >= 100:
         return str(int(value))
     return str(value)

@@ -15,7 +15,7 @@ _INTERPOLATION = re.compile(r"^\$\{([\w.]+)\}$")
 
 
 def value_of(text: str) -> Any:
-    """Return the plain value that ``text`` means: a number, a truth value, a list, or itself.
+    """The plain value that ``text`` means: a number, a truth value, a list, or itself.
 
     Examples:
         >>> [value_of(t) for t in ("4", "1e6", "1/3", "true", "null", "(2,episode)", "sac")]
@@ -43,7 +43,7 @@ def _fraction(text: str) -> float:
 
 
 def settings_of(words: Iterable[str]) -> dict[str, Any]:
-    """Return the settings in words such as ``num_envs=4``.
+    """The settings in words such as ``num_envs=4``.
 
     Raises:
         SettingError: if a word is no setting.
@@ -53,7 +53,7 @@ def settings_of(words: Iterable[str]) -> dict[str, Any]:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise SettingError("setting", word, "is not of the form name=value", "use num_envs=4")
-        settings[name.strip().lstrip("+")] = value_of(value)
+        settings[name.strip().lstrip("+-")] = value_of(value)
     return settings
 
 
@@ -92,7 +92,7 @@ def _named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _field(cls: type[Dialect], name: str, known: set[str]) -> str | None:
-    """Return the field that a dotted name of the library's configuration means."""
+    """The field that a dotted name of the library's configuration means."""
     if name in cls.PATHS:
         return cls.PATHS[name]
     section, _, last = name.rpartition(".")
@@ -101,7 +101,7 @@ def _field(cls: type[Dialect], name: str, known: set[str]) -> str | None:
 
 # -------------------------------------------------------------------- files
 def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
-    """Return the settings of a YAML file of the library, by field.
+    """The settings of a YAML file of the library, by field.
 
     Args:
         cls: the dialect.

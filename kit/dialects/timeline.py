@@ -62,7 +62,7 @@ def timeline(plan: StepPlan, columns: int = _COLUMNS) -> str:
 
 
 def _lanes(plan: StepPlan, spans: list[tuple[int, int]]) -> list[str]:
-    """Return the lanes of a drawing, a column for each span of iterations."""
+    """The lanes of a drawing, a column for each span of iterations."""
     one_by_one = all(end - start == 1 for start, end in spans)
     known = can_count(plan) or (one_by_one and can_follow(plan, spans[-1][1], FOLLOWED // 10))
     collects = "".join(_collects(plan, *span) for span in spans)

@@ -1,4 +1,4 @@
-"""The same run in the words of another library, and where two runs part."""
+"""Equivalent settings of another library, and the differences between two runs."""
 
 from __future__ import annotations
 
@@ -33,45 +33,45 @@ class Translation:
     target: Dialect
     """the nearest settings of the other library."""
     differences: list[Difference]
-    """settings of the plan that could not be said: its name, what is wanted, what can be said."""
+    """settings of the plan that the target cannot express: name, wanted value, nearest value."""
     typed: dict[str, Any] = field(default_factory=dict)
-    """settings of the source as they were typed, defaults included."""
+    """settings of the source as typed, defaults included."""
 
     def text(self) -> str:
-        """Return the translation as text."""
-        told, plan = explain(self.source), as_plan(self.source)
+        """The translation as text."""
+        source, plan = explain(self.source), as_plan(self.source)
         target = self.target.resolved()
-        parts = [told.title]
-        parts += [f"  {name}={shown(v)}" for name, v in (self.typed or told.settings).items()]
-        parts += ["", f"in the words of {target.LIBRARY} {target.version} ({target.algo})"]
+        parts = [source.title]
+        parts += [f"  {name}={shown(v)}" for name, v in (self.typed or source.settings).items()]
+        parts += ["", f"{target.LIBRARY} {target.version} ({target.algo})"]
         parts += [f"  {name}={shown(value)}" for name, value in self.settings().items()]
         if not self.differences:
-            return "\n".join([*parts, "", "The plan that both make", plan_text(plan)])
-        parts += ["", "What could not be said"]
-        parts += [f"- {sentence}" for sentence in told_differences(self.differences)]
+            return "\n".join([*parts, "", "The same plan", plan_text(plan)])
+        parts += ["", f"Not expressible in {target.LIBRARY}"]
+        parts += [f"- {sentence}" for sentence in difference_sentences(self.differences)]
         names = getattr(self.source, "NAME", "kit"), self.target.NAME
-        parts += ["", "What both do", counts_table(plan, self.target.to_plan(), names)]
-        parted = first_difference(plan, self.target.to_plan(), names)
-        return "\n".join([*parts, "", parted] if parted else parts)
+        parts += ["", "Totals", counts_table(plan, self.target.to_plan(), names)]
+        first = first_difference(plan, self.target.to_plan(), names)
+        return "\n".join([*parts, "", first] if first else parts)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings to type: those that count and are more than nothing, or changed."""
+        """The settings to type: those that count and are not trivial, and changed ones."""
         made, changed = self.target.resolved(), self.target.changed()
         shown = made.applicable_fields(str(made.algo)) - made.FACTS - set(made.CARRIED) | set(
             changed
         )
-        told = {
+        values = {
             f.name: getattr(made, f.name)
             for f in fields(made)
             if f.name in shown and f.name != "algo"
         }
-        told = {n: v for n, v in told.items() if n in changed or v not in (None, False, 0, 1)}
+        values = {n: v for n, v in values.items() if n in changed or v not in (None, False, 0, 1)}
         if made.version != next(iter(made.VERSIONS)):
-            told["version"] = made.version
-        return told
+            values["version"] = made.version
+        return values
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the translation as plain values (JSON)."""
+        """The translation as plain values (JSON)."""
         return {
             "from": explain(self.source).to_dict(0),
             "to": {
@@ -81,30 +81,30 @@ class Translation:
                 "plan": self.target.to_plan().to_dict(),
             },
             "same_run": not self.differences,
-            "not_said": [
-                {"setting": name, "wanted": _text(wanted), "said": _text(said)}
-                for name, wanted, said in self.differences
+            "not_expressible": [
+                {"setting": name, "wanted": _text(wanted), "nearest": _text(nearest)}
+                for name, wanted, nearest in self.differences
             ],
         }
 
 
 def as_plan(settings: Dialect | StepPlan) -> StepPlan:
-    """Return the plan that ``settings`` make, or are."""
+    """The plan of ``settings``."""
     return settings if isinstance(settings, StepPlan) else settings.to_plan()
 
 
 def translate(
     source: Dialect | StepPlan, target: type[Dialect], settings: dict[str, Any] | None = None
 ) -> Translation:
-    """Say a run in the words of another library, as nearly as it can.
+    """Find the settings of another library whose run is nearest.
 
     Args:
         source: settings of a library, or a plan.
-        target: dialect to say them in.
-        settings: settings of the target to keep as they are; the version, for example.
+        target: dialect to translate into.
+        settings: settings of the target to fix, such as the version.
 
     Raises:
-        SettingError: if the target has no words that come near.
+        SettingError: if no settings of the target come near.
     """
     plan = as_plan(source)
     given = dict(settings or {})
@@ -123,16 +123,16 @@ def _algorithm(source: Dialect, target: type[Dialect]) -> dict[str, str]:
     return {}
 
 
-def told_differences(differences: list[Difference]) -> list[str]:
-    """Say each difference in a sentence."""
+def difference_sentences(differences: list[Difference]) -> list[str]:
+    """Each difference in a sentence."""
     return [
-        f"{name.replace('_', ' ')}: {_text(wanted)} is wanted, {_text(said)} can be said"
-        for name, wanted, said in telling(differences)
+        f"{name.replace('_', ' ')}: {_text(wanted)} wanted, {_text(nearest)} is nearest"
+        for name, wanted, nearest in relevant(differences)
     ]
 
 
-def telling(differences: list[Difference]) -> list[Difference]:
-    """Leave out how evaluations are made, where only one of two runs makes any."""
+def relevant(differences: list[Difference]) -> list[Difference]:
+    """The differences without details of evaluations that only one of two runs makes."""
     evaluations = {name: (one, other) for name, one, other in differences}.get("evaluations")
     if evaluations is None or 0 not in evaluations:
         return differences
@@ -148,20 +148,20 @@ def _text(value: Any) -> str:
 
 
 def compare_text(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
-    """Say where two runs part: in settings, in totals, and in which iteration first."""
+    """Compare two runs: settings, totals, and the first iteration in which they differ."""
     differences = differing_settings(one, other)
     if not differences:
-        return "Both make the same run, count by count.\n\n" + plan_text(one)
-    rows = [(n.replace("_", " "), _text(a), _text(b)) for n, a, b in telling(differences)]
-    parts = [text_table(("differs in", *names), rows), "", counts_table(one, other, names)]
-    parted = first_difference(one, other, names)
-    return "\n".join([*parts, "", parted] if parted else parts)
+        return "Identical runs, count by count.\n\n" + plan_text(one)
+    rows = [(n.replace("_", " "), _text(a), _text(b)) for n, a, b in relevant(differences)]
+    parts = [text_table(("difference", *names), rows), "", counts_table(one, other, names)]
+    first = first_difference(one, other, names)
+    return "\n".join([*parts, "", first] if first else parts)
 
 
 def counts_table(
     one: StepPlan, other: StepPlan, names: tuple[str, str] = ("first", "second")
 ) -> str:
-    """Return the totals of two runs side by side."""
+    """The totals of two runs side by side."""
     columns = []
     for plan in (one, other):
         columns.append([_total(plan, count) for count, _ in _COUNTS])
@@ -171,7 +171,7 @@ def counts_table(
 
 def _total(plan: StepPlan, count: str) -> str:
     if not plan.is_exact:
-        return f"{plan.iterations:,}" if count == "iterations" else "as it comes"
+        return f"{plan.iterations:,}" if count == "iterations" else "not known in advance"
     if can_count(plan):
         return f"{getattr(plan.after(plan.iterations), count):,}"
     if count == "gradient_steps":
@@ -188,15 +188,15 @@ def _total(plan: StepPlan, count: str) -> str:
 def first_difference(
     one: StepPlan, other: StepPlan, names: tuple[str, str] = ("first", "second")
 ) -> str:
-    """Say in which iteration the counts of two runs part first; nothing if in none."""
+    """A sentence on the first iteration whose counts differ; empty if there is none."""
     if not (one.is_exact and other.is_exact):
         return ""
     for k in range(1, min(one.iterations, other.iterations, FOLLOWED // 10) + 1):
         ours, theirs = _reached(one, k), _reached(other, k)
         if ours != theirs:
             return (
-                f"They part in iteration {k:,}: {names[0]} {_said(ours)}, {names[1]} "
-                f"{_said(theirs)}."
+                f"First difference in iteration {k:,}: {names[0]} {_reading(ours)}, "
+                f"{names[1]} {_reading(theirs)}."
             )
     return ""
 
@@ -206,5 +206,5 @@ def _reached(plan: StepPlan, iteration: int) -> tuple[int, int]:
     return plan.policy_steps_after(iteration), steps
 
 
-def _said(reached: tuple[int, int]) -> str:
+def _reading(reached: tuple[int, int]) -> str:
     return f"has {reached[0]:,} policy steps and {reached[1]:,} gradient steps"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from kit.dialects import DIALECTS, GAE, SB3, CleanRL, Nip, Pyrado, Sheeprl, Tian
 from kit.dialects.base import Acts
 from kit.dialects.carried import carry, flat, take, use_of
 from kit.steps import SettingError
+from recipes import ppo, sac
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
 
 
@@ -188,7 +191,25 @@ def test_a_setting_in_the_kits_words_that_contradicts_is_refused():
 
 
 # ---------------------------------------------------------------------- tables against recipes
+@every_dialect
+def test_the_documentation_has_the_use_of_every_field_that_does_not_count(name):
+    page = (Path(__file__).parents[2] / "docs" / "translate.md").read_text(encoding="utf-8")
+    (table,) = re.findall(rf"^#### `{name}`\n\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    documented = [tuple(cell.strip("|` ") for cell in row) for row in rows]
+    assert documented == [row for row in use_of(dialect(name)) if row[1] != "counts"]
+
+
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_setting_that_a_field_acts_as_is_spelt_like_one(name):
     settings = [use.setting for use in dialect(name).CARRIED.values() if isinstance(use, Acts)]
     assert all(part.isidentifier() for setting in settings for part in setting.split("."))
+
+
+@pytest.mark.parametrize("recipe", [ppo, sac], ids=["ppo", "sac"])
+def test_the_recipes_accept_every_dialect_at_its_defaults_and_change_nothing(recipe):
+    family = recipe.Config.FAMILY
+    for name in [n for n in DIALECTS if family in dialect(n).ALGORITHMS.values()]:
+        config = recipe.Config()
+        take(dialect(name)(), config, recipe.__name__.rpartition(".")[2], family)
+        assert config == recipe.Config()

@@ -82,3 +82,52 @@ def test_an_algorithm_that_no_library_has_is_told(algo):
     (told, *_) = check_observed({**case, "algo": algo}).differences
     assert "error: none was observed" in told
     assert "algo=" in told
+
+
+def case_called(name):
+    return copy.deepcopy(next(case for case in CASES if case["id"] == name))
+
+
+# ---------------------------------------------------------------------- what no record shows
+def test_pyrado_evaluates_whenever_the_logger_that_is_passed_prints():
+    settings = {"max_iter": 7, "memory_size": 200, "num_init_memory_steps": 40, "min_steps": 10}
+    settings |= {"num_updates_per_step": 1, "batch_size": 8, "env_max_steps": 10}
+    case = {"system": "pyrado", "algo": "SAC", "params": settings | {"eval_intvl": 2}}
+    every_second = {"eval_iterations": [0, 2, 4, 6], "eval_rollouts_total": 400}
+    assert check_observed({**case, "observed": every_second})
+    case["params"] |= {"logger_print_intvl": 3}
+    assert check_observed({**case, "observed": {"eval_iterations": [0, 3, 6]}})
+    assert not check_observed({**case, "observed": every_second})
+
+
+def test_refilling_the_memory_with_the_trained_policy_is_training_data():
+    case = case_called("pyrado-020")
+    case["params"]["use_trained_policy_for_refill"] = True
+    roles = "samples_per_iteration_[role,rollouts,steps_returned,env_steps_executed]"
+    assert [entry[0][0] for entry in case["observed"][roles]] == ["init", "train", "init", "train"]
+    case["observed"][roles][2][0][0] = "train"
+    case["observed"]["random_action_policy_steps"] = 40
+    assert check_observed(case)
+
+
+def test_tianshou_ends_the_run_where_a_test_reaches_the_reward():
+    params = {"num_epochs": 4, "step_per_epoch": 20, "step_per_collect": 10, "num_train_envs": 2}
+    params |= {"num_test_episodes": 1, "batch_size": 10, "episode_length": 5}
+    case = {"system": "tianshou", "version": "1.1.0", "algo": "ppo", "params": params}
+    whole = {"trainer_env_step": 80, "test_step_count": 6}
+    assert check_observed({**case, "observed": whole})
+    stopped = {"trainer_env_step": 20, "test_step_count": 3}  # two initial tests, one epoch
+    assert check_observed({**case, "params": params | {"stop_rew": 5}, "observed": stopped})
+    assert check_observed({**case, "params": params | {"stop_rew": 6}, "observed": whole})
+
+
+@pytest.mark.parametrize("version", ["0.5.0", "February 2024 (issue 226)", "source of 2024-02"])
+def test_the_loop_of_february_2024_is_a_version_of_its_own(version):
+    params = {"num_envs": 1, "total_steps": 20, "learning_starts": 8, "train_every": 5}
+    params |= {"per_rank_gradient_steps": 2, "per_rank_pretrain_steps": 7, "episode_length": 50}
+    params |= {"per_rank_batch_size": 2, "per_rank_sequence_length": 4}
+    # A countdown of five updates, from the first on; pretraining where learning starts.
+    steps = [0] * 7 + [7] + [0] * 4 + [2] + [0] * 4 + [2, 0, 0]
+    observed = {"gradient_steps_per_iteration_per_rank": steps, "random_action_policy_steps": 8}
+    case = {"system": "sheeprl", "version": version, "algo": "dreamer_v3", "params": params}
+    assert check_observed({**case, "observed": observed})

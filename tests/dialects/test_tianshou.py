@@ -164,7 +164,7 @@ def test_the_buffer_holds_equally_many_transitions_of_each_environment():
 def test_a_recipe_refuses_the_fields_that_mean_nothing_for_its_algorithm():
     settings = Tianshou(update_per_step=0.5, num_train_envs=1)
     with pytest.raises(
-        SettingError, match=r"update_per_step=0\.5 means nothing for ppo in tianshou"
+        SettingError, match=r"update_per_step=0\.5 has no effect for ppo in tianshou"
     ):
         settings.to_plan("ppo", strict=True)
     assert settings.to_plan("sac", strict=True).gradient_steps(1) == 1024

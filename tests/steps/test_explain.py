@@ -60,7 +60,7 @@ def test_a_run_too_long_to_follow_is_told_about():
     assert not can_count(plan)
     text = explain(plan).text()
     assert "about" in text
-    assert "too long to do here" in text
+    assert "too long here" in text
 
 
 def test_the_settings_the_version_and_the_traps_are_told():
@@ -68,12 +68,12 @@ def test_the_settings_the_version_and_the_traps_are_told():
     assert text.startswith("Stable-Baselines3 2.9.2, sac (off-policy)")
     assert "replay ratio of 1/4" in " ".join(text.split())
     text = explain(Sheeprl(algo="sac", version="documented")).text()
-    assert "Read as documented, not as the code does" in " ".join(text.split())
+    assert "Follows the documentation, not the code" in " ".join(text.split())
 
 
 def test_a_setting_that_means_nothing_is_told():
     told = explain(Tianshou(algo="ppo", update_per_step=0.5, num_train_envs=1))
-    assert told.notes[0] == "update_per_step=0.5 means nothing for ppo in tianshou."
+    assert told.notes[0] == "update_per_step=0.5 has no effect for ppo in tianshou."
 
 
 @pytest.mark.parametrize("source", [SB3(algo="sac"), DreamerPaper(steps=30_000)])
@@ -87,7 +87,7 @@ def test_a_picture_is_drawn(tmp_path, source):
 def test_a_run_that_can_be_said_is_said():
     made = translate(SB3(algo="ppo", n_envs=8, n_steps=128, total_timesteps=65_536), CleanRL)
     assert made.differences == []
-    assert "The plan that both make" in made.text()
+    assert "The same plan" in made.text()
     assert made.settings() == {
         "total_timesteps": 65_536,
         "num_envs": 8,
@@ -102,11 +102,11 @@ def test_what_cannot_be_said_is_told():
     assert made.settings()["replay_ratio"] == 0.25
     assert made.differences == [("first_training_iteration", 26, 25)]
     text = made.text()
-    assert "What could not be said" in text
-    assert "They part in iteration 25" in text
+    assert "Not expressible in sheeprl" in text
+    assert "First difference in iteration 25" in text
     data = json.loads(json.dumps(made.to_dict()))
     assert data["same_run"] is False
-    assert data["not_said"][0]["setting"] == "first_training_iteration"
+    assert data["not_expressible"][0]["setting"] == "first_training_iteration"
 
 
 def test_the_loop_of_the_first_dreamer_becomes_an_interleaved_one():
@@ -117,7 +117,7 @@ def test_the_loop_of_the_first_dreamer_becomes_an_interleaved_one():
 
 
 def test_what_has_no_words_at_all_is_refused():
-    with pytest.raises(SettingError, match="on_policy=True cannot be said in DreamerV3"):
+    with pytest.raises(SettingError, match="on_policy=True cannot be expressed in DreamerV3"):
         translate(CleanRL(algo="ppo"), Dreamer)
 
 
@@ -128,7 +128,7 @@ def test_two_ways_to_say_the_same_run():
         SB3(algo="sac", n_envs=4, gradient_steps=4, total_timesteps=400).to_plan(),
         ("one", "other"),
     )
-    assert text.startswith("Both make the same run")
+    assert text.startswith("Identical runs")
 
 
 def test_where_two_runs_part_is_told():
@@ -137,6 +137,6 @@ def test_where_two_runs_part_is_told():
     text = compare_text(one, other, ("sb3", "sheeprl"))
     assert "gradient steps per iteration    1        4" in text
     assert (
-        "They part in iteration 25: sb3 has 100 policy steps and 0 gradient steps, sheeprl has "
-        "100 policy steps and 4 gradient steps." in text
+        "First difference in iteration 25: sb3 has 100 policy steps and 0 gradient steps, "
+        "sheeprl has 100 policy steps and 4 gradient steps." in text
     )

@@ -1,4 +1,4 @@
-"""The words of CleanRL (https://github.com/vwxyzjn/cleanrl), whose algorithms are single files."""
+"""CleanRL (https://github.com/vwxyzjn/cleanrl): each algorithm is a single file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kit.dialects.cleanrl.settings import CleanRLSettings
 
 
 class CleanRL(CleanRLSettings):
-    """Arguments of CleanRL's files, and the plan that they make."""
+    """Arguments of CleanRL's files, and their plan."""
 
     _plan = counting.to_plan
     _notes = notes.notes

@@ -11,7 +11,7 @@ from kit.steps.plan import StepPlan
 
 
 def to_plan(args: CleanRLSettings) -> StepPlan:
-    """Return the run that resolved settings make."""
+    """The plan of resolved settings."""
     made: dict[str, Any] = {
         "num_envs": args.num_envs,
         "action_repeat": args.action_repeat,

@@ -1,4 +1,4 @@
-"""What a reader of CleanRL's arguments would not expect."""
+"""Caveats of CleanRL's arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kit.steps.plan import StepPlan
 
 
 def notes(made: CleanRLSettings, plan: StepPlan) -> list[str]:
-    """Return one sentence for each surprise of settings that are resolved."""
+    """One sentence for each caveat of resolved settings."""
     assert made.total_timesteps is not None
     if made.family == ON_POLICY:
         left = made.total_timesteps - plan.total_policy_steps
@@ -29,8 +29,8 @@ def notes(made: CleanRLSettings, plan: StepPlan) -> list[str]:
     found = [f"Training begins strictly after learning_starts: with policy step {first:,}."]
     if made.num_envs and made.num_envs > 1:
         found.append(
-            f"total_timesteps and learning_starts count steps of all {made.num_envs} copies at "
-            f"once: {plan.total_policy_steps:,} policy steps."
+            f"total_timesteps and learning_starts count vector steps of {made.num_envs} "
+            f"environments: {plan.total_policy_steps:,} policy steps."
         )
     if str(made.algo).startswith("dqn"):
         found.append("Random actions come from epsilon-greedy exploration and are not counted.")

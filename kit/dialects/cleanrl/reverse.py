@@ -1,4 +1,4 @@
-"""A plan in the words of CleanRL."""
+"""From a plan to the settings of CleanRL."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kit.steps.plan import StepPlan
 
 
 def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of CleanRL that come nearest to ``plan``."""
+    """The arguments of CleanRL that come nearest to ``plan``."""
     if plan.world_size > 1 or plan.collects_episodes:
         name = "min_episodes" if plan.collects_episodes else "world_size"
-        raise SettingError(name, getattr(plan, name), "cannot be said of a CleanRL file")
+        raise SettingError(name, getattr(plan, name), "cannot be expressed in CleanRL")
     made: dict[str, Any] = {
         "num_envs": plan.num_envs,
         "action_repeat": plan.action_repeat,

@@ -1,7 +1,7 @@
-"""The words of CleanRL (https://github.com/vwxyzjn/cleanrl), whose algorithms are single files.
+"""CleanRL (https://github.com/vwxyzjn/cleanrl): each algorithm is a single file.
 
-Its unit is the global step: a policy step of one copy in PPO, and one step of all copies in the
-off-policy files, which count from 0 and train strictly after ``learning_starts``.
+Its unit is the global step: a policy step in PPO, and a vector step in the off-policy files, which
+count from 0 and train strictly after ``learning_starts``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kit.dialects.base import (
     Refused,
     linear_or_constant,
 )
+from kit.steps.errors import SettingError
 
 _PPO: dict[str, Any] = {
     "total_timesteps": 500_000,
@@ -99,6 +100,17 @@ for _short in ("sac", "td3", "ddpg"):
 _SACS = ("sac", "sac_continuous_action")
 
 
+def _target_period(value: Any, args: Any) -> int:
+    """Gradient steps between target updates, from steps."""
+    every = args.train_frequency or 1
+    if value % every:
+        why = f"is not a multiple of train_frequency={every}"
+        raise SettingError(
+            "target_network_frequency", value, why, [value // every * every or every]
+        )
+    return int(value // every)
+
+
 @dataclass
 class CleanRLSettings(Dialect):
     """``Args`` of CleanRL's files; ``None`` stands for the default of the file."""
@@ -143,18 +155,18 @@ class CleanRLSettings(Dialect):
         "autotune": Refused("SAC learns its entropy coefficient", accepted=(True,)),
         "buffer_size": Acts("buffer_size"),
         "policy_frequency": Acts("policy_delay"),
-        "target_network_frequency": Acts("target_update_every"),
+        "target_network_frequency": Acts("target_update_every", _target_period),
         "start_e": Acts("epsilon_start"),
         "end_e": Acts("epsilon_end"),
-        "exploration_fraction": Acts("exploration_fraction"),
+        "exploration_fraction": Acts("exploration_share"),
     }
 
     total_timesteps: Natural | None = None
-    """policy steps (PPO), rounded down to whole batches; steps of all copies (off-policy)."""
+    """policy steps (PPO), rounded down to whole batches; steps of all environments (off-policy)."""
     num_envs: Count | None = None
-    """environment copies; DQN has one."""
+    """environments; DQN has one."""
     num_steps: Count | None = None
-    """policy steps of each copy in one batch (PPO)."""
+    """policy steps of each environment in one batch (PPO)."""
     num_minibatches: Count | None = None
     """minibatches of a batch (PPO): each has ``num_envs * num_steps // num_minibatches`` steps."""
     update_epochs: Natural | None = None
@@ -214,7 +226,7 @@ class CleanRLSettings(Dialect):
     max_episode_steps: Count | None = field(default=None, kw_only=True)
     """policy steps after which an episode is truncated; a wrapper's business."""
     version: str = field(default="1.0", kw_only=True)
-    """behaviour that is meant; see ``VERSIONS``."""
+    """behaviour to reproduce; see ``VERSIONS``."""
 
     def _guess(self) -> str:
         if self.train_frequency is not None:

@@ -1,4 +1,4 @@
-"""The words of Dreamer: the official code of its third version, and the loop of the first paper."""
+"""Dreamer: the official DreamerV3, and Algorithm 1 of the first paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Dreamer", "DreamerPaper", "rules"]
 
 
 class Dreamer(DreamerSettings):
-    """Settings of the official DreamerV3, and the plan that they make."""
+    """Settings of the official DreamerV3, and their plan."""
 
     _plan = counting.to_plan
     _notes = notes.notes
@@ -19,14 +19,14 @@ class Dreamer(DreamerSettings):
 
 
 class DreamerPaper(DreamerPaperSettings):
-    """Algorithm 1 of the first paper, and the plan that it makes."""
+    """Algorithm 1 of the first paper, and its plan."""
 
     _plan = counting.paper_plan
     _notes = notes.paper_notes
     _from = staticmethod(reverse.paper_from)
 
     def interleaved(self) -> StepPlan:
-        """Return the same experiment with the gradient steps spread over the policy steps.
+        """The same experiment with the gradient steps spread over the policy steps.
 
         After the seed episodes come the same ``collect_interval`` gradient steps, as pretraining,
         and then as many for each ``policy_steps_per_episode``, one when it is due.

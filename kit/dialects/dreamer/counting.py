@@ -10,7 +10,7 @@ from kit.steps.validation import LARGEST_RATIO
 
 
 def to_plan(dreamer: DreamerSettings) -> StepPlan:
-    """Return the run that resolved settings make."""
+    """The plan of resolved settings."""
     replayed = real_number("train_ratio", dreamer.train_ratio)
     ratio = replayed / (dreamer.batch_size * dreamer.batch_length)
     if ratio > LARGEST_RATIO:
@@ -47,7 +47,7 @@ def to_plan(dreamer: DreamerSettings) -> StepPlan:
 
 
 def paper_plan(paper: DreamerPaperSettings) -> StepPlan:
-    """Return the run of Algorithm 1.
+    """The run of Algorithm 1.
 
     The updates that open the loop are those of the iteration that collected before.
     """

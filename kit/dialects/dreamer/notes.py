@@ -1,4 +1,4 @@
-"""What a reader of Dreamer's settings would not expect."""
+"""Caveats of Dreamer's settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kit.steps.plan import StepPlan
 
 
 def notes(made: DreamerSettings, plan: StepPlan) -> list[str]:
-    """Return one sentence for each surprise of settings that are resolved."""
+    """One sentence for each caveat of resolved settings."""
     assert plan.replay_ratio is not None
     batch = made.batch_size * made.batch_length
     found = [
@@ -28,14 +28,14 @@ def notes(made: DreamerSettings, plan: StepPlan) -> list[str]:
     )
     if plan.counting.startswith("dreamer"):
         found.append(
-            "Its ratio answers 1 at first, and gradient steps come between the copies of one "
+            "Its ratio answers 1 at first, and gradient steps come between the environments of one "
             "vector step; here they follow the vector step."
         )
     return found
 
 
 def paper_notes(made: DreamerPaperSettings, plan: StepPlan) -> list[str]:
-    """Return one sentence for each surprise of settings that are resolved."""
+    """One sentence for each caveat of resolved settings."""
     del plan
     ratio = Fraction(made.collect_interval, made.policy_steps_per_episode)
     return [

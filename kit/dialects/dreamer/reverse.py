@@ -1,4 +1,4 @@
-"""A plan in the words of Dreamer."""
+"""From a plan to the settings of Dreamer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kit.steps.plan import StepPlan
 
 
 def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of DreamerV3 that come nearest to ``plan``."""
+    """The settings of DreamerV3 that come nearest to ``plan``."""
     for name, wanted in (("on_policy", False), ("world_size", 1)):
         if getattr(plan, name) != wanted:
-            why = "cannot be said in DreamerV3: one process trains from a replay"
+            why = "cannot be expressed in DreamerV3: one process trains from a replay"
             raise SettingError(name, getattr(plan, name), why, [wanted])
     del settings
     plan = step_by_step(plan)
@@ -45,11 +45,11 @@ def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]
 
 
 def paper_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of Algorithm 1 that come nearest to ``plan``."""
+    """The settings of Algorithm 1 that come nearest to ``plan``."""
     del settings
     if not plan.collects_episodes or plan.episode_length is None:
         raise SettingError(
-            "steps_per_env", plan.steps_per_env, "cannot be said here: it collects episodes"
+            "steps_per_env", plan.steps_per_env, "cannot be expressed: the loop collects episodes"
         )
     length = plan.episode_length * plan.action_repeat
     return {

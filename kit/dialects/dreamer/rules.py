@@ -52,7 +52,7 @@ class TransitionRatio:
         return repeats
 
     def total(self, trainings: int, policy_steps: int) -> int | None:
-        """Return the gradient steps of ``trainings`` iterations, if floats make no difference."""
+        """The gradient steps of ``trainings`` iterations, if floats make no difference."""
         last = self.transitions + trainings * policy_steps
         ratio = Fraction(self.ratio)
         if ratio == 0 or last < self.first:
@@ -62,7 +62,7 @@ class TransitionRatio:
         return 1 + int((last - self.first) * ratio)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the transitions, and those that are paid for."""
+        """The transitions, and those that are paid for."""
         return {"transitions": self.transitions, "prev": self.prev}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""The words of Dreamer: the official code of its third version, and the loop of the first paper.
+"""Dreamer: the official DreamerV3, and Algorithm 1 of the first paper.
 
-``Dreamer`` speaks like https://github.com/danijar/dreamerv3, whose unit is the transition of one
-copy, the observation after a reset included. Its ``train_ratio`` is in replayed time steps per
+``Dreamer`` has the settings of https://github.com/danijar/dreamerv3, whose unit is the transition,
+including the observation after a reset. Its ``train_ratio`` is in replayed time steps per
 transition: a batch of 16 sequences of 64 steps makes it 1,024 times the replay ratio.
 
 ``DreamerPaper`` is Algorithm 1 of "Dream to Control" (Hafner et al. 2020): collect a whole episode,
@@ -58,7 +58,7 @@ class DreamerSettings(Dialect):
     batch_length: Count = 64
     """time steps of a sequence."""
     envs: Count = 16
-    """environment copies (``run.envs``)."""
+    """environments (``run.envs``)."""
     replay_context: Natural = 1
     """time steps before each sequence that give it its first state."""
     consec_train: Count = 1
@@ -70,7 +70,7 @@ class DreamerSettings(Dialect):
     max_episode_steps: Count | None = field(default=None, kw_only=True)
     """policy steps after which an episode is truncated; the environment's business."""
     version: str = field(default="e3f0224", kw_only=True)
-    """behaviour that is meant; see ``VERSIONS``."""
+    """behaviour to reproduce; see ``VERSIONS``."""
 
     def _guess(self) -> str:
         return "dreamer_v3"
@@ -123,7 +123,7 @@ class DreamerPaperSettings(Dialect):
     episode_length: Count = 1000
     """env steps of an episode (T)."""
     version: str = field(default="2020", kw_only=True)
-    """behaviour that is meant; see ``VERSIONS``."""
+    """behaviour to reproduce; see ``VERSIONS``."""
 
     def _guess(self) -> str:
         return "dreamer_v1"

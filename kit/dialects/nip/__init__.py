@@ -1,4 +1,4 @@
-"""The words of neural-interactive-proofs (https://github.com/SamAdamDay/neural-interactive-proofs)."""
+"""The vocabulary of neural-interactive-proofs (https://github.com/SamAdamDay/neural-interactive-proofs)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kit.dialects.nip.settings import NipSettings
 
 
 class Nip(NipSettings):
-    """``RlTrainerParameters`` of neural-interactive-proofs, and the plan that they make."""
+    """``RlTrainerParameters`` of neural-interactive-proofs, and their plan."""
 
     _plan = counting.to_plan
     _notes = notes.notes

@@ -8,7 +8,7 @@ from kit.steps.plan import StepPlan
 
 
 def to_plan(nip: NipSettings) -> StepPlan:
-    """Return the run that resolved settings make."""
+    """The plan of resolved settings."""
     for name in ("anneal_lr", "normalize_observations", "test_run"):
         yes_or_no(name, getattr(nip, name))
     steps = nip.steps_of_each()

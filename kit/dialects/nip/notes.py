@@ -1,4 +1,4 @@
-"""What a reader of nip's settings would not expect."""
+"""Caveats of nip's settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kit.steps.plan import StepPlan
 
 
 def notes(settings: NipSettings, plan: StepPlan) -> list[str]:
-    """Return one sentence for each surprise of ``settings``, which are resolved."""
+    """One sentence for each caveat of resolved settings."""
     frames, size = plan.frames_per_batch, settings.minibatch_size
     found = [
         f"{plan.num_envs} environments follow from {frames} frames of {plan.steps_per_env} each."

@@ -1,4 +1,4 @@
-"""A plan in the words of nip."""
+"""From a plan to the settings of nip."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kit.steps.plan import StepPlan
 
 
 def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of nip that come nearest to ``plan``."""
+    """The settings of nip that come nearest to ``plan``."""
     del settings
     for name, wanted in (("world_size", 1), ("collects_episodes", False)):
         if getattr(plan, name) != wanted:
-            raise SettingError(name, getattr(plan, name), "cannot be said in nip", [wanted])
+            raise SettingError(name, getattr(plan, name), "cannot be expressed in nip", [wanted])
     if not plan.on_policy:
         raise SettingError(
-            "update_epochs", None, "cannot be said in nip: all its trainers are on-policy", [1]
+            "update_epochs", None, "cannot be expressed in nip: all its trainers are on-policy", [1]
         )
     evaluates = plan.evaluations_after(plan.iterations) > 0
     batches, left = divmod(plan.evaluation_episodes, plan.num_envs)

@@ -1,4 +1,4 @@
-"""The words of neural-interactive-proofs (https://github.com/SamAdamDay/neural-interactive-proofs).
+"""The vocabulary of neural-interactive-proofs (https://github.com/SamAdamDay/neural-interactive-proofs).
 
 Its unit is the frame, the policy step here. ``Nip`` has every field of ``RlTrainerParameters``, in
 its order and with its defaults, and the manner of its parameter classes: ``to_dict``,
@@ -129,7 +129,7 @@ class NipSettings(Dialect):
     max_episode_steps: Count | None = field(default=None, kw_only=True)
     """policy steps after which the kit truncates an episode."""
     version: str = field(default="ccb3561", kw_only=True)
-    """behaviour that is meant; see ``VERSIONS``."""
+    """behaviour to reproduce; see ``VERSIONS``."""
 
     def __post_init__(self) -> None:
         if self.body_lr_factor is None:
@@ -211,7 +211,7 @@ class NipSettings(Dialect):
 
     # ------------------------------------------------------------------ nip's own manner
     def to_dict(self) -> dict[str, Any]:
-        """Return the parameters as plain values, with the name of the class under ``_type``."""
+        """The parameters as plain values, with the name of the class under ``_type``."""
         made = {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in type(self).FACTS
         }
@@ -233,7 +233,7 @@ class NipSettings(Dialect):
         return cls(**_settings(cls, params_dict, ignore_extra_keys=ignore_extra_keys))
 
     def get(self, address: str) -> Any:
-        """Return the value at a dotted address, such as ``body_lr_factor.actor``.
+        """The value at a dotted address, such as ``body_lr_factor.actor``.
 
         Raises:
             KeyError: if there is nothing at the address.
@@ -262,7 +262,7 @@ class NipSettings(Dialect):
 def _settings(
     cls: type, values: Mapping[str, Any], prefix: str = "", ignore_extra_keys: bool = False
 ) -> dict[str, Any]:
-    """Return the settings in a dictionary that may name the type of its parameter class."""
+    """The settings in a dictionary that may name the type of its parameter class."""
     settings = dict(values)
     named = settings.pop("_type", None)
     wanted = "LrFactors" if cls is LrFactors else "RlTrainerParameters"

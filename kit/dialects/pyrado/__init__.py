@@ -1,4 +1,4 @@
-"""The words of pyrado, the Python side of SimuRLacra (https://github.com/famura/SimuRLacra)."""
+"""The vocabulary of pyrado, the Python side of SimuRLacra (https://github.com/famura/SimuRLacra)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kit.steps.plan import StepPlan
 
 
 class Pyrado(PyradoSettings):
-    """Settings of pyrado's step-based algorithms, and the plan that they make."""
+    """Settings of pyrado's step-based algorithms, and their plan."""
 
     _plan = counting.to_plan
     _notes = notes.notes
     _from = staticmethod(reverse.settings_from)
 
     def after_reset(self) -> StepPlan:
-        """Return the run that follows a ``reset()``: the emptied memory is filled once more.
+        """The run that follows a ``reset()``: the emptied memory is filled once more.
 
         Raises:
             SettingError: for DQL in version 7c48d66, whose ``reset`` fails.

@@ -11,7 +11,7 @@ from kit.steps.plan import StepPlan
 
 
 def to_plan(pyrado: PyradoSettings) -> StepPlan:
-    """Return the run that resolved settings make."""
+    """The plan of resolved settings."""
     for name in ("recurrent", "learn_ent_coeff", "use_trained_policy_for_refill"):
         yes_or_no(name, getattr(pyrado, name))
     if pyrado.min_rollouts is None and pyrado.min_steps is None:

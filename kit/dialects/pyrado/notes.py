@@ -1,4 +1,4 @@
-"""What a reader of pyrado's settings would not expect."""
+"""Caveats of pyrado's settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kit.steps.plan import StepPlan
 
 
 def notes(settings: PyradoSettings, plan: StepPlan) -> list[str]:
-    """Return one sentence for each surprise of ``settings``, which are resolved."""
+    """One sentence for each caveat of resolved settings."""
     found = []
     if plan.iterations == 0:
         found.append(f"max_iter={settings.max_iter} is accepted and trains nothing.")

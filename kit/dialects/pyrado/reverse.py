@@ -1,4 +1,4 @@
-"""A plan in the words of pyrado."""
+"""From a plan to the settings of pyrado."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kit.steps.plan import StepPlan
 
 
 def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of pyrado that come nearest to ``plan``."""
+    """The settings of pyrado that come nearest to ``plan``."""
     if not plan.collects_episodes:
         raise SettingError(
             "steps_per_env",
             plan.steps_per_env,
-            "cannot be said in pyrado: it collects rollouts",
+            "cannot be expressed in pyrado: it collects rollouts",
         )
     every = plan.evaluation_every_iterations
     made: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The words of pyrado, the Python side of SimuRLacra (https://github.com/famura/SimuRLacra).
+"""The vocabulary of pyrado, the Python side of SimuRLacra (https://github.com/famura/SimuRLacra).
 
 Its unit is the step or sample, the policy step here, and it collects whole rollouts (episodes)
 until its minima are met. A value-based algorithm makes its first iteration with a warm-up of
@@ -124,7 +124,7 @@ class PyradoSettings(Dialect):
         "horizon": Refused("pyrado does not use it"),
         "temperature": Refused("no recipe is SVPG"),
         "eps_init": Acts("epsilon_start"),
-        "eps_schedule_gamma": Refused("use epsilon_end and exploration_fraction"),
+        "eps_schedule_gamma": Refused("use epsilon_end and exploration_share"),
         # It is the share of the target that a soft update keeps.
         "tau": Acts("tau", lambda value, _: round(1 - real_number("tau", value), 12)),
         "ent_coeff_init": Acts("initial_alpha"),
@@ -215,7 +215,7 @@ class PyradoSettings(Dialect):
     recurrent: bool = field(default=False, kw_only=True)
     """whether the networks are recurrent: minibatches are then whole rollouts (on-policy)."""
     version: str = field(default="7c48d66", kw_only=True)
-    """behaviour that is meant; see ``VERSIONS``."""
+    """behaviour to reproduce; see ``VERSIONS``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.critic, Mapping):

@@ -1,4 +1,4 @@
-"""The words of Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3)."""
+"""The vocabulary of Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kit.dialects.sb3.settings import SB3Settings
 
 
 class SB3(SB3Settings):
-    """Settings of Stable-Baselines3, and the plan that they make."""
+    """Settings of Stable-Baselines3, and their plan."""
 
     _plan = counting.to_plan
     _notes = notes.notes

@@ -11,7 +11,7 @@ from kit.steps.plan import StepPlan
 
 
 def to_plan(sb3: SB3Settings) -> StepPlan:
-    """Return the run that resolved settings make."""
+    """The plan of resolved settings."""
     made: dict[str, Any] = {
         "num_envs": sb3.n_envs,
         "action_repeat": sb3.action_repeat,

@@ -1,4 +1,4 @@
-"""What a reader of Stable-Baselines3's settings would not expect."""
+"""Caveats of Stable-Baselines3's settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kit.steps.plan import StepPlan
 
 
 def notes(settings: SB3Settings, plan: StepPlan) -> list[str]:
-    """Return one sentence for each surprise of ``settings``, which are resolved."""
+    """One sentence for each caveat of resolved settings."""
     found = []
     over = plan.total_policy_steps - settings.total_timesteps
     if over:
@@ -34,7 +34,8 @@ def notes(settings: SB3Settings, plan: StepPlan) -> list[str]:
 
 def _on_policy(settings: SB3Settings, plan: StepPlan) -> list[str]:
     found = [
-        f"n_steps={settings.n_steps} is per copy: a rollout is {plan.frames_per_batch:,} timesteps."
+        f"n_steps={settings.n_steps} is per environment: a rollout is "
+        f"{plan.frames_per_batch:,} timesteps."
     ]
     size = settings.batch_size
     if size is not None and size > plan.frames_per_batch and settings.algo == "ppo":
@@ -60,7 +61,7 @@ def _off_policy(settings: SB3Settings, plan: StepPlan) -> list[str]:
         unscaled = ": it is not scaled by n_envs" if settings.n_envs > 1 else ""
         found.append(
             f"gradient_steps={steps} after train_freq={every} vector steps of n_envs="
-            f"{settings.n_envs} copies is a replay ratio of {ratio}{unscaled}."
+            f"{settings.n_envs} environments is a replay ratio of {ratio}{unscaled}."
         )
     if steps == 0:
         found.append("gradient_steps=0 never trains.")

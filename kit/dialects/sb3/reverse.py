@@ -1,4 +1,4 @@
-"""A plan in the words of Stable-Baselines3."""
+"""From a plan to the settings of Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def algorithms_for(plan: StepPlan) -> Iterable[str | None]:
 
 
 def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of Stable-Baselines3 that come nearest to ``plan``."""
+    """The settings of Stable-Baselines3 that come nearest to ``plan``."""
     if plan.world_size > 1:
         raise SettingError(
-            "world_size", plan.world_size, "cannot be said: Stable-Baselines3 has one", [1]
+            "world_size", plan.world_size, "cannot be expressed: Stable-Baselines3 has one", [1]
         )
     made: dict[str, Any] = {
         "total_timesteps": plan.total_policy_steps,
@@ -44,7 +44,7 @@ def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]
 def _on_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
     if plan.collects_episodes:
         raise SettingError(
-            "min_episodes", plan.min_episodes, "cannot be said of an on-policy rollout", [None]
+            "min_episodes", plan.min_episodes, "cannot be expressed on-policy", [None]
         )
     whole = plan.minibatch_size in (None, plan.frames_per_batch)
     name = algo or ("a2c" if whole and plan.update_epochs == 1 else "ppo")

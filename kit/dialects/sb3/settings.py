@@ -1,14 +1,15 @@
-"""The words of Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3).
+"""The vocabulary of Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3).
 
-Its unit is the timestep, the policy step here: one vector step of ``n_envs`` copies is ``n_envs``
-timesteps. But ``n_steps``, ``train_freq`` and ``eval_freq`` count vector steps, and
-``gradient_steps`` is per rollout, not per timestep.
+Its unit is the timestep, the policy step here: a vector step of ``n_envs`` environments is that
+many. ``n_steps``, ``train_freq`` and ``eval_freq`` count vector steps, and ``gradient_steps`` is
+per rollout, not per timestep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Annotated, Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Acts, Count, Dialect, Natural, Refused
@@ -57,6 +58,18 @@ def _hidden_sizes(value: Any, settings: Any) -> Any:
         why = "is more than the widths of hidden layers, the same for actor and critic"
         raise SettingError("policy_kwargs", value, why, "use {net_arch: [64, 64]}")
     return [*(widths[0] or ())]
+
+
+def _target_period(value: Any, settings: Any) -> int:
+    """Gradient steps between target updates; DQN's interval is in timesteps."""
+    if settings.algo != "dqn":
+        return int(value)
+    every, _ = settings.frequency()
+    steps = Fraction(value * settings.gradient_steps, every * settings.n_envs)
+    if steps.denominator != 1 or steps < 1:
+        why = f"timesteps are {steps} gradient steps"
+        raise SettingError("target_update_interval", value, why, [every * settings.n_envs])
+    return int(steps)
 
 
 def _alpha(value: Any, settings: Any) -> float:
@@ -114,7 +127,7 @@ class SB3Settings(Dialect):
         "policy_kwargs": Acts("hidden_sizes", _hidden_sizes),
         "n_steps": Acts("n_step", family=OFF_POLICY),
         "buffer_size": Acts("buffer_size"),
-        "target_update_interval": Acts("target_update_every"),
+        "target_update_interval": Acts("target_update_every", _target_period),
         "policy_delay": Acts("policy_delay"),
         "learning_rate": Acts("learning_rate"),
         "gamma": Acts("gamma"),
@@ -133,7 +146,7 @@ class SB3Settings(Dialect):
             "target_entropy", lambda value, _: None if value == "auto" else value
         ),
         "use_sde": Refused("recipes sample each action anew"),
-        "exploration_fraction": Acts("exploration_fraction"),
+        "exploration_fraction": Acts("exploration_share"),
         "exploration_initial_eps": Acts("epsilon_start"),
         "exploration_final_eps": Acts("epsilon_end"),
     }
@@ -204,7 +217,7 @@ class SB3Settings(Dialect):
     n_eval_episodes: Count = 5
     """episodes of one evaluation."""
     n_envs: Count = field(default=1, kw_only=True)
-    """environment copies."""
+    """environments."""
     episode_length: Count | None = field(default=None, kw_only=True)
     """timesteps of every episode, where whole episodes are collected."""
     action_repeat: Count = field(default=1, kw_only=True)
@@ -212,7 +225,7 @@ class SB3Settings(Dialect):
     max_episode_steps: Count | None = field(default=None, kw_only=True)
     """policy steps after which an episode is truncated; a wrapper's business."""
     version: str = field(default="2.9.2", kw_only=True)
-    """behaviour that is meant; see ``VERSIONS``."""
+    """behaviour to reproduce; see ``VERSIONS``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.train_freq, list):

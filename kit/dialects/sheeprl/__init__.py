@@ -1,4 +1,4 @@
-"""The words of sheeprl (https://github.com/Eclectic-Sheep/sheeprl)."""
+"""The vocabulary of sheeprl (https://github.com/Eclectic-Sheep/sheeprl)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kit.dialects.sheeprl.settings import SheeprlSettings
 
 
 class Sheeprl(SheeprlSettings):
-    """Settings of sheeprl, and the plan that they make."""
+    """Settings of sheeprl, and their plan."""
 
     ratio = counting.ratio
     resumed = resume.resumed

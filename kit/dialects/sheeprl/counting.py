@@ -15,7 +15,7 @@ from kit.steps.validation import LARGEST_RATIO
 
 
 def to_plan(sheeprl: SheeprlSettings) -> StepPlan:
-    """Return the run that resolved settings make."""
+    """The plan of resolved settings."""
     for name in ("dry_run", "run_test", "share_data", "anneal_lr", "buffer_checkpoint"):
         yes_or_no(name, getattr(sheeprl, name))
     if sheeprl.algo in DECOUPLED:
@@ -73,7 +73,7 @@ def _on_policy(sheeprl: SheeprlSettings) -> dict[str, Any]:
     rows = sheeprl.num_envs * sheeprl.rollout_steps
     size = min(sheeprl.per_rank_batch_size, rows)
     if sheeprl.algo == "a2c" and sheeprl.version in ("0.5.7", "0.5.0"):
-        # The rows of these versions are time steps of all copies together.
+        # The rows of these versions are time steps of all environments together.
         size = min(sheeprl.per_rank_batch_size, sheeprl.rollout_steps) * sheeprl.num_envs
     elif sheeprl.algo == "ppo_decoupled":
         size = min(sheeprl.per_rank_batch_size * (sheeprl.world_size - 1), rows)
@@ -168,7 +168,7 @@ def _check_sequence(
         raise SettingError(
             "learning_starts",
             sheeprl.learning_starts,
-            f"lets sheeprl 0.5.7 train after {trains} time steps of each copy, where it "
+            f"lets sheeprl 0.5.7 train after {trains} time steps of each environment, where it "
             f"cannot sample a sequence of per_rank_sequence_length={sequence}",
             [sequence * sheeprl.policy_steps_per_iteration],
         )
@@ -183,9 +183,10 @@ def _train_every(sheeprl: SheeprlSettings, random: int) -> dict[str, Any]:
     if sheeprl.algo not in SEQUENCES:
         return made | {"pretrain_steps": (max(random, 1) - 1) * steps}
     each = sheeprl.policy_steps_per_iteration
-    countdown = every // each
+    countdown = 0 if sheeprl.dry_run else every // each
     first, period = max(random, countdown, 1), max(countdown, 1)
-    at_first = sheeprl.per_rank_pretrain_steps if first == random else steps
+    pretrains = first == random and "v1" not in str(sheeprl.algo)  # DreamerV1 never does
+    at_first = sheeprl.per_rank_pretrain_steps if pretrains else steps
     assert at_first is not None
     made["learning_starts"] = first * each if first > 1 else 0
     if period == 1 and at_first >= steps:
@@ -205,7 +206,7 @@ def rule(sheeprl: SheeprlSettings) -> str:
 
 
 def ratio(sheeprl: SheeprlSettings) -> SheeprlRatio:
-    """Return the library's ratio, new, also where the plan can count with exact fractions."""
+    """The library's ratio, new, also where the plan can count with exact fractions."""
     made = counting_rule(rule(sheeprl.resolved()))(sheeprl.to_plan())
     assert isinstance(made, SheeprlRatio)
     return made

@@ -75,7 +75,7 @@ _BEFORE_0_8: dict[str, dict[str, Any]] = {  # what later versions changed
 
 
 def defaults(algo: str, version: str) -> dict[str, Any]:
-    """Return the defaults of an algorithm, by field."""
+    """The defaults of an algorithm, by field."""
     name = algo.removesuffix("_decoupled")
     if name.startswith("p2e_dv"):
         name = f"dreamer_v{name[6]}"

@@ -1,4 +1,4 @@
-"""What a reader of sheeprl's settings would not expect."""
+"""Caveats of sheeprl's settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kit.steps.plan import StepPlan
 
 
 def notes(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
-    """Return one sentence for each surprise of ``settings``, which are resolved."""
+    """One sentence for each caveat of resolved settings."""
     found = []
     assert settings.total_steps is not None
     left = settings.total_steps - plan.total_policy_steps
@@ -51,7 +51,7 @@ def _on_policy(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
         if settings.version in ("0.5.7", "0.5.0"):
             found.append(
                 f"In {settings.version} a minibatch of A2C is so many time steps of all "
-                f"{settings.num_envs} copies, not transitions."
+                f"{settings.num_envs} environments, not transitions."
             )
         elif settings.anneal_lr:
             found.append("A2C accepts anneal_lr and never steps its scheduler: lr is constant.")
@@ -73,7 +73,7 @@ def _off_policy(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
     first = plan.first_training_iteration
     if first * each > max(random, each):
         found.append(
-            f"Training waits for iteration {first}, until each copy has played a sequence of "
+            f"Training waits for iteration {first}, until each environment has a sequence of "
             f"{settings.per_rank_sequence_length} steps."
         )
     elif random:

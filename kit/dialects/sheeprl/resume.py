@@ -12,12 +12,12 @@ from kit.steps.plan import StepPlan
 
 
 def resumed(new: SheeprlSettings, first: SheeprlSettings) -> StepPlan:
-    """Return the run that resumes ``first`` from its last checkpoint with the settings ``new``.
+    """The plan of resuming ``first`` from its last checkpoint with the settings ``new``.
 
     Of the new settings 0.8.4 takes ``total_steps`` and ``learning_starts``, and all others from the
-    checkpoint. With the replay buffer in the checkpoint its ratio goes on; without it a new buffer
-    is filled with the policy, and then it trains as a new run does. Before 0.8.4 all old settings
-    win, so that a run that has ended stays ended.
+    checkpoint. With the replay buffer in the checkpoint its ratio continues; without it a new
+    buffer is filled with the policy, and then it trains as a new run does. Before 0.8.4 all old
+    settings win, so that a run that has ended stays ended.
     """
     before = first.to_plan()
     ran = resumed_settings(new, first)
@@ -35,7 +35,7 @@ def resumed(new: SheeprlSettings, first: SheeprlSettings) -> StepPlan:
 
 
 def resumed_settings(new: SheeprlSettings, first: SheeprlSettings) -> SheeprlSettings:
-    """Return the settings that the resumed run goes by."""
+    """The settings that the resumed run goes by."""
     if new.version != "0.8.4":
         return first
     return replace(first, total_steps=new.total_steps, learning_starts=new.learning_starts)
@@ -62,10 +62,10 @@ def _updates(
 
 
 def resumed_ratio(new: SheeprlSettings, first: SheeprlSettings) -> SheeprlRatio:
-    """Return the ratio as it is when the resumed run trains first.
+    """The ratio as it is when the resumed run trains first.
 
     It is the checkpoint's. Where it is not what the new ``learning_starts`` would have made of the
-    steps played so far, it goes on from these steps.
+    steps played so far, it continues from these steps.
     """
     done, ran = first.to_plan().iterations, resumed_settings(new, first)
     whole = ran.to_plan()
@@ -82,7 +82,7 @@ def resumed_ratio(new: SheeprlSettings, first: SheeprlSettings) -> SheeprlRatio:
 
 
 def ratio_after(settings: SheeprlSettings, iterations: int) -> SheeprlRatio:
-    """Return the library's ratio as it is at the end of some iteration."""
+    """The library's ratio as it is at the end of some iteration."""
     plan, asked = settings.to_plan(), ratio(settings)
     for _ in range(iterations - plan.first_training_iteration + 1):
         asked.advance(plan.frames_per_batch)

@@ -1,4 +1,4 @@
-"""A plan in the words of sheeprl."""
+"""From a plan to the settings of sheeprl."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def algorithms_for(plan: StepPlan) -> list[str]:
 
 
 def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of sheeprl that come nearest to ``plan``.
+    """The settings of sheeprl that come nearest to ``plan``.
 
     Args:
         plan: what is to be said.
@@ -72,7 +72,7 @@ def _processes(plan: StepPlan, algo: str) -> int:
 
 def _on_policy(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
     size = plan.minibatch_size or plan.frames_per_batch
-    if algo == "a2c" and version in ("0.5.7", "0.5.0"):  # its rows are those of all copies
+    if algo == "a2c" and version in ("0.5.7", "0.5.0"):  # its rows are those of all environments
         size = max(size // plan.num_envs, 1)
     epochs = {} if algo == "a2c" else {"update_epochs": plan.update_epochs}
     return epochs | {"rollout_steps": plan.steps_per_env, "per_rank_batch_size": size}

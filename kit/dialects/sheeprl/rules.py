@@ -84,7 +84,7 @@ class SheeprlRatio:
         self.prev, self.steps = prev, ended
 
     def total(self, trainings: int, policy_steps: int) -> int | None:
-        """Return the gradient steps of ``trainings`` iterations, if floats make no difference.
+        """The gradient steps of ``trainings`` iterations, if floats make no difference.
 
         They make none for whole ratios and for powers of two, as long as all steps are whole.
         """
@@ -147,7 +147,7 @@ class TrainEvery:
         self.iteration = 0
 
     def advance(self, policy_steps: int) -> int:
-        """Return the gradient steps of the next iteration since training began."""
+        """The gradient steps of the next iteration since training began."""
         del policy_steps
         self.iteration += 1
         if self.iteration == 1:
@@ -155,12 +155,12 @@ class TrainEvery:
         return self.later if (self.iteration - 1) % self.period == 0 else 0
 
     def total(self, trainings: int, policy_steps: int) -> int:
-        """Return the gradient steps of the first ``trainings`` iterations."""
+        """The gradient steps of the first ``trainings`` iterations."""
         del policy_steps
         return self.first + (trainings - 1) // self.period * self.later if trainings else 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the iterations since training began."""
+        """The iterations since training began."""
         return {"iteration": self.iteration}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
@@ -189,7 +189,7 @@ def _numbers(plan: UpdatePlan, argument: str, wanted: int, optional: int = 0) ->
 
 
 def _current(plan: UpdatePlan, argument: str) -> SheeprlRatio:
-    """0.8.4; ``sheeprl:steps`` or ``sheeprl:steps,prev`` goes on where a run was saved."""
+    """0.8.4; ``sheeprl:steps`` or ``sheeprl:steps,prev`` continues where a run was saved."""
     if not argument:
         return SheeprlRatio(_ratio(plan))
     steps, *prev = _numbers(plan, argument, 1, optional=1)

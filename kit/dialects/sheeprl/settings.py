@@ -1,8 +1,8 @@
-"""The words of sheeprl (https://github.com/Eclectic-Sheep/sheeprl).
+"""The vocabulary of sheeprl (https://github.com/Eclectic-Sheep/sheeprl).
 
-Its unit is the policy step, as here: one action of one environment copy of one process. An
-off-policy iteration is one step of every copy, an on-policy one ``rollout_steps`` of them. What
-its versions count differently is in ``Sheeprl.VERSIONS``.
+Its unit is the policy step, as here: one action in one environment of one process. An off-policy
+iteration is one vector step, an on-policy one ``rollout_steps`` of them. ``Sheeprl.VERSIONS`` lists
+the differences between its versions.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SheeprlSettings(Dialect):
         "buffer_size": Acts("buffer_size", family=OFF_POLICY),
         "buffer_checkpoint": Refused("checkpoints have the replay buffer", accepted=(True,)),
         "share_data": Refused("each process trains on what it collected"),
-        "target_network_frequency": Acts("target_update_every"),
+        "target_network_frequency": Refused("targets are updated at every gradient step"),
         "anneal_lr": Acts("anneal", linear_or_constant),
         "lr": Acts("learning_rate"),
         "gamma": Acts("gamma"),
@@ -128,7 +128,7 @@ class SheeprlSettings(Dialect):
     replay_ratio: float | None = None
     """gradient steps of each process per policy step of its own, from the first training on."""
     rollout_steps: Count | None = None
-    """policy steps of each copy in one on-policy iteration."""
+    """policy steps of each environment in one on-policy iteration."""
     per_rank_batch_size: Count | None = None
     """transitions (sequences, for Dreamer) in a minibatch of one process."""
     per_rank_sequence_length: Count | None = None
@@ -136,7 +136,7 @@ class SheeprlSettings(Dialect):
     update_epochs: Natural | None = None
     """passes over the collected batch (PPO)."""
     num_envs: Count = 4
-    """environment copies of one process (``env.num_envs``)."""
+    """environments in one process (``env.num_envs``)."""
     world_size: Count = 1
     """processes that train together (``fabric.devices``)."""
     action_repeat: Natural = 1
@@ -188,7 +188,7 @@ class SheeprlSettings(Dialect):
     alpha: float | None = None
     """entropy coefficient at the beginning (SAC, ``algo.alpha.alpha``)."""
     version: str = field(default="0.8.4", kw_only=True)
-    """version whose behaviour is meant; see ``VERSIONS``."""
+    """version to reproduce; see ``VERSIONS``."""
 
     def _algorithm(self, algo: Any) -> str:
         if algo == "ppo_recurrent":
@@ -227,7 +227,7 @@ class SheeprlSettings(Dialect):
 
     @property
     def processes(self) -> int:
-        """Processes whose copies are stepped: one, if it plays alone for the others."""
+        """Processes that step environments: one, if it collects for the others."""
         return 1 if self.algo in DECOUPLED else self.world_size
 
     @property

@@ -1,4 +1,4 @@
-"""The words of tianshou (https://github.com/thu-ml/tianshou), of both its generations."""
+"""The vocabulary of tianshou (https://github.com/thu-ml/tianshou), of both its generations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kit.dialects.tianshou.settings import Tianshou1Settings, Tianshou2Settings
 
 
 class Tianshou(Tianshou1Settings):
-    """``SamplingConfig`` of tianshou 1.x, and the plan that it makes."""
+    """``SamplingConfig`` of tianshou 1.x, and its plan."""
 
     sampling = counting.sampling
     buffer_capacity = counting.buffer_capacity
@@ -17,7 +17,7 @@ class Tianshou(Tianshou1Settings):
 
 
 class Tianshou2(Tianshou2Settings):
-    """The training configurations of tianshou 2.x, and the plan that they make."""
+    """The training configurations of tianshou 2.x, and their plan."""
 
     sampling = counting.sampling
     buffer_capacity = counting.buffer_capacity

@@ -1,4 +1,4 @@
-"""How tianshou turns its settings into counts, in words of neither of its generations."""
+"""How tianshou turns its settings into counts, in names common to both generations."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Sampling:
 
     # ------------------------------------------------------------------ plan
     def plan(self) -> StepPlan:
-        """Return the run that these settings make."""
+        """The run that these settings make."""
         if self.family == OFFLINE:
             return self._offline()
         made: dict[str, Any] = {
@@ -177,12 +177,12 @@ class Sampling:
 
 
 def to_plan(settings: TianshouSettings) -> StepPlan:
-    """Return the run that resolved settings make."""
+    """The plan of resolved settings."""
     return sampling(settings).plan()
 
 
 def sampling(settings: TianshouSettings) -> Sampling:
-    """Return resolved settings in words of neither generation."""
+    """Return resolved settings in names common to both generations."""
     if isinstance(settings, Tianshou2Settings):
         return _sampling_2(settings)
     assert isinstance(settings, Tianshou1Settings)
@@ -190,7 +190,7 @@ def sampling(settings: TianshouSettings) -> Sampling:
 
 
 def buffer_capacity(settings: TianshouSettings) -> int:
-    """Return the transitions that the replay buffer holds: equally many of each environment."""
+    """The transitions that the replay buffer holds: equally many of each environment."""
     return sampling(settings.resolved()).capacity
 
 

@@ -1,4 +1,4 @@
-"""What a reader of tianshou's settings would not expect."""
+"""Caveats of tianshou's settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kit.steps.plan import StepPlan
 
 
 def notes(settings: TianshouSettings, plan: StepPlan) -> list[str]:
-    """Return one sentence for each surprise of settings that are resolved."""
+    """One sentence for each caveat of resolved settings."""
     del plan
     sampling = counting.sampling(settings)
     found = []
@@ -24,7 +24,7 @@ def notes(settings: TianshouSettings, plan: StepPlan) -> list[str]:
     if sampling.collect is not None and sampling.collected != sampling.collect:
         found.append(
             f"A collection is {sampling.collected} environment steps, not {sampling.collect}: "
-            f"equally many of each of {sampling.envs} environments."
+            f"equally many from each of {sampling.envs} environments."
         )
     epoch = sampling.trainings_per_epoch * sampling.collected
     if epoch != sampling.epoch_steps:

@@ -1,4 +1,4 @@
-"""A plan in the words of tianshou."""
+"""From a plan to the settings of tianshou."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kit.steps.plan import StepPlan
 
 
 def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of 1.x that come nearest to ``plan``."""
+    """The settings of 1.x that come nearest to ``plan``."""
     made = sampling_from(plan, settings.get("algo"))
     made.collect = made.collect or 1
     return _said(made, Tianshou1Settings.NEUTRAL)
 
 
 def settings_2_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of 2.x that come nearest to ``plan``."""
+    """The settings of 2.x that come nearest to ``plan``."""
     made = sampling_from(plan, settings.get("algo"))
     made.repeat = made.repeat or 1
     return _said(made, Tianshou2Settings.NEUTRAL)
@@ -32,10 +32,13 @@ def _said(made: Sampling, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def sampling_from(plan: StepPlan, algo: str | None) -> Sampling:
-    """Return the settings nearest to ``plan``."""
+    """The settings nearest to ``plan``."""
     if plan.world_size > 1:
         raise SettingError(
-            "world_size", plan.world_size, "cannot be said in tianshou: one process trains", [1]
+            "world_size",
+            plan.world_size,
+            "cannot be expressed in tianshou: one process trains",
+            [1],
         )
     rows = plan.frames_per_batch
     family = ON_POLICY if plan.on_policy else OFF_POLICY if rows else OFFLINE

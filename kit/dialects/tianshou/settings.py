@@ -1,9 +1,9 @@
-"""The words of tianshou (https://github.com/thu-ml/tianshou).
+"""The vocabulary of tianshou (https://github.com/thu-ml/tianshou).
 
-Its unit is the environment step of one copy, which is the policy step here. A training step, the
-iteration here, collects ``c = ceil(step_per_collect / m) * m`` of them with ``m`` copies. An epoch
-is a reporting period: as many training steps as reach ``step_per_epoch``, then a test.
-``Tianshou`` speaks with the names of 1.x (``SamplingConfig``), ``Tianshou2`` with those of 2.x.
+Its unit is the environment step, the policy step here. A training step, the iteration here,
+collects ``c = ceil(step_per_collect / m) * m`` of them with ``m`` environments. An epoch is a
+reporting period: as many training steps as reach ``step_per_epoch``, then a test. ``Tianshou`` has
+the names of 1.x (``SamplingConfig``), ``Tianshou2`` those of 2.x.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Tianshou1Settings(TianshouSettings):
     test_return: float | None = field(default=None, kw_only=True)
     """return of every test episode, where it is known beforehand."""
     version: str = field(default="1.1.0", kw_only=True)
-    """behaviour that is meant; see ``VERSIONS``."""
+    """behaviour to reproduce; see ``VERSIONS``."""
 
     def __post_init__(self) -> None:
         if self.num_train_envs == -1:
@@ -233,7 +233,7 @@ class Tianshou2Settings(TianshouSettings):
     episode_length: Count | None = field(default=None, kw_only=True)
     """steps of every episode, where episodes are collected and all are equally long."""
     version: str = field(default="2.0.1", kw_only=True)
-    """behaviour that is meant; see ``VERSIONS``."""
+    """behaviour to reproduce; see ``VERSIONS``."""
 
     def __post_init__(self) -> None:
         if self.num_training_envs == -1:

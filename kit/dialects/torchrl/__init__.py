@@ -1,4 +1,4 @@
-"""The words of TorchRL's own ``Trainer``, its collectors and its replay buffers."""
+"""The vocabulary of TorchRL's own ``Trainer``, its collectors and its replay buffers."""
 
 from __future__ import annotations
 

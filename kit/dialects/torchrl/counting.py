@@ -14,7 +14,7 @@ _CARRY = {"last_minibatch": "carry"}
 
 
 def to_plan(trainer: TorchRLSettings) -> StepPlan:
-    """Return the run that resolved settings make."""
+    """The plan of resolved settings."""
     one_of("sampler", trainer.sampler, (RANDOM, WITHOUT))
     yes_or_no("iterate", trainer.iterate)
     yes_or_no("drop_last", trainer.drop_last)
@@ -122,7 +122,7 @@ def growing_updates(
     iterate: bool,
     drop_last: bool,
 ) -> dict[str, Any]:
-    """Return the settings of a plan that samples a growing buffer without replacement.
+    """The settings of a plan that samples a growing buffer without replacement.
 
     Args:
         rows: transitions in the buffer in the first two training iterations, and in the last.

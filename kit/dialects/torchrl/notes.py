@@ -1,4 +1,4 @@
-"""What a reader of the settings of TorchRL's trainer would not expect."""
+"""Caveats of the settings of TorchRL's trainer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from kit.steps.plan import StepPlan
 
 
 def notes(settings: TorchRLSettings, plan: StepPlan) -> list[str]:
-    """Return one sentence for each surprise of ``settings``, which are resolved."""
+    """One sentence for each caveat of resolved settings."""
     found = []
     if settings.collected != settings.frames_per_batch:
         found.append(
             f"A batch is {settings.collected} frames, not {settings.frames_per_batch}: equally "
-            f"many of each of {settings.num_envs} copies."
+            f"many of each of {settings.num_envs} environments."
         )
     frames = plan.total_policy_steps * settings.frame_skip
     if frames != settings.total_frames:

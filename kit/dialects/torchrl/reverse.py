@@ -1,4 +1,4 @@
-"""A plan in the words of TorchRL's trainer."""
+"""From a plan to the settings of TorchRL's trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.steps.plan import StepPlan
 
 
 def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of TorchRL that come nearest to ``plan``."""
+    """The settings of TorchRL that come nearest to ``plan``."""
     if plan.world_size > 1 or plan.collects_episodes:
         name = "min_episodes" if plan.collects_episodes else "world_size"
         raise SettingError(name, getattr(plan, name), "cannot be said of a TorchRL trainer")
@@ -59,7 +59,7 @@ def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]
     if straddles and limit is None:
         limit = rows // made["batch_size"]
     elif limit is None and settings.get("version") == "documented":
-        limit = rows // made["batch_size"] + 2  # None would mean the number of copies
+        limit = rows // made["batch_size"] + 2  # None would mean the number of environments
     return {
         **made,
         "algo": settings.get("algo", ON_POLICY),

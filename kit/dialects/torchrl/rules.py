@@ -36,7 +36,7 @@ class IteratedSampler:
         self.iteration = 0
 
     def after(self, iterations: int, *, attempts: bool = False) -> int:
-        """Return the gradient steps of the first ``iterations``.
+        """The gradient steps of the first ``iterations``.
 
         Args:
             iterations: training iterations.
@@ -48,18 +48,18 @@ class IteratedSampler:
         return passes * (self.available + attempts) + rest * self.limit
 
     def advance(self, policy_steps: int) -> int:
-        """Return the gradient steps of the next iteration."""
+        """The gradient steps of the next iteration."""
         del policy_steps
         self.iteration += 1
         return self.after(self.iteration) - self.after(self.iteration - 1)
 
     def total(self, trainings: int, policy_steps: int) -> int:
-        """Return the gradient steps of the first ``trainings`` iterations."""
+        """The gradient steps of the first ``trainings`` iterations."""
         del policy_steps
         return self.after(trainings)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the iterations that have trained."""
+        """The iterations that have trained."""
         return {"iteration": self.iteration}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
@@ -91,7 +91,7 @@ class GrowingSampler:
         """passes that were found to have ended, which TorchRL's trainer counts as well."""
 
     def advance(self, policy_steps: int) -> int:
-        """Return the gradient steps of the next iteration."""
+        """The gradient steps of the next iteration."""
         del policy_steps
         epochs, rows = self.epochs, self._rows(self.iteration)
         self.iteration += 1
@@ -120,7 +120,7 @@ class GrowingSampler:
         return full > 0 and not left and self.epochs_drawn % (full + 1) == full
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the run and in the permutation."""
+        """The position in the run and in the permutation."""
         names = ("iteration", "epochs_drawn", "attempts")
         return {name: getattr(self, name) for name in names}
 
@@ -131,7 +131,7 @@ class GrowingSampler:
 
 
 def arguments(plan: UpdatePlan) -> tuple[int, int, int]:
-    """Return the buffer's size, the epochs and the minibatches of an epoch that a plan names.
+    """The buffer's size, the epochs and the minibatches of an epoch that a plan names.
 
     Raises:
         SettingError: if it names none.

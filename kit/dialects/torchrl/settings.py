@@ -1,4 +1,4 @@
-"""The words of TorchRL's own ``Trainer``, its collectors and its replay buffers.
+"""The vocabulary of TorchRL's own ``Trainer``, its collectors and its replay buffers.
 
 Its unit is the frame: a policy step in a collector, an env step (policy steps times ``frame_skip``)
 in the trainer. An iteration is one batch of the collector.
@@ -24,7 +24,7 @@ class TorchRLSettings(Dialect):
     VERSIONS: ClassVar[Mapping[str, str]] = {
         "0.14.1": "the code of 0.14.1",
         "documented": "the docstrings as they read: optim_steps_per_batch=None is the number of "
-        "copies, and init_random_frames counts env steps everywhere",
+        "environments, and init_random_frames counts env steps everywhere",
     }
     ALGORITHMS: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("ppo", "a2c", "reinforce"), ON_POLICY),
@@ -40,7 +40,7 @@ class TorchRLSettings(Dialect):
     PATHS: ClassVar[Mapping[str, str]] = {"collector.total_frames": "collector_total_frames"}
 
     frames_per_batch: Count = 1000
-    """policy steps of one batch, over all copies, rounded up to equally many of each."""
+    """policy steps of one batch, over all environments, rounded up to equally many of each."""
     total_frames: Natural = 1_000_000
     """env steps of the run (policy steps times ``frame_skip``), rounded up to whole batches."""
     collector_total_frames: int | None = None
@@ -67,11 +67,11 @@ class TorchRLSettings(Dialect):
     drop_last: bool = False
     """whether a last, smaller minibatch is dropped."""
     num_envs: Count = field(default=1, kw_only=True)
-    """environment copies of the collector."""
+    """environments of the collector."""
     max_episode_steps: Count | None = field(default=None, kw_only=True)
     """policy steps after which an episode is truncated; a transform's business."""
     version: str = field(default="0.14.1", kw_only=True)
-    """behaviour that is meant; see ``VERSIONS``."""
+    """behaviour to reproduce; see ``VERSIONS``."""
 
     def _guess(self) -> str:
         return ON_POLICY if self.sampler == WITHOUT or self.iterate is True else OFF_POLICY

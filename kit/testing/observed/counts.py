@@ -49,5 +49,5 @@ def renamed(params: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 
 def known(cls: type, params: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that are fields of a dialect."""
+    """The settings that are fields of a dialect."""
     return {n: v for n, v in params.items() if n in cls.__dataclass_fields__}  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ _NAMES = {"num_envs": "envs", "run_steps": "steps", "action_repeat": "repeat"}
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
-    """Return the figures of a case."""
+    """The figures of a case."""
     params = renamed(dict(case["params"]), _NAMES)
     settings = Dreamer(**known(Dreamer, params))
     try:

@@ -15,7 +15,7 @@ from kit.testing.observed.counts import gradient_steps, known, listed
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
-    """Return the figures of a case; up to the failure, if the library failed."""
+    """The figures of a case; up to the failure, if the library failed."""
     params = dict(case["params"])
     if "test_on_whole_dataset" in params:
         return Expectation(_text_trainer(params))

@@ -19,7 +19,7 @@ _SAMPLES = "samples_per_iteration_[role,rollouts,steps_returned,env_steps_execut
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
-    """Return the figures of a case; up to the failure, if the library failed."""
+    """The figures of a case; up to the failure, if the library failed."""
     params = dict(case["params"])
     settings = _settings(case, params)
     if settings.rollout_length is None:

@@ -13,7 +13,7 @@ from kit.testing.observed.counts import first_training, gradient_steps, known, l
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
-    """Return the figures of a case."""
+    """The figures of a case."""
     params = renamed(dict(case["params"]), {"num_envs": "n_envs"})
     settings = SB3(**known(SB3, params) | {"algo": str(case.get("algo", "")).lower()})
     try:

@@ -35,7 +35,7 @@ _LEARNING_RATE = 1e-3
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
-    """Return the figures of a case; up to the failure, if the library failed."""
+    """The figures of a case; up to the failure, if the library failed."""
     settings = _settings(case)
     params, length = case["params"], case["params"].get("episode_length")
     try:

@@ -19,7 +19,7 @@ _SAMPLERS = {"random": RANDOM, "noreplace": WITHOUT}
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
-    """Return the figures of a case."""
+    """The figures of a case."""
     params = renamed(dict(case["params"]), _NAMES)
     params["sampler"] = _SAMPLERS.get(str(params.get("sampler") or "random"), params.get("sampler"))
     if params.get("collector_total_frames") is None:

@@ -1,0 +1,96 @@
+"""What users of other libraries type is understood, or answered with what to type instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.dialects import SB3, CleanRL, Sheeprl, Tianshou, Tianshou2, TorchRL
+from kit.dialects.files import make, settings_of
+from kit.steps import SettingError
+
+
+@pytest.mark.parametrize("spelt", ["1,episode", "(1, 'episode')", [1, "episode"], (1, "episode")])
+def test_train_freq_of_sb3_is_a_pair_however_it_is_spelt(spelt):
+    plan = SB3(algo="sac", train_freq=spelt, episode_length=10, total_timesteps=100).to_plan()
+    assert plan.min_episodes == 1
+    assert SB3(algo="sac", train_freq="4,step").to_plan().steps_per_env == 4
+
+
+@pytest.mark.parametrize("spelt", ["1,day", "many", "x,step", ""])
+def test_a_train_freq_that_is_no_pair_is_refused(spelt):
+    with pytest.raises(SettingError, match="train_freq"):
+        SB3(algo="sac", train_freq=spelt).to_plan()
+
+
+def test_the_policy_of_sb3_is_understood():
+    made = make(SB3, settings_of(["policy=MlpPolicy", "n_envs=4"]))
+    assert (made.policy, made.n_envs) == ("MlpPolicy", 4)
+
+
+def test_cleanrls_arguments_may_have_hyphens():
+    assert make(CleanRL, settings_of(["num-envs=4", "--num-steps=16"])).num_steps == 16
+    assert CleanRL.from_settings({"num-envs": 4}).num_envs == 4
+    with pytest.raises(SettingError, match=r"num_evns=4 .* what works: num_envs"):
+        CleanRL.from_settings({"num-evns": 4})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("num_epochs", "max_epochs"),
+        ("step_per_epoch", "epoch_num_steps"),
+        ("num_train_envs", "num_training_envs"),
+        ("num_test_episodes", "test_step_num_episodes"),
+        ("step_per_collect", "collection_step_num_env_steps"),
+        ("repeat_per_collect", "update_step_num_repetitions"),
+        ("update_per_step", "update_step_num_gradient_steps_per_sample"),
+    ],
+)
+def test_names_of_one_generation_of_tianshou_point_to_those_of_the_other(old, new):
+    with pytest.raises(SettingError, match=rf"{old}=3 is not .* 2\.0\.1; what works: {new}\."):
+        Tianshou2.from_settings({old: 3})
+    with pytest.raises(SettingError, match=rf"{new}=3 is not .* 1\.1\.0; what works: {old}\."):
+        make(Tianshou, {new: 3})
+
+
+def test_a_ppo_user_of_torchrl_means_epochs_over_the_batch():
+    settings = {"frames_per_batch": 12, "total_frames": 24, "batch_size": 4, "num_epochs": 2}
+    plan = TorchRL(algo="ppo", **settings).to_plan()
+    assert plan.minibatch_sizes(1) == [4] * 6
+    named = TorchRL(algo="ppo", **settings, sampler="without_replacement", iterate=True)
+    assert plan == named.to_plan()
+
+
+def test_a_sampler_that_is_named_still_needs_an_end_of_the_epoch():
+    with pytest.raises(SettingError, match="optim_steps_per_batch=None never ends without iterate"):
+        TorchRL(algo="ppo", sampler="without_replacement").to_plan()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"train_every": 5},
+            r"train_every=5 is no setting of sheeprl 0\.8\.4; say version=0\.5\.0",
+        ),
+        ({"per_rank_gradient_steps": 2}, "per_rank_gradient_steps=2 is no setting of sheeprl"),
+        ({"replay_ratio": 1.0, "version": "0.5.0"}, "replay_ratio=1.0 .*use train_every"),
+    ],
+)
+def test_settings_of_another_version_of_sheeprl_point_to_it(settings, message):
+    with pytest.raises(SettingError, match=message):
+        Sheeprl(algo="dreamer_v3", **settings).to_plan()
+
+
+def test_a_dry_run_of_february_2024_trains_at_once():
+    plan = Sheeprl(algo="dreamer_v3", version="0.5.0", train_every=100, dry_run=True).to_plan()
+    assert (plan.iterations, plan.gradient_steps(1)) == (1, 1)
+
+
+def test_the_first_dreamer_of_february_2024_has_no_pretraining():
+    settings = {"version": "0.5.0", "num_envs": 1, "learning_starts": 10, "train_every": 10}
+    settings |= {"per_rank_pretrain_steps": 7, "per_rank_gradient_steps": 2, "total_steps": 30}
+    first = Sheeprl(algo="dreamer_v1", **settings).to_plan()
+    third = Sheeprl(algo="dreamer_v3", **settings).to_plan()
+    assert [first.gradient_steps(k) for k in (10, 20)] == [2, 2]
+    assert [third.gradient_steps(k) for k in (10, 20)] == [7, 2]
