@@ -536,7 +536,7 @@ def test_hooks_that_are_no_list_are_refused(hooks):
 
 
 def test_a_class_of_hooks_is_no_hook():
-    with pytest.raises(SettingError, match=r"hook=<class .*TargetKL'> is no hook object"):
+    with pytest.raises(SettingError, match=r"hook=<class .*TargetKL'> is no hook;"):
         ppo_trainer(hooks=[TargetKL])
 
 

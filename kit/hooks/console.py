@@ -1,4 +1,4 @@
-"""What a run shows in the terminal: its plan, its progress, its ledger."""
+"""Plan, progress and ledger of a run in the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = (
 
 
 class Console(Hook):
-    """Shows the plan before a run, progress during it and what was counted after it.
+    """Shows the plan before a run, progress during it and the ledger after it.
 
     In a terminal a progress bar moves; elsewhere a line is printed for every tenth of the run.
 
@@ -92,7 +92,7 @@ class Console(Hook):
             self.console.print(f"{row['policy_steps']:>12,} policy steps {percent:4.0f}%  {text}")
 
     def end(self) -> None:
-        """Print what was counted."""
+        """Print the ledger."""
         if self._progress is not None:
             self._progress.update(self._task, completed=self.trainer.policy_steps)
             self._progress.stop()

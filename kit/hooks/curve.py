@@ -27,7 +27,7 @@ class LearningCurve(Hook):
         trainer.register_op("shutdown", self.draw)
 
     def draw(self) -> None:
-        """Draw what ``metrics.csv`` has so far."""
+        """Draw the rows of ``metrics.csv`` so far."""
         metrics = self.folder / "metrics.csv"
         if metrics.is_file():
             title = str(self.trainer.config.get("env", {}).get("id", ""))

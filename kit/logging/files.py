@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class NotSaved(RuntimeError):
-    """Something of a run could not be written; what was written before is untouched."""
+    """A file of a run could not be written; files written before are untouched."""
 
     stops_the_run = True
 

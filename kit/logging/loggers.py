@@ -86,7 +86,7 @@ class CsvLogger:
         return {"metrics": self._metrics.state_dict(), "times": self._times.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Cut the files back to what they were."""
+        """Drop the rows written later."""
         self._metrics.load_state_dict(state_dict["metrics"])
         self._times.load_state_dict(state_dict["times"])
 

@@ -1,4 +1,4 @@
-"""What each iteration of a plan collects."""
+"""The batches of a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kit.steps.errors import SettingError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CollectionPlan:
-    """The part of a plan that says what is collected, and with which actions."""
+    """The part of a plan about collection: sizes of batches, and their actions."""
 
     total_policy_steps: int = None  # type: ignore[assignment]  # filled in from iterations
     """policy steps of the run, over all envs of all processes, prefill included."""

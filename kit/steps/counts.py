@@ -13,7 +13,7 @@ Rounding = Literal["error", "down", "up"]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What has happened after some iteration; totals over all processes unless named local."""
+    """Counts after some iteration; totals over all processes unless named local."""
 
     iterations: int
     """collections, each followed by one update phase."""
@@ -38,7 +38,7 @@ class PlannedCounts(EvaluationPlan):
     rounding: Rounding = "error"
     """what to do with counts that do not divide: refuse them, or round them ``down`` or ``up``."""
     asked: dict[str, Any] = field(default_factory=dict, repr=False)
-    """what was asked where rounding changed it (filled in)."""
+    """settings as they were given, where rounding changed them (filled in)."""
     remarks: list[str] = field(default_factory=list, repr=False)
     """sentences under the table: what a run takes from another library's words besides counts."""
 

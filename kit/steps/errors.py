@@ -15,7 +15,7 @@ class SettingError(ValueError):
 
     Args:
         field: name of the setting.
-        value: what was given.
+        value: the given one.
         why: why it cannot work, as the end of a sentence that begins with the value.
         works: values that would work, nearest first; or advice as text.
         hint: advice beyond the values.

@@ -65,13 +65,16 @@ class EvaluationPlan(UpdatePlan):
         every = self.evaluation_every
         if every is None:
             return 0
-        progress = self.gradient_steps_after if self.offline else self.policy_steps_after
-        done, first = 0, 0
+        if self.offline:
+            progress, each = self.gradient_steps_after, self.gradient_steps_per_iteration or 0
+        else:
+            progress, each = self.policy_steps_after, self.policy_steps_per_iteration
+        done = first = 0
         if (self.prefill_is_iteration or self.offline) and iteration:  # it differs from the others
             first = 1
             done = min(multiples_crossed(every, 0, progress(1)), 1)
         start = progress(first)
-        each = progress(first + 1) - start if iteration > first else 0
+        each = each if iteration > first else 0
         if each >= every:  # every iteration crosses at least one multiple
             return done + (iteration - first)
         return done + multiples_crossed(every, start, start + (iteration - first) * each)

@@ -1,4 +1,4 @@
-"""What has happened in a run, counted while it happens."""
+"""The counts of a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Difference:
     name: str
     """name of the counter."""
     planned: int
-    """what the plan expects after as many iterations."""
+    """expected by the plan after as many iterations."""
     counted: int
-    """what was counted."""
+    """in the run."""
 
     def __str__(self) -> str:
         return f"{self.name}: planned {self.planned}, counted {self.counted}"
 
 
 class PlanNotKept(RuntimeError):
-    """What was counted is not what was planned.
+    """Counts of a run differ from its plan.
 
     Args:
         differences: the counts that differ.
@@ -134,7 +134,7 @@ class StepLedger:
         self.local_samples += samples
 
     def skipped(self, samples: int, gradient_steps: int) -> None:
-        """Count gradient steps that were due but not made, and what they would have seen."""
+        """Count gradient steps that were due but not made, and their samples."""
         self.local_skipped_gradient_steps += gradient_steps
         self.local_skipped_samples += samples
 
@@ -181,7 +181,7 @@ class StepLedger:
     def compare(self, plan: PlannedCounts) -> list[Difference]:
         """The counts that differ from what ``plan`` says after as many iterations.
 
-        Gradient steps that a hook has skipped count as done: what was due is what the plan says.
+        Gradient steps that a hook has skipped count as done: the plan says how many are due.
         Env steps are compared as far as a plan can know them: exactly without action repeat, else
         between one and ``action_repeat`` per policy step.
         """

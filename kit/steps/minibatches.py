@@ -1,4 +1,4 @@
-"""How a collected batch is cut into minibatches, and what happens to the rows left over."""
+"""The cut of a collected batch into minibatches, and the rows left over."""
 
 from __future__ import annotations
 

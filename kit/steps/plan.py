@@ -1,4 +1,4 @@
-"""What a run will do, known exactly before it starts."""
+"""The plan of a run: every count, before it starts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class StepPlan(PlannedCounts):
     three is given; without any of them nothing is trained. With ``steps_per_env=0`` nothing is
     collected (offline).
 
-    The settings are documented where they are counted: what is collected in ``CollectionPlan``,
-    what is trained in ``UpdatePlan``, when the policy is evaluated in ``EvaluationPlan``.
+    The settings are documented where they are counted: collection in ``CollectionPlan``, gradient
+    steps in ``UpdatePlan``, evaluation in ``EvaluationPlan``.
 
     Two plans are equal if they make the same run, count by count and iteration by iteration, even
     if they say it in different settings: ``replay_ratio=1/4`` with batches of four policy steps is

@@ -1,4 +1,4 @@
-"""What is due when: the running counterpart of a plan."""
+"""The cadence of a run: gradient steps, evaluations, rows and checkpoints that are due."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.steps.ratio import ReplayRatio
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What one iteration still has to do once its batch is collected."""
+    """The rest of an iteration once its batch is collected."""
 
     gradient_steps: int
     """gradient steps of one process."""
@@ -112,8 +112,9 @@ class RunSchedule:
         gradient_steps = self._newly_due(policy_steps)
         self.gradient_steps += gradient_steps
         evaluations = self._evaluations(self.iterations, before)
-        checkpoint = not self.done and self._crossed(self.checkpoint_every, before)
-        row = evaluations > 0 or self.done or self._crossed(self.log_every, before)
+        done = self.done
+        checkpoint = not done and self._crossed(self.checkpoint_every, before)
+        row = done or evaluations > 0 or self._crossed(self.log_every, before)
         return Due(gradient_steps, evaluations, row=row, checkpoint=checkpoint)
 
     def _newly_due(self, policy_steps: int) -> int:

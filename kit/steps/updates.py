@@ -1,4 +1,4 @@
-"""What each iteration of a plan trains: gradient steps and the minibatches they see."""
+"""The gradient steps of each iteration of a plan, and their minibatches."""
 
 from __future__ import annotations
 
@@ -66,6 +66,12 @@ class UpdatePlan(CollectionPlan):
     def on_policy(self) -> bool:
         """Whether each batch is trained on once collected, and then forgotten."""
         return self.update_epochs is not None
+
+    @property
+    def trains(self) -> bool:
+        """Whether gradient steps are made at all."""
+        rules = (self.update_epochs, self.replay_ratio, self.gradient_steps_per_iteration)
+        return any(rule is not None for rule in rules)
 
     @property
     def first_training_iteration(self) -> int:

@@ -252,7 +252,7 @@ def _vector_steps(plan: PlannedCounts, field: str) -> None:
 
 
 def _batch(plan: PlannedCounts) -> None:
-    """Refuse what is said about an on-policy batch where there is none, or one it cannot be."""
+    """Refuse settings of an on-policy batch where there is none, or that contradict it."""
     if plan.update_epochs is None:
         for field in ("minibatches_per_epoch", "train_on_newest", "prefill_in_first_batch"):
             if getattr(plan, field):

@@ -15,12 +15,6 @@ from kit.trainer.stages import Stages
 from kit.update import Update
 
 
-def trains(plan: StepPlan) -> bool:
-    """Whether a plan makes gradient steps at all."""
-    rules = (plan.update_epochs, plan.replay_ratio, plan.gradient_steps_per_iteration)
-    return any(rule is not None for rule in rules)
-
-
 def check_hooks_argument(hooks: Any) -> list[Any]:
     """The hooks as a list.
 
@@ -114,7 +108,7 @@ def _check_environment(plan: StepPlan, collector: Any) -> None:
         "action_repeat": made.get("action_repeat"),
     }
     if plan.max_episode_steps is not None and made:
-        found["max_episode_steps"] = made["max_episode_steps"] or "the registered one"
+        found["max_episode_steps"] = made.get("max_episode_steps") or "the registered one"
     for field, value in found.items():
         planned = getattr(plan, field)
         if value is not None and value != planned:
@@ -169,7 +163,7 @@ def check_updates(
     Raises:
         SettingError: at the first contradiction.
     """
-    if not trains(plan):
+    if not plan.trains:
         return
     if update is None and loss_module is None:
         raise SettingError(
@@ -178,7 +172,9 @@ def check_updates(
             "leaves the plan's gradient steps undone",
             "give an Update, or a loss_module and a hook at stage 'optimizer'",
         )
-    reads = plan.on_policy and hasattr(getattr(loss_module, "tensor_keys", None), "advantage")
+    keys = getattr(loss_module, "tensor_keys", None)
+    # Losses of action values name an advantage too, for estimators, and do not read it.
+    reads = hasattr(keys, "advantage") and not hasattr(keys, "action_value")
     adds = ("batch_process", "pre_epoch", "process_optim_batch")
     if reads and advantage is None and not any(stages[stage] for stage in adds):
         raise SettingError(
@@ -220,7 +216,7 @@ def check_hooks(plan: StepPlan, *, update: Any, buffer: Any, stages: Stages) -> 
         SettingError: if nobody makes the gradient steps or holds the samples, or if a stepper of
             TorchRL makes the gradient steps, which calls no hook between loss and optimiser.
     """
-    if not trains(plan):
+    if not plan.trains:
         return
     if update is None and not stages["optimizer"]:
         raise SettingError(

@@ -73,9 +73,9 @@ class HookError(RuntimeError):
     """A hook raised.
 
     Args:
-        hook: what raised.
+        hook: name of the function.
         stage: where it was registered.
-        error: what it raised.
+        error: raised by the hook.
     """
 
     def __init__(self, hook: str, stage: str, error: BaseException) -> None:

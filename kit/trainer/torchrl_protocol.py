@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from tensordict import TensorDictBase
 from torchrl.trainers import EarlyStopping
 
 from kit.logging.journal import Journal
-from kit.steps import SettingError, StepLedger
+from kit.logging.loggers import RowLogger
+from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.stages import Stages
 
 _COLUMN_GROUPS = ("episode/", "evaluation/", "train/", "time/", "collector/", "schedule/")
@@ -22,9 +23,8 @@ class TorchRLProtocol:
     """What TorchRL's hook objects find in a trainer, so that they register unchanged.
 
     Args:
-        ledger: counts of the run.
-        journal: takes the metrics that hooks log.
-        stages: where hooks are registered.
+        plan: counts of the run.
+        logger: takes rows of metrics; several may be given.
         collector: where batches come from; ``None`` offline.
         update: makes the gradient steps; gives loss module, optimiser and clipping by default.
         buffer: where minibatches come from.
@@ -32,6 +32,9 @@ class TorchRLProtocol:
         optimizer: in place of the update's.
 
     Attributes:
+        ledger: counts so far.
+        journal: rows of metrics so far.
+        stages: where hooks are registered.
         registered_modules: objects whose state is part of checkpoints, by name.
         stop_reason: why the run ended before its plan; ``None`` otherwise.
         clip_norm: where TorchRL's steppers and optimiser hooks clip gradients: the update's.
@@ -40,17 +43,19 @@ class TorchRLProtocol:
 
     def __init__(
         self,
-        ledger: StepLedger,
-        journal: Journal,
-        stages: Stages,
+        plan: StepPlan,
         *,
+        logger: RowLogger | Sequence[RowLogger],
         collector: Any,
         update: Any,
         buffer: Any,
         loss_module: Any = None,
         optimizer: Any = None,
     ) -> None:
-        self.ledger, self.journal, self.stages = ledger, journal, stages
+        self.plan = plan
+        self.ledger = StepLedger(plan.world_size)
+        self.journal = Journal(logger if isinstance(logger, Sequence) else [logger])
+        self.stages = Stages(updates=plan.trains, collections=not plan.offline)
         self.collector = collector
         self.optimization_stepper = update
         self.replay_buffer = getattr(buffer, "buffer", None)
@@ -58,7 +63,7 @@ class TorchRLProtocol:
         self.optimizer = optimizer or next(iter(getattr(update, "optimizers", {}).values()), None)
         self.clip_norm = getattr(update, "clip_norm", None) or getattr(update, "clip_value", None)
         self.clip_grad_norm = getattr(update, "clip_value", None) is None
-        self.logger = journal.loggers[0] if journal.loggers else None
+        self.logger = self.journal.loggers[0] if self.journal.loggers else None
         self.registered_modules: dict[str, Any] = {}
         self.stop_reason: str | None = None
         self._stop_training = False
@@ -74,7 +79,7 @@ class TorchRLProtocol:
         """
         if isinstance(hook, type) or not callable(getattr(hook, "register", None)):
             works = "give an object with register(trainer, name), or use register_op(stage, f)"
-            raise SettingError("hook", hook, "is no hook object", works)
+            raise SettingError("hook", hook, "is no hook", works)
         if name is None and not _names_itself(hook):
             name = "".join("_" + c.lower() if c.isupper() else c for c in type(hook).__name__)[1:]
         if name is None:

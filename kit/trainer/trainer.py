@@ -17,7 +17,6 @@ from kit.buffers import Minibatches, as_minibatches
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
-from kit.logging.journal import Journal
 from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer.batches import CountedBatches, NoBatches
@@ -29,9 +28,7 @@ from kit.trainer.checks import (
     check_hooks_argument,
     check_learning_rates,
     check_updates,
-    trains,
 )
-from kit.trainer.stages import Stages
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.trainer.updates import GradientStep, gradient_step
 from kit.update import Update
@@ -43,8 +40,8 @@ _SEES_MINIBATCHES = ("process_optim_batch", "process_loss", "optimizer", "post_l
 class Trainer(TorchRLProtocol):
     """Runs a plan: in each iteration one collection, then the gradient steps that are due.
 
-    The plan says what is due, the buffer what a minibatch is, the update what a gradient step is;
-    the loop is the same for every algorithm. It speaks TorchRL's hook protocol, so TorchRL's hook
+    The plan decides the counts, the buffer the minibatches, the update the gradient step; the loop
+    is the same for every algorithm. It speaks TorchRL's hook protocol, so TorchRL's hook
     objects register unchanged.
 
     Args:
@@ -103,15 +100,14 @@ class Trainer(TorchRLProtocol):
         progress: bool | str = True,
         nan_guard: bool = True,
     ) -> None:
-        self.plan, self.update, self.advantage, self.evaluate = plan, update, advantage, evaluate
+        self.update, self.advantage, self.evaluate = update, advantage, evaluate
         self.buffer = as_minibatches(buffer)
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
         check_collection(plan, collector, self.buffer, advantage)
         check_evaluation(plan, evaluate)
         super().__init__(
-            StepLedger(plan.world_size),
-            Journal(logger if isinstance(logger, Sequence) else [logger]),
-            Stages(updates=trains(plan), collections=not plan.offline),
+            plan,
+            logger=logger,
             collector=collector,
             update=update,
             buffer=self.buffer,
@@ -150,13 +146,14 @@ class Trainer(TorchRLProtocol):
 
     # ------------------------------------------------------------------ the loop
     def run(self) -> StepLedger:
-        """Do what is left of the plan and return what was counted.
+        """Run the rest of the plan and return the ledger.
 
         Raises:
             PlanNotKept: if counts differ from the plan.
             HookError: if a hook raises.
             EnvironmentFault: if an environment fails.
         """
+        check_learning_rates(self.registered_modules)
         check_hooks(self.plan, update=self.update, buffer=self.buffer, stages=self.stages)
         with self._lifecycle():
             if self.ledger.iterations == 0:
