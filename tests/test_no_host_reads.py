@@ -15,7 +15,7 @@ from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss, SACLoss, SoftUpdate
 
 from kit.advantages import GAE
 from kit.buffers import make_replay_buffer
-from kit.collectors import TensorCollector, tensor, vector
+from kit.collectors import TensorCollector, rollout, tensor
 from kit.envs import make_env
 from kit.modules import make_action_value, make_actor, make_value
 from kit.steps import StepPlan
@@ -95,7 +95,7 @@ def guarded(trainer: Trainer, guard: Callable[[], Any] = host_reads, **when: int
 def as_on_a_device(monkeypatch):
     """On the CPU, where it costs nothing, the collector looks for NaN in every batch."""
     monkeypatch.setattr(TensorCollector, "_check_finite", lambda self, memory: None)
-    for collector in (tensor, vector):
+    for collector in (tensor, rollout):
         monkeypatch.setattr(collector, "check_policy", lambda *_: None)
 
 
