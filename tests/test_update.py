@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
 
+from kit.fast import executors
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update
@@ -65,6 +66,25 @@ def test_steps_are_those_of_plain_pytorch_for_every_loss(name):
         assert update.plain_reason == ""
         assert programs(update) == 1
     assert update.optimizer_step_count == 6
+
+
+@pytest.mark.parametrize("name", ["ClipPPOLoss", "SACLoss", "TD3Loss"])
+def test_steps_on_the_memory_of_a_cuda_graph_are_the_same(name, monkeypatch):
+    """The copies that a CUDA graph needs are made; the kernels run as ever on a CPU."""
+    monkeypatch.setitem(executors.EXECUTORS, "interpreter", executors.EXECUTORS["cudagraph"])
+    ours, theirs = make_loss(name), make_loss(name)
+    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
+    update, targets = Update(ours, own, target_updater=soft_update(ours)), soft_update(theirs)
+    for step in range(6):
+        minibatch = minibatch_for(name, seed=step)
+        torch.manual_seed(step)
+        update(minibatch.clone())
+        torch.manual_seed(step)
+        plain_step(theirs, other, minibatch)
+        if targets is not None:
+            targets.step()
+        assert_same(state_of(ours, own), state_of(theirs, other))
+    assert (update.plain_reason, programs(update)) == ("", 1)
 
 
 @pytest.mark.parametrize("name", LOSSES)
