@@ -131,6 +131,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         del types
         kwargs = kwargs or {}
+        if function.namespace == "profiler":  # optimisers mark their steps for PyTorch's profiler
+            return function(*args, **kwargs)
         if function is aten._local_scalar_dense.default:
             self._allow_read(self._node(args[0]))
             return function(*args, **kwargs)
