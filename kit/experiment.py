@@ -55,7 +55,8 @@ class Experiment:
     discounts one gamma, everything that holds tensors one device.
 
     Args:
-        cfg: settings of the recipe. With ``runs=None`` nothing is written, as in a notebook.
+        cfg: settings of the recipe; those that ``cfg.steps`` of another library sets are changed in
+            place. With ``runs=None`` nothing is written, as in a notebook.
         algorithm: as other libraries know it, for settings of steps in their words; by default the
             name of the recipe.
 

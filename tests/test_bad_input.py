@@ -97,6 +97,7 @@ REFUSED = {
     "ppo --multirn": "option='--multirn' is not a choice; what works: --multirun or",
     "ppo env.id=[1,2": "env.id='[1,2' cannot be read",
     "ppo seed=1,2": "seed='1,2' is several values; what works: 1 or --multirun",
+    "sac steps=sb3 steps.train_freq=1,episode": "what works: 1 or [1,episode] or --multirun",
     "ppo env.id=${bar}": "Interpolation key 'bar' not found",
     "ppo preset=mujco": "preset='mujco' does not exist; what works: mujoco.",
     "ppo loss=ClipPPOLos": "loss='ClipPPOLos' is not in torchrl.objectives; what works: "

@@ -223,9 +223,9 @@ def _check_value(argument: str, sweeps: bool) -> None:
         raise SettingError(key, value, why, f"quote it: '{key}=\"...\"'") from None
     if parsed.is_sweep_override() and not sweeps:
         first = value.split(",")[0]
-        raise SettingError(
-            key, value, "is several values", [first, "--multirun, for a run of each"]
-        )
+        pair = [f"[{value}]"] if key.startswith("steps.") else []  # train_freq=1,episode of sb3
+        works = [first, *pair, "--multirun, for a run of each"]
+        raise SettingError(key, value, "is several values", works)
 
 
 def _nearest_names(name: str, known: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from kit.dialects import DIALECTS, GAE, SB3, CleanRL, Nip, Pyrado, Sheeprl, Tian
 from kit.dialects.base import Acts
 from kit.dialects.carried import carry, flat, take, use_of
 from kit.steps import SettingError
-from recipes import ppo, sac
+from recipes import dqn, ppo, sac
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
 
 
@@ -135,6 +135,16 @@ def test_replay_and_targets_act_in_an_off_policy_recipe(given, values):
     assert carry(given, OffPolicyRecipe())[0] == values
 
 
+def test_epsilon_and_target_updates_act_in_dqn_in_its_gradient_steps():
+    given = SB3(exploration_fraction=0.5, exploration_final_eps=0.1, target_update_interval=1000)
+    values = carry(given, dqn.Config(), "dqn")[0]
+    assert values == {"exploration_share": 0.5, "epsilon_end": 0.1, "target_update_every": 250}
+    values = carry(CleanRL(target_network_frequency=200), dqn.Config(), "dqn")[0]
+    assert values == {"target_update_every": 20}
+    with pytest.raises(SettingError, match="target_update_interval=10 timesteps are 5/2 gradient"):
+        carry(SB3(target_update_interval=10), dqn.Config(), "dqn")
+
+
 def test_what_counts_in_one_family_acts_in_the_other():
     assert carry(Tianshou(algo="ppo", buffer_size=50), Recipe())[0] == {}
     assert carry(SB3(algo="ppo", n_steps=3), Recipe())[0] == {}
@@ -206,7 +216,7 @@ def test_a_setting_that_a_field_acts_as_is_spelt_like_one(name):
     assert all(part.isidentifier() for setting in settings for part in setting.split("."))
 
 
-@pytest.mark.parametrize("recipe", [ppo, sac], ids=["ppo", "sac"])
+@pytest.mark.parametrize("recipe", [ppo, sac, dqn], ids=["ppo", "sac", "dqn"])
 def test_the_recipes_accept_every_dialect_at_its_defaults_and_change_nothing(recipe):
     family = recipe.Config.FAMILY
     for name in [n for n in DIALECTS if family in dialect(n).ALGORITHMS.values()]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY
-from kit.dialects.tianshou import counting
 from kit.dialects.tianshou.counting import INITIAL_TESTS, Sampling
+from kit.dialects.tianshou.counting import sampling as resolved_sampling
 from kit.dialects.tianshou.settings import TianshouSettings
 from kit.steps.plan import StepPlan
 
@@ -14,7 +14,7 @@ from kit.steps.plan import StepPlan
 def notes(settings: TianshouSettings, plan: StepPlan) -> list[str]:
     """One sentence for each caveat of resolved settings."""
     del plan
-    sampling = counting.sampling(settings)
+    sampling = resolved_sampling(settings)
     found = []
     if sampling.names.algo not in sampling.names.ALGORITHMS:
         read = sampling.family.replace("_", "-")
