@@ -51,7 +51,7 @@ def make_replay_buffer(
         if length > 1:
             why = f"of {length} transitions each {why}"
         raise SettingError("minibatch_size", minibatch_size, why, [max(size // length, 1)])
-    if sequence_length is not None:
+    if length > 1:  # sequences of one step are transitions
         if sampler is not None:
             name = type(sampler).__name__
             works = "leave out one of sampler and sequence_length"
@@ -59,7 +59,7 @@ def make_replay_buffer(
         if n_step > 1:
             works = "use n_step=1, and let the loss sum rewards along the sequence"
             raise SettingError("n_step", n_step, "does not go with sequences", works)
-        sampler = SequenceSampler(sequence_length)
+        sampler = SequenceSampler(length)
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(size, device=device),
         writer=SliceWriter(),
