@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -429,8 +428,10 @@ def check_policy(
         name = key if isinstance(key, str) else key[-1]
         if key not in actions and not name.endswith("log_prob"):
             continue
-        # A sum is NaN if an entry is; NumPy's costs half of PyTorch's for a few.
-        if value.is_cuda or not value.is_floating_point() or not np.isnan(value.numpy().sum()):
+        if value.is_cuda or not value.is_floating_point():
+            continue
+        total = value.numpy().sum()  # NaN if an entry is; NumPy's costs half of PyTorch's
+        if total == total:
             continue
         steps = value.isnan().reshape(*value.shape[:2], -1).any(-1).T  # [steps, num_envs]
         if not steps.any():  # infinities of both signs

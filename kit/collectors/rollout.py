@@ -46,8 +46,11 @@ class Schedule(Protocol):
     done: bool
     """whether there is no further step."""
 
-    def stepped(self, result: StepArrays) -> Mask:
-        """Take note of a step; return which environments begin an episode with the next one."""
+    def stepped(self, result: StepArrays) -> None:
+        """Take note of a step."""
+
+    def begins(self, result: StepArrays) -> Mask:
+        """Return which environments begin an episode with the step after the last."""
 
 
 def rollout(env: VectorEnv, actor: Actor, rows: Iterable[Row], schedule: Schedule) -> None:
@@ -62,12 +65,13 @@ def rollout(env: VectorEnv, actor: Actor, rows: Iterable[Row], schedule: Schedul
     Raises:
         EnvironmentFault: if an environment fails.
     """
+    recurrent = actor.is_recurrent
     for observation, row in rows:
         actions = actor(observation, schedule.policy_steps, schedule.active)
         env.step_arrays(actions, row, schedule.stands_still)
-        begins = schedule.stepped(row)
-        if actor.is_recurrent:
-            actor.end_episodes(begins)
+        schedule.stepped(row)
+        if recurrent:
+            actor.end_episodes(schedule.begins(row))
         if schedule.done:
             return
 
@@ -87,9 +91,12 @@ class EveryStep:
     def __init__(self, num_envs: int, policy_steps: int) -> None:
         self.num_envs, self.policy_steps = num_envs, policy_steps
 
-    def stepped(self, result: StepArrays) -> Mask:
+    def stepped(self, result: StepArrays) -> None:
         """Count the steps."""
         self.policy_steps += self.num_envs
+
+    def begins(self, result: StepArrays) -> Mask:
+        """Return where an episode ended."""
         return result.terminated | result.truncated
 
 
@@ -207,9 +214,12 @@ class VectorCollector(StepsCollector):
 
     def _count(self, buffer: RolloutBuffer) -> None:
         whole, frames = buffer.whole, buffer.steps * self.num_envs
-        finished = self._statistics.add(
-            buffer.episode_rewards, whole.terminated, whole.truncated, whole.env_steps
-        )
+        rewards, finished = buffer.episode_rewards, []
+        if buffer.any_done:
+            flags = whole.terminated, whole.truncated
+            finished = self._statistics.add(rewards, *flags, whole.env_steps)
+        else:
+            self._statistics.go_on(rewards, whole.env_steps)
         self.random_policy_steps += self._actor.random_steps(self.policy_steps, frames)
         self.policy_steps += frames
         self.env_steps += int(whole.env_steps.sum())
@@ -448,7 +458,7 @@ class EpisodeSchedule:
         self._collector = collector
         self._open: dict[int, Span] = {}
         self._time = 0
-        self._playing = self._begin(np.ones(collector.num_envs, np.bool_))
+        self._playing = self._begun = self._begin(np.ones(collector.num_envs, np.bool_))
         self._update()
 
     def _update(self) -> None:
@@ -459,7 +469,11 @@ class EpisodeSchedule:
         can_stand_still = self._collector.env.backend.steps_some
         self.stands_still = self.active if can_stand_still else None
 
-    def stepped(self, result: StepArrays) -> Mask:
+    def begins(self, result: StepArrays) -> Mask:
+        """Return which environments began an episode after the last step."""
+        return self._begun
+
+    def stepped(self, result: StepArrays) -> None:
         """Close the episodes that ended, and begin others while they are needed."""
         self._time += 1
         self.policy_steps += self._count
@@ -468,15 +482,16 @@ class EpisodeSchedule:
             if self.stands_still is None:
                 self._stray(result)
         elif not ended.any():
-            return ended
+            self._begun = ended
+            return
         ended &= self._playing
         for env in np.flatnonzero(ended):
             self._open.pop(int(env)).end = self._time
         begun = self._begin(~self._playing | ended)
         self._reset_strayed(begun & ~ended)
         self._playing = (self._playing & ~ended) | begun
+        self._begun = begun
         self._update()
-        return begun
 
     def _begin(self, free: Mask) -> Mask:
         """Begin episodes in free environments while more are needed; return which began one."""

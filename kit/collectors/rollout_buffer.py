@@ -42,12 +42,14 @@ class RolloutBuffer:
         whole: arrays of the present batch but for what is acted on, ``[steps, num_envs, ...]``.
         acted_on: observations it acts on, ``[steps, num_envs, ...]``.
         done: whether each of its steps ended an episode, ``[steps, num_envs]``.
+        any_done: whether one did.
         episode_ids: number of each step's episode, ``[steps, num_envs]``.
     """
 
     whole: StepArrays
     acted_on: Arrays
     done: Mask
+    any_done: bool
     episode_ids: NDArray[np.int64]
 
     def __init__(self, env: VectorEnv, steps: int, batches: int = 1) -> None:
@@ -107,7 +109,8 @@ class RolloutBuffer:
     def end(self, episodes: EpisodeIds) -> None:
         """Note which steps ended an episode, and to which episode each belongs."""
         np.logical_or(self.whole.terminated, self.whole.truncated, out=self.done)
-        episodes.number(self.done, self.episode_ids)
+        self.any_done = bool(self.done.any())
+        episodes.number(self.done if self.any_done else None, self.episode_ids)
 
     @property
     def episode_rewards(self) -> NDArray[np.float32]:
@@ -176,15 +179,15 @@ class EpisodeIds:
     def __init__(self, num_envs: int) -> None:
         self.present = np.arange(num_envs)
 
-    def number(self, done: Mask, ids: NDArray[np.int64]) -> None:
+    def number(self, done: Mask | None, ids: NDArray[np.int64]) -> None:
         """Write the number of each step's episode.
 
         Args:
-            done: whether each step ended an episode, ``[steps, num_envs]``.
+            done: whether each step ended an episode, ``[steps, num_envs]``; ``None``: none did.
             ids: written to, ``[steps, num_envs]``.
         """
         ids[...] = self.present
-        if not done.any():
+        if done is None:
             return
         following = int(self.present.max()) + 1
         for env in np.flatnonzero(done.any(axis=0)):
@@ -372,7 +375,10 @@ def _first_nan(values: NDArray[Any]) -> tuple[int, int] | None:
 
     A sum is NaN if an entry is, and cheap; infinities of both signs make it NaN, too.
     """
-    if values.dtype.kind != "f" or not np.isnan(values.sum()):
+    if values.dtype.kind != "f":
+        return None
+    total = values.sum()
+    if total == total:
         return None
     found = np.argwhere(np.isnan(values))
     return (int(found[0][0]), int(found[0][1])) if len(found) else None

@@ -56,7 +56,7 @@ class EpisodeStatistics:
         """
         ended = terminated | truncated
         if not ended.any():
-            self._go_on(reward, env_steps)
+            self.go_on(reward, env_steps)
             return []
         steps = len(reward)
         rewards = reward.cumsum(axis=0, dtype=np.float64)
@@ -84,7 +84,7 @@ class EpisodeStatistics:
         self.env_steps += made[-1]
         return finished
 
-    def _go_on(self, reward: NDArray[np.float32], env_steps: NDArray[np.int32] | None) -> None:
+    def go_on(self, reward: NDArray[np.float32], env_steps: NDArray[np.int32] | None) -> None:
         """Take in a batch in which no episode ended."""
         # A cumulative sum adds in the order of the steps; np.sum does not, and rounds differently.
         self.returns += reward[0] if len(reward) == 1 else reward.cumsum(0, np.float64)[-1]

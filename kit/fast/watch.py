@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import NoneType
 from typing import Any
 
@@ -34,14 +35,15 @@ class Watch:
 
     def changed(self) -> bool:
         """Whether anything is different from the last call."""
-        if [*map(len, self._sizes)] == self._lengths:
-            held = [place.get(name) for place, name in self._held]
-            values = [_plain(place.get(name)) for place, name in self._places]
-            try:
-                if all(map(operator.is_, held, self._tensors)) and values == self._values:
-                    return False
-            except RuntimeError:  # a number became a tensor, which is not compared like one
-                pass
+        try:
+            if (
+                [*map(len, self._sizes)] == self._lengths
+                and [*map(id, _entries(self._all_held))] == self._identities
+                and _entries(self._all_places) == self._values
+            ):
+                return False
+        except (RuntimeError, KeyError):  # a number became a tensor, or a name another one
+            pass
         before = (self._places, self._values, self._held, self._tensors)
         self._look()
         return not _same(before, (self._places, self._values, self._held, self._tensors))
@@ -60,6 +62,27 @@ class Watch:
         self._held = [(d, n) for d, n, v in entries if isinstance(v, (Tensor, dict)) or callable(v)]
         self._values = [_plain(place[name]) for place, name in self._places]
         self._tensors = [place[name] for place, name in self._held]
+        self._identities = [*map(id, self._tensors)]
+        self._all_places, self._all_held = _by_place(self._places), _by_place(self._held)
+
+
+_Getters = list[tuple[Callable[[Any], tuple[Any, ...]], Any]]
+
+
+def _by_place(entries: Sequence[tuple[Any, Any]]) -> _Getters:
+    """Return what gets all entries of each dictionary in one call: this is done very often."""
+    getters: _Getters = []
+    for _, of_one in itertools.groupby(entries, key=lambda entry: id(entry[0])):
+        places, names = zip(*of_one)
+        if len(names) == 1:  # one name alone is not got as a tuple
+            getters.append((lambda place, name=names[0]: (place[name],), places[0]))
+        else:
+            getters.append((operator.itemgetter(*names), places[0]))
+    return getters
+
+
+def _entries(getters: _Getters) -> list[Any]:
+    return [entry for get, place in getters for entry in get(place)]
 
 
 def _plain(value: Any) -> Any:

@@ -124,7 +124,11 @@ class _Shares:
         self._left = np.full(num_envs, episodes // num_envs)
         self._left[: episodes % num_envs] += 1
 
-    def stepped(self, result: StepArrays) -> Mask:
+    def begins(self, result: StepArrays) -> Mask:
+        """Return where an episode ended."""
+        return result.terminated | result.truncated
+
+    def stepped(self, result: StepArrays) -> None:
         """Count the episodes that ended."""
         reward = result.reward if result.raw_reward is None else result.raw_reward
         flags = result.terminated[None], result.truncated[None]
@@ -133,7 +137,6 @@ class _Shares:
                 self._left[episode.copy] -= 1
                 self.finished.append(episode)
         self.done = not self._left.any()
-        return result.terminated | result.truncated
 
 
 @contextlib.contextmanager

@@ -120,7 +120,10 @@ class NumpyPolicy:
         Returns:
             By key, ``[num_envs, steps, ...]``.
         """
-        actions = torch.from_numpy(np.stack(self._actions, axis=1))
+        one = len(self._actions) == 1
+        actions = torch.from_numpy(
+            self._actions[0][:, None] if one else np.stack(self._actions, axis=1)
+        )
         if self.out_keys == [self.key]:
             return {self.key: actions}
         seen = {key: torch.from_numpy(array).transpose(0, 1) for key, array in observation.items()}
@@ -201,6 +204,8 @@ class _Sampler:
         return self._draw(steps, self._at_once).numpy()  # type: ignore[no-any-return]
 
     def _draw(self, steps: int, at_once: bool) -> Tensor:
+        if steps == 1:
+            return type(self).fill(torch.empty(1, *self._shape))
         if at_once:
             # With other memory in between, or PyTorch draws many at once in another order.
             apart = torch.empty(steps, *self._shape, 2)[..., 0]
