@@ -14,7 +14,7 @@ from kit.modules.exploration import GaussianNoise, OrnsteinUhlenbeckNoise
 from kit.trainer import Trainer
 from tests.tiny import collector_of, off_policy_plan
 
-pytestmark = pytest.mark.filterwarnings("ignore:the policy runs as a TensorDict module")
+pytestmark = pytest.mark.filterwarnings("ignore:the policy runs eagerly")
 
 
 def egreedy(spec):

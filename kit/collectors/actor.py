@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
@@ -17,7 +16,7 @@ from torchrl.modules.utils import get_primers_from_module
 
 from kit.envs.backends.base import Mask
 from kit.envs.spaces import Arrays, Key, Leaf
-from kit.fast.old_trace import FlatProgram, NotTraceable, trace
+from kit.fast.traced import Traced
 from kit.fast.watch import Watch
 from kit.modules.numpy_policy import NotInNumpy, NumpyPolicy
 from kit.steps import SettingError
@@ -126,6 +125,8 @@ class Actor:
                 one, keys, env.num_envs, exploration_type=exploration_type, fast=fast, device=device
             )
 
+        for one in (policy, exploration_policy):
+            _check_writes(one, self.action_keys)
         self.runner, self.explorer = runner(policy), runner(exploration_policy)
         self._runners = [one for one in (self.runner, self.explorer) if one is not None]
         self._random = RandomActions(env)
@@ -136,6 +137,7 @@ class Actor:
         self._recorded: list[Sequence[Tensor]] = []
         self.keeps_outputs = True
         self.numpy: NumpyPolicy | None = None
+        self._watch = Watch(policy)
         self._wants_numpy = fast_policy == "auto" and policy is not None
         self._not_in_numpy = "" if self._wants_numpy else f"fast_policy={fast_policy!r}"
         if self._wants_numpy:
@@ -168,11 +170,12 @@ class Actor:
     def prepare(self) -> None:
         """Notice policies that have changed; once per batch."""
         for runner in self._runners:
-            changed = runner.prepare()
-            if runner is self.runner and self._wants_numpy:
-                moved = self.numpy is not None and not self.numpy.is_valid()
-                if changed or moved:
-                    self._compute_in_numpy()
+            if runner is self.runner and self.numpy is not None:
+                changed = self._watch.changed() or not self.numpy.is_valid()
+            else:
+                changed = runner.prepare() and runner is self.runner and self._wants_numpy
+            if changed:
+                self._compute_in_numpy()
 
     def begin(self, policy_steps: int = 0, steps: int = 0) -> AbstractContextManager[Any]:
         """Begin a batch.
@@ -439,10 +442,10 @@ def _last(key: Key) -> str:
 class PolicyRunner:
     """Calls a policy with the tensors it reads and returns the tensors it writes.
 
-    The policy is traced once; later calls replay its tensor operations, with the same results and
-    the same random numbers, reading the parameters where they live: the learner's updates are seen
-    at once and nothing is synchronised. A policy that cannot be traced (it decides something on
-    the host) runs as a TensorDict module; the reason is warned about once.
+    The policy is :class:`~kit.fast.traced.Traced`: calls replay its tensor operations, with the
+    same results and the same random numbers, reading the parameters where they live: the learner's
+    updates are seen at once and nothing is synchronised. A policy that cannot be traced (it decides
+    something on the host) runs as a TensorDict module; the reason is warned about once.
 
     A policy may be recurrent: its outputs of one step are inputs of the next, ``("next", key)``
     under ``key``, as in TorchRL. The hidden state of an environment is reset to its first value
@@ -460,7 +463,6 @@ class PolicyRunner:
     Attributes:
         out_keys: of the outputs, in this order; known after the first call. Hidden state that the
             policy was given is an output, too, where it is not under the key it is written to.
-        plain_reason: why the policy runs as a TensorDict module; empty while it does not.
         is_recurrent: whether it has hidden state or reads ``is_init``; true until known.
 
     Raises:
@@ -481,7 +483,6 @@ class PolicyRunner:
         self.num_envs = num_envs
         self.exploration_type = exploration_type
         self.out_keys: list[Key] = []
-        self.plain_reason = "" if fast else "fast_policy='module'"
         self.is_recurrent = True
         self._given = list(reads)
         self._first = _first_values(policy, num_envs, device)
@@ -489,24 +490,27 @@ class PolicyRunner:
         self._starts = torch.ones(num_envs, 1, dtype=torch.bool, device=device)
         self._ongoing = torch.zeros_like(self._starts)
         _check_reads(policy, self._given, self._first)
-        self._written: list[Key] = []  # by the policy, in the order of the program's outputs
+        self._written: list[Key] = []  # keys of what the module returns
         self._fed: list[Key] = []  # hidden state that is returned as it was given
-        self._program: FlatProgram | None = None
-        self._keys_read: list[Key] = []
-        self._watch = Watch(policy)
-        self._verified = False
+        self._fast, self._known = fast, False
+        self._traced = Traced(self._call, policy, name="the policy")
+
+    @property
+    def plain_reason(self) -> str:
+        """Why the policy runs as a TensorDict module; empty while it does not."""
+        return self._traced.reason if self._fast else "fast_policy='module'"
 
     def prepare(self) -> bool:
-        """Notice whether the policy has changed, and forget its trace then; once per batch."""
-        changed = self._watch.look_closely()
-        if self._program is not None and (changed or not self._program.is_valid()):
-            self._program = None
-        return changed
+        """Forget the recorded operations if the policy has changed; return whether they were."""
+        dropped = self._fast and self._traced.refresh()
+        if dropped:
+            self._known, self.is_recurrent = False, True
+        return dropped
 
     @property
     def replays(self) -> bool:
-        """Whether calls replay a trace, so that they may run in inference mode."""
-        return self._program is not None and self._verified
+        """Whether calls replay recorded operations, so that they may run in inference mode."""
+        return self._fast and self._traced.replays
 
     def __call__(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
         """Return the policy's outputs, in the order of ``out_keys``.
@@ -516,22 +520,31 @@ class PolicyRunner:
         Args:
             tensors: the environment's observation, each with ``num_envs`` rows.
         """
-        if self._program is not None and self._verified and not self.is_recurrent:
-            return self._program(*[tensors[key] for key in self._keys_read])
+        if self._known and not self.is_recurrent:
+            outputs = self._traced(tensors)
+            return [outputs[key] for key in self.out_keys]
         pool = {IS_INIT: self._starts, **tensors, **self._hidden}
-        if self._program is not None:
-            outputs = self._replay(pool) if self._verified else self._verify(pool)
-        elif self.plain_reason or not self._written:
-            outputs = self._plain(pool)
+        if not self._fast or not self._written:  # hidden state has no keys before the first call
+            outputs = self._call(pool)
         else:
-            outputs = self._trace(pool)
-        return self._keep_hidden(outputs, pool) if self.is_recurrent else outputs
+            outputs = self._traced(pool)
+            if self._traced.replays and not self._known:
+                self._learn_what_is_read()
+        return self._keep_hidden(outputs, pool)
+
+    def _learn_what_is_read(self) -> None:
+        """Note which outputs are read again in the next step."""
+        read = set(self._traced.keys_read)
+        kept = {_read_as(key) for key in self._written} & read
+        self._hidden = {key: value for key, value in self._hidden.items() if key in kept}
+        own_starts = IS_INIT in read and IS_INIT not in self._given
+        self.is_recurrent = bool(kept or self._fed or own_starts)
+        self._known = True
 
     def call_module(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
         """Call the policy through the TensorDict module: to trace it with more around it."""
         pool = {IS_INIT: self._starts, **tensors, **self._hidden}
-        outputs = self._plain(pool)
-        return self._keep_hidden(outputs, pool) if self.is_recurrent else outputs
+        return self._keep_hidden(self._call(pool), pool)
 
     @property
     def hidden(self) -> Tensors:
@@ -546,7 +559,7 @@ class PolicyRunner:
         """Return what a call would, and leave hidden state, buffers and random numbers alone."""
         with self._without_traces():
             pool = {IS_INIT: self._starts, **tensors, **self._hidden}
-            return self._keep_hidden(self._plain(pool), pool)
+            return self._keep_hidden(self._call(pool), pool)
 
     @contextlib.contextmanager
     def _without_traces(self) -> Iterator[None]:
@@ -554,7 +567,7 @@ class PolicyRunner:
         generator, hidden, starts = torch.get_rng_state(), self._hidden, self._starts
         buffers = list(self.policy.buffers()) if isinstance(self.policy, nn.Module) else []
         saved = [buffer.clone() for buffer in buffers]
-        settings = self._watch.settings()
+        settings = self._traced.watch.settings()
         try:
             yield
         finally:
@@ -570,79 +583,55 @@ class PolicyRunner:
         starts, self._starts = self._starts, self._ongoing
         return starts
 
-    # ------------------------------------------------------------------ three ways to call it
-    def _plain(self, pool: Tensors) -> Sequence[Tensor]:
-        given = TensorDict(dict(pool), [self.num_envs])
+    def _call(self, pool: Mapping[Key, Tensor]) -> Tensors:
+        """Call the TensorDict module; return what it writes."""
+        given = dict(pool)
         with set_exploration_type(self.exploration_type):
-            result = self.policy(given)
+            result = self._checked_call(TensorDict(dict(given), [self.num_envs]))
         if not self._written:
-            self._written = _written(self.policy, pool, result)
+            self._written = _written(self.policy, given, result)
             public = [key for key in self._written if not _is_private(key)]
             self._fed = [key[1:] if len(key) > 2 else key[1] for key in public if _is_next(key)]
             starts = [IS_INIT] if self._fed and IS_INIT not in self._given else []
             self.out_keys = [*public, *self._fed, *starts]
-        return [result.get(key) for key in self._written]
+        return {key: result.get(key) for key in self._written}
 
-    def _trace(self, pool: Tensors) -> Sequence[Tensor]:
-        keys, generator = list(pool), torch.get_rng_state()
-        # Hidden states may share memory. Observations stay where they are: MKL rounds as an array
-        # happens to be aligned.
-        inputs = [value.clone() if key in self._hidden else value for key, value in pool.items()]
+    def _checked_call(self, given: TensorDictBase) -> TensorDictBase:
+        plain = not hasattr(self.policy, "in_keys")
         try:
-            self._program, outputs = trace(
-                lambda *tensors: self._plain(dict(zip(keys, tensors))), inputs
-            )
-        except NotTraceable as reason:
-            self._program = None
-            self._warn(str(reason))
-            torch.set_rng_state(generator)
-            return self._plain(pool)
-        self._keys_read = [keys[number] for number in self._program.inputs_read]
-        kept = {_read_as(key) for key in self._written} & set(self._keys_read)
-        self._hidden = {key: value for key, value in self._hidden.items() if key in kept}
-        own_starts = IS_INIT in self._keys_read and IS_INIT not in self._given
-        self.is_recurrent = bool(kept or self._fed or own_starts)
-        # A policy that changes its own buffers must not be run twice to compare.
-        self._verified = self._program.changes_constants
-        return outputs
+            result = self.policy(given)
+        except (TypeError, AttributeError, RuntimeError) as error:
+            if plain and isinstance(self.policy, nn.Module):
+                raise self._takes_no_tensordict(f"raised {type(error).__name__}") from error
+            raise
+        if plain and not isinstance(result, TensorDictBase):
+            raise self._takes_no_tensordict(f"returned {type(result).__name__}")
+        return result
 
-    def _replay(self, pool: Tensors) -> Sequence[Tensor]:
-        assert self._program is not None
-        return self._program(*[pool[key] for key in self._keys_read])
-
-    def _verify(self, pool: Tensors) -> Sequence[Tensor]:
-        """Run both ways once, from the same random numbers, and keep the fast one if they agree."""
-        generator = torch.get_rng_state()
-        fast = self._replay(pool)
-        torch.set_rng_state(generator)
-        plain = self._plain(pool)
-        self._verified = all(_same(a, b) for a, b in zip(fast, plain, strict=True))
-        if not self._verified:
-            self._program = None
-            self._warn("it does not repeat itself: something in it changes from call to call")
-        return plain
-
-    def _warn(self, reason: str) -> None:
-        self.plain_reason = reason
-        self.is_recurrent = True
-        warnings.warn(
-            f"the policy runs as a TensorDict module, not on the fast path: {reason}", stacklevel=2
+    def _takes_no_tensordict(self, what: str) -> SettingError:
+        reads = self._given[0] if len(self._given) == 1 else list(self._given)
+        return SettingError(
+            "policy",
+            getattr(self.policy, "__name__", type(self.policy).__name__),
+            f"is called with a TensorDict and {what}",
+            f"wrap it: TensorDictModule(policy, in_keys=[{reads!r}], out_keys=['action'])",
         )
 
     # ------------------------------------------------------------------ hidden state
-    def _keep_hidden(self, outputs: Sequence[Tensor], pool: Tensors) -> Sequence[Tensor]:
+    def _keep_hidden(self, outputs: Mapping[Key, Tensor], pool: Tensors) -> Sequence[Tensor]:
         """Keep what the next call reads, and return what belongs to the batch."""
-        returned = [v for k, v in zip(self._written, outputs) if not _is_private(k)]
+        returned = [value for key, value in outputs.items() if not _is_private(key)]
         fed = [pool.get(key) for key in self._fed]
-        followed = dict(zip(map(_read_as, self._written), outputs))
+        followed = {_read_as(key): value for key, value in outputs.items()}
         returned += [
             torch.zeros_like(followed[key]) if value is None else value
             for key, value in zip(self._fed, fed)
         ]
         if len(self.out_keys) > len(returned):
             returned.append(pool[IS_INIT])
-        wanted = self._hidden if self._program is not None else followed
-        self._hidden = {key: followed[key] for key in wanted if key not in _BY_ENVIRONMENT}
+        wanted = self._hidden if self._known else followed
+        others = _BY_ENVIRONMENT.union(self._given)
+        self._hidden = {key: followed[key] for key in wanted if key not in others}
         self._starts = self._ongoing
         return returned
 
@@ -711,6 +700,30 @@ def _check_reads(policy: Any, given: Sequence[Key], first: Tensors) -> None:
         )
 
 
+def _check_writes(policy: Any, actions: Sequence[Key]) -> None:
+    """Refuse a policy whose declared outputs have no action.
+
+    Raises:
+        SettingError: if one is missing.
+    """
+    written = getattr(policy, "out_keys", None)
+    if not written:
+        return
+    known = {key[:n] for key in map(_path, written) for n in range(1, len(key) + 1)}
+    missing = [k for k in actions if not {_path(k)[:n] for n in (1, len(_path(k)))} & known]
+    if missing:
+        raise SettingError(
+            "policy",
+            type(policy).__name__,
+            f"has out_keys={list(written)}, without the environment's action",
+            f"out_keys={list(actions)}",
+        )
+
+
+def _path(key: Key) -> tuple[str, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
 def _first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:
     """Return the first memory that the policy's modules ask for (TorchRL's primers)."""
     if not isinstance(policy, nn.Module):
@@ -732,10 +745,16 @@ def _written(policy: Any, given: Tensors, result: TensorDictBase) -> list[Key]:
     found = []
     for key in result.keys(include_nested=True, leaves_only=True):
         value = result.get(key)
-        changed = key not in given or (declared is None and value is not given[key])
+        changed = key not in given or (declared is None and not _shows(value, given[key]))
         if isinstance(value, Tensor) and (changed or (declared and key in declared)):
             found.append(key)
     return found
+
+
+def _shows(value: Any, given: Tensor) -> bool:
+    """Whether a value is a given tensor, or another view of all of it."""
+    same = value is given or (isinstance(value, Tensor) and value.data_ptr() == given.data_ptr())
+    return same and value.shape == given.shape
 
 
 def _is_next(key: Key) -> bool:
@@ -752,8 +771,3 @@ def _read_as(key: Key) -> Key:
 def _is_private(key: Key) -> bool:
     """Whether a key is of the kind that TorchRL keeps out of batches."""
     return (key if isinstance(key, str) else key[-1]).startswith("_")
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, NaN included."""
-    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

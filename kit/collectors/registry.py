@@ -13,6 +13,7 @@ from torchrl.envs import EnvBase
 
 from kit.collectors.actor import Policy, is_recurrent
 from kit.collectors.asynchronous import AsyncCollector
+from kit.collectors.base import KitCollector
 from kit.collectors.rollout import EpisodeCollector, VectorCollector
 from kit.collectors.tensor import TensorCollector
 from kit.envs.tensor import TENSOR_ENVS, TensorBackend
@@ -102,8 +103,14 @@ def _check_arguments(make: Callable[..., BaseCollector], given: Mapping[str, Any
 
 
 def _arguments(make: Callable[..., BaseCollector]) -> tuple[set[str], bool]:
-    """Return the names of a function's arguments, and whether it takes any others."""
-    parameters = inspect.signature(make).parameters.values()
+    """Return the names of a function's arguments, and whether it takes any others.
+
+    A class of the kit that takes any others passes them on to the classes that it derives from.
+    """
+    bases = inspect.getmro(make) if isinstance(make, type) else ()
+    makers: list[Callable[..., Any]] = [make]
+    makers += [base for base in bases if issubclass(base, KitCollector)]
+    parameters = [p for one in makers for p in inspect.signature(one).parameters.values()]
     return {p.name for p in parameters}, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 

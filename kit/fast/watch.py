@@ -39,7 +39,7 @@ class Watch:
             if (
                 [*map(len, self._sizes)] == self._lengths
                 and [*map(id, _entries(self._all_held))] == self._identities
-                and _entries(self._all_places) == self._values
+                and _entries(self._all_places) == self._entries
             ):
                 return False
         except (RuntimeError, KeyError):  # a number became a tensor, or a name another one
@@ -62,8 +62,9 @@ class Watch:
         self._held = [(d, n) for d, n, v in entries if isinstance(v, (Tensor, dict)) or callable(v)]
         self._values = [_plain(place[name]) for place, name in self._places]
         self._tensors = [place[name] for place, name in self._held]
-        self._identities = [*map(id, self._tensors)]
         self._all_places, self._all_held = _by_place(self._places), _by_place(self._held)
+        self._identities = [*map(id, _entries(self._all_held))]
+        self._entries = _entries(self._all_places)
 
 
 _Getters = list[tuple[Callable[[Any], tuple[Any, ...]], Any]]
@@ -74,10 +75,8 @@ def _by_place(entries: Sequence[tuple[Any, Any]]) -> _Getters:
     getters: _Getters = []
     for _, of_one in itertools.groupby(entries, key=lambda entry: id(entry[0])):
         places, names = zip(*of_one)
-        if len(names) == 1:  # one name alone is not got as a tuple
-            getters.append((lambda place, name=names[0]: (place[name],), places[0]))
-        else:
-            getters.append((operator.itemgetter(*names), places[0]))
+        # One name alone would not be got as a tuple.
+        getters.append((operator.itemgetter(*names, names[0]), places[0]))
     return getters
 
 

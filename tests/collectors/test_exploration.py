@@ -142,7 +142,7 @@ def greedy(env, eps):
     return TensorDictSequential(module, noise)
 
 
-@pytest.mark.filterwarnings("ignore:the policy runs as a TensorDict module")
+@pytest.mark.filterwarnings("ignore:the policy runs eagerly")
 @pytest.mark.parametrize(("eps", "zeros"), [(0.0, (0, 0)), (1.0, (70, 130)), (0.5, (30, 70))])
 def test_epsilon_greedy_takes_random_actions_as_often_as_epsilon_says(eps, zeros):
     env = make_env(Steps, 4)
@@ -151,7 +151,7 @@ def test_epsilon_greedy_takes_random_actions_as_often_as_epsilon_says(eps, zeros
     assert least <= int((actions == 0).sum()) <= most
 
 
-@pytest.mark.filterwarnings("ignore:the policy runs as a TensorDict module")
+@pytest.mark.filterwarnings("ignore:the policy runs eagerly")
 def test_epsilon_that_is_annealed_is_seen_by_the_next_batch():
     env = make_env(Steps, 4)
     policy = greedy(env, 1.0)

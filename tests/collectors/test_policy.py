@@ -16,6 +16,7 @@ from kit.collectors import VectorCollector
 from kit.collectors.actor import PolicyRunner
 from kit.envs import make_env
 from kit.modules import make_actor
+from kit.steps import SettingError
 from tests.envs.odd_envs import ManySpaces
 from tests.tiny import Guess
 
@@ -179,7 +180,7 @@ def deciding(env):
 
 def test_a_policy_that_decides_on_the_host_runs_as_a_module_and_the_reason_is_told_once():
     fast, plain = fast_and_plain(guess, deciding)
-    with pytest.warns(UserWarning, match="not on the fast path: it reads a tensor on the host at"):
+    with pytest.warns(UserWarning, match="runs eagerly: it reads a tensor on the host at"):
         assert_same_batches(fast, plain, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -224,3 +225,17 @@ def test_peeking_at_what_a_policy_would_write_changes_nothing():
         assert torch.equal(before, torch.get_rng_state())
         for one, other in zip(peeked, runner(seen), strict=True):
             assert torch.equal(one, other)
+
+
+# ---------------------------------------------------------------------- what is no policy
+def test_a_policy_that_writes_no_action_is_refused_when_the_collector_is_made():
+    policy = TensorDictModule(nn.Linear(3, 3), ["observation"], ["a"])
+    with pytest.raises(SettingError, match=r"out_keys=\['a'\], without .*\['action'\]"):
+        VectorCollector(guess(), policy, steps_per_env=2)
+
+
+@pytest.mark.parametrize("policy", [nn.Linear(3, 3), lambda tensordict: torch.zeros(3)])
+def test_a_plain_module_or_function_of_tensors_is_refused_and_the_error_wraps_it(policy):
+    collector = VectorCollector(guess(), policy, steps_per_env=2)
+    with pytest.raises(SettingError, match=r"TensorDictModule\(policy, in_keys=\['observation'\]"):
+        collector.collect()

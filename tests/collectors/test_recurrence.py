@@ -98,7 +98,7 @@ def replayed(policy, batch, key):
     return torch.stack(found, 1)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:the policy runs as a TensorDict module")
+pytestmark = pytest.mark.filterwarnings("ignore:the policy runs eagerly")
 
 
 @pytest.mark.parametrize("make", [vector, tensor])
@@ -207,3 +207,14 @@ def test_a_recurrent_policy_remembers_in_another_process_what_it_does_in_this_on
     collector.shutdown()
     for key in ("logits", "h", "action"):
         assert torch.equal(found[key], wanted[key])
+
+
+def test_a_recurrent_policy_is_recorded_once_where_batches_have_one_step():
+    policy = recurrent(None, "cell")
+    collector = VectorCollector(counter_env(CASE), policy, steps_per_env=1)
+    calls = []
+    policy.register_forward_hook(lambda *_: calls.append(None))
+    for _ in range(12):
+        collector.collect()
+    assert collector.policy_path.name == "program"
+    assert len(calls) <= 6  # to know its keys, to record and to verify, with hooks or without

@@ -1,0 +1,154 @@
+"""Policies whose actions NumPy computes: which they are, and that they do what the module does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.envs.utils import ExplorationType
+
+from kit.collectors import EpisodeCollector, VectorCollector
+from kit.envs import make_env
+from kit.modules import make_actor, make_body
+from kit.modules.numpy_policy import MOST_PRODUCTS
+
+ACTORS = {
+    "categorical": ("CartPole-v1", {}),
+    "normal": ("Pendulum-v1", {}),
+    "tanh-normal": ("Pendulum-v1", {"continuous": "tanh_normal"}),
+    "action alone": ("Pendulum-v1", {"continuous": "tanh_normal", "return_log_prob": False}),
+    "relu": ("CartPole-v1", {"activation": "relu"}),
+}
+
+
+def pair(kind, num_envs=3, make=VectorCollector, **settings):
+    """A collector whose policy NumPy computes, and one whose policy is exact."""
+    id, shape = ACTORS[kind]
+    found = []
+    for fast_policy in ("auto", "exact"):
+        torch.manual_seed(0)
+        env = make_env(id, num_envs, seed=1, max_episode_steps=30)
+        actor = make_actor(env, (16, 16), **{"activation": "tanh", **shape})
+        if kind == "action alone":
+            actor = actor.select_out_keys("action")
+        found.append(make(env, actor, seed=2, fast_policy=fast_policy, **settings))
+    return found
+
+
+def assert_close(one, other):
+    assert set(one.keys(True, True)) == set(other.keys(True, True))
+    for key in one.keys(True, True):
+        assert one[key].dtype == other[key].dtype
+        torch.testing.assert_close(one[key], other[key], rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------------- the same numbers
+@pytest.mark.parametrize("kind", list(ACTORS))
+@pytest.mark.parametrize("steps_per_env", [1, 20])
+def test_batches_are_those_of_the_module_but_for_rounding(kind, steps_per_env):
+    ours, exact = pair(kind, steps_per_env=steps_per_env)
+    for _ in range(4):
+        assert_close(ours.collect(), exact.collect())
+    assert ours.policy_path == ("numpy", "")
+    assert exact.policy_path.name == "program"
+    numbers = [c.state_dict()["random_numbers"]["state"] for c in (ours, exact)]
+    assert torch.equal(*numbers)
+
+
+@pytest.mark.parametrize("kind", ["categorical", "normal", "tanh-normal"])
+def test_the_likeliest_actions_are_those_of_the_module(kind):
+    ours, exact = pair(kind, steps_per_env=8, exploration_type=ExplorationType.DETERMINISTIC)
+    assert_close(ours.collect(), exact.collect())
+    assert ours.policy_path.name == "numpy"
+
+
+def test_random_actions_come_first_and_other_random_numbers_do_not_move():
+    ours, exact = pair("normal", steps_per_env=8, init_random_frames=15)
+    for _ in range(3):
+        assert_close(ours.collect(), exact.collect())
+    assert ours.random_policy_steps == exact.random_policy_steps == 15
+
+
+def test_whole_episodes_are_those_of_the_module_but_for_rounding():
+    ours, exact = pair("categorical", make=EpisodeCollector, min_episodes=4)
+    for _ in range(3):
+        assert_close(ours.collect(), exact.collect())
+
+
+def test_many_rows_draw_the_random_numbers_of_pytorch():
+    ours, exact = pair("normal", num_envs=40, steps_per_env=3)  # PyTorch draws 16 and more at once
+    assert_close(ours.collect(), exact.collect())
+
+
+# ---------------------------------------------------------------------- the learner
+def test_what_the_learner_changes_is_seen_without_being_sent():
+    ours, exact = pair("categorical", steps_per_env=6)
+    for _ in range(3):
+        for collector in (ours, exact):
+            for parameter in collector.policy.parameters():
+                parameter.data.mul_(1.5)
+        assert_close(ours.collect(), exact.collect())
+    assert ours.policy_path.name == "numpy"
+
+
+def test_parameters_that_are_replaced_are_noticed():
+    ours, exact = pair("categorical", steps_per_env=6)
+    assert_close(ours.collect(), exact.collect())
+    for collector in (ours, exact):
+        torch.manual_seed(1)
+        for module in collector.policy.modules():
+            if isinstance(module, nn.Linear):
+                module.weight = nn.Parameter(torch.randn_like(module.weight))
+                module.bias.data = torch.randn_like(module.bias)
+    assert_close(ours.collect(), exact.collect())
+    assert ours.policy_path.name == "numpy"
+
+
+def test_a_run_that_is_resumed_rounds_as_the_one_that_was_saved():
+    whole, _ = pair("tanh-normal", steps_per_env=1, init_random_frames=6)
+    saving, _ = pair("tanh-normal", steps_per_env=1, init_random_frames=6)
+    resumed, _ = pair("tanh-normal", steps_per_env=1, init_random_frames=6)
+    wanted = [whole.collect() for _ in range(6)]
+    found = [saving.collect()]  # with random actions drawn ahead
+    resumed.load_state_dict(saving.state_dict())
+    found += [resumed.collect() for _ in range(5)]
+    for one, other in zip(found, wanted):
+        assert [k for k in one.keys(True, True) if not torch.equal(one[k], other[k])] == []
+
+
+# ---------------------------------------------------------------------- other policies
+def wide(env):
+    hidden = MOST_PRODUCTS // 4
+    return make_actor(env, (hidden,))
+
+
+OTHERS = {
+    "another module": lambda env: TensorDictModule(
+        lambda observation: observation[..., 0].long() * 0, ["observation"], ["action"]
+    ),
+    "a body that is shared": lambda env: make_actor(env, body=make_body(env, (8,))),
+    "another activation": lambda env: make_actor(env, (8,), "silu"),
+    "a wide network": wide,
+}
+
+
+@pytest.mark.parametrize("kind", list(OTHERS))
+def test_other_policies_stay_with_pytorch_and_the_reason_is_known(kind):
+    env = make_env("CartPole-v1", 2)
+    collector = VectorCollector(env, OTHERS[kind](env), steps_per_env=4)
+    collector.collect()
+    assert collector.policy_path.name == "program"
+    assert collector.policy_path.reason
+
+
+def test_one_step_batches_are_never_written_again():
+    ours, _ = pair("normal", steps_per_env=1)
+    batches = [ours.collect() for _ in range(140)]  # more than one allocation
+    kept = [batch.clone() for batch in batches]
+    for _ in range(140):
+        ours.collect()
+    for batch, copy in zip(batches, kept):
+        assert (batch == copy).all()
+    assert np.unique([b["observation"].data_ptr() for b in batches]).size == 140

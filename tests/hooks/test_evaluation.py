@@ -1,0 +1,85 @@
+"""The evaluator: whole episodes, hidden state and random numbers of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.envs.utils import ExplorationType
+from torchrl.modules import GRUModule
+
+from kit.envs import make_env
+from kit.hooks import Evaluator
+from kit.modules import make_actor
+
+pytestmark = pytest.mark.filterwarnings("ignore:the policy runs eagerly")
+
+
+class Seen(nn.Module):
+    """Notes what it is called with."""
+
+    in_keys = ("observation", "is_init", "h")
+    out_keys = ()
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def forward(self, tensordict):
+        found = {key: tensordict.get(key, None) for key in self.in_keys}
+        self.calls.append({k: None if v is None else v.clone() for k, v in found.items()})
+        return tensordict
+
+
+def recurrent():
+    """A GRU that falls over soon, and what notes its inputs."""
+    torch.manual_seed(3)
+    keys = {"in_keys": ["observation", "h"], "out_keys": ["features", ("next", "h")]}
+    memory = GRUModule(input_size=4, hidden_size=4, **keys)
+    logits = TensorDictModule(nn.Linear(4, 2), ["features"], ["logits"])
+    choice = TensorDictModule(lambda logits: logits.argmax(-1), ["logits"], ["action"])
+    seen = Seen()
+    return TensorDictSequential(memory, logits, choice), seen
+
+
+def test_hidden_state_is_reset_where_an_episode_begins():
+    policy, seen = recurrent()
+
+    def noted(tensordict: TensorDict) -> TensorDict:
+        return policy(seen(tensordict))
+
+    evaluator = Evaluator(make_env("CartPole-v1", 1), noted, episodes=3)
+    lengths = [episode.length for episode in evaluator.play()]
+    starts = [0, lengths[0], lengths[0] + lengths[1]]
+    # The call that could not be recorded was made again.
+    pairs = zip(seen.calls, seen.calls[1:])
+    again = [torch.equal(one["observation"], other["observation"]) for one, other in pairs]
+    calls = [call for call, same in zip(seen.calls, [*again, False]) if not same]
+    assert len(calls) == sum(lengths)
+    for number, call in enumerate(calls):
+        assert bool(call["is_init"].all()) == (number in starts)
+        assert call["h"] is None or bool(call["h"].eq(0).all()) == (number in starts)
+
+
+def test_every_evaluation_of_a_recurrent_policy_is_the_same():
+    policy, _ = recurrent()
+    evaluator = Evaluator(make_env("CartPole-v1", 2), policy, episodes=4)
+    assert evaluator.play(1) == evaluator.play(1)
+
+
+def test_random_numbers_are_its_own():
+    env = make_env("CartPole-v1", 2)
+    evaluator = Evaluator(env, make_actor(env), exploration_type=ExplorationType.RANDOM)
+    before = torch.get_rng_state()
+    first = evaluator.play()
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(5)
+    assert evaluator.play() == first
+
+
+def test_the_policy_runs_where_its_parameters_are():
+    env = make_env("CartPole-v1", 2)
+    assert Evaluator(env, make_actor(env).to("meta")).device == torch.device("meta")
+    assert Evaluator(env, lambda tensordict: tensordict).device == torch.device("cpu")
