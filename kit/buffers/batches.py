@@ -12,6 +12,7 @@ from torchrl.data import HERReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.envs.transforms import MultiStepTransform
 
+from kit.buffers.direct import DirectRows
 from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
@@ -134,6 +135,7 @@ class ReplayBatches:
     def __init__(self, buffer: ReplayBuffer, n_step: MultiStepTransform | None = None) -> None:
         self.buffer = buffer
         self.n_step = n_step
+        self._direct = DirectRows(buffer)
         self.sequences = buffer.sampler if isinstance(buffer.sampler, SequenceSampler) else None
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
             works = "use n_step=1: rewards are computed again for single transitions"
@@ -158,6 +160,8 @@ class ReplayBatches:
                 return
         if batch.ndim == 2 and self.buffer.storage.ndim == 1:
             self._tell_environments(batch)
+            if self._direct.extend(batch):
+                return
             batch = batch.transpose(0, 1)
             mask = batch.get(("collector", "mask"), None)
             batch = batch.reshape(-1) if mask is None else batch[mask]
@@ -195,13 +199,16 @@ class ReplayBatches:
         size = plan.minibatch_size or len(self.buffer)
         if plan.sequence_length is not None:
             size *= plan.sequence_length
-        own = self.buffer.batch_size == size
         for _ in range(limit):
-            drawn = [
-                self.buffer.sample() if own else self.buffer.sample(size)
-                for _ in range(plan.minibatches_per_gradient_step or 1)
-            ]
+            drawn = [self._sample(size) for _ in range(plan.minibatches_per_gradient_step or 1)]
             yield drawn if self.sequences is None else [self.sequences.cut(m) for m in drawn]
+
+    def _sample(self, size: int) -> TensorDictBase:
+        sampled = self._direct.sample(size)
+        if sampled is None:
+            own = self.buffer.batch_size == size
+            sampled = self.buffer.sample() if own else self.buffer.sample(size)
+        return sampled  # type: ignore[no-any-return, unused-ignore]
 
     def update_priority(self, minibatch: TensorDictBase) -> None:
         """Set the priorities of a minibatch to its new errors, where the sampler has priorities.

@@ -46,7 +46,7 @@ class RunConfig:
     """Collector: vector, tensor (environments written in torch), episode (whole episodes), async
     (while the learner works) or torchrl; null: vector, or episode if the plan asks for it."""
     collector_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the collector: max_staleness, exact_policy, layout, ..."""
+    """Further arguments of the collector: max_staleness, fast_policy, layout, ..."""
     seed: Annotated[int, Limits(0)] = 0
     """Seed of environments, initial weights, exploration and minibatches."""
     device: str = "cpu"

@@ -1,0 +1,77 @@
+"""Rows past TensorDict: what is stored and sampled is what TorchRL stores and samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from kit.buffers import ReplayBatches, make_replay_buffer
+from kit.buffers.writer import SliceWriter
+
+
+def batch(first, num_envs=2, steps=3):
+    """Transitions that can be told apart."""
+    numbers = torch.arange(first, first + num_envs * steps, dtype=torch.float32)
+    numbers = numbers.reshape(num_envs, steps)
+    done = (numbers % 3 == 0).unsqueeze(-1)
+    following = {"observation": numbers.unsqueeze(-1) + 1, "done": done}
+    return TensorDict(
+        {
+            "observation": numbers.unsqueeze(-1).expand(-1, -1, 2).clone(),
+            "action": numbers.long(),
+            ("collector", "traj_ids"): numbers.long(),
+            "next": TensorDict(following, [num_envs, steps]),
+        },
+        [num_envs, steps],
+    )
+
+
+def torchrls(size, minibatch_size):
+    """The same buffer, as TorchRL extends and samples it."""
+    return TensorDictReplayBuffer(
+        storage=LazyTensorStorage(size), writer=SliceWriter(), batch_size=minibatch_size
+    )
+
+
+@pytest.mark.parametrize(("num_envs", "steps"), [(1, 1), (2, 3), (4, 1)])
+def test_what_is_stored_and_sampled_is_bitwise_torchrls(num_envs, steps):
+    ours, theirs = make_replay_buffer(20, 8), torchrls(20, 8)
+    for number in range(15):  # round the end of the storage, in one piece and in two
+        new = batch(10 * number, num_envs, steps)
+        ours.extend(new.clone())
+        theirs.extend(new.transpose(0, 1).reshape(-1))
+        torch.manual_seed(number)
+        found = ours._sample(8)
+        torch.manual_seed(number)
+        wanted = theirs.sample()
+        assert found.batch_size == wanted.batch_size
+        assert set(found.keys(True, True)) == set(wanted.keys(True, True))
+        for key in found.keys(True, True):
+            assert torch.equal(found[key], wanted[key])
+            assert found[key].dtype == wanted[key].dtype
+    assert len(ours.buffer) == len(theirs)
+    for key, value in theirs.storage.get(range(len(theirs))).items(True, True):
+        assert torch.equal(ours.buffer.storage.get(range(len(theirs)))[key], value)
+    assert ours.buffer.writer.state_dict() == theirs.writer.state_dict()
+
+
+def test_the_batch_stays_as_it_is_and_a_sample_belongs_to_who_draws_it():
+    buffer = make_replay_buffer(20, 4)
+    for _ in range(2):
+        new = batch(0)
+        buffer.extend(new)
+        new.zero_()
+    assert buffer.buffer.storage.get(range(12))["observation"].max() == 5
+    buffer._sample(4).zero_()
+    assert buffer.buffer.storage.get(range(12))["observation"].max() == 5
+
+
+def test_other_entries_than_before_are_left_to_torchrl():
+    buffer = ReplayBatches(torchrls(20, 4))
+    buffer.extend(batch(0))
+    fewer = batch(6)
+    del fewer["action"]
+    buffer.extend(fewer)
+    assert len(buffer.buffer) == 12
