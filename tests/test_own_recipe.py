@@ -1,0 +1,181 @@
+"""A recipe in a folder of the user's own has all that the kit's recipes have."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kit.cli.recipe import Recipe
+from kit.evaluate import main as evaluate
+from tests.short_runs import one_line
+
+ROOT = Path(__file__).parents[1]
+SHORT = [
+    "env.num_envs=2", "steps.total_policy_steps=64", "steps.steps_per_env=8",
+    "steps.evaluation_every=null", "steps.evaluation_episodes=1", "progress=false",
+]  # fmt: skip
+
+
+def documented() -> str:
+    """The recipe that docs/recipes.md shows whole."""
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (recipe,) = [block for block in blocks if "__main__" in block]
+    return recipe
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch) -> Path:
+    """The recipe, in a folder beside the one in which commands are given."""
+    file = tmp_path / "elsewhere" / "my_a2c.py"
+    file.parent.mkdir()
+    file.write_text(documented())
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return file
+
+
+@pytest.fixture
+def command(file, monkeypatch):
+    """Runs ``python my_a2c.py ...`` in this process."""
+
+    def run(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", [str(file), *arguments])
+        runpy.run_path(str(file), run_name="__main__")
+
+    return run
+
+
+def runs() -> list[Path]:
+    return sorted(path.parent for path in Path("runs").rglob("config.yaml"))
+
+
+def settings_of(run: Path) -> dict:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def last_row(run: Path) -> dict[str, str]:
+    with (run / "metrics.csv").open() as rows:
+        return list(csv.DictReader(rows))[-1]
+
+
+def test_it_is_documented_whole_and_short():
+    assert len(documented().splitlines()) <= 60
+
+
+def test_it_trains_and_its_run_says_where_it_is(command, file):
+    command(*SHORT, "learning_rate=0.01")
+    (run,) = runs()
+    assert run.parent == Path("runs/my_a2c/CartPole-v1")
+    assert settings_of(run)["recipe"] == str(file)
+    assert settings_of(run)["learning_rate"] == 0.01
+    assert (last_row(run)["policy_steps"], last_row(run)["gradient_steps"]) == ("64", "4")
+
+
+def test_its_help_has_its_settings(command, file, capsys):
+    command("--help")
+    text = capsys.readouterr().out
+    assert text.startswith(f"python {file} [setting=value ...]\n")
+    assert "learning_rate=0.0007  (a number above 0)\n      Learning rate of RMSprop.\n" in text
+    assert "steps.total_policy_steps=" in text
+    assert "any value" not in text.replace("env.kwargs={}", "")
+
+
+def test_an_unknown_setting_is_one_line(command, capsys):
+    with pytest.raises(SystemExit):
+        command("learning_rat=1")
+    message = one_line(capsys.readouterr().err)
+    assert message.startswith("learning_rat='1' is not a setting; what works: learning_rate")
+
+
+def test_it_speaks_another_librarys_words(command):
+    command(
+        "steps=sb3", "steps.n_envs=2", "steps.n_steps=8", "steps.total_timesteps=64",
+        "steps.n_eval_episodes=1", "progress=false",
+    )  # fmt: skip
+    assert last_row(runs()[0])["policy_steps"] == "64"
+
+
+def test_it_is_resumed(command, tmp_path):
+    command(*SHORT, "checkpoint_every=16")
+    (run,) = runs()
+    whole = (run / "metrics.csv").read_bytes()
+    for checkpoint in sorted((run / "checkpoints").iterdir())[1:]:
+        checkpoint.rename(tmp_path / checkpoint.name)  # as if it had been killed before
+    command("resume=latest")
+    assert runs() == [run]
+    assert (run / "metrics.csv").read_bytes() == whole
+
+
+def test_it_is_evaluated_from_any_folder(command, capsys, tmp_path, monkeypatch):
+    command(*SHORT, "env.normalize_observation=true")
+    (run,) = [path.resolve() for path in runs()]
+    monkeypatch.chdir(tmp_path)
+    evaluate([str(run), "--episodes", "2"])
+    text = capsys.readouterr().out
+    assert "after 64 policy steps, deterministic actions" in text
+    assert "over 2 episodes" in text
+
+
+def test_a_sweep_makes_a_run_of_each_point(command):
+    command(*SHORT, "--multirun", "learning_rate=0.1,0.01")
+    assert sorted(settings_of(run)["learning_rate"] for run in runs()) == [0.01, 0.1]
+
+
+def in_a_shell(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    command = [sys.executable, "-W", "ignore", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_it_runs_as_a_script(file):
+    ran = in_a_shell(str(file), *SHORT)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert len(runs()) == 1
+
+
+@pytest.mark.parametrize("recipe", ["own", "kit"])
+def test_a_launcher_of_processes_runs_every_point_and_says_what_failed(recipe, file):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    start = [str(file)] if recipe == "own" else ["-m", "recipes.ppo", "steps.minibatch_size=8"]
+    launcher = ["--multirun", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    ran = in_a_shell(*start, *SHORT, *launcher, "learning_rate=0.1,0.01,-1")
+    assert ran.returncode == 1
+    assert "error: learning_rate=-1.0 is not above 0; use a number above 0." in ran.stderr
+    assert sorted(settings_of(run)["learning_rate"] for run in runs()) == [0.01, 0.1]
+    assert [last_row(run)["policy_steps"] for run in runs()] == ["64", "64"]
+
+
+# ---------------------------------------------------------------------- where a recipe is
+def test_a_recipe_of_a_package_is_found_by_its_name():
+    import recipes.ppo
+
+    recipe = Recipe.of(recipes.ppo.Config)
+    assert (recipe.source, recipe.name) == ("recipes.ppo", "ppo")
+    assert recipe.command == "python -m recipes.ppo"
+    assert recipe.load() is recipes.ppo
+
+
+def test_a_recipe_in_a_file_is_found_by_its_path_and_loaded_once(file):
+    recipe = Recipe(str(file))
+    module = recipe.load()
+    assert Recipe.of(module.Config) == recipe
+    assert recipe.name == "my_a2c"
+    assert recipe.load() is module
+
+
+def test_a_recipe_that_is_gone_is_one_line(command, file, capsys):
+    command(*SHORT)
+    capsys.readouterr()
+    file.unlink()
+    with pytest.raises(SystemExit):
+        evaluate(["latest"])
+    assert one_line(capsys.readouterr().err).startswith(f"recipe='{file}' cannot be imported")
