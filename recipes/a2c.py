@@ -1,5 +1,7 @@
 """Advantage actor-critic, synchronous (Mnih et al. 2016), discrete and continuous actions.
 
+Run it::
+
 python -m recipes.a2c env.id=HalfCheetah-v5 env.num_envs=4 seed=1
 """
 

@@ -1,5 +1,7 @@
 """REINFORCE with baseline (Williams 1992; Sutton and Barto 2018, section 13.4).
 
+Run it::
+
 python -m recipes.reinforce env.id=Acrobot-v1 seed=1
 """
 
