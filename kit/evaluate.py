@@ -50,7 +50,11 @@ class SavedRun:
         if checkpoint is None:
             raise SettingError("run", str(folder), "has no checkpoint yet", "let it run on")
         recipe = Recipe(str(config.pop("recipe"))).load()
-        cfg = from_plain(recipe.Config, {**config, **_ALONE})
+        env = dict(config.get("env", {}))
+        if env.get("vectorization") == "async":
+            env["vectorization"] = "sync"
+            env["kwargs"] = {k: v for k, v in env["kwargs"].items() if k != "num_workers"}
+        cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env})
         self.trainer = recipe.build(cfg)
         self.policy_steps = self.trainer.load_policy(checkpoint)
 

@@ -63,6 +63,7 @@ class Experiment:
     Attributes:
         plan: every count of the run.
         name: of the recipe: that of the module which defines the settings.
+        algorithm: as other libraries know it.
         folder: of the run; ``None`` if nothing is written.
 
     Raises:
@@ -75,8 +76,9 @@ class Experiment:
             raise SettingError("cfg", cfg, "is not a configuration of a recipe", works)
         recipe = Recipe.of(type(cfg))
         self.name = recipe.name
+        self.algorithm = algorithm or self.name
         check(cfg)
-        taken = take(cfg.steps, cfg, algorithm or self.name, cfg.FAMILY)
+        taken = take(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
         check(cfg)
         _check_device(cfg.device)
         if cfg.threads is not None:
@@ -85,7 +87,7 @@ class Experiment:
         self.cfg = cfg
         self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None if self._run is None else self._run.folder
-        self.plan = make_plan(cfg, algorithm or self.name)
+        self.plan = make_plan(cfg, self.algorithm)
         self.plan.remarks.extend(taken)
 
     # ------------------------------------------------------------------ parts
@@ -113,7 +115,7 @@ class Experiment:
         }
         env = make_env(**{**settings, **cfg.env.kwargs, **changes})
         if actions is not None:
-            _check_actions(env, actions, self.name)
+            _check_actions(env, actions, self.algorithm)
         return env
 
     def make_evaluation_env(self, env: VectorEnv) -> VectorEnv:
@@ -145,15 +147,18 @@ class Experiment:
             raise SettingError("loss", given, "is no class of loss modules", works)
         name = getattr(make, "__name__", type(make).__name__)
         defaults = type(self.cfg)()
-        taken = dict(arguments)
-        for argument, value in arguments.items():
-            if accepts(make, argument):
-                continue
-            if not hasattr(defaults, argument) or value != getattr(defaults, argument):
+        own = getattr(defaults, "loss", "the recipe's")
+        untaken = [argument for argument in arguments if not accepts(make, argument)]
+        for argument in untaken:
+            if not hasattr(defaults, argument):
+                why = f"is no loss that {self.algorithm} can use: it takes no {argument}"
+                raise SettingError("loss", name, why, [own])
+            if arguments[argument] != getattr(defaults, argument):
+                works = f"leave it out, or use a loss that takes it: {own}"
                 why = f"is no argument of {name}"
-                works = f"use another loss than {name}, or leave {argument} at its default"
-                raise SettingError(argument, value, why, works)
-            del taken[argument]
+                raise SettingError(argument, arguments[argument], why, works)
+        _check_actor(name, networks)
+        taken = {key: value for key, value in arguments.items() if key not in untaken}
         return make(*networks, **taken).to(self.cfg.device)
 
     def make_replay_buffer(self, **changes: Any) -> ReplayBatches:
@@ -207,15 +212,18 @@ class Experiment:
             "checkpoint_every": self.cfg.checkpoint_every,
             "config": None if run is None else run.config,
             "resume_from": None if run is None else run.checkpoint,
-            "progress": self._title,
+            "progress": self.cfg.progress
+            and f"{self.name} on {self.cfg.env.id}, seed {self.cfg.seed}",
         }
         chosen |= {"collector": collector, "hooks": hooks, "logger": loggers}
         return Trainer(self.plan, **{**around, **chosen})
 
-    def _collector(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> BaseCollector:
+    def _collector(
+        self, env: VectorEnv, policy: Policy, parts: dict[str, Any]
+    ) -> BaseCollector | None:
         exploration = parts.pop("exploration_policy", None)
         wanted = parts.pop("collector", None) or self.cfg.collector
-        if isinstance(wanted, BaseCollector):
+        if isinstance(wanted, BaseCollector) or (wanted is None and self.plan.offline):
             return wanted
         return make_collector(
             wanted or ("episode" if self.plan.collects_episodes else "vector"),
@@ -239,19 +247,12 @@ class Experiment:
 
     def _hooks(self) -> list[TrainerHookBase]:
         """The hooks of every run."""
-        cfg = self.cfg
-        hooks: list[TrainerHookBase] = [] if self._run is None else [self._run]
-        if self.folder is not None:
-            hooks.append(LearningCurve(self.folder))
-        if cfg.time_limit is not None:
-            hooks.append(TimeLimit(cfg.time_limit))
+        hooks: list[TrainerHookBase] = []
+        if self._run is not None:
+            hooks += [self._run, LearningCurve(self._run.folder)]
+        if self.cfg.time_limit is not None:
+            hooks.append(TimeLimit(self.cfg.time_limit))
         return hooks
-
-    @property
-    def _title(self) -> str | bool:
-        """What the terminal shows above the progress; ``False`` shows nothing."""
-        cfg = self.cfg
-        return cfg.progress and f"{self.name} on {cfg.env.id}, seed {cfg.seed}"
 
     def _loggers(self) -> list[RowLogger]:
         cfg = self.cfg
@@ -349,6 +350,22 @@ def _check_actions(env: VectorEnv, actions: Actions, algorithm: str) -> None:
         f"has actions that are not {actions} ({kinds}), and {algorithm} chooses only such",
         f"use {others}, or an environment with a {space} action space",
     )
+
+
+CONTINUOUS_LOSSES = {"SACLoss": "DiscreteSACLoss", "DDPGLoss": "DQNLoss", "TD3Loss": "DQNLoss"}
+"""Losses of continuous actions, and what to use for discrete ones."""
+
+
+def _check_actor(loss: str, networks: Sequence[Any]) -> None:
+    """Refuse an actor of discrete actions in a loss of continuous ones."""
+    spec = getattr(networks[0], "spec", None) if networks else None
+    if spec is None or loss not in CONTINUOUS_LOSSES:
+        return
+    for key in spec.keys(True, True):
+        if spec[key] is not None and not spec[key].dtype.is_floating_point:
+            kind = type(spec[key]).__name__
+            why = f"is for continuous actions, and the actor's are {kind}"
+            raise SettingError("loss", loss, why, [CONTINUOUS_LOSSES[loss]])
 
 
 PARTS = (

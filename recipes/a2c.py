@@ -2,7 +2,7 @@
 
 Run it::
 
-python -m recipes.a2c env.id=HalfCheetah-v5 env.num_envs=4 seed=1
+    python -m recipes.a2c env.id=HalfCheetah-v5 env.num_envs=4 seed=1
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Run it::
 
-python -m recipes.reinforce env.id=Acrobot-v1 seed=1
+    python -m recipes.reinforce env.id=Acrobot-v1 seed=1
 """
 
 from __future__ import annotations

@@ -1,0 +1,405 @@
+"""One owner of what surrounds an algorithm: the same in a notebook, a script and a recipe."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Adam
+from torchrl.objectives import ClipPPOLoss, PPOLoss, SACLoss, SoftUpdate
+
+import recipes.a2c
+import recipes.ppo
+import recipes.reinforce
+import recipes.sac
+from kit.advantages import GAE
+from kit.buffers import make_replay_buffer
+from kit.cli.recipe import Recipe
+from kit.collectors import VectorCollector
+from kit.dialects import SB3
+from kit.envs import make_env
+from kit.experiment import (
+    EnvConfig,
+    Experiment,
+    OffPolicyConfig,
+    OffPolicySteps,
+    OnPolicyConfig,
+    OnPolicySteps,
+    seed_everything,
+)
+from kit.hooks import AnnealLearningRate, Evaluator, StopWhen, TargetKL
+from kit.modules import make_action_value, make_actor, make_value
+from kit.steps import SettingError, StepPlan
+from kit.trainer import Trainer
+from kit.update import Update
+from tests.test_own_recipe import documented
+
+ON = {
+    "total_policy_steps": 64, "steps_per_env": 8, "update_epochs": 2, "minibatch_size": 8,
+    "evaluation_every": None, "evaluation_episodes": 2,
+}  # fmt: skip
+OFF = {
+    "total_policy_steps": 60, "learning_starts": 20, "minibatch_size": 8,
+    "evaluation_every": None, "evaluation_episodes": 2,
+}  # fmt: skip
+EXACT = {"exact_policy": True}
+RECIPES = (recipes.ppo, recipes.sac, recipes.a2c, recipes.reinforce)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def quiet(config_class: Any, **settings: Any) -> Any:
+    """Settings of a short run that writes nothing."""
+    on = issubclass(config_class, OnPolicyConfig)
+    usual: dict[str, Any] = {"steps": OnPolicySteps(**ON) if on else OffPolicySteps(**OFF)}
+    usual |= {"hidden_sizes": [8]} if hasattr(config_class, "activation") else {}
+    usual |= {"env": EnvConfig(num_envs=2)} if on else {}
+    return config_class(**{**usual, "runs": None, "progress": False, **settings})
+
+
+def ppo(**settings: Any) -> recipes.ppo.Config:
+    return quiet(recipes.ppo.Config, **settings)
+
+
+def sac(**settings: Any) -> recipes.sac.Config:
+    return quiet(recipes.sac.Config, **settings)
+
+
+def refused(build: Any, *arguments: Any, **keywords: Any) -> str:
+    """The one line in which something is refused."""
+    with pytest.raises(SettingError) as raised:
+        build(*arguments, **keywords)
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+# ---------------------------------------------------------------------- how recipes read
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
+def test_a_recipe_fits_two_screens_and_its_wiring_one(recipe):
+    assert len(inspect.getsource(recipe).splitlines()) <= 90
+    assert len(inspect.getsource(recipe.build).splitlines()) <= 35
+
+
+# ---------------------------------------------------------------------- in a notebook
+@pytest.mark.parametrize("config", [ppo(), sac()], ids=["on-policy", "off-policy"])
+def test_without_a_folder_nothing_is_written(config, tmp_path):
+    recipe = recipes.ppo if isinstance(config, OnPolicyConfig) else recipes.sac
+    trainer = recipe.build(config)
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert trainer.folder is None
+    assert "evaluation/return" in trainer.journal.latest
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_logger_without_a_folder_is_refused():
+    message = refused(recipes.ppo.build, ppo(logger="tensorboard"))
+    assert message == "logger='tensorboard' needs a run folder; give runs='runs'."
+
+
+# ---------------------------------------------------------------------- as if wired by hand
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in trainer.loss_module.state_dict().items()}
+
+
+def assert_same_run(one: Trainer, other: Trainer) -> None:
+    assert one.ledger.counters() == other.ledger.counters()
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert one.journal.latest["evaluation/return"] == other.journal.latest["evaluation/return"]
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+def test_ppo_is_bitwise_the_ppo_wired_by_hand(id):
+    env_config = EnvConfig(id, num_envs=2, normalize_observation=True, normalize_reward=True)
+    cfg = ppo(env=env_config, collector_kwargs=EXACT, seed=3, target_kl=0.05)
+    seed_everything(3)
+    plan = StepPlan(num_envs=2, **ON)
+    normalized = {"normalize_observation": True, "normalize_reward": True}
+    env = make_env(id, 2, **normalized, seed=3, gamma=0.99)
+    test_env = make_env(id, 2, **normalized)
+    test_env.normalizer = env.normalizer
+    actor, critic = make_actor(env, (8,)), make_value(env, (8,))
+    loss = ClipPPOLoss(
+        actor, critic, clip_epsilon=0.2, entropy_coeff=0.0, critic_coeff=0.5,
+        normalize_advantage=True, loss_critic_type="l2",
+    )  # fmt: skip
+    optimizer = Adam(loss.parameters(), lr=1e-3, eps=1e-5, fused=True)
+    by_hand = Trainer(
+        plan,
+        collector=VectorCollector(
+            env, actor, frames_per_batch=16, total_frames=64, seed=3, exact_policy=True
+        ),
+        advantage=GAE(gamma=0.99, lmbda=0.95, value_network=critic),
+        update=Update(loss, optimizer, clip_norm=0.5),
+        evaluate=Evaluator(test_env, actor, episodes=2, seed=3),
+        hooks=[AnnealLearningRate(optimizer, "linear"), TargetKL(0.05)],
+        progress=False,
+    )
+    by_hand.run()
+    other = recipes.ppo.build(cfg)
+    other.run()
+    assert_same_run(by_hand, other)
+
+
+def test_sac_is_bitwise_the_sac_wired_by_hand():
+    cfg = sac(collector_kwargs=EXACT, seed=3, n_step=2)
+    seed_everything(3)
+    plan = StepPlan(num_envs=1, **OFF, steps_per_env=1, replay_ratio=1)
+    env, test_env = make_env("Pendulum-v1", seed=3), make_env("Pendulum-v1", 2)
+    actor = make_actor(
+        env, (8,), "relu", continuous="tanh_normal", orthogonal=False, return_log_prob=False
+    ).select_out_keys("action")
+    loss = SACLoss(
+        actor, make_action_value(env, (8,)), target_entropy=-1.0, loss_function="l2"
+    )  # fmt: skip
+    loss.make_value_estimator(gamma=0.99)
+    by_hand = Trainer(
+        plan,
+        collector=VectorCollector(
+            env, actor, frames_per_batch=1, total_frames=60, seed=3, exact_policy=True,
+            init_random_frames=20,
+        ),
+        buffer=make_replay_buffer(1_000_000, 8, n_step=2, gamma=0.99),
+        update=Update(
+            loss,
+            Adam(loss.parameters(), lr=1e-3, fused=True),
+            target_updater=SoftUpdate(loss, tau=0.005),
+        ),
+        evaluate=Evaluator(test_env, actor, episodes=2, seed=3),
+        progress=False,
+    )  # fmt: skip
+    by_hand.run()
+    other = recipes.sac.build(cfg)
+    other.run()
+    assert_same_run(by_hand, other)
+
+
+# ---------------------------------------------------------------------- one of each
+def test_the_documented_recipe_evaluates_with_the_normalisation_that_it_trains_with(tmp_path):
+    file = tmp_path / "my_a2c.py"
+    file.write_text(documented())
+    recipe = Recipe(str(file)).load()
+    env = EnvConfig(num_envs=2, normalize_observation=True)
+    trainer = recipe.build(quiet(recipe.Config, env=env))
+    trainer.run()
+    normalizer = trainer.collector.env.normalizer
+    assert trainer.evaluate.env.normalizer is normalizer
+    (learned,) = [v for k, v in normalizer.state_dict().items() if k.startswith("observation")]
+    assert learned["count"] > 60
+
+
+def test_the_device_reaches_policy_loss_buffer_collector_and_evaluator():
+    cfg = sac(device="cpu:0")  # told apart from the default, and there on every machine
+    trainer = recipes.sac.build(cfg)
+    there = torch.device("cpu:0")
+    assert trainer.evaluate.device == there
+    assert trainer.replay_buffer.storage.device == there
+    assert trainer.collector.storing_device == there
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
+def test_a_recipe_trains_and_evaluates_on_a_gpu(recipe):
+    trainer = recipe.build(quiet(recipe.Config, device="cuda"))
+    assert trainer.run().compare(trainer.plan) == []
+    assert next(trainer.loss_module.parameters()).device.type == "cuda"
+    assert trainer.journal.latest["evaluation/length"] > 0
+
+
+def test_one_discount_reaches_rewards_advantages_targets_and_n_step_returns():
+    env = EnvConfig(num_envs=2, normalize_reward=True)
+    trainer = recipes.ppo.build(ppo(gamma=0.5, env=env))
+    assert trainer.collector.env.normalizer.gamma == 0.5
+    assert float(trainer.advantage.gamma) == 0.5
+    other = recipes.sac.build(sac(gamma=0.5, n_step=3))
+    assert float(other.loss_module.value_estimator.gamma) == 0.5
+    assert other.buffer.n_step.gamma == 0.5
+
+
+# ---------------------------------------------------------------------- losses
+class Bolder(ClipPPOLoss):
+    """Passes on what it is given."""
+
+    def __init__(self, actor, critic, **kwargs):
+        super().__init__(actor, critic, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [
+        {"config": {"loss": "torchrl.objectives:ClipPPOLoss"}},
+        {"make_loss": ClipPPOLoss},
+        {"make_loss": Bolder},
+        {"make_loss": "ClipPPOLoss"},
+        {"config": {"loss": f"{__name__}:Bolder"}},
+        {"make_loss": lambda actor, critic, **arguments: ClipPPOLoss(actor, critic, **arguments)},
+    ],
+    ids=["full name", "class", "subclass", "name", "name of a subclass", "function"],
+)
+def test_every_loss_gets_the_settings_of_the_recipe(swap):
+    config = ppo(clip_epsilon=0.4, entropy_coeff=0.25, **swap.pop("config", {}))
+    loss = recipes.ppo.build(config, **swap).loss_module
+    assert float(loss.clip_epsilon) == pytest.approx(0.4)
+    assert float(loss.entropy_coeff) == 0.25
+    assert loss.loss_critic_type == "l2"
+
+
+def test_a_setting_that_a_loss_does_not_take_is_refused_unless_it_is_the_default():
+    assert isinstance(recipes.ppo.build(ppo(), make_loss=PPOLoss).loss_module, PPOLoss)
+    message = refused(recipes.ppo.build, ppo(clip_epsilon=0.4, loss="PPOLoss"))
+    assert message == (
+        "clip_epsilon=0.4 is no argument of PPOLoss; leave it out, or use a loss that takes it: "
+        "ClipPPOLoss."
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ("SACLoss", "loss='SACLoss' is no loss that ppo can use: it takes no loss_critic_type; "
+                    "what works: ClipPPOLoss."),
+        ("os:system", "loss='os:system' is no class of loss modules; use a loss of "
+                      "torchrl.objectives, or module:Class of your own."),
+        ("torchrl.objectives:total_frames", "is not in torchrl.objectives"),
+        ("ClipPPOLos", "loss='ClipPPOLos' is not in torchrl.objectives; what works: ClipPPOLoss"),
+    ],
+)  # fmt: skip
+def test_what_is_no_loss_of_the_recipe_is_refused(loss, message):
+    assert message in refused(recipes.ppo.build, ppo(loss=loss))
+    assert message in refused(recipes.ppo.build, ppo(), make_loss=loss)
+
+
+@pytest.mark.parametrize("loss", ["PPOLoss", PPOLoss], ids=["name", "class"])
+def test_a_loss_given_under_the_wrong_name_is_told_the_right_one(loss):
+    message = refused(recipes.ppo.build, ppo(), loss=loss)
+    assert "is no part of a trainer; use make_loss=... for a class or function" in message
+
+
+def test_a_loss_of_continuous_actions_refuses_an_actor_of_discrete_ones():
+    experiment = Experiment(quiet(OffPolicyConfig, env=EnvConfig(num_envs=1)), algorithm="sac")
+    env = experiment.make_env()
+    networks = make_actor(env, (8,)), make_action_value(env, (8,))
+    message = refused(experiment.make_loss, SACLoss, *networks)
+    assert message == (
+        "loss='SACLoss' is for continuous actions, and the actor's are Categorical; what works: "
+        "DiscreteSACLoss."
+    )
+
+
+# ---------------------------------------------------------------------- other parts
+def test_parts_given_to_build_replace_those_of_the_recipe_and_hooks_are_added():
+    class MyCollector(VectorCollector):
+        pass
+
+    gae = GAE(gamma=0.9, lmbda=0.5, value_network=None)
+    stop = StopWhen("evaluation/return", reached=0)
+    trainer = recipes.ppo.build(ppo(), collector=MyCollector, advantage=gae, hooks=[stop])
+    assert type(trainer.collector) is MyCollector
+    assert trainer.advantage is gae
+    assert {"stop_when", "anneal_learning_rate"} <= set(trainer.registered_modules)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"advantag": 1}, "advantag=1 is no part of a trainer; what works: advantage or"),
+        ({"hooks": StopWhen(reached=1)}, "is not a list; use hooks=[...]."),
+        ({"folder": "here"}, "folder='here' is no part of a trainer"),
+    ],
+)
+def test_what_is_no_part_is_refused(part, message):
+    assert message in refused(recipes.ppo.build, ppo(), **part)
+
+
+# ---------------------------------------------------------------------- settings in Python
+@pytest.mark.parametrize(
+    ("recipe", "config", "message"),
+    [
+        (recipes.ppo, {"gamma": 0.9}, "is not a configuration of a recipe; use the recipe's Conf"),
+        (recipes.ppo, lambda: ppo(env={"id": "CartPole-v1"}),
+         "env={'id': 'CartPole-v1'} is a mapping; use env=EnvConfig(id=...)."),
+        (recipes.ppo, lambda: ppo(env="Pendulum-v1"),
+         "env='Pendulum-v1' is not a group of settings; use env.id=Pendulum-v1 (in Python "
+         "env=EnvConfig(id='Pendulum-v1'))."),
+        (recipes.ppo, lambda: ppo(steps={"update_epochs": 3}),
+         "steps={'update_epochs': 3} is a mapping; use steps=OnPolicySteps(update_epochs=...)."),
+        (recipes.ppo, lambda: ppo(steps=OffPolicySteps()), "use OnPolicySteps(...)"),
+        (recipes.sac, lambda: sac(steps=OnPolicySteps()), "use OffPolicySteps(...)"),
+        (recipes.ppo, lambda: ppo(steps=StepPlan(total_policy_steps=64, replay_ratio=1)),
+         "is a setting of off-policy algorithms, and this recipe is on-policy; use update_epochs."),
+        (recipes.sac, lambda: sac(steps=StepPlan(num_envs=1, **ON)),
+         "is a setting of on-policy algorithms, and this recipe is off-policy; use replay_ratio."),
+        (recipes.ppo, lambda: ppo(device="gpu"),
+         "device='gpu' cannot be used: PyTorch has no device of this name; what works: cuda or"),
+        (recipes.ppo, lambda: ppo(learning_rate=-1),
+         "learning_rate=-1.0 is not above 0; use a number above 0."),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused_with_what_to_do(recipe, config, message):
+    made = config() if callable(config) else config
+    assert message in refused(recipe.build, made)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [StepPlan(num_envs=2, **ON), SB3(n_envs=2, n_steps=8, total_timesteps=64)],
+    ids=lambda steps: type(steps).__name__,
+)
+def test_steps_are_also_a_plan_or_another_librarys_and_resume(steps, tmp_path):
+    config = ppo(steps=steps, runs=str(tmp_path))
+    trainer = recipes.ppo.build(config)
+    assert trainer.run().policy_steps == 64
+    config.resume = str(trainer.folder)
+    assert recipes.ppo.build(config).ledger.policy_steps == 64
+
+
+@pytest.mark.parametrize(
+    "change", [{"action_repeat": 2}, {"max_episode_steps": 7}, {"num_envs": 4}], ids=str
+)
+def test_environments_that_contradict_the_plan_are_refused(change):
+    env = EnvConfig(num_envs=2, max_episode_steps=9)
+    experiment = Experiment(ppo(env=env), algorithm="ppo")
+    made = experiment.make_env(**change)
+    ((field, value),) = change.items()
+    message = refused(experiment.trainer, made, make_actor(made))
+    assert message.startswith(f"env.{field}={value} ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "id"), [("continuous", "CartPole-v1"), ("discrete", "Pendulum-v1")]
+)
+def test_actions_that_an_algorithm_cannot_choose_are_refused(kind, id):
+    experiment = Experiment(ppo(env=EnvConfig(id, num_envs=2)), algorithm="mine")
+    message = refused(experiment.make_env, actions=kind)
+    assert message.startswith(f"env.id='{id}' has actions that are not {kind} (")
+    assert "mine chooses only such" in message
+
+
+def test_an_on_policy_recipe_has_no_replay_buffer():
+    experiment = Experiment(ppo(), algorithm="ppo")
+    assert "derive its Config from OffPolicyConfig" in refused(experiment.make_replay_buffer)
+
+
+def test_evaluating_a_saved_run_allocates_no_replay_buffer_and_starts_no_process(tmp_path):
+    import multiprocessing
+
+    from kit.evaluate import SavedRun
+
+    env = EnvConfig("Pendulum-v1", num_envs=1, vectorization="async")
+    trainer = recipes.sac.build(sac(env=env, collector="async", runs=str(tmp_path)))
+    trainer.run()
+    before = set(multiprocessing.active_children())
+    run = SavedRun(Path(str(trainer.folder)))
+    assert not run.trainer.replay_buffer.storage.initialized
+    assert type(run.trainer.collector) is VectorCollector
+    assert set(multiprocessing.active_children()) - before == set()
+    run.close()
