@@ -30,7 +30,7 @@ class Config(OnPolicyConfig):
         default_factory=lambda: OnPolicySteps(
             total_policy_steps=96_000,
             steps_per_env=None,
-            min_steps=500,
+            min_steps=1_000,
             update_epochs=1,
             minibatch_size=None,
             evaluation_every=20_000,
@@ -44,10 +44,10 @@ class Config(OnPolicyConfig):
     """Loss of torchrl.objectives, or module:Class."""
     normalize_advantage: bool = True
     """Whether advantages are normalised to mean 0 and deviation 1 in each batch."""
-    learning_rate: Positive = 5e-3
+    learning_rate: Positive = 3e-3
     """Initial learning rate of Adam."""
-    anneal: Literal["linear", "cosine", "constant"] = "linear"
-    """Schedule of the learning rate, down to 0 at the end of the run."""
+    anneal: Literal["linear", "cosine", "constant"] = "constant"
+    """Schedule of the learning rate; all but constant end at 0."""
     max_grad_norm: Positive = 0.5
     """Maximum norm of the gradient."""
 

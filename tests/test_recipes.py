@@ -12,7 +12,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import recipes.a2c
 import recipes.ppo
+import recipes.reinforce
 import recipes.sac
 from kit.experiment import EnvConfig
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
@@ -241,3 +243,25 @@ def test_sac_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
     trainer = recipes.sac.build(recipes.sac.Config(seed=seed, runs=str(tmp_path), progress=False))
     assert learnt(trainer) >= -180.0
     assert trainer.ledger.policy_steps == 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("recipe", [recipes.a2c, recipes.reinforce], ids=["a2c", "reinforce"])
+def test_policy_gradients_with_their_defaults_solve_cartpole(recipe, seed):
+    config = recipe.Config(seed=seed, runs=None, progress=False)
+    config.steps.evaluation_episodes = 100
+    trainer = recipe.build(config)
+    assert learnt(trainer) >= 475.0
+    assert trainer.ledger.policy_steps <= 100_000
+
+
+@pytest.mark.parametrize("recipe", [recipes.a2c, recipes.reinforce], ids=["a2c", "reinforce"])
+def test_policy_gradients_use_each_batch_once_and_whole(recipe):
+    config = recipe.Config(runs=None, progress=False, hidden_sizes=[8])
+    steps = config.steps
+    steps.total_policy_steps, steps.evaluation_every, steps.evaluation_episodes = 400, None, 1
+    steps.min_steps = steps.min_steps and 200
+    ledger = recipe.build(config).run()
+    assert ledger.gradient_steps == ledger.update_epochs == ledger.iterations
+    assert ledger.samples == ledger.policy_steps
