@@ -29,7 +29,7 @@ class Config(OffPolicyConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(num_envs=1))
     steps: Any = field(
         default_factory=lambda: OffPolicySteps(
-            total_policy_steps=50_000, steps_per_env=250, replay_ratio="1/2", minibatch_size=64
+            total_policy_steps=50_000, steps_per_env=250, replay_ratio="1/2", minibatch_size=128
         )
     )
     hidden_sizes: list[int] = field(default_factory=lambda: [256, 256])
@@ -48,9 +48,9 @@ class Config(OffPolicyConfig):
     """Probability of a random action after the exploration phase."""
     exploration_share: Positive = 0.16
     """Share of the run in which epsilon falls linearly."""
-    target_update_every: Count = 125
+    target_update_every: Count = 50
     """Gradient steps between two copies of the Q-network to the target network."""
-    learning_rate: Positive = 2e-3
+    learning_rate: Positive = 1e-3
     """Initial learning rate of Adam."""
     anneal: Literal["linear", "cosine", "constant"] = "linear"
     """Schedule of the learning rate, down to 0 at the end of the run."""
@@ -80,7 +80,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         optimizer,
         clip_norm=cfg.max_grad_norm,
         compile=cfg.compile,
-        target_updater=HardUpdate(loss, value_network_update_interval=1),
+        target_updater=HardUpdate(loss, value_network_update_interval=0),
         target_update_every=cfg.target_update_every,
     )
     return experiment.trainer(

@@ -1,0 +1,88 @@
+"""Twin delayed deep deterministic policy gradients (Fujimoto et al. 2018), continuous actions.
+
+python -m recipes.td3 env.id=Hopper-v5 steps.total_policy_steps=1_000_000 seed=1
+python -m recipes.td3 --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensordict.nn import TensorDictSequential
+from torch.optim import Adam
+from torchrl.objectives import SoftUpdate
+
+from kit.config import Count, NotNegative, Positive, UnitInterval
+from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
+from kit.modules import make_action_value, make_actor
+from kit.modules.exploration import GaussianNoise
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(OffPolicyConfig):
+    """Settings of TD3."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    """Widths of the hidden layers of actor and critics."""
+    activation: str = "relu"
+    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    loss: str = "TD3Loss"
+    """Loss of torchrl.objectives, or module:Class."""
+    policy_delay: Count = 2
+    """Gradient steps of the critics for each one of the actor."""
+    exploration_noise: NotNegative = 0.1
+    """Standard deviation of the noise added to actions."""
+    policy_noise: NotNegative = 0.2
+    """Standard deviation of the noise added to target actions (smoothing)."""
+    noise_clip: NotNegative = 0.5
+    """Largest noise added to target actions."""
+    tau: UnitInterval = 0.005
+    """Polyak averaging coefficient of the target networks."""
+    learning_rate: Positive = 1e-3
+    """Learning rate of Adam for actor and critics."""
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the gradient; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire TD3; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="td3")
+    env = experiment.make_env(actions="continuous")
+
+    sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)
+    actor = make_actor(env, sizes, activation, continuous="deterministic", orthogonal=False)
+    noise = GaussianNoise(spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        make_action_value(env, sizes, activation),
+        action_spec=env.action_spec[0],
+        policy_noise=cfg.policy_noise,
+        noise_clip=cfg.noise_clip,
+        loss_function="l2",
+    )
+    loss.make_value_estimator(gamma=cfg.gamma)
+    networks = {"loss_actor": loss.actor_network_params, "loss_qvalue": loss.qvalue_network_params}
+    update = Update(
+        loss,
+        {
+            name: Adam(parameters.parameters(), lr=cfg.learning_rate, fused=True)
+            for name, parameters in networks.items()
+        },
+        every={"loss_actor": cfg.policy_delay},
+        clip_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+        target_updater=SoftUpdate(loss, tau=cfg.tau),
+        target_update_every=cfg.policy_delay,
+    )
+    policy = TensorDictSequential(actor, noise).to(cfg.device)
+    buffer = experiment.make_replay_buffer()
+    return experiment.trainer(env, policy, buffer=buffer, update=update, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)
