@@ -42,10 +42,8 @@ class Config(OffPolicyConfig):
     """Loss of torchrl.objectives, or module:Class."""
     double_dqn: bool = True
     """Whether the online network chooses the action whose target value is used."""
-    epsilon_start: UnitInterval = 1.0
-    """Probability of a random action at the beginning."""
     epsilon_end: UnitInterval = 0.04
-    """Probability of a random action after the exploration phase."""
+    """Probability of a random action after the exploration phase; it begins at 1."""
     exploration_share: Positive = 0.16
     """Share of the run in which epsilon falls linearly."""
     target_update_every: Count = 50
@@ -62,7 +60,6 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire DQN; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="dqn")
     env = experiment.make_env(actions="discrete")
-
     network = make_q_network(env, cfg.hidden_sizes, cfg.activation, dueling=cfg.dueling)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
@@ -72,7 +69,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_function="smooth_l1",
     )
     loss.make_value_estimator(gamma=cfg.gamma)
-    explore = EGreedyModule(env.action_spec, eps_init=cfg.epsilon_start, eps_end=cfg.epsilon_end)
+    explore = EGreedyModule(env.action_spec, eps_init=1.0, eps_end=float(cfg.epsilon_end))
     policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
     update = Update(
@@ -80,20 +77,13 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         optimizer,
         clip_norm=cfg.max_grad_norm,
         compile=cfg.compile,
-        target_updater=HardUpdate(loss, value_network_update_interval=0),
+        target_updater=HardUpdate(loss, value_network_update_interval=0),  # Update keeps count
         target_update_every=cfg.target_update_every,
     )
-    return experiment.trainer(
-        env,
-        policy,
-        buffer=experiment.make_replay_buffer(),
-        update=update,
-        hooks=[
-            AnnealLearningRate(optimizer, cfg.anneal),
-            AnnealExploration(explore, share_of_run=cfg.exploration_share),
-        ],
-        parts=parts,
-    )
+    exploration = AnnealExploration(explore, share_of_run=cfg.exploration_share)
+    hooks = [AnnealLearningRate(optimizer, cfg.anneal), exploration]
+    buffer = experiment.make_replay_buffer()
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,13 @@ import torch
 from gymnasium import spaces
 
 import recipes.a2c
+import recipes.dqn
 import recipes.ppo
 import recipes.reinforce
 import recipes.sac
+import recipes.td3
 from kit.experiment import EnvConfig
+from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 from tests.tiny import Guess
@@ -265,3 +268,51 @@ def test_policy_gradients_use_each_batch_once_and_whole(recipe):
     ledger = recipe.build(config).run()
     assert ledger.gradient_steps == ledger.update_epochs == ledger.iterations
     assert ledger.samples == ledger.policy_steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_dqn_with_its_defaults_solves_cartpole(seed, tmp_path):
+    assert hundred_episodes(recipes.dqn, seed, tmp_path) >= 475.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_td3_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
+    assert hundred_episodes(recipes.td3, seed, tmp_path) >= -180.0
+
+
+def hundred_episodes(recipe: Any, seed: int, folder: Path) -> float:
+    """The return after a run with the defaults of a recipe, over a hundred episodes."""
+    config = recipe.Config(seed=seed, runs=str(folder), progress=False)
+    config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
+    return learnt(recipe.build(config))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "env", "others"),
+    [
+        (recipes.dqn, "Pendulum-v1", r"not discrete .*Box.*, and dqn .*use recipes\.sac"),
+        (recipes.td3, "CartPole-v1", r"not continuous .*Discrete.*, and td3 .*use recipes\.dqn"),
+        (recipes.sac, "CartPole-v1", r"not continuous .*Discrete.*, and sac .*use recipes\.dqn"),
+    ],
+)
+def test_actions_that_an_algorithm_cannot_choose_are_refused_with_a_recipe_that_can(
+    recipe, env, others, tmp_path
+):
+    config = recipe.Config(env=EnvConfig(id=env, num_envs=1), runs=str(tmp_path), progress=False)
+    with pytest.raises(SettingError, match=others):
+        recipe.build(config)
+
+
+@pytest.mark.parametrize("recipe", [recipes.dqn, recipes.td3])
+def test_short_runs_count_exactly_and_stay_on_the_fast_path(recipe, tmp_path):
+    config = recipe.Config(runs=str(tmp_path), progress=False, buffer_size=1_000)
+    config.steps = OffPolicySteps(
+        total_policy_steps=400, learning_starts=100, replay_ratio="1/2", minibatch_size=8,
+        steps_per_env=4, evaluation_every=None, evaluation_episodes=2,
+    )  # fmt: skip
+    trainer = recipe.build(config)
+    ledger = trainer.run()
+    assert (ledger.policy_steps, ledger.gradient_steps) == (400, 152)
+    assert not trainer.update.plain_reason

@@ -1,0 +1,118 @@
+"""Q-networks and deterministic actors for TorchRL's losses, refused where actions do not fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torchrl.objectives import DQNLoss, TD3Loss
+
+from kit.envs import make_env
+from kit.modules import make_action_value, make_actor, make_body, make_q_network
+from kit.steps import SettingError
+from tests.tiny import Guess, Scripted
+
+
+def observed(env, rows: int = 5) -> TensorDict:
+    return TensorDict(
+        {"observation": torch.randn(rows, *env.observation_spec["observation"].shape[1:])}, [rows]
+    )
+
+
+# ---------------------------------------------------------------------- Q-networks
+@pytest.mark.parametrize("dueling", [False, True])
+def test_a_q_network_acts_greedily(dueling):
+    env = make_env("Acrobot-v1", 2)
+    found = make_q_network(env, (8,), dueling=dueling)(observed(env))
+    assert found["action_value"].shape == (5, 3)
+    assert torch.equal(found["action"], found["action_value"].argmax(-1))
+    assert torch.equal(found["chosen_action_value"].squeeze(-1), found["action_value"].amax(-1))
+
+
+def test_dueling_values_are_a_state_value_and_advantages_of_mean_zero():
+    env = make_env("Acrobot-v1")
+    network = make_q_network(env, (8,), dueling=True)
+    given = observed(env)
+    columns = network.module[0].module[0](given["observation"])
+    values = network(given)["action_value"]
+    torch.testing.assert_close(values.mean(-1), columns[:, 0])
+    torch.testing.assert_close(values.diff(dim=-1), columns[:, 1:].diff(dim=-1))
+
+
+def test_a_greedy_action_is_among_those_allowed():
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    mask = spaces.MultiBinary(4)
+    space = spaces.Dict({"position": box, "action_mask": mask})
+    env = make_env(lambda: Scripted(observation_space=space, action_space=spaces.Discrete(4)))
+    network = make_q_network(env, (8,))
+    allowed = torch.eye(4, dtype=torch.bool)
+    given = TensorDict({"position": torch.randn(4, 2), "action_mask": allowed}, [4])
+    assert network[0].in_keys == ["position"]
+    assert network(given)["action"].tolist() == [0, 1, 2, 3]
+
+
+def test_torchrls_loss_trains_a_q_network():
+    env = make_env("CartPole-v1", 2)
+    loss = DQNLoss(make_q_network(env, (8,)), delay_value=True, double_dqn=True)
+    batch = env.rollout(3, auto_reset=True).reshape(-1)
+    loss(batch)["loss"].backward()
+    assert all(parameter.grad is not None for parameter in loss.parameters())
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1, 1, (2,), np.float32), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3),
+        spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}),
+    ],
+)  # fmt: skip
+def test_a_q_network_of_other_actions_is_refused(space):
+    with pytest.raises(SettingError, match=r"action_space=.*Discrete"):
+        make_q_network(make_env(lambda: Guess(space)))
+
+
+# ---------------------------------------------------------------------- deterministic actors
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_deterministic_actions_are_scaled_to_their_bounds(shape):
+    space = spaces.Box(np.float32(-3.0), np.float32(1.0), shape or (1,), np.float32)
+    env = make_env(lambda: Guess(space), 2)
+    actor = make_actor(env, (8,), "relu", continuous="deterministic", orthogonal=False)
+    given = observed(env)
+    given["observation"] *= 1e6
+    action = actor(given)["action"]
+    assert action.shape == (5, *space.shape)
+    assert torch.equal(action, actor(given)["action"])
+    assert {float(action.min()), float(action.max())} <= {-3.0, 1.0}
+    zeroed = actor.module.network.layers[-1]
+    torch.nn.init.zeros_(zeroed.weight)
+    torch.nn.init.zeros_(zeroed.bias)
+    assert (actor(given)["action"] == -1.0).all()
+
+
+def test_torchrls_loss_trains_a_deterministic_actor():
+    env = make_env("Pendulum-v1", 2)
+    actor = make_actor(env, (8,), continuous="deterministic")
+    loss = TD3Loss(actor, make_action_value(env, (8,)), action_spec=env.action_spec[0])
+    losses = loss(env.rollout(3, auto_reset=True).reshape(-1))
+    (losses["loss_actor"] + losses["loss_qvalue"]).backward()
+    assert all(parameter.grad is not None for parameter in loss.parameters())
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,), np.float32)}),
+    ],
+)  # fmt: skip
+def test_a_deterministic_actor_of_other_actions_is_refused(space):
+    with pytest.raises(SettingError, match=r"action_space=.*Box"):
+        make_actor(make_env(lambda: Guess(space)), continuous="deterministic")
+
+
+def test_a_deterministic_actor_shares_no_body():
+    env = make_env("Pendulum-v1")
+    with pytest.raises(SettingError, match="body='TensorDictModule' cannot be shared"):
+        make_actor(env, continuous="deterministic", body=make_body(env))
