@@ -229,7 +229,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------ the end
     def finish(self, outputs: Sequence[Tensor]) -> Recording:
-        """Return the recording, without operations whose results nobody uses."""
+        """Return the recording, without operations whose results are unused."""
         self.graph.output(tuple(self._node(tensor) for tensor in outputs))
         self.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target in _UNDECLARED)
         read = [number for number, node in enumerate(self._inputs) if node.users]

@@ -95,7 +95,7 @@ class Evaluator:
 
 
 def _rows(env: VectorEnv) -> Iterator[Row]:
-    """Yield rows that nobody keeps."""
+    """Yield rows that are not kept."""
     observation = env.start()
     while True:
         step = env.new_step()

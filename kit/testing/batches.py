@@ -23,7 +23,7 @@ def size(batch: TensorDictBase) -> int:
 
 
 def rows(batch: TensorDictBase) -> TensorDictBase:
-    """Return the transitions of a batch, copy by copy in the order of time, without padding."""
+    """Return the transitions of a batch, env by env in the order of time, without padding."""
     mask = batch.get(("collector", "mask"), None)
     return batch.reshape(-1) if mask is None else batch[mask]
 
@@ -36,12 +36,12 @@ def integers(action: Tensor) -> Tensor:
 def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
     """Return steps that follow one another, each sequence from the beginning of an episode.
 
-    Where batches cut episodes these are the steps of each copy: two sequences, if the copies begin
-    anew in between. Where batches are whole episodes they are the episodes.
+    Where batches cut episodes these are the steps of each env: two sequences, if the envs begin
+    again in between. Where batches are whole episodes they are the episodes.
 
     Args:
         run: whose batches they are in.
-        num_envs: environment copies.
+        num_envs: environments.
     """
     if whole_episodes(run.batches[0]):
         return [episode for batch in run.batches for episode in _episodes_of(batch)]
@@ -51,7 +51,7 @@ def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
 
 
 def begins_anew(batches: Sequence[TensorDictBase], loaded: int) -> int:
-    """Return the number of the batch with which copies leave the episodes that they were in.
+    """Return the number of the batch with which envs leave the episodes that they were in.
 
     The first one that is made after loading; there can be others that were made before saving.
 

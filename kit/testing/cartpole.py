@@ -22,7 +22,7 @@ def _rules() -> CartPole:
 
 
 def expected(observation: Tensor, action: Tensor) -> Outcome:
-    """Return what steps lead to, in float64.
+    """Return the results of steps, in float64.
 
     Args:
         observation: ``[..., 4]``.

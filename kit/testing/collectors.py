@@ -62,10 +62,9 @@ def check_collector(
             :data:`TORCHRL_PROMISES` are those that TorchRL makes too.
         world: the environment, and what is known of it.
         cases: sizes to check them with; those of the world by default.
-        exact_resume: whether a saved run has to go on bit by bit. Where an environment cannot give
-            its state: false. A collector that says it does go on exactly is held to it all the
-            same; of one that says it does not, the counts have to go on and all copies to begin
-            new episodes.
+        exact_resume: whether a saved run has to continue bit for bit. False where an
+            environment cannot give its state. A collector that claims exact resumption is held to
+            it all the same; otherwise counts have to continue and all envs to begin new episodes.
 
     Returns:
         The promises that were checked.
@@ -132,7 +131,7 @@ def _memory(trial: Trial) -> None:
 
 
 def _checkpoint(trial: Trial) -> None:
-    """A collector goes on from a saved state, in the middle of episodes, bit by bit."""
+    """A collector continues from a saved state, in the middle of episodes, bit by bit."""
     half = len(trial.whole.batches) // 2
     saving = trial.make(trial.case)
     going_on = trial.make(replace(trial.case, seed=trial.case.seed + 100))
@@ -182,7 +181,7 @@ def _began_anew(trial: Trial, run: Run) -> None:
 
 
 _SECONDS_TO_END = 5.0
-"""How long threads may take to end that nobody waits for."""
+"""How long threads may take to end."""
 
 
 def _shutdown(trial: Trial) -> None:
@@ -207,7 +206,7 @@ def _shutdown(trial: Trial) -> None:
 
 
 def _threads_of_libraries() -> set[int]:
-    """Return the threads of this process that Python did not start; none where nobody says."""
+    """Return the threads that Python did not start; none where they are unknown."""
     tasks = Path("/proc/self/task")
     found = {int(task.name) for task in tasks.iterdir()} if tasks.exists() else set()
     return found - {thread.native_id for thread in threading.enumerate()}

@@ -42,7 +42,7 @@ TENSOR_ENVS[COUNTER] = (TensorCounter, {})
 
 
 def expected(observation: Tensor, action: Tensor) -> Outcome:
-    """Return what steps lead to.
+    """Return the results of steps.
 
     Args:
         observation: ``[..., 3]``.

@@ -41,8 +41,8 @@ class Run:
     collector: BaseCollector
     """shut down."""
     anew: int = 0
-    """number of the batch with which all copies begin new episodes: the first, or a later one where
-    a saved run goes on without the state of its environments."""
+    """number of the batch with which all envs begin new episodes: the first, or a later one where
+    a saved run continues without the state of its environments."""
 
 
 class Trial:
@@ -52,7 +52,7 @@ class Trial:
         make: makes the collector for a case.
         case: what it is made for.
         world: where.
-        exact_resume: whether a saved run has to go on bit by bit.
+        exact_resume: whether a saved run has to continue bit for bit.
     """
 
     def __init__(
@@ -85,5 +85,5 @@ class Trial:
 
 
 def take_episodes(collector: BaseCollector) -> list[Episode]:
-    """Return what a collector reports; nothing where it reports nothing."""
+    """Return the metrics of a collector; nothing where it reports nothing."""
     return collector.take_episodes() if isinstance(collector, KitCollector) else []

@@ -1,4 +1,4 @@
-"""The environment that counts, stepping all its copies itself. Imports no torch."""
+"""The environment that counts, stepping all its envs itself. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Observations = NDArray[np.float32]
 
 
 class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, unused-ignore]
-    """Copies of :class:`~kit.testing.counter.Counter`, the vector entry point of its id.
+    """Environments of :class:`~kit.testing.counter.Counter`, the vector entry point of its id.
 
-    A copy that is seeded like a single environment counts the same episodes.
+    An env that is seeded like a single environment counts the same episodes.
 
     Args:
-        num_envs: number of copies.
+        num_envs: number of envs.
         max_episode_steps: steps after which an episode is truncated.
         autoreset_mode: ``SAME_STEP`` begins another episode in the step that ends one; with
-            ``DISABLED`` copies are reset by mask. ``NEXT_STEP`` is not offered: it spends a step.
+            ``DISABLED`` envs are reset by mask. ``NEXT_STEP`` is not offered: it spends a step.
 
     Raises:
         SettingError: if it is asked to spend a step on each reset.
@@ -57,10 +57,10 @@ class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Begin an episode in all copies, or in those of ``options["reset_mask"]``.
+        """Begin an episode in all envs, or in those of ``options["reset_mask"]``.
 
         Args:
-            seed: of each copy; of a single number the following copies have the following ones.
+            seed: of each env; of a single number the following envs have the following ones.
             options: ``reset_mask``, ``[num_envs]``.
         """
         mask = (options or {}).get("reset_mask")
@@ -73,7 +73,7 @@ class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, 
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[Observations, Observations, NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Count one step of every copy."""
+        """Count one step of every env."""
         numbers, counts = self.observations[:, 0], self.observations[:, 1] + 1
         rewards = numbers + (counts + 10 * actions.astype(np.float32))
         terminated = counts >= 1 + (numbers * np.float32(6)).astype(np.int64)

@@ -18,9 +18,9 @@ class CollectorCase:
     """What a collector is made for."""
 
     num_envs: int = 3
-    """environment copies."""
+    """environments."""
     steps_per_env: int = 5
-    """policy steps of each copy in a batch; whole episodes: their product at least."""
+    """policy steps of each env in a batch; whole episodes: their product at least."""
     batches: int = 4
     """in all."""
     seed: int = 0
@@ -68,7 +68,7 @@ class World:
     begins: Callable[[Tensor], Tensor]
     """whether observations can be the first ones of episodes, ``[...]``, bool."""
     cases: tuple[CollectorCase, ...]
-    """sizes to put collectors on trial with, unless told otherwise."""
+    """sizes to put collectors on trial with, unless given."""
     episode: Callable[[Tensor], Tensor] | None = None
     """a number by which observations tell their episode, ``[...]``; ``None`` where they do not."""
     tolerance: float = 0.0
@@ -78,7 +78,7 @@ class World:
         """Return the environment of a case.
 
         Args:
-            case: says how many copies, and their seed.
+            case: says how many envs, and their seed.
             vectorization: of :func:`~kit.envs.make_env`.
             **kwargs: for it.
         """

@@ -126,7 +126,7 @@ def _evaluations(sampling: Sampling, plan: StepPlan, length: int | None) -> dict
         return figures
     steps = plan.evaluation_episodes * length
     start, each = plan.local_prefill_steps // plan.num_envs, plan.steps_per_env or 0
-    # Every copy is reset when the trainer is made, when it runs, and when it is iterated over.
+    # Every env is reset when the trainer is made, when it runs, and when it is iterated over.
     finished = start // length + plan.iterations * each // length
     return figures | {
         "test_env_steps_executed": len(tests) * steps,
