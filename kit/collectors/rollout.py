@@ -214,10 +214,10 @@ class VectorCollector(StepsCollector):
 
     def _count(self, buffer: RolloutBuffer) -> None:
         whole, frames = buffer.whole, buffer.steps * self.num_envs
-        rewards, finished = buffer.episode_rewards, []
+        rewards, finished, infos = buffer.episode_rewards, [], self.env.take_infos()
         if buffer.any_done:
             flags = whole.terminated, whole.truncated
-            finished = self._statistics.add(rewards, *flags, whole.env_steps)
+            finished = self._statistics.add(rewards, *flags, whole.env_steps, infos)
         else:
             self._statistics.go_on(rewards, whole.env_steps)
         self.random_policy_steps += self._actor.random_steps(self.policy_steps, frames)

@@ -271,13 +271,15 @@ class EpisodeBuffer:
         """Return what is reported of episodes."""
         rewards = self._whole("raw_reward" if self.env.needs_raw_reward else "reward")
         env_steps, terminated = self._whole("env_steps"), self._whole("terminated")
+        infos = self.env.take_infos()
         return [
             Episode(
-                copy=span.env,
+                env=span.env,
                 episode_return=float(rewards[span.steps, span.env].sum(dtype=np.float64)),
                 length=span.end - span.start,
                 env_steps=int(env_steps[span.steps, span.env].sum()),
                 terminated=bool(terminated[span.end - 1, span.env]),
+                info=infos.get((span.end - 1, span.env), {}),
             )
             for span in spans
         ]

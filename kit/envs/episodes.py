@@ -1,7 +1,9 @@
-"""Episodes that ended: returns and lengths, from the arrays of a batch."""
+"""Finished episodes: returns, lengths and infos, from the arrays of a batch."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,8 +14,8 @@ from numpy.typing import NDArray
 class Episode(NamedTuple):
     """One finished episode."""
 
-    copy: int
-    """number of the copy it ran in, from 0."""
+    env: int
+    """number of the environment it ran in, from 0."""
     episode_return: float
     """sum of its rewards, before any normalisation."""
     length: int
@@ -22,14 +24,29 @@ class Episode(NamedTuple):
     """its env steps."""
     terminated: bool
     """whether it ended by itself; otherwise it was truncated."""
+    info: Mapping[str, float] = {}
+    """numbers and truth values in the ``info`` of its last step: ``is_success``, ..."""
+
+
+Infos = Mapping[tuple[int, int], Mapping[str, float]]
+"""``Episode.info`` by the step that ended the episode, from 0, and the environment's number."""
+
+
+def info_means(episodes: Iterable[Episode]) -> dict[str, float]:
+    """Means of the numbers in ``info`` over the episodes that have them."""
+    values: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.info.items():
+            values.setdefault(name, []).append(value)
+    return {name: statistics.fmean(known) for name, known in values.items()}
 
 
 @dataclass
 class EpisodeStatistics:
-    """Running sums of the open episode of each copy.
+    """Running sums of the open episode of each environment.
 
     Args:
-        num_envs: number of copies.
+        num_envs: number of environments.
     """
 
     num_envs: int
@@ -45,6 +62,7 @@ class EpisodeStatistics:
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
         env_steps: NDArray[np.int32] | None = None,
+        infos: Infos = {},  # noqa: B006
     ) -> list[Episode]:
         """Take in a batch and return the episodes that ended in it, in the order they ended.
 
@@ -53,6 +71,7 @@ class EpisodeStatistics:
             terminated: ``[steps, num_envs]``.
             truncated: ``[steps, num_envs]``.
             env_steps: ``[steps, num_envs]``; ``None``: one for each policy step.
+            infos: of the episodes that ended, where they have any.
         """
         ended = terminated | truncated
         if not ended.any():
@@ -66,19 +85,20 @@ class EpisodeStatistics:
             made = env_steps.cumsum(axis=0, dtype=np.int64)
         finished: list[Episode] = []
         # What an open episode brought into the batch, minus what came before its first step in it.
-        for step, copy in np.argwhere(ended):
+        for step, env in np.argwhere(ended).tolist():
             finished.append(
                 Episode(
-                    copy=int(copy),
-                    episode_return=float(self.returns[copy] + rewards[step, copy]),
-                    length=int(self.lengths[copy] + step + 1),
-                    env_steps=int(self.env_steps[copy] + made[step, copy]),
-                    terminated=bool(terminated[step, copy]),
+                    env=env,
+                    episode_return=float(self.returns[env] + rewards[step, env]),
+                    length=int(self.lengths[env]) + step + 1,
+                    env_steps=int(self.env_steps[env] + made[step, env]),
+                    terminated=bool(terminated[step, env]),
+                    info=infos.get((step, env), {}),
                 )
             )
-            self.returns[copy] = -rewards[step, copy]
-            self.lengths[copy] = -(step + 1)
-            self.env_steps[copy] = -made[step, copy]
+            self.returns[env] = -rewards[step, env]
+            self.lengths[env] = -(step + 1)
+            self.env_steps[env] = -made[step, env]
         self.returns += rewards[-1]
         self.lengths += steps
         self.env_steps += made[-1]
@@ -92,13 +112,13 @@ class EpisodeStatistics:
         self.env_steps += len(reward) if env_steps is None else np.add.reduce(env_steps)
 
     def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
-        """Begin new episodes, in all copies or those of ``mask``."""
+        """Begin new episodes, in all environments or those of ``mask``."""
         chosen: Any = ... if mask is None else mask
         self.returns[chosen] = 0.0
         self.lengths[chosen] = self.env_steps[chosen] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running sums: lists of numbers."""
+        """The running sums: lists of numbers."""
         return {
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
@@ -106,7 +126,7 @@ class EpisodeStatistics:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore :meth:`state_dict`."""
         self.returns[...] = state_dict["returns"]
         self.lengths[...] = state_dict["lengths"]
         self.env_steps[...] = state_dict["env_steps"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays
-from kit.envs.episodes import Episode, EpisodeStatistics
+from kit.envs.episodes import Episode, EpisodeStatistics, Infos
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Arrays, Key, Leaf, empty, to_composite
 from kit.envs.state import CannotCapture
@@ -39,6 +39,8 @@ class _Present:
         self.fresh = np.zeros(copies, np.bool_)
         self.accounts = EpisodeStatistics(copies)
         self.finished: list[Episode] = []
+        self.steps = 0  # since infos were taken
+        self.infos: dict[tuple[int, int], Mapping[str, float]] = {}
 
 
 class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
@@ -119,6 +121,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.backend.reset(observation, seeds if mask is None else None, mask)
         self._now.observation = observation
         self._now.accounts.restart(mask)
+        if mask is None:
+            self.take_infos()
         self._seed, self._now.started = None, True
         if self.normalizer is not None:
             self.normalizer.first(observation, self.training, slice(None) if mask is None else mask)
@@ -138,7 +142,21 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         mended = self.backend.step(actions, result, active)
         if self.normalizer is not None:
             self.normalizer.step(result, self.training, active, mended)
-        self._now.observation = result.observation
+        now = self._now
+        now.observation = result.observation
+        for env, info in self.backend.infos.items() if self.backend.infos else ():
+            now.infos[now.steps, env] = info
+        now.steps += 1
+
+    def take_infos(self) -> Infos:
+        """``Episode.info`` of the episodes that ended in steps since the last call.
+
+        By the number of the step, counted from the last call or the last reset of all environments,
+        and the number of the environment.
+        """
+        now = self._now
+        infos, now.infos, now.steps = now.infos, {}, 0
+        return infos
 
     def abandon(self) -> None:
         """Let all copies begin new episodes before the next step, whatever they are doing."""
@@ -197,7 +215,11 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._now.env_steps = result.env_steps
         reward = result.reward if result.raw_reward is None else result.raw_reward
         self._now.finished += self._now.accounts.add(
-            reward[None], result.terminated[None], result.truncated[None], result.env_steps[None]
+            reward[None],
+            result.terminated[None],
+            result.truncated[None],
+            result.env_steps[None],
+            self.take_infos(),
         )
         del self._now.finished[:-_KEPT]
         step = self._tensordict(result.next_observation)

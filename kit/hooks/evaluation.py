@@ -17,7 +17,7 @@ from kit.collectors.base import RandomNumbers
 from kit.collectors.rollout import rollout
 from kit.collectors.rollout_buffer import Row
 from kit.envs.backends.base import Mask, StepArrays
-from kit.envs.episodes import Episode, EpisodeStatistics
+from kit.envs.episodes import Episode, EpisodeStatistics, info_means
 from kit.envs.vector_env import VectorEnv
 from kit.steps.errors import whole_number
 
@@ -66,11 +66,12 @@ class Evaluator:
 
         Returns:
             Mean, spread (population standard deviation), least and greatest return, mean length in
-            policy steps.
+            policy steps, and the means of the numbers in ``info``.
         """
         episodes = self.play(number)
         returns = [episode.episode_return for episode in episodes]
-        return {
+        own = {f"evaluation/{name}": mean for name, mean in info_means(episodes).items()}
+        return own | {
             "evaluation/return": statistics.fmean(returns),
             "evaluation/return_std": statistics.pstdev(returns),
             "evaluation/return_min": min(returns),
@@ -82,7 +83,7 @@ class Evaluator:
         """Play the episodes of one evaluation and return them."""
         env = self.env
         env.set_seed(int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]))
-        schedule = _Shares(env.num_envs, self.episodes)
+        schedule = _Shares(env, self.episodes)
         self._actor.restart()
         numbers = RandomNumbers(self.seed + number, self.device)
         with torch.no_grad(), numbers.in_use(), _evaluated(self.policy), self._actor.begin():
@@ -107,14 +108,15 @@ class _Shares:
     """Every environment steps until all have played their share of the episodes.
 
     Args:
-        num_envs: number of environments.
+        env: the environments.
         episodes: of all of them.
 
     Attributes:
         finished: episodes so far.
     """
 
-    def __init__(self, num_envs: int, episodes: int) -> None:
+    def __init__(self, env: VectorEnv, episodes: int) -> None:
+        num_envs, self._env = env.num_envs, env
         self.policy_steps = 0
         self.active: Mask | None = None
         self.stands_still: Mask | None = None
@@ -131,10 +133,10 @@ class _Shares:
     def stepped(self, result: StepArrays) -> None:
         """Count the episodes that ended."""
         reward = result.reward if result.raw_reward is None else result.raw_reward
-        flags = result.terminated[None], result.truncated[None]
-        for episode in self._statistics.add(reward[None], *flags, result.env_steps[None]):
-            if self._left[episode.copy]:
-                self._left[episode.copy] -= 1
+        flags, infos = (result.terminated[None], result.truncated[None]), self._env.take_infos()
+        for episode in self._statistics.add(reward[None], *flags, result.env_steps[None], infos):
+            if self._left[episode.env]:
+                self._left[episode.env] -= 1
                 self.finished.append(episode)
         self.done = not self._left.any()
 

@@ -102,7 +102,7 @@ def test_it_knows_what_the_collector_in_the_process_knows(asynchronous):
     assert [batch.shape for batch in batches] == [(2, 2), (2, 2)]
     assert (collector.policy_steps, collector.random_policy_steps) == (8, 4)
     assert (collector.env_steps, collector.episodes) == (8, 2)
-    assert [(e.copy, e.length) for e in collector.take_episodes()] == [(0, 3), (1, 3)]
+    assert [(e.env, e.length) for e in collector.take_episodes()] == [(0, 3), (1, 3)]
 
 
 def test_with_reuse_a_batch_is_the_shared_memory_itself(asynchronous):

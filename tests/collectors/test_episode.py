@@ -153,7 +153,7 @@ def test_episodes_report_their_copy_and_their_env_steps():
     collector = EpisodeCollector(env, min_episodes=2)
     collector.collect()
     assert (collector.policy_steps, collector.env_steps) == (6, 10)
-    found = [(e.copy, e.length, e.env_steps, e.episode_return) for e in collector.take_episodes()]
+    found = [(e.env, e.length, e.env_steps, e.episode_return) for e in collector.take_episodes()]
     assert found == [(0, 3, 5, 5.0), (1, 3, 5, 5.0)]
 
 

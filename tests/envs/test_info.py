@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 
-from kit.collectors import VectorCollector
+from kit.collectors import EpisodeCollector, VectorCollector
 from kit.envs import ActionMask, make_env
+from kit.hooks import Evaluator
 from kit.steps import SettingError
 from tests.envs.odd_envs import Steps
+
+still = TensorDictModule(lambda seen: seen.squeeze(-1).long() * 0, ["observation"], ["action"])
 
 
 class Allowed(Steps):
@@ -33,6 +39,124 @@ class Allowed(Steps):
 
     def _mask(self):
         return np.arange(3) == self.count % 3
+
+
+class Reports(Steps):
+    """Says with its last step whether it was lucky; every second episode is, the first not."""
+
+    episodes = -1
+
+    def reset(self, *, seed=None, options=None):
+        self.episodes += 1
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        seen, reward, terminated, truncated, _ = super().step(action)
+        info = {"is_success": self.episodes % 2 == 1, "number": np.int64(self.episodes)}
+        info |= {"text": "x", "array": np.zeros(3), "nested": {"a": 1}}
+        return seen, reward, terminated, truncated, info
+
+
+# ---------------------------------------------------------------------- finished episodes
+def gymnasium_vector(kind, **kwargs):
+    makers = [lambda: Reports(2), lambda: Reports(3)]
+    return make_env(kind(makers, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs))
+
+
+def of_lengths_2_and_3(vectorization):
+    lengths = itertools.cycle([2, 3])
+    return make_env(lambda: Reports(next(lengths)), 2, vectorization=vectorization, num_workers=1 if
+                    vectorization == "async" else None, action_mask=False)  # fmt: skip
+
+
+HOST = {
+    "sync": lambda: of_lengths_2_and_3("sync"),
+    "async": lambda: make_env(lambda: Reports(2), 2, vectorization="async"),
+    "gymnasium": lambda: gymnasium_vector(gym.vector.SyncVectorEnv),
+}
+
+
+@pytest.mark.parametrize("kind", HOST)
+def test_numbers_in_the_last_info_belong_to_the_finished_episode(kind):
+    env = HOST[kind]()
+    collector = VectorCollector(env, None, steps_per_env=3)
+    episodes = []
+    for _ in range(4):
+        collector.collect()
+        episodes += collector.take_episodes()
+    collector.shutdown()
+    for number in range(2):
+        infos = [episode.info for episode in episodes if episode.env == number]
+        assert len(infos) in (4, 6)  # episodes of 3 and 2 steps in 12
+        assert infos == [
+            {"is_success": float(played % 2), "number": played} for played in range(len(infos))
+        ]
+
+
+def test_whole_episodes_and_rollouts_of_torchrl_report_them_too():
+    collector = EpisodeCollector(make_env(lambda: Reports(2), 2), None, min_episodes=4)
+    for batch in range(2):
+        collector.collect()
+        numbers = sorted(episode.info["number"] for episode in collector.take_episodes())
+        assert numbers == [2 * batch + 0, 2 * batch, 2 * batch + 1, 2 * batch + 1]
+    env = make_env(lambda: Reports(3), 1)
+    env.rollout(6, break_when_any_done=False)
+    assert [episode.info["is_success"] for episode in env.take_episodes()] == [0.0, 1.0]
+
+
+def test_an_evaluation_has_their_means():
+    evaluate = Evaluator(make_env(lambda: Reports(2), 2), still, episodes=4)
+    assert evaluate(0)["evaluation/is_success"] == 0.5
+
+
+def test_numbers_of_a_registered_environment_are_reported():
+    env = make_env("Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3", 2, max_episode_steps=5)
+    collector = VectorCollector(env, None, steps_per_env=5)
+    collector.collect()
+    assert [episode.info for episode in collector.take_episodes()] == [{"prob": 1.0}] * 2
+
+
+def test_an_environment_that_says_nothing_has_no_info():
+    env = make_env("CartPole-v1", 2, max_episode_steps=5)
+    env.start()
+    for _ in range(5):
+        env.step_arrays({"action": np.zeros(2, np.int64)}, env.new_step())
+    assert env.take_infos() == {}
+
+
+# ---------------------------------------------------------------------- another interface
+class FourValues(Steps):
+    def step(self, action):
+        seen, reward, *_ = super().step(action)
+        return seen, reward, False, {}
+
+
+class ArrayReward(Steps):
+    def step(self, action):
+        seen, reward, *rest = super().step(action)
+        return seen, np.array([reward]), *rest
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            FourValues,
+            "are four values, .*; return observation, reward, terminated, truncated",
+        ),
+        (ArrayReward, r"is an array of shape \(1,\); return one number"),
+    ],
+)
+def test_another_interface_is_refused_with_what_to_return(vectorization, kind, message):
+    env = make_env(kind, 1, vectorization=vectorization, restart_on_error=5)
+    env.start()
+    result = env.new_step()
+    with pytest.raises(SettingError, match=message) as caught:
+        env.step_arrays({"action": np.zeros(1, np.int64)}, result)
+    env.close()
+    assert "\n" not in str(caught.value)
+    assert env.backend.faults == 0  # it is refused, not tried again
 
 
 # ---------------------------------------------------------------------- masks

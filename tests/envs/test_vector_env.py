@@ -29,7 +29,7 @@ def test_steps_with_tensordicts_leave_the_episodes_that_ended():
     assert len(finished) > 5
     # Returns are those before normalisation.
     assert all(e.episode_return == e.length == e.env_steps for e in finished)
-    assert {e.copy for e in finished} == {0, 1, 2}
+    assert {e.env for e in finished} == {0, 1, 2}
     assert sum(e.length for e in finished) <= 480
     assert again == []
     assert not (rewards == 1).all()
@@ -48,5 +48,5 @@ def test_a_forced_reset_begins_a_new_episode():
     env = make_env("Pendulum-v1", 2, seed=0, max_episode_steps=4)
     env.rollout(3, break_when_any_done=False)
     env.rollout(4, break_when_any_done=False)
-    assert [(e.copy, e.length) for e in env.take_episodes()] == [(0, 4), (1, 4)]
+    assert [(e.env, e.length) for e in env.take_episodes()] == [(0, 4), (1, 4)]
     env.close()

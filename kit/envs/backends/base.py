@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +67,8 @@ class EnvBackend(ABC):
         steps_some: whether :meth:`step` can leave copies out.
         restarts: faults that are mended; the next one is raised.
         faults: faults mended so far.
+        infos: numbers in the ``info`` of the last step of an episode, by number of the environment,
+            where the last call of :meth:`step` ended some; see :func:`info_numbers`.
         tell: called with each fault that is mended; ``None``: it is a warning.
         specs: TorchRL's specs of observation and action, where Gymnasium spaces do not say them.
     """
@@ -79,6 +81,7 @@ class EnvBackend(ABC):
     steps_some = False
     restarts = 0
     faults = 0
+    infos: Mapping[int, Mapping[str, float]] = {}
     tell: Callable[[EnvironmentFault], object] | None = None
     specs: tuple[Any, Any] | None = None
 
@@ -161,11 +164,41 @@ class EnvBackend(ABC):
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
-def fault_of(name: str, copy: int | None, error: Exception, call: str) -> EnvironmentFault:
+_OF_THE_KIT = frozenset({"env_steps", "TimeLimit.truncated", "action_mask"})
+
+
+def info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers and truth values in an ``info``; arrays, texts and containers are left out."""
+    return {
+        str(name): float(value)
+        for name, value in info.items()
+        if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating))
+        and name not in _OF_THE_KIT
+    }
+
+
+def infos_of_arrays(info: Mapping[str, Any], ended: Mask) -> dict[int, dict[str, float]]:
+    """The same of an ``info`` of arrays, as vector environments have it.
+
+    Args:
+        info: arrays ``[num_envs]`` by name; ``_name`` masks the environments that have it.
+        ended: environments whose episode ended, ``[num_envs]``.
+    """
+    found: dict[int, dict[str, float]] = {}
+    for name, values in info.items():
+        if name.startswith("_") or np.shape(values) != ended.shape:
+            continue
+        for env in np.flatnonzero(ended & info.get(f"_{name}", True)).tolist():
+            for key, number in info_numbers({name: values[env]}).items():
+                found.setdefault(env, {})[key] = number
+    return found
+
+
+def fault_of(name: str, env: int | None, error: Exception, call: str) -> EnvironmentFault:
     """Return what went wrong in ``call`` as a fault of the environment ``name``."""
     if isinstance(error, EnvironmentFault):
         return error
-    return EnvironmentFault(name, copy, f"{call} raised {type(error).__name__}: {error}")
+    return EnvironmentFault(name, env, f"{call} raised {type(error).__name__}: {error}")
 
 
 def rebuilt_seed(seed: int, faults: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, infos_of_arrays
 from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import CannotCapture, capture, restore
 from kit.steps.errors import SettingError
@@ -85,8 +85,9 @@ class GymnasiumBackend(EnvBackend):
             value = value_at(seen, leaf.path)
             result.observation[leaf.key][...] = value
             result.next_observation[leaf.key][...] = value
-        ended = terminated | truncated
+        ended, self.infos = terminated | truncated, {}
         if ended.any():
+            self.infos = infos_of_arrays(info.get("final_info", info), ended)
             if self._resets_by_mask:
                 self.reset(result.observation, mask=ended)
             else:

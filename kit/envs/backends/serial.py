@@ -9,10 +9,19 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, hold, rebuilt_seed
+from kit.envs.backends.base import (
+    EnvBackend,
+    Mask,
+    StepArrays,
+    fault_of,
+    hold,
+    info_numbers,
+    rebuilt_seed,
+)
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import capture, restore
+from kit.steps.errors import SettingError
 
 MakeCopy = Callable[[], gym.Env[Any, Any]]
 
@@ -77,6 +86,7 @@ class SerialBackend(EnvBackend):
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step environments one by one."""
+        self.infos = {}
         numbers: Sequence[int] = self._numbers
         if active is not None:
             hold(~active, result, self._present)
@@ -107,13 +117,12 @@ class SerialBackend(EnvBackend):
         """
         envs, reward, number, shape = self.envs, result.reward, 0, self._shape
         observation = None if shape is None else result.observation[self._key]
-        recovered = None
+        recovered, value = None, 0.0
         while True:
             try:
                 for number in numbers:
-                    seen, reward[number], terminated, truncated, info = envs[number].step(
-                        chosen[number]
-                    )
+                    seen, value, terminated, truncated, info = envs[number].step(chosen[number])
+                    reward[number] = value
                     if observation is not None and getattr(seen, "shape", None) == shape:
                         observation[number] = seen
                     else:
@@ -124,8 +133,11 @@ class SerialBackend(EnvBackend):
                         result.terminated[number] = terminated
                         result.truncated[number] = truncated
                         ended.append(number)
+                        if info and (numbers_of_it := info_numbers(info)):
+                            self.infos = {**self.infos, number: numbers_of_it}
                 return recovered
             except Exception as error:
+                _check_api(error, value)
                 recovered = np.zeros(self.num_envs, np.bool_) if recovered is None else recovered
                 recovered[number] = True
                 ended.append(number)
@@ -196,3 +208,25 @@ class SerialBackend(EnvBackend):
         for env in self.envs:
             with contextlib.suppress(Exception):
                 env.close()
+
+
+def _check_api(error: Exception, reward: Any) -> None:
+    """Refuse steps of an old Gym environment, and rewards that are arrays; another try fails, too.
+
+    Args:
+        error: raised by a step.
+        reward: of that step or of the one before.
+
+    Raises:
+        SettingError: if the environment has another interface than Gymnasium's.
+    """
+    if isinstance(error, ValueError) and "unpack (expected 5, got 4)" in str(error):
+        raise SettingError(
+            "env.step()",
+            "observation, reward, done, info",
+            "are four values, as in Gym before 0.26",
+            "return observation, reward, terminated, truncated, info",
+        ) from error
+    if np.ndim(reward):
+        why = f"is an array of shape {np.shape(reward)}"
+        raise SettingError("env.reward", reward, why, "return one number, as float(reward[0])")

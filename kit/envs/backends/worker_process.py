@@ -24,6 +24,7 @@ from kit.envs.backends.serial import SerialBackend
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Arrays, Leaf
 from kit.envs.state import CannotCapture
+from kit.steps.errors import SettingError
 
 _CONTEXT = multiprocessing.get_context("spawn")
 _SECONDS_TO_CLOSE = 5.0
@@ -100,6 +101,7 @@ class Worker:
         self.how, self.shared, self.first, self.last = how, shared, first, last
         self.process: Any = None
         self.pipe: Connection | None = None
+        self.answer: Any = None  # the last
         self._mended: list[EnvironmentFault] = []
 
     def start(self) -> None:
@@ -253,7 +255,7 @@ class _Served:
         except Exception as error:
             return _pickled(error, self._told)
         self.arrays.mended[...] = False if mended is None else mended
-        return self._answer()
+        return self._answer(self.backend.infos or None)
 
     def _answer(self, value: Any = None) -> bytes:
         """Return an answer, pickled, with what was mended; most often there is nothing to say."""
@@ -280,7 +282,7 @@ class _Served:
 
 def _pickled(error: Exception, told: list[EnvironmentFault]) -> bytes:
     """Return an exception as it can be sent: faults as they are, others by their text."""
-    if not isinstance(error, (EnvironmentFault, CannotCapture)):
+    if not isinstance(error, (EnvironmentFault, CannotCapture, SettingError)):
         error = RuntimeError(f"{type(error).__name__}: {error}")
     pickled = pickle.dumps((told, error))
     told.clear()

@@ -103,6 +103,12 @@ class WorkersBackend(EnvBackend):
             worker.send_step()
         dead = self._dead()
         self._copy_results(result)
+        self.infos = {
+            worker.first + number: info
+            for worker in self._workers
+            if worker.answer
+            for number, info in worker.answer.items()
+        }
         mended = self._arrays.mended.copy() if self._arrays.mended.any() else None
         for worker in dead:
             mended = np.zeros(self.num_envs, np.bool_) if mended is None else mended
@@ -141,7 +147,8 @@ class WorkersBackend(EnvBackend):
     def _answered(self, worker: Worker) -> bool:
         """Wait for a worker and pass on what it mended; false if it has died."""
         try:
-            worker.receive()
+            worker.answer = None
+            worker.answer = worker.receive()
         except (EOFError, OSError):
             return False
         finally:
