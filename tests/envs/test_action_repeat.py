@@ -96,7 +96,7 @@ def test_a_collector_counts_policy_steps_and_env_steps_apart():
     assert collector.policy_steps == 12
     assert collector.env_steps == 2 * (3 + 3 + 1) * 2  # two episodes of each copy
     episodes = collector.take_episodes()
-    assert [one[1:] for one in episodes] == [(28.0, 3, 7, True)] * 4
+    assert [one[1:] for one in episodes] == [(28.0, 3, 7, True, {"note": 7.0})] * 4
     collector.shutdown()
 
 
