@@ -118,7 +118,7 @@ class Update(OptimizationStepper):
         self._update_targets = self._target_step()
 
     def _target_step(self) -> Callable[[], Any] | None:
-        """Return what updates the targets; a soft update, the same each time, is traced."""
+        """Return the update of the targets; a soft update, the same each time, is traced."""
         updater = self.target_updater
         if updater is None or not (self.compile and isinstance(updater, SoftUpdate)):
             return None if updater is None else updater.step
@@ -152,7 +152,7 @@ class Update(OptimizationStepper):
         return TensorDict(metrics)
 
     def losses(self, minibatch: TensorDictBase) -> TensorDictBase:
-        """Return what the loss module makes of a minibatch."""
+        """Return the losses of a minibatch."""
         return _as_losses(self.loss_module, self.loss_module(minibatch))
 
     def minimize(self, losses: TensorDictBase) -> TensorDict:
@@ -468,7 +468,7 @@ def _gradients(
 
 
 def _as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
-    """Return what a loss module has returned, or say what it has to return."""
+    """Check and return the outputs of a loss module."""
     name = type(loss_module).__name__
     works = 'return TensorDict({"loss": loss}) with a loss that is one number'
     if not isinstance(returned, TensorDictBase):

@@ -46,7 +46,7 @@ class Minibatches(Protocol):
         """Take note of a minibatch that was trained on, where its errors decide what comes next."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept between iterations."""
+        """Return the state kept between iterations."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -55,7 +55,7 @@ class Minibatches(Protocol):
 class RolloutBatches:
     """Shuffled passes over the last batch: in each, every transition is seen once.
 
-    With ``last_minibatch="carry"`` a permutation goes on where it was left, over epochs and
+    With ``last_minibatch="carry"`` a permutation continues where it was left, over epochs and
     iterations.
     """
 
@@ -311,7 +311,7 @@ def valid_rows(batch: TensorDictBase) -> TensorDictBase:
 
 
 def as_minibatches(buffer: Minibatches | ReplayBuffer | None) -> Minibatches:
-    """Return what the trainer draws from: a TorchRL buffer as it is, passes for ``None``."""
+    """Return the source of minibatches: a TorchRL buffer as it is, passes for ``None``."""
     if buffer is None:
         return RolloutBatches()
     return ReplayBatches(buffer) if isinstance(buffer, ReplayBuffer) else buffer

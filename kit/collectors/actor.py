@@ -88,7 +88,7 @@ class Actor:
 
     Raises:
         SettingError: if one of exploration policy and frames is given without the other, or a
-            policy reads a key that nobody writes.
+            policy reads a key that is never written.
     """
 
     def __init__(
@@ -423,7 +423,7 @@ class RandomActions:
         self._ahead = []
 
     def state_dict(self) -> list[Any]:
-        """Return what was drawn ahead, step by step."""
+        """Return random numbers drawn ahead, step by step."""
         return [[row[key].clone() for key in self._keys] for row in self._ahead]
 
     def load_state_dict(self, state_dict: list[Any]) -> None:
@@ -466,7 +466,7 @@ class PolicyRunner:
         is_recurrent: whether it has hidden state or reads ``is_init``; true until known.
 
     Raises:
-        SettingError: if the policy reads a key that nobody writes.
+        SettingError: if the policy reads a key that is never written.
     """
 
     def __init__(
@@ -556,7 +556,7 @@ class PolicyRunner:
         self._hidden = hidden
 
     def peek(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
-        """Return what a call would, and leave hidden state, buffers and random numbers alone."""
+        """Return the outputs of a call that changes no hidden state, buffer or random number."""
         with self._without_traces():
             pool = {IS_INIT: self._starts, **tensors, **self._hidden}
             return self._keep_hidden(self._call(pool), pool)

@@ -47,7 +47,7 @@ class AsyncCollector(KitCollector):
 
     Args:
         create_env_fn: function that makes the environment, in the process; or an environment of
-            ``make_env``, which is made anew there.
+            ``make_env``, which is made again there.
         policy: module from TensorDict to TensorDict; the process has a copy.
         collector: class of the collector in the process.
         max_staleness: update phases that the policy of a batch may be behind; 0 collects while the
@@ -61,7 +61,7 @@ class AsyncCollector(KitCollector):
         staleness: of the last batch, in update phases.
 
     Raises:
-        SettingError: if the environment cannot be made anew, or the collector refuses something.
+        SettingError: if the environment cannot be made again, or the collector refuses something.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class AsyncCollector(KitCollector):
         raise NotImplementedError  # the process does
 
     def update_policy_weights_(self, *args: Any, **kwargs: Any) -> None:
-        """Send the policy's weights, from which the process goes on.
+        """Send the policy's weights, from which the process continues.
 
         The first call after a batch counts; later ones before the next batch do nothing. Without
         any, weights are sent when the next batch is asked for.
@@ -263,7 +263,7 @@ class AsyncCollector(KitCollector):
 
 
 def _maker(create_env_fn: Any) -> Callable[[], EnvBase]:
-    """Return what makes the environment in the other process.
+    """Return a factory of the environment for the other process.
 
     Raises:
         SettingError: if it is an environment that does not know how it was made.
@@ -360,7 +360,7 @@ def serve(pipe: Any, how: bytes, weights: SharedWeights, max_staleness: int, thr
         while served.work():
             pass
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # nobody is there any more
+        pass  # the other side is gone
     except Exception as error:
         with contextlib.suppress(OSError):
             pipe.send(("error", _sendable(error)))
@@ -412,7 +412,7 @@ class _Served:
         return max(self.made - self.max_staleness, 0)
 
     def work(self) -> bool:
-        """Make a batch, or do what the learner says; return whether to go on."""
+        """Make a batch, or do what the learner says; return whether to continue."""
         total = self.collector.total_frames
         more = total < 0 or self.collector.policy_steps < total
         due = more and self._version <= self.newest

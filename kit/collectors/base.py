@@ -26,7 +26,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     An iterable of batches with TorchRL's keys. It ends after ``total_frames`` policy steps.
 
     Args:
-        num_envs: environment copies.
+        num_envs: environments.
         total_frames: policy steps in all; -1 never ends.
         init_random_frames: policy steps with random actions at the beginning.
         exploration_frames: policy steps, counted from the beginning, until which an exploration
@@ -39,7 +39,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         random_policy_steps: those of them with random actions.
         env_steps: made so far, as the environments report them.
         episodes: that have ended so far.
-        environment_errors: faults of environments that were mended so far.
+        environment_errors: faults of environments recovered from so far.
         exact_resume: whether the last :meth:`load_state_dict` put everything back where it was.
         exact_policy: whether the policy's results are bitwise those of the policy as a module.
     """
@@ -128,7 +128,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         return finished
 
     def metrics(self) -> dict[str, float]:
-        """Return what is worth a column of the log besides the counters; nothing by default."""
+        """Return further columns of the log; nothing by default."""
         return {}
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
@@ -203,16 +203,16 @@ class StepsCollector(KitCollector):
     """A collector of batches ``[num_envs, steps_per_env]``, time last.
 
     Args:
-        num_envs: environment copies.
+        num_envs: environments.
         frames_per_batch: policy steps of one batch: ``num_envs * steps_per_env``.
-        steps_per_env: policy steps each copy takes for one batch. One of the two is enough.
+        steps_per_env: policy steps each env takes for one batch. One of the two is enough.
         total_frames: policy steps in all; -1 never ends.
         init_random_frames: policy steps with random actions at the beginning, a multiple of
             ``num_envs``.
         exploration_frames: policy steps, counted from the beginning, until which an exploration
             policy acts, a multiple of ``num_envs``.
         prefill_frames: policy steps of a first batch of its own, before the others; 0 for none.
-        reset_at_each_iter: whether all copies start a new episode with each batch.
+        reset_at_each_iter: whether all envs start a new episode with each batch.
         seed: of the random numbers that policy and random actions use in this collector.
         device: where the policy runs.
 
@@ -277,11 +277,11 @@ class StepsCollector(KitCollector):
 
     @abc.abstractmethod
     def _collect_steps(self, steps: int) -> TensorDictBase:
-        """Take ``steps`` policy steps in every copy, count them, return the batch."""
+        """Take ``steps`` policy steps in every env, count them, return the batch."""
 
 
 class RandomNumbers:
-    """Random numbers of a collector's own: nobody else's use of PyTorch's changes them.
+    """Random numbers of a collector's own: other uses of PyTorch's do not change them.
 
     Args:
         seed: where they begin.
@@ -293,7 +293,7 @@ class RandomNumbers:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Begin anew."""
+        """Begin again."""
         self._state = torch.Generator().manual_seed(seed).get_state()
         self._on_device: Tensor | None = None
         if self.device.type == "cuda":

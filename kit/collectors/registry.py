@@ -48,7 +48,7 @@ def make_collector(
     Args:
         collector: name in :data:`COLLECTORS`, or a class (or function) called as these are.
         env: training environments of this process. ``tensor`` makes an equal one written in torch
-            of it, if it is none; ``async`` makes it anew in its process.
+            of it, if it is none; ``async`` makes it again in its process.
         policy: what is trained; ``None`` acts at random.
         plan: says how many policy steps, and which of them have random actions.
         seed: of policy and random actions; each process draws its own from it.

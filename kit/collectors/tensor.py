@@ -614,7 +614,7 @@ def write(
 
 
 class FinishedEpisodes:
-    """A list of finished episodes on the device, read only when somebody asks.
+    """A list of finished episodes on the device, read only on demand.
 
     It holds the last ``capacity`` episodes that were not taken; all are counted.
 

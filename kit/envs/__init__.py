@@ -1,4 +1,4 @@
-"""Environments: many copies stepped at once, with tensors in and out."""
+"""Environments: many of them stepped at once, with tensors in and out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kit.envs.single_env import ActionMask, ActionRepeat, make_single_env
     from kit.envs.vector_env import VectorEnv
 
-# Lazy, so that a process that only steps a copy does not import torch.
+# Lazy, so that a process that only steps an env does not import torch.
 _HOMES = {
     "EnvBackend": "kit.envs.backends.base",
     "GymnasiumBackend": "kit.envs.backends.gymnasium",

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as arrays. Imports no torch, so that a process of copies stays small."""
+"""Gymnasium spaces as arrays. Imports no torch, so that a process of envs stays small."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ except ImportError:
 
 Key = str | tuple[str, ...]
 Arrays = dict[Key, NDArray[Any]]
-"""Arrays by key; the leading dimension counts copies."""
+"""Arrays by key; the leading dimension counts envs."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Leaf:
     space: gym.Space[Any] | None
     """the space of this array alone; ``None`` where the array is described by a TorchRL spec."""
     shape: tuple[int, ...]
-    """shape of one copy's value."""
+    """shape of one env's value."""
     dtype: np.dtype[Any]
     """type in which it is stored."""
 
@@ -119,9 +119,9 @@ class ActionConverter:
     values of Discrete and MultiDiscrete spaces are shifted by ``start``.
 
     Args:
-        space: action space of one copy; ``None`` where a TorchRL spec describes actions.
+        space: action space of one env; ``None`` where a TorchRL spec describes actions.
         found: its arrays.
-        num_envs: number of copies.
+        num_envs: number of envs.
     """
 
     def __init__(self, space: gym.Space[Any] | None, found: list[Leaf], num_envs: int) -> None:
@@ -137,7 +137,7 @@ class ActionConverter:
             self._box = (one.key, one.dtype, *bounds)
 
     def __call__(self, actions: Mapping[Key, NDArray[Any]]) -> Any:
-        """Return actions of all copies: an array, or nested dictionaries of arrays.
+        """Return actions of all envs: an array, or nested dictionaries of arrays.
 
         Raises:
             SettingError: if an action has another shape than its space.
@@ -153,7 +153,7 @@ class ActionConverter:
         return tree
 
     def rows(self, actions: Mapping[Key, NDArray[Any]]) -> Sequence[Any]:
-        """Return one action for each copy."""
+        """Return one action for each env."""
         if self._box is not None:  # the commonest kind in one go: this is called in every step
             key, dtype, low, high = self._box
             values = actions[key]

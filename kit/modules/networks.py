@@ -75,7 +75,7 @@ class Flatten(nn.Module):
 
 
 def _one_hot(choice: Tensor, count: int) -> Tensor:
-    """Return what ``torch.nn.functional.one_hot`` does, which asks the host for the range."""
+    """One-hot encoding that, unlike PyTorch's, does not read the range on the host."""
     places = torch.arange(count, device=choice.device)
     return (choice.unsqueeze(-1) == places).float()
 

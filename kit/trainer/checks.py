@@ -158,7 +158,7 @@ def check_evaluation(plan: StepPlan, evaluate: Any) -> None:
 def check_updates(
     plan: StepPlan, *, update: Any, loss_module: Any, advantage: Any, stages: Stages
 ) -> None:
-    """Refuse gradient steps that nobody makes, or whose loss lacks its input.
+    """Refuse gradient steps that are never made, or whose loss lacks its input.
 
     Raises:
         SettingError: at the first contradiction.
@@ -213,7 +213,7 @@ def check_hooks(plan: StepPlan, *, update: Any, buffer: Any, stages: Stages) -> 
     """Refuse, when a run begins, what the hooks registered until then leave undone.
 
     Raises:
-        SettingError: if nobody makes the gradient steps or holds the samples, or if a stepper of
+        SettingError: if gradient steps are never made or samples never held, or if a stepper of
             TorchRL makes the gradient steps, which calls no hook between loss and optimiser.
     """
     if not plan.trains:

@@ -1,4 +1,4 @@
-"""EnvPool: many copies of one environment in threads, written in C++."""
+"""EnvPool: many equal environments in threads, written in C++."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LIMIT_ONLY_TRUNCATES = (
 
 
 class EnvPoolBackend(EnvBackend):
-    """Copies stepped by EnvPool, in synchronous mode.
+    """Environments stepped by EnvPool, in synchronous mode.
 
-    EnvPool resets a finished copy in the step after the last; here it is reset at once, by asking
-    for just those copies, so that no policy step is spent. A frame skip of EnvPool's own (Atari: 4)
+    EnvPool resets a finished env in the step after the last; here it is reset at once, by asking
+    for just those envs, so that no policy step is spent. A frame skip of EnvPool's own (Atari: 4)
     is part of the environment: each policy step counts as one env step. The values of actions are
-    not checked, the state of a copy cannot be captured.
+    not checked, the state of an env cannot be captured.
 
     Of an episode that terminates in the very step that its limit truncates, EnvPool says only that
     it was truncated. Atari, Box2D, classic control, MuJoCo and toy text are truncated here instead,
@@ -39,8 +39,8 @@ class EnvPoolBackend(EnvBackend):
 
     Args:
         id: EnvPool's id, most often Gymnasium's.
-        num_envs: number of copies.
-        seed: of all copies. EnvPool is seeded when it is made, so a new seed makes it anew.
+        num_envs: number of envs.
+        seed: of all envs. EnvPool is seeded when it is made, so a new seed makes it again.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: its own.
         **kwargs: for ``envpool.make_gymnasium``: ``num_threads``, and those of the environment.
 
@@ -93,7 +93,7 @@ class EnvPoolBackend(EnvBackend):
         seeds: Sequence[int] | None = None,
         mask: Mask | None = None,
     ) -> None:
-        """Reset all copies, or those of ``mask``; of the seeds the first one is used."""
+        """Reset all envs, or those of ``mask``; of the seeds the first one is used."""
         if seeds is not None and int(seeds[0]) % 2**31 != self._seed:
             self.close()
             self._make(int(seeds[0]))
@@ -104,7 +104,7 @@ class EnvPoolBackend(EnvBackend):
             observation[leaf.key][told["env_id"]] = value_at(first, leaf.path)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step all copies, then reset those that finished."""
+        """Step all envs, then reset those that finished."""
         assert active is None
         converted = self.convert(actions)
         try:
@@ -127,11 +127,11 @@ class EnvPoolBackend(EnvBackend):
         return None
 
     def full_states(self) -> list[Any]:
-        """EnvPool has no way to give the state of a copy."""
+        """EnvPool has no way to give the state of an env."""
         raise CannotCapture("EnvPool does not give the state of its environments")
 
     def set_full_states(self, states: list[Any]) -> None:
-        """EnvPool has no way to take the state of a copy."""
+        """EnvPool has no way to take the state of an env."""
         raise CannotCapture("EnvPool does not take the state of its environments")
 
     def close(self) -> None:

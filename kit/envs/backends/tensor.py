@@ -16,7 +16,7 @@ from kit.envs.tensor.base import TensorEnv
 
 
 class TensorBackend(EnvBackend):
-    """Copies of an environment written in torch, with arrays in and out.
+    """Environments written in torch, with arrays in and out.
 
     So every collector can use it; :class:`~kit.collectors.TensorCollector` takes the tensors
     themselves.
@@ -36,7 +36,7 @@ class TensorBackend(EnvBackend):
         seeds: Sequence[int] | None = None,
         mask: Mask | None = None,
     ) -> None:
-        """Reset all copies, or those of ``mask``; one generator serves all, so the first seed."""
+        """Reset all envs, or those of ``mask``; one generator serves all, so the first seed."""
         seed = None if seeds is None else int(seeds[0])
         if mask is None:
             first = self.env.reset_tensors(seed)
@@ -45,7 +45,7 @@ class TensorBackend(EnvBackend):
         observation["observation"][...] = _array(first)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step all copies."""
+        """Step all envs."""
         assert active is None
         action = torch.from_numpy(np.ascontiguousarray(self.convert(actions)))
         step = self.env.step_tensors(action.to(self.env.device))
@@ -58,7 +58,7 @@ class TensorBackend(EnvBackend):
         return None
 
     def full_states(self) -> list[Any]:
-        """Return the state of the environment; one stands for all copies."""
+        """Return the state of the environment; one stands for all envs."""
         return [dict(self.env.state_dict())]
 
     def set_full_states(self, states: list[Any]) -> None:

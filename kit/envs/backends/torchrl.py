@@ -23,7 +23,7 @@ class TorchRLBackend(EnvBackend):
     """A TorchRL environment with its transforms: ``GymEnv``, ``SerialEnv``, ``ParallelEnv``, ...
 
     It costs what TorchRL costs; collectors of the kit then give what they promise. An environment
-    without a batch dimension is one copy. All entries of its observation specs are observations,
+    without a batch dimension is one env. All entries of its observation specs are observations,
     actions are as its action specs say (one-hot ones stay one-hot).
 
     Args:
@@ -59,7 +59,7 @@ class TorchRLBackend(EnvBackend):
         self.name = type(below).__name__ if self._own is None else self._own.name
 
     def _rows(self, spec: Composite) -> Composite:
-        """Return ``spec`` with the batch dimension of the copies."""
+        """Return ``spec`` with the batch dimension of the envs."""
         if self.env.batch_dims == 1:
             return spec.clone()
         return spec.clone().expand(1, *spec.shape)
@@ -157,7 +157,7 @@ def _leaves(spec: Composite) -> list[Leaf]:
 
 
 def _below(env: EnvBase) -> list[Any]:
-    """Return what ``env`` steps in this process: Gymnasium environments, or one of the kit."""
+    """Return the environments of Gymnasium or of the kit that ``env`` steps in this process."""
     if isinstance(env, VectorEnv):
         return [env]
     if isinstance(env, TransformedEnv):

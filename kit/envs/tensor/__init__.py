@@ -1,4 +1,4 @@
-"""Environments written in torch: thousands of copies stepped at once, on any device."""
+"""Environments written in torch: thousands stepped at once, on any device."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TENSOR_ENVS: dict[str, tuple[type[TensorEnv], dict[str, Any]]] = {
 
 
 def make_tensor_env(id: str, num_envs: int, **kwargs: Any) -> TensorEnv:
-    """Make copies of the environment that Gymnasium registers as ``id``.
+    """Make environments that Gymnasium registers as ``id``.
 
     Args:
         id: a key of :data:`TENSOR_ENVS`.
-        num_envs: copies.
+        num_envs: number of envs.
         kwargs: arguments of :class:`TensorEnv`; a time limit of None is the registered one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The base of environments written in torch: thousands of copies, stepped together on any device.
+"""The base of environments written in torch: thousands of them, stepped together on any device.
 
 A subclass writes three pure functions: how an episode begins, what an action does, and what the
 agent sees. Everything else (time limits, action repeat, autoreset, returns, random numbers, saving,
@@ -24,11 +24,11 @@ from kit.steps.errors import SettingError, whole_number
 
 
 class EpisodeState(NamedTuple):
-    """Where every copy stands between two policy steps: all that a step reads and writes.
+    """Where every env stands between two policy steps: all that a step reads and writes.
 
     Attributes:
         physics: the simulator's state, ``[state_size, num_envs]``. A row is one quantity of all
-            copies, so that arithmetic on it runs over contiguous memory.
+            envs, so that arithmetic on it runs over contiguous memory.
         episode_return: sum of rewards since the episode began, ``[num_envs]``.
         episode_length: policy steps since the episode began, ``[num_envs]``, int64.
     """
@@ -39,7 +39,7 @@ class EpisodeState(NamedTuple):
 
 
 class TensorStep(NamedTuple):
-    """What one policy step of every copy gives.
+    """What one policy step of every env gives.
 
     Attributes:
         observation: what to act on next, ``[num_envs, observation_size]``: the first observation of
@@ -67,16 +67,16 @@ class TensorStep(NamedTuple):
 
 
 def choose(mask: Tensor, chosen: EpisodeState, other: EpisodeState) -> EpisodeState:
-    """Take copies from ``chosen`` where ``mask`` is true, else from ``other``."""
+    """Take envs from ``chosen`` where ``mask`` is true, else from ``other``."""
     return EpisodeState(*(torch.where(mask, a, b) for a, b in zip(chosen, other)))
 
 
 class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
-    """Copies of one environment, stepped together by tensor operations.
+    """Equal environments, stepped together by tensor operations.
 
     It is used in three ways, which share the same state:
 
-    - :meth:`reset_tensors` and :meth:`step_tensors`: plain tensors in and out, finished copies
+    - :meth:`reset_tensors` and :meth:`step_tensors`: plain tensors in and out, finished envs
       restart by themselves. They change the state in place, so they can be captured in a CUDA graph
       (after ``graph.register_generator_state(env.generator)``).
     - :meth:`advance`: the same step as a pure function, for tracing and compiling.
@@ -86,20 +86,20 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     ``action_spec``.
 
     Args:
-        num_envs: copies.
+        num_envs: number of envs.
         device: where they live; torch's default device if None.
         dtype: of states, observations and rewards. ``torch.float64`` is Gymnasium's dynamics to
             1e-12 in every step, ``torch.float32`` to 1e-5 (Acrobot at its top speeds: 5e-3).
         max_episode_steps: policy steps after which an episode is truncated; the limit that
             Gymnasium registers if None.
         action_repeat: simulator steps that one action is held for; ends early with the episode.
-        seed: of the initial states of all copies; drawn from torch's global generator if None.
+        seed: of the initial states of all envs; drawn from torch's global generator if None.
     """
 
     state_size: ClassVar[int]
-    """quantities in the simulator's state of one copy."""
+    """quantities in the simulator's state of one env."""
     uniform_size: ClassVar[int]
-    """uniform random numbers that an initial state of one copy is made from."""
+    """uniform random numbers that an initial state of one env is made from."""
     time_limit: ClassVar[int]
     """policy steps after which an episode is truncated by default."""
     observation_low: ClassVar[tuple[float, ...]]
@@ -155,7 +155,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @abstractmethod
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Make one simulator step of every copy.
+        """Make one simulator step of every env.
 
         Args:
             physics: ``[state_size, num_envs]``.
@@ -168,13 +168,13 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @abstractmethod
     def observe(self, physics: Tensor) -> Tensor:
-        """Return what the agent sees, ``[num_envs, observation_size]``; may be a view."""
+        """Return the observation, ``[num_envs, observation_size]``; may be a view."""
 
     # Plain tensors.
 
     @torch.no_grad()
     def reset_tensors(self, seed: int | None = None) -> Tensor:
-        """Begin an episode in every copy.
+        """Begin an episode in every env.
 
         Args:
             seed: seeds the generator first, if given.
@@ -191,10 +191,10 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()
     def reset_some(self, mask: Tensor) -> Tensor:
-        """Begin an episode in the copies of ``mask``, ``[num_envs]``, bool.
+        """Begin an episode in the envs of ``mask``, ``[num_envs]``, bool.
 
         Returns:
-            The present observations of all copies, ``[num_envs, observation_size]``.
+            The present observations of all envs, ``[num_envs, observation_size]``.
         """
         before = self.episodes
         fresh = EpisodeState(
@@ -208,7 +208,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()
     def step_tensors(self, action: Tensor) -> TensorStep:
-        """Make one policy step of every copy, and begin a new episode where one ended.
+        """Make one policy step of every env, and begin a new episode where one ended.
 
         Args:
             action: ``[num_envs]`` integers, or ``[num_envs, 1]`` floats.
@@ -220,12 +220,12 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def advance(
         self, episodes: EpisodeState, action: Tensor, uniform: Tensor
     ) -> tuple[EpisodeState, TensorStep]:
-        """Return what :meth:`step_tensors` does, as a pure function of its three arguments.
+        """Compute :meth:`step_tensors` as a pure function of its three arguments.
 
         Args:
-            episodes: where the copies stand.
+            episodes: where the envs stand.
             action: ``[num_envs]`` integers, or ``[num_envs, 1]`` floats.
-            uniform: random numbers in [0, 1) for the copies that restart,
+            uniform: random numbers in [0, 1) for the envs that restart,
                 ``[uniform_size, num_envs]``.
         """
         ended, step = self._play(episodes, action)
@@ -249,13 +249,13 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @property
     def episodes(self) -> EpisodeState:
-        """Where every copy stands now: the tensors themselves, which the next step changes."""
+        """Where every env stands now: the tensors themselves, which the next step changes."""
         return EpisodeState(self.physics, self.episode_return, self.episode_length)
 
     def _play(self, episodes: EpisodeState, action: Tensor) -> tuple[EpisodeState, TensorStep]:
         """Hold the action for all its repeats; nothing restarts."""
         if action.shape != self._action_shape:
-            # Broadcasting could accept it, and step every copy with every action.
+            # Broadcasting could accept it, and step every env with every action.
             raise SettingError(
                 "action.shape", tuple(action.shape), "is another shape", [self._action_shape]
             )
@@ -301,7 +301,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             device=self.device,
         )
         moving = tensordict.get("_step", None)
-        if moving is not None:  # TorchRL asks that the other copies stand still.
+        if moving is not None:  # TorchRL asks that the other envs stand still.
             moving = moving.view(self.num_envs)
             after = choose(moving, after, before)
             result = torch.where(moving, result, self._skip_tensordict(tensordict))
@@ -325,7 +325,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.generator.manual_seed(seed)
 
     def to(self, device: torch.device | str | int) -> TensorEnv:
-        """Move all copies; on a new device the generator starts again from its seed."""
+        """Move all envs; on a new device the generator starts again from its seed."""
         super().to(device)
         if self.generator.device != self.device:
             seed = self.generator.initial_seed()
@@ -334,7 +334,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return self
 
     def gymnasium_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return the spaces of observation and action of one copy."""
+        """Return the spaces of observation and action of one env."""
         kind = torch.zeros(0, dtype=self.dtype).numpy().dtype
         low, high = (np.array(b, kind) for b in (self.observation_low, self.observation_high))
         observation = gym.spaces.Box(low, high, dtype=kind.type)
@@ -382,7 +382,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
                 device=device,
             )
 
-    # Saving and loading: nn.Module's state_dict of copies, with the generator as extra state.
+    # Saving and loading: nn.Module's state_dict, with the generator as extra state.
 
     def _make_buffers(self) -> None:
         shape, device = (self.num_envs,), self.device
@@ -399,7 +399,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             destination[prefix + name] = destination[prefix + name].clone()
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what ``state_dict`` holds beside the tensors of the episodes."""
+        """Return the extra state: all but the tensors of the episodes."""
         return {"environment": type(self).__name__, "generator": self.generator.get_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -412,7 +412,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """Continue where the saved environment stood, bit by bit, in the middle of its episodes.
 
         Raises:
-            SettingError: if the state is of another environment, number of copies or dtype.
+            SettingError: if the state is of another environment, number of envs or dtype.
                 Nothing has been changed then.
         """
         extra, physics = state_dict.get("_extra_state"), state_dict.get("physics")
