@@ -338,7 +338,7 @@ def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:
         raise SettingError(
             "steps_per_env",
             steps,
-            f"contradicts frames_per_batch={frames} with {num_envs} copies",
+            f"contradicts frames_per_batch={frames} with {num_envs} envs",
             [frames // num_envs],
         )
     return frames // num_envs
@@ -350,7 +350,7 @@ def _multiple(field: str, value: int, of: int) -> None:
         raise SettingError(
             field,
             value,
-            f"is not a multiple of the {of} copies, which all step at once",
+            f"is not a multiple of the {of} envs, which all step at once",
             [n for n in (down, down + of) if n],
         )
 

@@ -263,12 +263,12 @@ class EpisodeBuffer:
         return (parts[0] if len(parts) == 1 else np.concatenate(parts))[: self.steps]
 
     def acted_on(self) -> Arrays:
-        """Return what was acted on, ``[steps, num_envs, ...]``."""
+        """Return the observations acted on, ``[steps, num_envs, ...]``."""
         keys = [leaf.key for leaf in self.env.observation_leaves]
         return {key: self._observation("acted_on", key) for key in keys}
 
     def episodes(self, spans: Sequence[Span]) -> list[Episode]:
-        """Return what is reported of episodes."""
+        """Return the episode columns of the batch."""
         rewards = self._whole("raw_reward" if self.env.needs_raw_reward else "reward")
         env_steps, terminated = self._whole("env_steps"), self._whole("terminated")
         infos = self.env.take_infos()

@@ -2,7 +2,7 @@
 
 An environment that offers ``state_dict()`` and ``load_state_dict(state)`` is asked. A MuJoCo
 environment gives its integration state and every derived array (some of them are read before they
-are computed anew). Any other one gives the attributes of each of its layers, if all of them are
+are computed again). Any other one gives the attributes of each of its layers, if all of them are
 plain: numbers, strings, arrays, containers of these, and random generators.
 """
 
@@ -105,7 +105,7 @@ def _restore_mujoco(env: Any, saved: dict[str, Any]) -> None:
 def _derived(data: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of fixed size.
 
-    Those of contacts and constraints are in an arena, which every step fills anew, with as many
+    Those of contacts and constraints are in an arena, which every step refills, with as many
     entries as there are contacts.
     """
     found = {}

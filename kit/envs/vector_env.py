@@ -1,4 +1,4 @@
-"""Many copies of an environment as one TorchRL environment, with a fast way past TensorDict."""
+"""Many environments as one TorchRL environment, with a fast way past TensorDict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kit.envs.state import CannotCapture
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
-    """Return one seed for each copy; copies of runs with nearby seeds share none."""
+    """Return one seed for each env; envs of runs with nearby seeds share none."""
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]
 
 
@@ -35,19 +35,19 @@ class _Present:
         self.observation = observation
         self.started = False
         self.env_steps = np.zeros(0, np.int32)
-        copies = len(next(iter(observation.values())))
-        self.fresh = np.zeros(copies, np.bool_)
-        self.accounts = EpisodeStatistics(copies)
+        num_envs = len(next(iter(observation.values())))
+        self.fresh = np.zeros(num_envs, np.bool_)
+        self.accounts = EpisodeStatistics(num_envs)
         self.finished: list[Episode] = []
         self.steps = 0  # since infos were taken
         self.infos: dict[tuple[int, int], Mapping[str, float]] = {}
 
 
 class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
-    """Copies of one environment, batch size ``[num_envs]``.
+    """Equal environments, batch size ``[num_envs]``.
 
     A TorchRL environment like any other (``rollout``, ``TransformedEnv``, TorchRL's collectors),
-    whose finished copies are reset within the step that finished them: TorchRL's partial reset then
+    whose finished envs are reset within the step that finished them: TorchRL's partial reset then
     costs nothing. A collector of this kit steps it with arrays (:meth:`start`,
     :meth:`step_arrays`).
 
@@ -55,8 +55,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     ``done``, ``terminated``, ``truncated``. Discrete actions are integers, not one-hot.
 
     Args:
-        copies: what steps the environments.
-        seed: of all copies.
+        backend: steps the environments.
+        seed: of all envs.
         normalizer: running normalisation; learns in training mode, frozen in evaluation mode.
         device: where TensorDicts are; the environments run on the host.
         make_again: makes an equal environment, in another process too; takes changes of the
@@ -65,21 +65,21 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     def __init__(
         self,
-        copies: EnvBackend,
+        backend: EnvBackend,
         *,
         seed: int = 0,
         normalizer: Normalizer | None = None,
         device: torch.device | str | None = None,
         make_again: Callable[..., VectorEnv] | None = None,
     ) -> None:
-        super().__init__(device=device, batch_size=[copies.num_envs])
-        self.backend = copies
-        self.num_envs = copies.num_envs
+        super().__init__(device=device, batch_size=[backend.num_envs])
+        self.backend = backend
+        self.num_envs = backend.num_envs
         self.normalizer = normalizer
         self.make_again = make_again
-        self.name = copies.name
-        self.observation_leaves: list[Leaf] = copies.observation_leaves
-        self.action_leaves: list[Leaf] = copies.action_leaves
+        self.name = backend.name
+        self.observation_leaves: list[Leaf] = backend.observation_leaves
+        self.action_leaves: list[Leaf] = backend.action_leaves
         self._seed: int | None = seed
         self._now = _Present(empty(self.observation_leaves, self.num_envs))
         self._make_specs()
@@ -101,16 +101,16 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     # ------------------------------------------------------------------ with arrays
     def start(self) -> Arrays:
-        """Return what to act on: the present observation, after a first reset if none was done."""
+        """Return the present observation, after a first reset if none was done."""
         if not self._now.started:
             self.restart()
         return self._now.observation
 
     def restart(self, mask: Mask | None = None) -> Arrays:
-        """Begin new episodes and return the observations of all copies.
+        """Begin new episodes and return the observations of all envs.
 
         Args:
-            mask: copies that begin one; ``None``: all. Seeds are used up by the first reset of all.
+            mask: envs that begin one; ``None``: all. Seeds are used up by the first reset of all.
         """
         observation = self._now.observation
         if mask is None or not self._now.started:
@@ -129,19 +129,19 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return observation
 
     def step_arrays(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> None:
-        """Step all copies, or those of ``active``.
+        """Step all envs, or those of ``active``.
 
         Args:
-            actions: one row for each copy.
+            actions: one row for each env.
             result: written to. ``terminated`` and ``truncated`` must be zeros, ``env_steps`` ones.
-            active: copies to step, where ``copies.steps_some``; the others stand still.
+            active: envs to step, where ``backend.steps_some``; the others stand still.
 
         Raises:
-            EnvironmentFault: if a copy raises or returns something impossible.
+            EnvironmentFault: if an env raises or returns something impossible.
         """
-        mended = self.backend.step(actions, result, active)
+        recovered = self.backend.step(actions, result, active)
         if self.normalizer is not None:
-            self.normalizer.step(result, self.training, active, mended)
+            self.normalizer.step(result, self.training, active, recovered)
         now = self._now
         now.observation = result.observation
         for env, info in self.backend.infos.items() if self.backend.infos else ():
@@ -159,17 +159,17 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return infos
 
     def abandon(self) -> None:
-        """Let all copies begin new episodes before the next step, whatever they are doing."""
+        """Let all envs begin new episodes before the next step, whatever they are doing."""
         self._now.started = False
 
     @property
     def is_started(self) -> bool:
-        """Whether the copies have been reset, and not been seeded since."""
+        """Whether the envs have been reset, and not been seeded since."""
         return self._now.started
 
     @property
     def env_steps(self) -> NDArray[np.int32]:
-        """Env steps that each copy made in the last step with TensorDicts, ``[num_envs]``."""
+        """Env steps that each env made in the last step with TensorDicts, ``[num_envs]``."""
         return self._now.env_steps
 
     @property
@@ -246,7 +246,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def full_state(self) -> dict[str, Any]:
         """Return everything that the next step depends on: tensors and plain values.
 
-        ``copies`` is ``None`` where the environments cannot give their state.
+        ``envs`` is ``None`` where the environments cannot give their state.
         """
         try:
             states: list[Any] | None = self.backend.full_states() if self._now.started else []
@@ -257,7 +257,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             "started": self._now.started,
             "seed": self._seed,
             "faults": self.backend.faults,
-            "copies": states,
+            "envs": states,
             "observation": [
                 [key_to_list(key), torch.from_numpy(value.copy())]
                 for key, value in self._now.observation.items()
@@ -266,13 +266,13 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         }
 
     not_resumable: str = ""
-    """why the state of the copies cannot be captured; empty where it can."""
+    """why the state of the envs cannot be captured; empty where it can."""
 
     def load_full_state(self, state: dict[str, Any]) -> bool:
         """Put back what :meth:`full_state` returned.
 
         Returns:
-            Whether every copy goes on exactly where it was; otherwise all have been reset.
+            Whether every env continues exactly where it was; otherwise all have been reset.
         """
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state_dict(state["normalizer"])
@@ -280,12 +280,12 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         if not state["started"]:
             self._seed, self._now.started = state["seed"], False
             return True
-        if state["copies"] is None:
+        if state["envs"] is None:
             self.restart()
             return False
         observation = empty(self.observation_leaves, self.num_envs)
         self.backend.reset(observation, env_seeds(0, self.num_envs))
-        self.backend.set_full_states(state["copies"])
+        self.backend.set_full_states(state["envs"])
         for key, value in state["observation"]:
             observation[key_from_list(key)][...] = value.numpy()
         self._now.observation = observation
@@ -293,7 +293,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return True
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Close the copies."""
+        """Close the envs."""
         self.backend.close()
         super().close(raise_if_closed=raise_if_closed)
 

@@ -79,10 +79,10 @@ def lose_last_observations(env):
     step = env.backend.step
 
     def broken(actions, result, active=None):
-        mended = step(actions, result, active)
+        recovered = step(actions, result, active)
         ended = result.terminated | result.truncated
         result.next_observation["observation"][ended] = result.observation["observation"][ended]
-        return mended
+        return recovered
 
     env.backend.step = broken
 

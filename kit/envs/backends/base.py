@@ -1,6 +1,6 @@
-"""Stepping many copies of an environment, each backend writing into arrays it is given.
+"""Stepping many environments, each backend writing into arrays it is given.
 
-All backends reset a finished copy within the step that finished it: the true last observation goes
+All backends reset a finished env within the step that finished it: the true last observation goes
 to ``next_observation``, the first one of the next episode to ``observation``, and no policy step is
 spent or faked.
 """
@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 
 
 class StepArrays(NamedTuple):
-    """Where one step of all copies is written; every array has ``num_envs`` rows.
+    """Where one step of all envs is written; every array has ``num_envs`` rows.
 
     Where many steps are written, every array has a dimension of steps in front.
     """
@@ -57,19 +57,19 @@ def _rows(arrays: Arrays) -> Iterator[Arrays]:
 
 
 class EnvBackend(ABC):
-    """Several copies of one environment, stepped together.
+    """Several equal environments, stepped together.
 
     Attributes:
         name: id of the environment.
-        num_envs: number of copies.
+        num_envs: number of envs.
         observation_leaves: arrays of an observation.
         action_leaves: arrays of an action.
-        steps_some: whether :meth:`step` can leave copies out.
-        restarts: faults that are mended; the next one is raised.
-        faults: faults mended so far.
+        steps_some: whether :meth:`step` can leave envs out.
+        restarts: faults that are recovered from; the next one is raised.
+        faults: faults recovered from so far.
         infos: numbers in the ``info`` of the last step of an episode, by number of the environment,
             where the last call of :meth:`step` ended some; see :func:`info_numbers`.
-        tell: called with each fault that is mended; ``None``: it is a warning.
+        tell: called with each fault recovered from; ``None``: it is a warning.
         specs: TorchRL's specs of observation and action, where Gymnasium spaces do not say them.
     """
 
@@ -101,38 +101,38 @@ class EnvBackend(ABC):
         seeds: Sequence[int] | None = None,
         mask: Mask | None = None,
     ) -> None:
-        """Start new episodes in all copies, or in those of ``mask``, and write their observations.
+        """Start new episodes in all envs, or in those of ``mask``, and write their observations.
 
         Args:
             observation: written to.
-            seeds: one for each copy; ``None`` goes on with the copies' own random numbers.
-            mask: copies to reset.
+            seeds: one for each env; ``None`` continues with the envs' own random numbers.
+            mask: envs to reset.
         """
 
     @abstractmethod
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Take one step in every copy, or in those of ``active``.
+        """Take one step in every env, or in those of ``active``.
 
-        A copy that is left out keeps its observation, with no reward and no env step. So does one
-        whose fault was mended, but its episode is truncated, a new one has begun, and the env step
+        An env that is left out keeps its observation, with no reward and no env step. So does one
+        that was rebuilt, but its episode is truncated, a new one has begun, and the env step
         that failed is counted.
 
         Args:
-            actions: one row for each copy.
+            actions: one row for each env.
             result: written to.
-            active: copies to step; only where ``steps_some``.
+            active: envs to step; only where ``steps_some``.
 
         Returns:
-            Copies that were mended, ``None`` if there are none.
+            Envs that were rebuilt, ``None`` if there are none.
 
         Raises:
-            EnvironmentFault: if a copy raises or returns something impossible, and no restart is
+            EnvironmentFault: if an env raises or returns something impossible, and no restart is
                 left.
         """
 
     @abstractmethod
     def full_states(self) -> list[Any]:
-        """Return the state of each copy as plain values.
+        """Return the state of each env as plain values.
 
         Raises:
             CannotCapture: if some environment cannot give its state.
@@ -144,10 +144,10 @@ class EnvBackend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the copies hold."""
+        """Release what the envs hold."""
 
-    def _mended(self, fault: EnvironmentFault) -> None:
-        """Count a fault that is going to be mended.
+    def _recovered(self, fault: EnvironmentFault) -> None:
+        """Count a fault that is going to be recovered from.
 
         Raises:
             EnvironmentFault: if it is one too many.
@@ -195,14 +195,14 @@ def infos_of_arrays(info: Mapping[str, Any], ended: Mask) -> dict[int, dict[str,
 
 
 def fault_of(name: str, env: int | None, error: Exception, call: str) -> EnvironmentFault:
-    """Return what went wrong in ``call`` as a fault of the environment ``name``."""
+    """Return an error raised in ``call`` as a fault of the environment ``name``."""
     if isinstance(error, EnvironmentFault):
         return error
     return EnvironmentFault(name, env, f"{call} raised {type(error).__name__}: {error}")
 
 
 def rebuilt_seed(seed: int, faults: int) -> int:
-    """Return the seed of a copy that was rebuilt: the same in every run with the same faults."""
+    """Return the seed of an env that was rebuilt: the same in every run with the same faults."""
     return int(np.random.SeedSequence((seed, faults)).generate_state(1, np.uint32)[0])
 
 

@@ -104,7 +104,7 @@ class GymnasiumBackend(EnvBackend):
                 result.next_observation[leaf.key][number] = value_at(last, leaf.path)
 
     def full_states(self) -> list[Any]:
-        """Capture the copies of ``SyncVectorEnv``; ask others for ``full_state`` of theirs."""
+        """Capture the envs of ``SyncVectorEnv``; ask others for ``full_state`` of theirs."""
         try:
             if isinstance(self.vector, gym.vector.SyncVectorEnv):
                 return [capture(env) for env in self.vector.envs]
@@ -132,7 +132,7 @@ class NativeBackend(GymnasiumBackend):
     """An environment's own vector environment, whose state is captured as a whole."""
 
     def full_states(self) -> list[Any]:
-        """Capture the vector environment; one state stands for all copies."""
+        """Capture the vector environment; one state stands for all envs."""
         return [capture(self.vector.unwrapped)]
 
     def set_full_states(self, states: list[Any]) -> None:
@@ -153,10 +153,10 @@ class _SameStepCartPole(gym.vector.VectorWrapper):  # type: ignore[misc, unused-
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Reset all copies, or those of ``options["reset_mask"]``."""
+        """Reset all envs, or those of ``options["reset_mask"]``."""
         mask = (options or {}).get("reset_mask")
         if mask is None:
-            # One generator serves all copies, so the first seed seeds them all.
+            # One generator serves all envs, so the first seed seeds them all.
             first: tuple[NDArray[Any], dict[str, Any]] = self.env.reset(
                 seed=seed[0] if isinstance(seed, list) else seed
             )
@@ -179,7 +179,7 @@ def make_native(
 
     Args:
         spec: Gymnasium's entry.
-        num_envs: number of copies.
+        num_envs: number of envs.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: as
             registered.
         **kwargs: for the environment.

@@ -1,4 +1,4 @@
-"""Copies in this process, stepped one after the other."""
+"""Envs in this process, stepped one after the other."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MakeCopy = Callable[[], gym.Env[Any, Any]]
 
 
 class SerialBackend(EnvBackend):
-    """Copies in this process, stepped one after the other: cheapest for fast environments.
+    """Envs in this process, stepped one after the other: cheapest for fast environments.
 
     Args:
-        make: makes one copy; called ``num_envs`` times.
-        num_envs: number of copies.
+        make: makes one env; called ``num_envs`` times.
+        num_envs: number of envs.
         name: id of the environment, for messages.
-        restarts: faults that are mended: the copy is rebuilt and its episode truncated.
-        first: number of the first copy, where the others are elsewhere.
+        restarts: faults that are recovered from: the env is rebuilt and its episode truncated.
+        first: number of the first env, where the others are elsewhere.
     """
 
     steps_some = True
@@ -67,7 +67,7 @@ class SerialBackend(EnvBackend):
         seeds: Sequence[int] | None = None,
         mask: Mask | None = None,
     ) -> None:
-        """Reset copies one by one."""
+        """Reset envs one by one."""
         if seeds is not None:
             self._seeds = [int(seed) for seed in seeds]
         for number in range(self.num_envs):
@@ -172,13 +172,13 @@ class SerialBackend(EnvBackend):
             arrays[leaf.key][number] = value
 
     def _rebuild(self, number: int, error: Exception, call: str) -> None:
-        """Put a new copy in the place of one that has failed.
+        """Put a new env in the place of one that has failed.
 
         Raises:
             EnvironmentFault: if no restart is left.
         """
         while True:
-            self._mended(fault_of(self.name, self.first + number, error, call))
+            self._recovered(fault_of(self.name, self.first + number, error, call))
             with contextlib.suppress(Exception):
                 self.envs[number].close()
             self._rebuilt[number] += 1
@@ -190,21 +190,21 @@ class SerialBackend(EnvBackend):
                 error, call = again, "making it"
 
     def full_states(self) -> list[Any]:
-        """Capture copy by copy."""
+        """Capture env by env."""
         return [
             {"env": capture(env), "seed": seed, "rebuilt": rebuilt}
             for env, seed, rebuilt in zip(self.envs, self._seeds, self._rebuilt)
         ]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Restore copy by copy."""
+        """Restore env by env."""
         for env, state in zip(self.envs, states, strict=True):
             restore(env, state["env"])
         self._seeds = [state["seed"] for state in states]
         self._rebuilt = [state["rebuilt"] for state in states]
 
     def close(self) -> None:
-        """Close every copy."""
+        """Close every env."""
         for env in self.envs:
             with contextlib.suppress(Exception):
                 env.close()

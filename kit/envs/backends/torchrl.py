@@ -173,7 +173,7 @@ def _state_of(part: Any) -> Any:
     if not isinstance(part, VectorEnv):
         return capture(part)
     state = part.full_state()
-    if state["copies"] is None:
+    if state["envs"] is None:
         raise CannotCapture(part.not_resumable)
     return state
 

@@ -1,4 +1,4 @@
-"""A process that steps some copies: the memory shared with it, the process from outside and inside.
+"""A process that steps some envs: the memory shared with it, the process from outside and inside.
 
 Observations, actions and rewards are exchanged through shared memory without a name, which the
 system frees with the last process that uses it; commands and faults go through pipes. A worker
@@ -31,7 +31,7 @@ _SECONDS_TO_CLOSE = 5.0
 
 
 class WorkerArrays:
-    """Arrays of some copies over the shared memory."""
+    """Arrays of some envs over the shared memory."""
 
     def __init__(
         self, get: Callable[[str, tuple[int, ...], Any], Any], shared: SharedMemory
@@ -41,7 +41,7 @@ class WorkerArrays:
 
         self.action = each("action", shared.action)
         self.active = get("active", (), np.bool_)
-        self.mended = get("mended", (), np.bool_)
+        self.recovered = get("recovered", (), np.bool_)
         self.result = StepArrays(
             next_observation=each("next", shared.observation),
             observation=each("observation", shared.observation),
@@ -71,7 +71,7 @@ class SharedMemory:
         self.size += -(-size // 64) * 64
 
     def arrays(self, first: int = 0, last: int | None = None) -> WorkerArrays:
-        """Return the arrays of copies ``first`` to ``last``, without the last one."""
+        """Return the arrays of envs ``first`` to ``last``, without the last one."""
 
         def view(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
             whole = (self.num_envs, *shape)
@@ -91,10 +91,10 @@ class Worker:
     """One process, seen from the outside.
 
     Args:
-        how: pickled arguments of the copies.
+        how: pickled arguments of the envs.
         shared: memory.
-        first: number of its first copy.
-        last: number after its last copy.
+        first: number of its first env.
+        last: number after its last env.
     """
 
     def __init__(self, how: bytes, shared: SharedMemory, first: int, last: int) -> None:
@@ -102,7 +102,7 @@ class Worker:
         self.process: Any = None
         self.pipe: Connection | None = None
         self.answer: Any = None  # the last
-        self._mended: list[EnvironmentFault] = []
+        self._recovered: list[EnvironmentFault] = []
 
     def start(self) -> None:
         """Start the process; it says with a first message that it is ready."""
@@ -127,7 +127,7 @@ class Worker:
             self.pipe.send_bytes(b"")
 
     def receive(self) -> Any:
-        """Wait for the answer, and keep what the process says it has mended.
+        """Wait for the answer, and keep the faults it recovered from.
 
         Raises:
             EOFError: if the process has died.
@@ -137,16 +137,16 @@ class Worker:
         answer = self.pipe.recv_bytes()
         if not answer:
             return None
-        mended, value = pickle.loads(answer)
-        self._mended += mended
+        recovered, value = pickle.loads(answer)
+        self._recovered += recovered
         if isinstance(value, Exception):
             raise value
         return value
 
     def take_mended(self) -> list[EnvironmentFault]:
-        """Return the faults that the process has mended since the last call."""
-        mended, self._mended = self._mended, []
-        return mended
+        """Return the faults the process recovered from since the last call."""
+        recovered, self._recovered = self._recovered, []
+        return recovered
 
     def exit_code(self) -> str:
         """Return how the process ended, in words."""
@@ -185,7 +185,7 @@ def stop(workers: Sequence[Worker]) -> None:
 def without_main() -> Iterator[None]:
     """Hide the main module while processes are spawned.
 
-    Each would import it again, and with it torch: seconds and half a gigabyte for every copy. The
+    Each would import it again, and with it torch: seconds and half a gigabyte for every env. The
     processes do not need it: what they make is sent by value.
     """
     main = sys.modules["__main__"]
@@ -200,14 +200,14 @@ def without_main() -> Iterator[None]:
 def _serve(pipe: Connection, how: bytes, shared: SharedMemory, first: int, last: int) -> None:
     """Do what the pipe says until it says to close, or is closed at the other end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then closes
-    copies = None
+    backend = None
     try:
         try:
-            copies = _make(how, first, last)
+            backend = _make(how, first, last)
         except Exception as error:
             pipe.send_bytes(_pickled(error, []))
             return
-        served = _Served(copies, shared.arrays(first, last))
+        served = _Served(backend, shared.arrays(first, last))
         pipe.send_bytes(b"")
         while True:
             message = pipe.recv_bytes()
@@ -219,10 +219,10 @@ def _serve(pipe: Connection, how: bytes, shared: SharedMemory, first: int, last:
                 return
             pipe.send_bytes(served.answer(command, arguments))
     except (EOFError, OSError):
-        return  # nobody is there any more
+        return  # the other side is gone
     finally:
-        if copies is not None:
-            copies.close()
+        if backend is not None:
+            backend.close()
 
 
 def _make(how: bytes, first: int, last: int) -> SerialBackend:
@@ -234,31 +234,31 @@ def _make(how: bytes, first: int, last: int) -> SerialBackend:
 
 
 class _Served:
-    """The copies of one process, and the shared memory they read and write."""
+    """The envs of one process, and the shared memory they read and write."""
 
-    def __init__(self, copies: SerialBackend, arrays: WorkerArrays) -> None:
-        self.backend, self.arrays = copies, arrays
+    def __init__(self, backend: SerialBackend, arrays: WorkerArrays) -> None:
+        self.backend, self.arrays = backend, arrays
         self._told: list[EnvironmentFault] = []
-        copies.tell = self._told.append
+        backend.tell = self._told.append
 
     def step(self) -> bytes:
-        """Take one step; return the faults that were mended, if any."""
+        """Take one step; return the faults recovered from, if any."""
         result = self.arrays.result
         result.terminated[...] = False
         result.truncated[...] = False
         result.env_steps[...] = 1
         active = self.arrays.active
         try:
-            mended = self.backend.step(
+            recovered = self.backend.step(
                 self.arrays.action, result, None if active.all() else active.copy()
             )
         except Exception as error:
             return _pickled(error, self._told)
-        self.arrays.mended[...] = False if mended is None else mended
+        self.arrays.recovered[...] = False if recovered is None else recovered
         return self._answer(self.backend.infos or None)
 
     def _answer(self, value: Any = None) -> bytes:
-        """Return an answer, pickled, with what was mended; most often there is nothing to say."""
+        """Return an answer, pickled, with the faults recovered from; most often none."""
         if value is None and not self._told:
             return b""
         told = pickle.dumps((self._told, value))

@@ -1,4 +1,4 @@
-"""Copies in worker processes, several in each, which step at the same time.
+"""Envs in worker processes, several in each, which step at the same time.
 
 The processes themselves, and what they exchange, are in :mod:`kit.envs.backends.worker_process`.
 """
@@ -23,15 +23,15 @@ from kit.envs.spaces import Arrays
 
 
 class WorkersBackend(EnvBackend):
-    """Copies in processes of their own: for environments whose step takes longer than a message.
+    """Envs in processes of their own: for environments whose step takes longer than a message.
 
     Args:
-        make: makes one copy; sent to the workers by value.
-        num_envs: number of copies.
+        make: makes one env; sent to the workers by value.
+        num_envs: number of envs.
         name: id of the environment, for messages.
-        num_workers: processes; ``None``: as many as there are cores for, at most one per copy.
-        restarts: faults that are mended: a copy that raises is rebuilt, a process that dies is
-            started anew with its copies; their episodes are truncated.
+        num_workers: processes; ``None``: as many as there are cores for, at most one per env.
+        restarts: faults recovered from: an env that raises is rebuilt, a process that dies is
+            restarted with its envs; their episodes are truncated.
 
     Raises:
         EnvironmentFault: if the processes do not start.
@@ -78,7 +78,7 @@ class WorkersBackend(EnvBackend):
         seeds: Sequence[int] | None = None,
         mask: Mask | None = None,
     ) -> None:
-        """Reset the copies, all workers at once."""
+        """Reset the envs, all workers at once."""
         if seeds is not None:
             self._seeds = [int(seed) for seed in seeds]
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
@@ -93,7 +93,7 @@ class WorkersBackend(EnvBackend):
         self._present = observation
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step the copies, all workers at once."""
+        """Step the envs, all workers at once."""
         for key, values in self._arrays.action.items():
             if actions[key].shape != values.shape:
                 self.convert(actions)  # says what is wrong
@@ -109,13 +109,13 @@ class WorkersBackend(EnvBackend):
             if worker.answer
             for number, info in worker.answer.items()
         }
-        mended = self._arrays.mended.copy() if self._arrays.mended.any() else None
+        recovered = self._arrays.recovered.copy() if self._arrays.recovered.any() else None
         for worker in dead:
-            mended = np.zeros(self.num_envs, np.bool_) if mended is None else mended
-            mended[worker.first : worker.last] = True
+            recovered = np.zeros(self.num_envs, np.bool_) if recovered is None else recovered
+            recovered[worker.first : worker.last] = True
             self._truncate(worker, result, active)
         self._present = result.observation
-        return mended
+        return recovered
 
     def _copy_results(self, result: StepArrays) -> None:
         made = self._arrays.result
@@ -131,7 +131,7 @@ class WorkersBackend(EnvBackend):
         """Wait for all workers and return those that have died.
 
         Raises:
-            EnvironmentFault: if a copy failed and no restart is left.
+            EnvironmentFault: if an env failed and no restart is left.
         """
         dead, faults = [], []
         for worker in self._workers:
@@ -145,7 +145,7 @@ class WorkersBackend(EnvBackend):
         return dead
 
     def _answered(self, worker: Worker) -> bool:
-        """Wait for a worker and pass on what it mended; false if it has died."""
+        """Wait for a worker and pass on the faults it recovered from; false if it has died."""
         try:
             worker.answer = None
             worker.answer = worker.receive()
@@ -153,7 +153,7 @@ class WorkersBackend(EnvBackend):
             return False
         finally:
             for fault in worker.take_mended():
-                self._mended(fault)
+                self._recovered(fault)
         return True
 
     def _truncate(self, worker: Worker, result: StepArrays, active: Mask | None) -> None:
@@ -167,14 +167,14 @@ class WorkersBackend(EnvBackend):
             values[mine] = self._arrays.result.observation[key][mine]
 
     def _revive(self, worker: Worker) -> None:
-        """Start a new process in the place of one that died, and reset its copies.
+        """Start a new process in the place of one that died, and reset its envs.
 
         Raises:
             EnvironmentFault: if no restart is left.
         """
         fault = self._death(worker)
         while True:
-            self._mended(fault)
+            self._recovered(fault)
             worker.start()
             seeds = self._seeds[worker.first : worker.last]
             worker_seeds = [rebuilt_seed(seed, self.faults) for seed in seeds]
@@ -196,11 +196,11 @@ class WorkersBackend(EnvBackend):
 
     # ------------------------------------------------------------------ in and out
     def full_states(self) -> list[Any]:
-        """Ask the workers for the states of their copies."""
+        """Ask the workers for the states of their envs."""
         return [state for worker in self._workers for state in self._ask(worker, ("states",))]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Give the workers the states of their copies."""
+        """Give the workers the states of their envs."""
         for worker in self._workers:
             self._ask(worker, ("set_states", states[worker.first : worker.last]))
         self._seeds = [state["seed"] for state in states]
