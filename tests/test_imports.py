@@ -149,7 +149,7 @@ def function():
         "kit.__init__",
         "kit.steps.__init__",
         "kit.logging.journal",
-        "kit.buffers",
+        "kit.buffers.__init__",
     }
     assert found == expected
     assert (
