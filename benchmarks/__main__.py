@@ -1,4 +1,10 @@
-"""All benchmarks, one after the other; each writes a table to ``benchmarks/results``."""
+"""All benchmarks, or those that are named, one after the other.
+
+Each writes a table to ``benchmarks/results``::
+
+    python -m benchmarks
+    python -m benchmarks ppo collection
+"""
 
 from __future__ import annotations
 
