@@ -1,23 +1,26 @@
 """All benchmarks, or those that are named, one after the other.
 
-Each writes a table to ``benchmarks/results``::
-
-    python -m benchmarks
-    python -m benchmarks ppo collection
+Each writes a table to ``benchmarks/results``.
 """
 
 from __future__ import annotations
 
-from benchmarks import collection, imports, learning, ppo, tensor_envs, workers
+import argparse
+
+from benchmarks import collection, imports, learning, off_policy, ppo, tensor_envs
+
+BENCHMARKS = {
+    "imports": imports.main,
+    "collection": collection.main,
+    "off_policy": off_policy.main,
+    "tensor_envs": tensor_envs.main,
+    "ppo": ppo.main,
+    "learning": learning.report,
+}
 
 if __name__ == "__main__":
-    for benchmark in (
-        imports.main,
-        collection.main,
-        tensor_envs.main,
-        workers.main,
-        ppo.main,
-        learning.report,
-    ):
-        print(f"{benchmark.__module__} ...", flush=True)
-        benchmark()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(BENCHMARKS)}; all by default")
+    for name in parser.parse_args().names or BENCHMARKS:
+        print(f"{name} ...", flush=True)
+        BENCHMARKS[name]()
