@@ -27,7 +27,7 @@ class Config(OffPolicyConfig):
     """Settings of DQN."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(num_envs=1))
-    steps: Any = field(
+    steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(
             total_policy_steps=50_000, steps_per_env=250, replay_ratio="1/2", minibatch_size=128
         )

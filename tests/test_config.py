@@ -11,8 +11,12 @@ import pytest
 import yaml
 from torchrl.objectives import ClipPPOLoss
 
+import recipes.a2c
+import recipes.dqn
 import recipes.ppo
+import recipes.reinforce
 import recipes.sac
+import recipes.td3
 from kit.cli.launch import help_text
 from kit.config import Count, NotNegative, Positive, UnitInterval
 from kit.config.parts import resolve
@@ -22,7 +26,9 @@ from kit.experiment import EnvConfig
 from kit.steps import SettingError
 from kit.steps.settings import OnPolicySteps
 
-RECIPES = [recipes.ppo, recipes.sac]
+RECIPES = [
+    recipes.a2c, recipes.dqn, recipes.ppo, recipes.reinforce, recipes.sac, recipes.td3,
+]  # fmt: skip
 
 
 @dataclass
