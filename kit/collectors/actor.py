@@ -288,14 +288,11 @@ class Actor:
         known = {IS_INIT: starts[self.runner], **values}
         return [known.get(key, zero).to(self.device) for key, zero in self._zeros.items()]
 
-    def outputs(self, observation: Arrays) -> Tensors:
+    def outputs(self) -> Tensors:
         """Return all that was written since :meth:`begin`, ``[num_envs, steps, ...]``.
 
         The keys are those of the policy. Where another acted that does not write them, they are
         zero.
-
-        Args:
-            observation: acted on, by key, ``[steps, num_envs, ...]``.
         """
         steps = self._recorded
         found = {
@@ -304,7 +301,7 @@ class Actor:
         }
         if self.numpy is None or not self.numpy.steps:
             return found
-        last = self.numpy.outputs({key: array[len(steps) :] for key, array in observation.items()})
+        last = self.numpy.outputs()
         return {k: torch.cat([found[k], v], dim=1) for k, v in last.items()} if found else last
 
     @property

@@ -207,7 +207,7 @@ class VectorCollector(StepsCollector):
     def _checked_outputs(self, buffer: RolloutBuffer) -> Tensors:
         """Return the policy's outputs; refuse NaN, the policy's first."""
         taken = self.policy_steps // self.num_envs
-        outputs = self._actor.outputs(buffer.acted_on)
+        outputs = self._actor.outputs()
         check_policy(outputs, buffer.acted_on, self._actor.action_keys, taken)
         buffer.check_finite(self.env.name, self._statistics, taken)
         return outputs
@@ -393,7 +393,7 @@ class EpisodeCollector(KitCollector):
     def _checked_outputs(self, buffer: EpisodeBuffer, spans: Sequence[Span]) -> Tensors:
         """Return the policy's outputs; refuse NaN, the policy's first."""
         acted_on = buffer.acted_on()
-        outputs = self._actor.outputs(acted_on)
+        outputs = self._actor.outputs()
         taken = self.policy_steps // self.num_envs
         check_policy(outputs, acted_on, self._actor.action_keys, taken)
         buffer.check_finite(self.env.name, spans)

@@ -3,7 +3,8 @@
 An operation of PyTorch takes a microsecond where nothing else runs, but ten right after a step of a
 physics engine has used up the processor's caches: the way to its kernel is long, NumPy's is short.
 Random numbers are PyTorch's, drawn in the same order. Sums are rounded in another order, so actions
-agree to about six digits; log-probabilities are computed once per batch by the policy itself.
+agree to about six digits. Log-probabilities are computed once per batch, by the policy's own
+distribution of the network's outputs.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
+from kit.fast.traced import Traced
 from kit.modules.actors import Heads
 from kit.modules.distributions import Categorical, Normal
 from kit.modules.networks import MLP, SigmoidTanh
 
 Array = NDArray[Any]
 
-MOST_PRODUCTS = 2**17
+MOST_PRODUCTS = 2**18
 """Multiplications of a layer for all environments from which on PyTorch is as fast."""
 
-ACTIVATIONS: dict[type[nn.Module], Callable[[Array], Any]] = {
-    nn.Tanh: lambda x: np.tanh(x, out=x),
-    SigmoidTanh: lambda x: np.tanh(x, out=x),
-    nn.ReLU: lambda x: np.maximum(x, 0.0, out=x),
+ACTIVATIONS: dict[type[nn.Module], Callable[[Array, Array], Any]] = {
+    nn.Tanh: np.tanh,
+    SigmoidTanh: np.tanh,
+    nn.ReLU: lambda x, out: np.maximum(x, 0.0, out),
 }
+"""Called with an array and where the result is written."""
 
 
 class NotInNumpy(RuntimeError):
@@ -67,7 +70,10 @@ class NumpyPolicy:
         self._sampler = _SAMPLERS[head.distribution](head, num_envs)
         self._noise: list[Array] = []
         self._actions: list[Array] = []
+        self._columns: list[Array] = []
         self._expected = 0
+        self._head, self._sampling = head, policy.module[-1]
+        self._densities = Traced(self._written, head, policy.module[-1], name="")
 
     def is_valid(self) -> bool:
         """Whether parameters are where they were."""
@@ -80,7 +86,7 @@ class NumpyPolicy:
             steps: expected time steps, for which random numbers are drawn with the first one.
         """
         self._sampler.refresh()
-        self._actions, self._noise = [], []
+        self._actions, self._noise, self._columns = [], [], []
         self._expected = steps
 
     @property
@@ -94,13 +100,17 @@ class NumpyPolicy:
         Args:
             observation: by key, ``[num_envs, ...]``.
         """
-        value = next(iter(observation.values()))
-        for weight, bias, out, activate in self._layers:
-            np.dot(value, weight, out=out)
-            out += bias
+        (value,) = observation.values()
+        for weight, bias, out, activate in self._layers[:-1]:
+            np.dot(value, weight, out)
+            np.add(out, bias, out)
             if activate is not None:
-                activate(out)
+                activate(out, out)
             value = out
+        weight, bias, _, _ = self._layers[-1]
+        value = np.dot(value, weight)  # memory of its own: it is kept
+        value += bias
+        self._columns.append(value)
         if not self.samples:
             action = self._sampler.likeliest(value)
         else:
@@ -111,28 +121,37 @@ class NumpyPolicy:
         self._actions.append(action)
         return {self.key: action}
 
-    def outputs(self, observation: Mapping[Any, Array]) -> dict[Any, Tensor]:
+    def outputs(self) -> dict[Any, Tensor]:
         """Return all that the policy writes in the steps since :meth:`begin`.
-
-        Args:
-            observation: acted on, by key, ``[steps, num_envs, ...]``.
 
         Returns:
             By key, ``[num_envs, steps, ...]``.
         """
-        one = len(self._actions) == 1
-        actions = torch.from_numpy(
-            self._actions[0][:, None] if one else np.stack(self._actions, axis=1)
-        )
+        actions = _stacked(self._actions)
         if self.out_keys == [self.key]:
             return {self.key: actions}
-        seen = {key: torch.from_numpy(array).transpose(0, 1) for key, array in observation.items()}
-        network, sampling = self.policy.module[0], self.policy.module[-1]
-        result = network(TensorDict(seen, actions.shape[:2]))
-        result.set(self.key, actions)
-        if sampling.return_log_prob:
-            result.set(sampling.log_prob_key, sampling.get_dist(result).log_prob(actions))
-        return {key: result.get(key) for key in self.out_keys}
+        with torch.no_grad():
+            self._densities.refresh()
+            written = self._densities({"columns": _stacked(self._columns), "action": actions})
+        found = {**written, self.key: actions}
+        return {key: found[key] for key in self.out_keys}
+
+    def _written(self, inputs: Any) -> dict[Any, Tensor]:
+        """Parameters of the distribution and, where they are asked for, log-probabilities."""
+        actions = inputs["action"]
+        parameters = self._head(inputs["columns"])
+        names = self.policy.module[0].out_keys
+        result = TensorDict(dict(zip(names, parameters)), actions.shape[:2])
+        written = dict(zip(names, parameters))
+        if self._sampling.return_log_prob:
+            log_prob = self._sampling.get_dist(result).log_prob(actions)
+            written[self._sampling.log_prob_key] = log_prob
+        return written
+
+
+def _stacked(steps: list[Array]) -> Tensor:
+    """Stack arrays ``[num_envs, ...]`` of time steps to ``[num_envs, steps, ...]``."""
+    return torch.from_numpy(steps[0][:, None] if len(steps) == 1 else np.stack(steps, axis=1))
 
 
 def _parts(policy: Any) -> tuple[MLP, Any, list[Any]]:

@@ -53,6 +53,9 @@ class StepArrays(NamedTuple):
 
 def _rows(arrays: Arrays) -> Iterator[Arrays]:
     """Yield arrays of each step, by key; iterating takes a third of the time of indexing."""
+    if len(arrays) == 1:
+        ((key, array),) = arrays.items()
+        return ({key: row} for row in array)
     return (dict(zip(arrays, row)) for row in zip(*arrays.values()))
 
 
