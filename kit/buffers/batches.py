@@ -169,6 +169,8 @@ class ReplayBatches:
 
     def _tell_environments(self, batch: TensorDictBase) -> None:
         """Say how many environments write in turn, where an order of time is relied upon."""
+        if self.sequences is not None and self.sequences.sequence_length == 1:
+            return  # a sequence of one step relies on no order
         ordered = self.sequences or self.buffer
         if not isinstance(ordered, (SequenceSampler, HERReplayBuffer)):
             return

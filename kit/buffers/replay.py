@@ -32,7 +32,7 @@ def make_replay_buffer(
         sampler: how minibatches are drawn; uniformly with replacement by default.
         sequence_length: time steps of each sampled sequence (see
             :class:`~kit.buffers.SequenceSampler`): minibatches are ``[sequences, time]``, with
-            ``is_init``. ``None``: single transitions.
+            ``is_init``. ``None``: single transitions, ``[transitions]``.
         n_step: rewards summed into one before bootstrapping (Sutton and Barto 2018, eq. 7.1).
         gamma: discount of this sum; TorchRL's losses discount the value after it by
             ``gamma ** steps_to_next_obs``.
@@ -44,14 +44,16 @@ def make_replay_buffer(
     """
     size = whole_number("buffer_size", size, at_least=1)
     n_step = whole_number("n_step", n_step, at_least=1)
-    length = whole_number("sequence_length", sequence_length or 1, at_least=1)
+    length = 1
+    if sequence_length is not None:
+        length = whole_number("sequence_length", sequence_length, at_least=1)
     batch_size = None if minibatch_size is None else minibatch_size * length
     if batch_size is not None and batch_size > size:
         why = f"is larger than buffer_size={size}"
         if length > 1:
             why = f"of {length} transitions each {why}"
         raise SettingError("minibatch_size", minibatch_size, why, [max(size // length, 1)])
-    if length > 1:  # sequences of one step are transitions
+    if sequence_length is not None:
         if sampler is not None:
             name = type(sampler).__name__
             works = "leave out one of sampler and sequence_length"

@@ -83,5 +83,19 @@ def test_what_does_not_go_with_sequences_is_refused(settings, message):
         make_replay_buffer(**{"size": 50, "minibatch_size": 4, "sequence_length": 4, **settings})
 
 
+def test_whole_episodes_can_be_stored_for_sequences_of_one_step_alone():
+    episodes = batch_of(2, 5, 0)
+    episodes["collector", "mask"] = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    replay = make_replay_buffer(50, 4, sequence_length=1)
+    replay.extend(episodes)
+    assert len(replay.buffer) == 8
+    plan = off_policy_plan(sequence_length=1, minibatch_size=4)
+    ((minibatch,),) = replay.epoch(plan, 1)
+    assert minibatch.shape == minibatch["is_init"].squeeze(-1).shape == (4, 1)
+    assert minibatch["is_init"].all()
+    with pytest.raises(SettingError, match=r"SequenceSampler.*whole episodes differ"):
+        make_replay_buffer(50, 4, sequence_length=2).extend(episodes)
+
+
 def test_a_buffer_is_allocated_when_it_is_first_used():
     assert len(make_replay_buffer(10**15, 4).buffer) == 0
