@@ -44,9 +44,10 @@ class NoEnd(VectorCollector):
 class Miscounts(VectorCollector):
     """Counts an env step too many."""
 
-    def _count(self, memory, stretches):
-        super()._count(memory, stretches)
+    def collect(self):
+        batch = super().collect()
         self.env_steps += 1
+        return batch
 
 
 class FirstForLast(VectorCollector):
@@ -155,12 +156,22 @@ class FastRounds(VectorCollector):
     def collect(self):
         batch = super().collect()
         if self.rounds:
-            batch["action_log_prob"] = batch["action_log_prob"].half().float()
+            batch["action_log_prob"] = self.rounded(batch["action_log_prob"])
         return batch
 
+    def rounded(self, log_prob):
+        return log_prob.half().float()
 
-class SaysItIsExact(VectorCollector):
-    """Has its policy made by NumPy, and says that it is exact."""
+
+class RoundsALittle(FastRounds):
+    """Rounds on its fast path as sums in another order do, and says so."""
+
+    def rounded(self, log_prob):
+        return torch.nextafter(log_prob, torch.zeros_like(log_prob))
+
+
+class SaysItIsExact(RoundsALittle):
+    """Rounds a little, and says that its policy is exact."""
 
     def __init__(self, env, policy, **kwargs):
         super().__init__(env, policy, **kwargs)
@@ -206,7 +217,7 @@ class ForgetsOpenEpisodes(VectorCollector):
 
     def load_state_dict(self, state_dict: OrderedDict) -> None:
         super().load_state_dict(state_dict)
-        self._accounts.restart()
+        self._statistics.restart()
 
 
 class BeginsAnew(VectorCollector):
@@ -290,6 +301,12 @@ def test_the_promise_that_is_broken_is_named(kind, promise, world):
         check_collector(broken(kind, world=world), world=world, cases=[case])
     assert (caught.value.promise, caught.value.case) == (promise, case)
     assert f"num_envs=3, steps_per_env={case.steps_per_env}" in str(caught.value)
+
+
+@pytest.mark.parametrize("world", [COUNTING, CARTPOLE], ids=["counting", "cartpole"])
+def test_a_policy_that_is_not_said_to_be_exact_may_round_a_little(world):
+    make = broken(RoundsALittle, world=world)
+    assert check_collector(make, world=world, promises=["plain"]) == ["plain"]
 
 
 def test_a_thread_that_is_left_is_found():

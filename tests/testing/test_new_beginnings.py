@@ -45,7 +45,7 @@ class KeepsReturns(VectorCollector):
 
     def load_state_dict(self, state_dict: OrderedDict) -> None:
         super().load_state_dict(state_dict)
-        self._accounts.load_state_dict(state_dict["accounts"])
+        self._statistics.load_state_dict(state_dict["statistics"])
 
 
 class KeepsNumbers(VectorCollector):
@@ -53,7 +53,7 @@ class KeepsNumbers(VectorCollector):
 
     def load_state_dict(self, state_dict: OrderedDict) -> None:
         super().load_state_dict(state_dict)
-        self._trajectories.present[...] = state_dict["trajectories"]
+        self._episode_ids.present[...] = state_dict["episode_ids"]
 
 
 class ForgetsTheTotal(VectorCollector):
