@@ -28,7 +28,7 @@ from kit.modules.networks import MLP, SigmoidTanh
 Array = NDArray[Any]
 
 MOST_PRODUCTS = 2**18
-"""Multiplications of a layer for all environments from which on PyTorch is as fast."""
+"""Largest layer that NumPy computes, in multiplications for all environments."""
 
 ACTIVATIONS: dict[type[nn.Module], Callable[[Array, Array], Any]] = {
     nn.Tanh: np.tanh,
@@ -72,6 +72,7 @@ class NumpyPolicy:
         self._actions: list[Array] = []
         self._columns: list[Array] = []
         self._expected = 0
+        (self._seen,) = policy.module[0].in_keys
         self._head, self._sampling = head, policy.module[-1]
         self._densities = Traced(self._written, head, policy.module[-1], name="")
 
@@ -100,7 +101,7 @@ class NumpyPolicy:
         Args:
             observation: by key, ``[num_envs, ...]``.
         """
-        (value,) = observation.values()
+        value = observation[self._seen]
         for weight, bias, out, activate in self._layers[:-1]:
             np.dot(value, weight, out)
             np.add(out, bias, out)
