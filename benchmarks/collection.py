@@ -67,7 +67,8 @@ def kit(
     workers = min(PROCESSES, num_envs) if vectorization == "async" else None
     env = make_env(id, num_envs, vectorization=vectorization, num_workers=workers)
     policy = rivals.torchrl_policy(env) if theirs else make_actor(env, (64, 64), "tanh")
-    collector = VectorCollector(env, policy, steps_per_env=STEPS, exact_policy=exact)
+    fast = "exact" if exact else "auto"
+    collector = VectorCollector(env, policy, steps_per_env=STEPS, fast_policy=fast)
     return Case(lambda: collector.collect().numel(), collector.shutdown)
 
 

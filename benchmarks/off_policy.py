@@ -91,7 +91,7 @@ ONE_STEP: dict[str, Callable[[], float]] = {
     "environment alone": environment_alone,
     "random actions": functools.partial(collected, policy=False),
     "policy": collected,
-    "policy, exact": functools.partial(collected, exact_policy=True),
+    "policy, exact": functools.partial(collected, fast_policy="exact"),
     "policy, 125 steps a batch": functools.partial(collected, steps_per_env=125),
 }
 

@@ -63,7 +63,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     env = experiment.make_env()
     body = make_body(env, cfg.hidden_sizes, cfg.activation) if cfg.shared_body else None
     shape: dict[str, Any] = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
-    actor = make_actor(env, **shape, body=body, log_scale=cfg.initial_log_std).to(cfg.device)
+    actor = make_actor(env, **shape, body=body, initial_log_std=cfg.initial_log_std).to(cfg.device)
     critic = make_value(env, **shape, body=body).to(cfg.device)
     loss = experiment.make_loss(
         make_loss or cfg.loss,

@@ -62,6 +62,7 @@ REFUSED = {
     "ppo env.id=nowhere_at_all:Bar-v0": "cannot be made: No module named 'nowhere_at_all'",
     "ppo env.id=Blackjack-v1": "observation_space=Tuple(Discrete(32), Discrete(11), Discrete(2)) "
     "is a space this kit has no array for; use Box, Discrete, MultiDiscrete, MultiBinary",
+    "sac env=Pendulum-v1": "env='Pendulum-v1' is not a group of settings; use env.id=Pendulum-v1",
     "sac env.id=CartPole-v1": "env.id='CartPole-v1' has actions that are not continuous "
     "(Discrete(2)), and sac chooses only such",
     "ppo env.kwargs.foo=1": "env.kwargs={'foo': 1} are refused by CartPole-v1",
@@ -106,8 +107,8 @@ REFUSED = {
     "ppo anneal=lin": "anneal='lin' is not a choice; what works: linear or",
     "ppo activation=tan": "activation='tan' is unknown; what works: tanh or",
     "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
-    "ppo collector_kwargs.exact_polcy=true": "exact_polcy=True is no argument of VectorCollector; "
-    "what works: exact_policy or",
+    "ppo collector_kwargs.fast_polcy=exact": "fast_polcy='exact' is no argument of "
+    "VectorCollector; what works: fast_policy or",
     "ppo collector=async collector_kwargs.max_stalenes=2": "max_stalenes=2 is no argument of "
     "AsyncCollector; what works: max_staleness or",
     "ppo collector=async collector_kwargs.max_staleness=-1": "max_staleness=-1 is less than 0",

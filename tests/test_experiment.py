@@ -45,7 +45,7 @@ OFF = {
     "total_policy_steps": 60, "learning_starts": 20, "minibatch_size": 8,
     "evaluation_every": None, "evaluation_episodes": 2,
 }  # fmt: skip
-EXACT = {"exact_policy": True}
+EXACT = {"fast_policy": "exact"}
 RECIPES = (recipes.ppo, recipes.sac, recipes.a2c, recipes.reinforce)
 
 
@@ -136,7 +136,7 @@ def test_ppo_is_bitwise_the_ppo_wired_by_hand(id):
     by_hand = Trainer(
         plan,
         collector=VectorCollector(
-            env, actor, frames_per_batch=16, total_frames=64, seed=3, exact_policy=True
+            env, actor, frames_per_batch=16, total_frames=64, seed=3, fast_policy="exact"
         ),
         advantage=GAE(gamma=0.99, lmbda=0.95, value_network=critic),
         update=Update(loss, optimizer, clip_norm=0.5),
@@ -165,7 +165,7 @@ def test_sac_is_bitwise_the_sac_wired_by_hand():
     by_hand = Trainer(
         plan,
         collector=VectorCollector(
-            env, actor, frames_per_batch=1, total_frames=60, seed=3, exact_policy=True,
+            env, actor, frames_per_batch=1, total_frames=60, seed=3, fast_policy="exact",
             init_random_frames=20,
         ),
         buffer=make_replay_buffer(1_000_000, 8, n_step=2, gamma=0.99),

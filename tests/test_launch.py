@@ -53,14 +53,14 @@ def test_a_run_leaves_its_folder_with_everything():
     assert {path.name for path in Path().iterdir()} == {"runs"}  # and nothing of Hydra's
 
 
-@pytest.mark.parametrize("form", ["{place}.{name}=true", "{place}={{{name}: true}}"])
+@pytest.mark.parametrize("form", ["{place}.{name}={value}", "{place}={{{name}: {value}}}"])
 def test_arguments_of_environment_and_collector_are_given_one_by_one_or_together(form):
-    inner = form.format(place="env.kwargs", name="sutton_barto_reward")
-    outer = form.format(place="collector_kwargs", name="exact_policy")
+    inner = form.format(place="env.kwargs", name="sutton_barto_reward", value="true")
+    outer = form.format(place="collector_kwargs", name="fast_policy", value="exact")
     ppo(*SHORT, inner, outer)
     saved = settings_of(runs()[0])
     assert saved["env"]["kwargs"] == {"sutton_barto_reward": True}
-    assert saved["collector_kwargs"] == {"exact_policy": True}
+    assert saved["collector_kwargs"] == {"fast_policy": "exact"}
 
 
 def test_several_loggers_are_given_with_a_comma():

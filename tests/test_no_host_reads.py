@@ -205,7 +205,8 @@ def test_with_environments_on_the_host_nothing_is_read_after_collection(plan, pa
 @pytest.mark.parametrize("exact", [True, False])
 def test_collection_brings_actions_to_the_host_and_nothing_else(exact):
     plan = on_policy_plan(total_policy_steps=160)
-    trainer = Trainer(plan, **ppo_parts(plan, exact_policy=exact), log_every=160)
+    fast = "exact" if exact else "auto"
+    trainer = Trainer(plan, **ppo_parts(plan, fast_policy=fast), log_every=160)
     *collections, after_the_last = run_guarded_from(
         trainer, "post_steps", "batch_process", forbid=False
     )

@@ -258,7 +258,9 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     plain = [a for a in arguments if _split(a)[0] not in ("steps", "resume", "preset")]
-    plain.sort(key=lambda argument: not argument.startswith("-"))  # options first: argparse
+    groups = {name for name, value in base.items() if isinstance(value, dict)}
+    # Options first, for argparse; values of whole groups last: nothing could be set within them.
+    plain.sort(key=lambda a: (not a.startswith("-"), _split(a)[0] in groups and "={" not in a))
     plain = [f"++{a.lstrip('+')}" if _is_argument(base, _split(a)[0]) else a for a in plain]
     name = f"kit_{job.recipe.name}"
     runs = base["runs"] or tempfile.gettempdir()

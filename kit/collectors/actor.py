@@ -44,12 +44,11 @@ class PolicyPath(NamedTuple):
     """why it is not one of those before; empty where it is ``numpy``."""
 
 
-def fast_policy_of(fast_policy: FastPolicy | bool, exact_policy: bool = False) -> FastPolicy:
+def fast_policy_of(fast_policy: FastPolicy | bool) -> FastPolicy:
     """Return how a policy is called, from the arguments of a collector.
 
     Args:
         fast_policy: ``"auto"``, ``"exact"`` or ``"module"``; false is ``"module"``.
-        exact_policy: whether ``"auto"`` is ``"exact"``.
 
     Raises:
         SettingError: if it is none of the three.
@@ -57,7 +56,7 @@ def fast_policy_of(fast_policy: FastPolicy | bool, exact_policy: bool = False) -
     if isinstance(fast_policy, bool):
         fast_policy = "auto" if fast_policy else "module"
     one_of("fast_policy", fast_policy, ("auto", "exact", "module"))
-    return "exact" if exact_policy and fast_policy == "auto" else fast_policy
+    return fast_policy
 
 
 class ActsOn(Protocol):

@@ -122,7 +122,6 @@ class VectorCollector(StepsCollector):
             network, which rounds differently; other policies run as recorded tensor operations.
             ``"exact"``: recorded tensor operations, bitwise those of the module. ``"module"``: the
             TensorDict module.
-        exact_policy: the same as ``fast_policy="exact"``.
         **counts: of :class:`~kit.collectors.StepsCollector`: ``frames_per_batch``,
             ``total_frames``, ...
 
@@ -149,7 +148,6 @@ class VectorCollector(StepsCollector):
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         reuse: bool = False,
         fast_policy: FastPolicy | bool = "auto",
-        exact_policy: bool = False,
         **counts: Any,
     ) -> None:
         env = as_vector_env(create_env_fn)
@@ -157,7 +155,7 @@ class VectorCollector(StepsCollector):
         self.storing_device = torch.device(storing_device or device or "cpu")
         super().__init__(env.num_envs, device=self.policy_device, **counts)
         self.env, self.policy, self.reuse = env, policy, reuse
-        fast_policy = fast_policy_of(fast_policy, exact_policy)
+        fast_policy = fast_policy_of(fast_policy)
         self.exact_policy = fast_policy != "auto"
         self._actor = _actor(self, exploration_policy, exploration_type, fast_policy)
         self._statistics = EpisodeStatistics(self.num_envs)
@@ -309,7 +307,6 @@ class EpisodeCollector(KitCollector):
         exploration_type: whether actions are sampled.
         fast_policy: how the policy is called: ``"auto"``, ``"exact"`` or ``"module"``, as by
             :class:`VectorCollector`.
-        exact_policy: the same as ``fast_policy="exact"``.
         **counts: of :class:`~kit.collectors.KitCollector`: ``total_frames`` (policy steps after
             which no further batch begins), ``init_random_frames``, ``exploration_frames``,
             ``seed``.
@@ -337,7 +334,6 @@ class EpisodeCollector(KitCollector):
         exploration_policy: Policy | None = None,
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         fast_policy: FastPolicy | bool = "auto",
-        exact_policy: bool = False,
         **counts: Any,
     ) -> None:
         if min_episodes is None and min_steps is None:
@@ -354,7 +350,7 @@ class EpisodeCollector(KitCollector):
         self.env, self.policy = as_vector_env(create_env_fn), policy
         super().__init__(self.env.num_envs, device=self.policy_device, **counts)
         self.idle_env_steps = 0
-        fast_policy = fast_policy_of(fast_policy, exact_policy)
+        fast_policy = fast_policy_of(fast_policy)
         self.exact_policy = fast_policy != "auto"
         self._actor = _actor(self, exploration_policy, exploration_type, fast_policy)
         self._strayed = np.zeros(self.num_envs, np.bool_)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kit.modules.actors import make_action_value, make_actor, make_body, make_q_network, make_value
 from kit.modules.distributions import Categorical, MultiDiscrete
-from kit.modules.networks import MLP, Flatten
+from kit.modules.networks import Flatten, FlattenMLP
 
 __all__ = [
-    "MLP",
     "Categorical",
     "Flatten",
+    "FlattenMLP",
     "MultiDiscrete",
     "make_action_value",
     "make_actor",

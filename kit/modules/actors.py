@@ -19,7 +19,7 @@ from torchrl.data import Categorical as CategoricalSpec
 from torchrl.modules import Actor, ProbabilisticActor, QValueActor, TanhNormal, ValueOperator
 
 from kit.modules.distributions import Categorical, MultiDiscrete, Normal
-from kit.modules.networks import MLP, linear
+from kit.modules.networks import FlattenMLP, linear
 from kit.steps import SettingError
 
 Continuous = Literal["normal", "tanh_normal", "deterministic"]
@@ -53,10 +53,10 @@ class _Normal(_Parameters):
     names = ("loc", "scale")
     distribution = Normal
 
-    def __init__(self, shape: Sequence[int], log_scale: float, **keywords: Any) -> None:
+    def __init__(self, shape: Sequence[int], initial_log_std: float, **keywords: Any) -> None:
         super().__init__(math.prod(shape), event_dim=len(shape), **keywords)
         self.shape = tuple(shape)
-        self.log_scale = nn.Parameter(torch.full(self.shape, float(log_scale)))
+        self.log_scale = nn.Parameter(torch.full(self.shape, float(initial_log_std)))
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
         loc = columns if len(self.shape) == 1 else columns.unflatten(-1, self.shape)  # type: ignore[no-untyped-call]
@@ -123,13 +123,21 @@ class Heads(nn.Module):
         return tuple(p for part, head in zip(parts, self.heads) for p in head(part))
 
 
+class _MaskedHeads(Heads):
+    """Logits of choices, the lowest finite number where the last input, a mask, is false."""
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        (logits,) = super().forward(*inputs[:-1])
+        return (logits.masked_fill(inputs[-1] == 0, torch.finfo(logits.dtype).min),)
+
+
 def make_actor(
     env: Any,
     hidden_sizes: Sequence[int] = (64, 64),
     activation: str = "tanh",
     *,
     continuous: Continuous = "normal",
-    log_scale: float = 0.0,
+    initial_log_std: float = 0.0,
     body: TensorDictModule | None = None,
     orthogonal: bool = True,
     return_log_prob: bool = True,
@@ -140,13 +148,14 @@ def make_actor(
     distributions, entries of a ``Dict`` space independently of each other.
 
     Args:
-        env: the environment.
+        env: the environment. Where it has an observation ``action_mask`` and one discrete action,
+            forbidden choices have probability 0.
         hidden_sizes: widths of the hidden layers; those of ``body`` where one is given.
         activation: name of the activation between them.
         continuous: ``normal``: unbounded, with one learned deviation for all states (actions are
             clipped); ``tanh_normal``: squashed to the bounds, deviation learned for each state;
             ``deterministic``: one action, scaled to the bounds by tanh (for TD3 and DDPG).
-        log_scale: initial log standard deviation of ``normal``.
+        initial_log_std: initial log standard deviation of ``normal``.
         body: module that writes ``features``, shared with a critic; ``None``: a network of its own.
         orthogonal: whether weights start orthogonal, the last layer's with gain 0.01.
         return_log_prob: whether the policy writes the log-probability of its actions.
@@ -159,19 +168,22 @@ def make_actor(
             works = "leave body out: a deterministic policy has a network of its own"
             raise SettingError("body", type(body).__name__, "cannot be shared", works)
         return _deterministic(env, hidden_sizes, activation, orthogonal)
-    heads = {leaf.key: _head(env, leaf.key, continuous, log_scale) for leaf in env.action_leaves}
+    kinds = continuous, initial_log_std
+    heads = {leaf.key: _head(env, leaf.key, *kinds) for leaf in env.action_leaves}
     columns = sum(head.columns for head in heads.values())
     parameters = _parameter_keys(heads)
+    masks = _masks(env, columns) if parameters == ["logits"] else []
+    kind = _MaskedHeads if masks else Heads
     if body is None:
-        keys, network = _network(env, columns, hidden_sizes, activation, orthogonal, 0.01)
+        keys, network = _network(env, columns, hidden_sizes, activation, orthogonal, 0.01, masks)
         module: TensorDictModuleBase = TensorDictModule(
-            Heads(network, list(heads.values())), in_keys=keys, out_keys=parameters
+            kind(network, list(heads.values())), in_keys=[*keys, *masks], out_keys=parameters
         )
     else:
         last = linear(body.module.out_features, columns, 0.01 if orthogonal else None)
-        head = Heads(last, list(heads.values()))
+        head = kind(last, list(heads.values()))
         module = TensorDictSequential(
-            body, TensorDictModule(head, in_keys=["features"], out_keys=parameters)
+            body, TensorDictModule(head, in_keys=["features", *masks], out_keys=parameters)
         )
     spec = env.full_action_spec if len(heads) > 1 else env.action_spec
     if len(heads) == 1:
@@ -238,7 +250,7 @@ def _parameter_keys(heads: dict[Any, _Parameters]) -> list[Any]:
     return keys
 
 
-def _head(env: Any, key: Any, continuous: Continuous, log_scale: float) -> _Parameters:
+def _head(env: Any, key: Any, continuous: Continuous, initial_log_std: float) -> _Parameters:
     spec = env.full_action_spec[key]
     shape = tuple(spec.shape[1:])
     # TorchRL derives the first two from Categorical.
@@ -256,7 +268,7 @@ def _head(env: Any, key: Any, continuous: Continuous, log_scale: float) -> _Para
         return _Parameters(int(spec.n))
     if isinstance(spec, (Bounded, Unbounded)) and spec.dtype.is_floating_point:
         if continuous == "normal":
-            return _Normal(shape or (1,), log_scale)
+            return _Normal(shape or (1,), initial_log_std)
         if isinstance(spec, Bounded):
             return _TanhNormal(shape, spec.space.low[0].clone(), spec.space.high[0].clone())
         raise SettingError(
@@ -281,10 +293,10 @@ def _network(
     orthogonal: bool,
     out_gain: float,
     without: Sequence[Any] = (),
-) -> tuple[list[Any], MLP]:
+) -> tuple[list[Any], FlattenMLP]:
     keys = [leaf.key for leaf in env.observation_leaves if leaf.key not in without]
     specs = [env.full_observation_spec[key] for key in keys]
-    return keys, MLP(
+    return keys, FlattenMLP(
         specs, out_features, hidden_sizes, activation, orthogonal=orthogonal, out_gain=out_gain
     )
 
@@ -347,7 +359,7 @@ def make_action_value(
     keys = [leaf.key for leaf in (*env.observation_leaves, *env.action_leaves)]
     specs = [env.full_observation_spec[leaf.key] for leaf in env.observation_leaves]
     specs += [env.full_action_spec[leaf.key] for leaf in env.action_leaves]
-    return ValueOperator(MLP(specs, 1, hidden_sizes, activation), in_keys=keys)
+    return ValueOperator(FlattenMLP(specs, 1, hidden_sizes, activation), in_keys=keys)
 
 
 def make_q_network(
@@ -378,8 +390,8 @@ def make_q_network(
     if isinstance(spec, (Binary, MultiCategorical)) or not isinstance(spec, CategoricalSpec):
         kind = type(spec).__name__
         raise SettingError("action_space", kind, "is not one choice", ["Discrete"])
-    masks = [leaf.key for leaf in env.observation_leaves if _name(leaf.key) == "action_mask"]
     choices = int(spec.n)
+    masks = _masks(env, choices)
     keys, network = _network(
         env, choices + dueling, hidden_sizes, activation, False, 1.0, without=masks
     )
@@ -400,5 +412,10 @@ class _Dueling(nn.Module):
         return columns[..., :1] + advantage - advantage.mean(-1, keepdim=True)
 
 
-def _name(key: Any) -> Any:
-    return key[-1] if isinstance(key, tuple) else key
+def _masks(env: Any, choices: int) -> list[Any]:
+    """The key of the environment's mask of so many choices, if it has one."""
+    return [
+        leaf.key
+        for leaf in env.observation_leaves
+        if leaf.shape == (choices,) and "action_mask" in (leaf.key, leaf.key[-1])
+    ][:1]

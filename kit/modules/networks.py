@@ -92,8 +92,8 @@ def _choices(spec: Any) -> list[int] | None:
     raise SettingError("observation", type(spec).__name__, "is a spec that no network here reads")
 
 
-class MLP(nn.Module):
-    """A multilayer perceptron over joined inputs.
+class FlattenMLP(nn.Module):
+    """A multilayer perceptron over inputs joined by :class:`Flatten`.
 
     Args:
         specs: specs of the inputs; see :class:`Flatten`.

@@ -23,7 +23,7 @@ from torchrl.modules import ProbabilisticActor, TanhNormal
 from kit.fast.traced import Traced
 from kit.modules.actors import Heads
 from kit.modules.distributions import Categorical, Normal
-from kit.modules.networks import MLP, SigmoidTanh
+from kit.modules.networks import FlattenMLP, SigmoidTanh
 
 Array = NDArray[Any]
 
@@ -155,7 +155,7 @@ def _stacked(steps: list[Array]) -> Tensor:
     return torch.from_numpy(steps[0][:, None] if len(steps) == 1 else np.stack(steps, axis=1))
 
 
-def _parts(policy: Any) -> tuple[MLP, Any, list[Any]]:
+def _parts(policy: Any) -> tuple[FlattenMLP, Any, list[Any]]:
     """Return network, head and action key of a policy.
 
     Raises:
@@ -164,7 +164,7 @@ def _parts(policy: Any) -> tuple[MLP, Any, list[Any]]:
     if type(policy) is not ProbabilisticActor or len(policy.module) != 2:
         raise NotInNumpy(f"{type(policy).__name__} is no actor of make_actor with one action")
     heads = getattr(policy.module[0], "module", None)
-    if type(heads) is not Heads or type(heads.network) is not MLP or len(heads.heads) != 1:
+    if type(heads) is not Heads or type(heads.network) is not FlattenMLP or len(heads.heads) != 1:
         raise NotInNumpy("it is no actor of make_actor with one action and a network of its own")
     head: Any = heads.heads[0]
     if head.distribution not in _SAMPLERS or len(getattr(head, "shape", (1,))) != 1:
@@ -175,7 +175,7 @@ def _parts(policy: Any) -> tuple[MLP, Any, list[Any]]:
     return heads.network, head, policy.module[-1].out_keys[:1]
 
 
-def _layers(network: MLP, num_envs: int) -> list[tuple[Array, Array, Array, Any]]:
+def _layers(network: FlattenMLP, num_envs: int) -> list[tuple[Array, Array, Array, Any]]:
     """Return weights, bias, memory for the result and activation of each layer.
 
     Raises:

@@ -117,7 +117,7 @@ def asynchronous(case: CollectorCase, env: Any = None, **changes: Any) -> AsyncC
 
 def vector_exact(case: CollectorCase) -> VectorCollector:
     """Held to the policy's rounding, too."""
-    return vector(case, exact_policy=True)
+    return vector(case, fast_policy="exact")
 
 
 KINDS: dict[str, Callable[[CollectorCase], Any]] = {

@@ -168,13 +168,13 @@ def test_memory_that_grows_keeps_long_episodes_whole():
 def collected_twice(id, batches=4, num_envs=3, **kwargs):
     """What a small policy collects by way of NumPy, and by way of PyTorch."""
     found = []
-    for exact in (False, True):
+    for fast, path in (("auto", "numpy"), ("exact", "program")):
         torch.manual_seed(0)
         env = make_env(id, num_envs, seed=1, max_episode_steps=40)
         actor = make_actor(env, (8,), "tanh")
-        collector = EpisodeCollector(env, actor, seed=2, exact_policy=exact, **kwargs)
+        collector = EpisodeCollector(env, actor, seed=2, fast_policy=fast, **kwargs)
         found.append((collector, [collector.collect() for _ in range(batches)]))
-        assert collector.policy_path.name == ("program" if exact else "numpy")
+        assert collector.policy_path.name == path
     return found
 
 

@@ -95,7 +95,7 @@ def test_sac_runs_as_planned_with_each_kind(collector, tmp_path):
 def test_arguments_of_the_collector_are_settings(tmp_path):
     late = run_ppo("async", tmp_path, collector_kwargs={"max_staleness": 0}).collector
     assert (late.max_staleness, late.staleness) == (0, 0)
-    exact = run_ppo("vector", tmp_path, collector_kwargs={"exact_policy": True}).collector
+    exact = run_ppo("vector", tmp_path, collector_kwargs={"fast_policy": "exact"}).collector
     assert exact.exact_policy
     assert exact.policy_path.name == "program"
 

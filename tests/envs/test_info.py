@@ -10,6 +10,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
+from torchrl.envs import DoubleToFloat, GymWrapper, SerialEnv, TransformedEnv
+from torchrl.envs.gym_like import default_info_dict_reader
 
 from kit.collectors import EpisodeCollector, VectorCollector
 from kit.envs import ActionMask, make_env
@@ -63,6 +65,19 @@ def gymnasium_vector(kind, **kwargs):
     return make_env(kind(makers, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs))
 
 
+class OfArrays(gym.Wrapper):
+    """Values of ``info`` as arrays, which TorchRL's reader asks for."""
+
+    def step(self, action):
+        *rest, info = self.env.step(action)
+        return *rest, {name: np.float32(info[name]) for name in ("is_success", "number")}
+
+
+def torchrl(length):
+    reader = default_info_dict_reader(["is_success", "number"])
+    return GymWrapper(OfArrays(Reports(length))).set_info_dict_reader(reader)
+
+
 def of_lengths_2_and_3(vectorization):
     lengths = itertools.cycle([2, 3])
     return make_env(lambda: Reports(next(lengths)), 2, vectorization=vectorization, num_workers=1 if
@@ -73,6 +88,10 @@ HOST = {
     "sync": lambda: of_lengths_2_and_3("sync"),
     "async": lambda: make_env(lambda: Reports(2), 2, vectorization="async"),
     "gymnasium": lambda: gymnasium_vector(gym.vector.SyncVectorEnv),
+    "torchrl": lambda: make_env(SerialEnv(2, [lambda: torchrl(2), lambda: torchrl(3)])),
+    "torchrl over the kit": lambda: make_env(
+        TransformedEnv(of_lengths_2_and_3("sync"), DoubleToFloat())
+    ),
 }
 
 
@@ -88,8 +107,10 @@ def test_numbers_in_the_last_info_belong_to_the_finished_episode(kind):
     for number in range(2):
         infos = [episode.info for episode in episodes if episode.env == number]
         assert len(infos) in (4, 6)  # episodes of 3 and 2 steps in 12
+        first = 1 if kind == "torchrl" else 0  # SerialEnv resets once when it is made
         assert infos == [
-            {"is_success": float(played % 2), "number": played} for played in range(len(infos))
+            {"is_success": float(played % 2), "number": played}
+            for played in range(first, first + len(infos))
         ]
 
 

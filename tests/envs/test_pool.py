@@ -68,6 +68,16 @@ def test_the_limit_is_envpools_own_unless_another_is_given():
     assert [episode.length for episode in collector.take_episodes()] == [200] * 3
 
 
+def test_numbers_that_envpool_reports_belong_to_the_finished_episode():
+    env = pool("FetchReach-v4", 2, max_episode_steps=4)
+    _, collector = batches(env, count=1, steps=8)
+    infos = [episode.info for episode in collector.take_episodes()]
+    assert len(infos) == 4
+    assert [set(info) & {"is_success", "env_id", "elapsed_step"} for info in infos] == [
+        {"is_success"}
+    ] * 4
+
+
 def test_an_episode_can_terminate_in_the_step_that_truncates_it():
     (batch,), _ = batches(pool(max_episode_steps=12), count=1, steps=600)
     both = batch["next", "terminated"] & batch["next", "truncated"]

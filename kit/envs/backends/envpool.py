@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, infos_of_arrays
 from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import CannotCapture
 from kit.steps.errors import SettingError, nearest_first
@@ -23,6 +23,9 @@ _LIMIT_ONLY_TRUNCATES = (
     "envpool.toy_text",
 )
 """Families to which their limit means nothing else (to MiniGrid's rewards, for one, it does)."""
+
+_NOT_INFO = frozenset({"env_id", "elapsed_step"})
+"""Entries of ``info`` that EnvPool always gives, and that every episode has already."""
 
 
 class EnvPoolBackend(EnvBackend):
@@ -108,7 +111,7 @@ class EnvPoolBackend(EnvBackend):
         assert active is None
         converted = self.convert(actions)
         try:
-            seen, reward, terminated, truncated, _ = self.pool.step(converted)
+            seen, reward, terminated, truncated, info = self.pool.step(converted)
         except Exception as error:
             raise fault_of(self.name, None, error, "step()") from error
         result.reward[...] = reward
@@ -121,8 +124,10 @@ class EnvPoolBackend(EnvBackend):
             value = value_at(seen, leaf.path)
             result.next_observation[leaf.key][...] = value
             result.observation[leaf.key][...] = value
-        ended = result.terminated | result.truncated
+        ended, self.infos = result.terminated | result.truncated, {}
         if ended.any():
+            known = {name: info[name] for name in info if name not in _NOT_INFO}
+            self.infos = infos_of_arrays(known, ended)
             self.reset(result.observation, mask=ended)
         return None
 

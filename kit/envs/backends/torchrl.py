@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, GymWrapper, SerialEnv, TransformedEnv
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, infos_of_arrays
 from kit.envs.spaces import ActionConverter, Arrays, Key, Leaf
 from kit.envs.state import CannotCapture, capture, restore
 from kit.envs.vector_env import VectorEnv
@@ -24,7 +24,8 @@ class TorchRLBackend(EnvBackend):
 
     It costs what TorchRL costs; collectors of the kit then give what they promise. An environment
     without a batch dimension is one env. All entries of its observation specs are observations,
-    actions are as its action specs say (one-hot ones stay one-hot).
+    actions are as its action specs say (one-hot ones stay one-hot). Those of no dimension, as
+    TorchRL's readers of ``info`` write them, are numbers of finished episodes, too.
 
     Args:
         env: the environment.
@@ -51,6 +52,11 @@ class TorchRLBackend(EnvBackend):
             raise SettingError(
                 "env.reward_spec", shapes, "is not one number for each copy", [(self.num_envs, 1)]
             )
+        self._scalars = [
+            leaf.key
+            for leaf in self.observation_leaves
+            if not leaf.shape and leaf.key != "observation"
+        ]
         self._root: TensorDictBase | None = None
         below = env
         while isinstance(below, TransformedEnv):
@@ -105,6 +111,11 @@ class TorchRLBackend(EnvBackend):
         truncated = self._row(following, "truncated")[:, 0] if "truncated" in following else done
         result.truncated[...] = truncated | (done & ~result.terminated)
         result.env_steps[...] = self.action_repeat if self._own is None else self._own.env_steps
+        if self._own is not None:
+            self.infos = self._own.backend.infos
+        else:
+            scalars = {_text(key): self._row(following, key) for key in self._scalars}
+            self.infos = infos_of_arrays(scalars, result.terminated | result.truncated)
         return None
 
     def _write(self, tensordict: TensorDictBase, arrays: Arrays) -> None:

@@ -1,0 +1,134 @@
+"""An actor chooses among the actions that the environment's mask allows, and trains so."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Discrete, MultiDiscrete
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.objectives import ClipPPOLoss
+
+from kit.collectors import VectorCollector
+from kit.envs import make_env
+from kit.modules import make_actor, make_body, make_value
+from kit.modules.actors import Heads
+from tests.envs.odd_envs import Masked
+from tests.tiny import on_policy_plan, ppo_trainer
+
+SPACES = {"one choice": Discrete(4), "several choices": MultiDiscrete([2, 3])}
+
+
+class HalfAllowed(gym.Env):
+    """Allows about half of the choices, others after each step; refuses those that are not."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+
+    def __init__(self, space):
+        self.action_space = space
+        self.sizes = [space.n] if isinstance(space, Discrete) else list(space.nvec)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._seen(), {"action_mask": self._mask()}
+
+    def step(self, action):
+        for choice, allowed in zip(np.atleast_1d(action), self.masks):
+            assert allowed[choice], "a forbidden action"
+        self.count += 1
+        done = self.count == 9
+        return self._seen(), 1.0, done, False, {} if done else {"action_mask": self._mask()}
+
+    def _seen(self):
+        return self.np_random.random(2, np.float32)
+
+    def _mask(self):
+        self.masks = [self.np_random.permutation(size) >= size // 2 for size in self.sizes]
+        return np.concatenate(self.masks)
+
+
+def environment(kind, num_envs=4):
+    return make_env(lambda: HalfAllowed(SPACES[kind]), num_envs, seed=1)
+
+
+def actor_of(env, shared=False):
+    torch.manual_seed(0)
+    body = make_body(env, (8,)) if shared else None
+    actor = make_actor(env, (8,), body=body)
+    with torch.no_grad():  # or the choices would be about equally probable
+        for parameter in actor.parameters():
+            parameter.mul_(3).add_(0.3 * torch.randn_like(parameter))
+    return actor
+
+
+def probabilities(actor, batch, kind):
+    """Log-probabilities of the actions: each choice's among those allowed."""
+    network = next(module.network for module in actor.modules() if isinstance(module, Heads))
+    body = next((m for m in actor.modules() if getattr(m, "out_keys", None) == ["features"]), None)
+    logits = network(batch["observation"] if body is None else body(batch.clone())["features"])
+    sizes = [4] if kind == "one choice" else [2, 3]
+    total = 0.0
+    actions = batch["action"].reshape(*batch.shape, len(sizes))
+    masks = batch["action_mask"].bool().split(sizes, -1)
+    for number, (part, mask) in enumerate(zip(logits.split(sizes, -1), masks)):
+        chances = torch.where(mask, part.double().exp(), 0.0)
+        chosen = chances.gather(-1, actions[..., number, None]).squeeze(-1)
+        total = total + (chosen / chances.sum(-1)).log()
+    return total
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("fast_policy", ["auto", "module"])
+@pytest.mark.parametrize("kind", SPACES)
+def test_no_forbidden_action_is_drawn_and_log_probabilities_are_those_of_the_allowed(
+    kind, fast_policy, shared
+):
+    env = environment(kind)
+    actor = actor_of(env, shared)
+    collector = VectorCollector(env, actor, steps_per_env=64, fast_policy=fast_policy)
+    with torch.no_grad():
+        for _ in range(3):
+            batch = collector.collect()  # the environment refuses forbidden actions
+            wanted = probabilities(actor, batch, kind).float()
+            torch.testing.assert_close(batch["action_log_prob"], wanted, rtol=1e-4, atol=1e-5)
+    assert not batch["action_mask"].all()
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_the_likeliest_action_is_an_allowed_one(kind):
+    env = environment(kind)
+    deterministic = ExplorationType.DETERMINISTIC
+    actor = actor_of(env)
+    VectorCollector(env, actor, steps_per_env=64, exploration_type=deterministic).collect()
+    with set_exploration_type(deterministic):
+        env.rollout(20, actor, break_when_any_done=False)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_a_loss_sees_the_probabilities_that_the_actions_were_drawn_with(kind):
+    env = environment(kind)
+    actor = actor_of(env)
+    batch = VectorCollector(env, actor, steps_per_env=32).collect()
+    batch["advantage"] = batch["value_target"] = torch.ones(*batch.shape, 1)
+    loss = ClipPPOLoss(actor, make_value(env, (8,)))
+    result = loss(batch)
+    assert float(result["kl_approx"]) == pytest.approx(0.0, abs=1e-6)
+    assert float(result["clip_fraction"]) == 0
+    assert 0 < float(result["entropy"].mean()) < np.log(4)
+    (result["loss_objective"] + result["loss_entropy"]).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in actor.parameters())
+
+
+def test_a_policy_of_masked_actions_is_trained():
+    trainer = ppo_trainer(on_policy_plan(), lambda: HalfAllowed(SPACES["one choice"]))
+    trainer.run()
+    assert all(parameter.isfinite().all() for parameter in trainer.collector.policy.parameters())
+
+
+def test_a_mask_that_is_part_of_the_observation_masks_too():
+    env = make_env(Masked, 2)
+    batch = VectorCollector(env, make_actor(env, (8,)), steps_per_env=30).collect()
+    assert (batch["action_log_prob"] == 0).all()  # one action is allowed
+    assert (batch["action"] == batch["observation"].squeeze(-1).long() % 3).all()
