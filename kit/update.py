@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,10 @@ from kit.steps.every import Every
 
 Compile = Literal["auto", True, False]
 Metrics = dict[str, Tensor]
-Gradients = Sequence[Tensor | None]
+Gradients = dict[int, Tensor]
+"""By the number of the parameter, among those of the optimisers that step; absent where none."""
+Due = tuple[int, ...]
+"""Positions of the groups whose optimisers step."""
 
 
 @dataclass
@@ -44,19 +48,12 @@ class _Group:
     """steps of this optimiser so far."""
 
 
-Due = tuple[int, ...]
-"""Positions of the groups whose optimisers step."""
-
-
 class Update(OptimizationStepper):
     """Minimises a TorchRL loss, one gradient step at a time.
 
     It is an ``OptimizationStepper``: TorchRL's ``Trainer`` takes it, and the kit's trainer takes
-    TorchRL's steppers in its place. Called with a minibatch, it makes one gradient step and returns
-    metrics that stay on the device.
-
-    With several optimisers, the gradients of all losses that are due are computed at the parameters
-    before the step.
+    TorchRL's steppers in its place. With several optimisers, the gradients of all losses that are
+    due are computed at the parameters before the step.
 
     Args:
         loss_module: returns a TensorDict of scalars, of which those named ``loss...`` are minimised
@@ -66,7 +63,8 @@ class Update(OptimizationStepper):
         every: gradient steps between two steps of the optimiser of a loss, by name of the loss; 1
             where none is given. ``{"loss_actor": 2}`` is the policy delay of TD3 (Fujimoto et al.
             2018): the actor is updated in gradient steps 2, 4, ...
-        clip_norm: largest norm of the gradients of an optimiser's parameters; ``None``: unclipped.
+        max_grad_norm: largest norm of the gradients of an optimiser's parameters; ``None``:
+            unclipped.
         clip_value: largest absolute value of a gradient; ``None``: unclipped.
         target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks.
         target_update_every: steps between two target updates: a number of gradient steps, or text
@@ -91,7 +89,7 @@ class Update(OptimizationStepper):
         optimizer: Optimizer | Mapping[str, Optimizer],
         *,
         every: Mapping[str, int] | None = None,
-        clip_norm: float | None = None,
+        max_grad_norm: float | None = None,
         clip_value: float | None = None,
         target_updater: TargetNetUpdater | None = None,
         target_update_every: int | str = 1,
@@ -102,10 +100,11 @@ class Update(OptimizationStepper):
         declared = _declared(loss_module, self.groups)
         if declared:
             _check_names(self.groups, declared)
-        self.clip_norm = _positive("clip_norm", clip_norm)
+        self.max_grad_norm = _positive("max_grad_norm", max_grad_norm)
         self.clip_value = _positive("clip_value", clip_value)
-        if clip_norm is not None and clip_value is not None:
-            raise SettingError("clip_value", clip_value, f"contradicts clip_norm={clip_norm}")
+        if max_grad_norm is not None and clip_value is not None:
+            why = f"contradicts max_grad_norm={max_grad_norm}"
+            raise SettingError("clip_value", clip_value, why)
         self.target_updater = target_updater
         self._target_period, self._target_counter = _target_period(target_update_every)
         if compile not in ("auto", True, False):
@@ -118,7 +117,7 @@ class Update(OptimizationStepper):
         self._update_targets = self._target_step()
 
     def _target_step(self) -> Callable[[], Any] | None:
-        """Return the update of the targets; a soft update, the same each time, is traced."""
+        """The update of the targets; a soft update, the same each time, is traced."""
         updater = self.target_updater
         if updater is None or not (self.compile and isinstance(updater, SoftUpdate)):
             return None if updater is None else updater.step
@@ -132,7 +131,7 @@ class Update(OptimizationStepper):
 
     # ------------------------------------------------------------------ one gradient step
     @torch.no_grad()
-    def __call__(self, *minibatches: TensorDictBase) -> TensorDict:
+    def __call__(self, *minibatches: TensorDictBase) -> Metrics:
         """Make one gradient step on one minibatch, or on several whose gradients are averaged.
 
         Args:
@@ -146,16 +145,18 @@ class Update(OptimizationStepper):
         if len(minibatches) == 1 and self._is_fixed(due):
             metrics, _ = self._outputs(due, "step", minibatches[0])
         else:
-            metrics, gradients = self._accumulated(due, minibatches)
-            metrics |= self._apply(due, gradients)
+            parts = [self._outputs(due, "loss", minibatch) for minibatch in minibatches]
+            rows = [minibatch.numel() for minibatch in minibatches]
+            metrics = weighted_mean([part for part, _ in parts], rows)
+            metrics |= self._apply(due, weighted_mean([part for _, part in parts], rows))
         self.stepped()
-        return TensorDict(metrics)
+        return metrics
 
     def losses(self, minibatch: TensorDictBase) -> TensorDictBase:
-        """Return the losses of a minibatch."""
+        """The losses of a minibatch."""
         return _as_losses(self.loss_module, self.loss_module(minibatch))
 
-    def minimize(self, losses: TensorDictBase) -> TensorDict:
+    def minimize(self, losses: TensorDictBase) -> Metrics:
         """Make one gradient step on losses that were computed elsewhere, eagerly.
 
         Args:
@@ -167,12 +168,12 @@ class Update(OptimizationStepper):
         with torch.no_grad():
             metrics |= self._apply(due, gradients)
         self.stepped()
-        return TensorDict(metrics)
+        return metrics
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """Make one gradient step, as TorchRL's trainer asks for it."""
         del trainer
-        return self(sub_batch)
+        return TensorDict(self(sub_batch))
 
     def stepped(self) -> None:
         """Count a gradient step that was made; update the targets if it is their turn."""
@@ -242,74 +243,51 @@ class Update(OptimizationStepper):
             )
         return self._traced[due, kind]
 
-    def _outputs(
-        self, due: Due, kind: str, minibatch: TensorDictBase
-    ) -> tuple[Metrics, list[Tensor | None]]:
-        """Return metrics and gradients, and write what the loss writes into the minibatch."""
+    def _outputs(self, due: Due, kind: str, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
+        """Metrics and gradients; what the loss writes is written into the minibatch."""
         if self.compile:
             traced = self._trace(due, kind)
             traced.refresh()
             outputs = traced(minibatch)
         else:
             outputs = self._loss(due, minibatch.copy())
-        metrics: Metrics = {}
-        gradients: list[Tensor | None] = [None] * sum(len(self.groups[n].parameters) for n in due)
+        found: dict[str, dict[Any, Tensor]] = {"metric": {}, "gradient": {}, "written": {}}
         for (what, name), value in outputs.items():
-            if what == "metric":
-                metrics[name] = value
-            elif what == "gradient":
-                gradients[name] = value
-            else:
-                minibatch.set(name, value)
-        return metrics, gradients
+            found[what][name] = value
+        for name, value in found["written"].items():
+            minibatch.set(name, value)
+        return found["metric"], found["gradient"]
 
     # ------------------------------------------------------------------ loss and gradients
     @torch.enable_grad()
     def _loss(self, due: Due, minibatch: TensorDictBase) -> dict[Any, Tensor]:
-        """Return metrics, gradients by position, and what the loss writes into the minibatch."""
+        """Metrics, gradients, and what the loss writes into the minibatch."""
         before = {key: minibatch.get(key) for key in minibatch.keys(True, True)}
         losses = self.losses(minibatch)
         outputs: dict[Any, Tensor] = {("metric", k): scalar(v) for k, v in losses.items()}
-        for number, gradient in enumerate(self._differentiate(due, losses)):
-            if gradient is not None:
-                outputs["gradient", number] = gradient
+        gradients = self._differentiate(due, losses)
+        outputs |= {("gradient", number): value for number, value in gradients.items()}
         for key in minibatch.keys(True, True):
             if minibatch.get(key) is not before.get(key):
                 outputs["written", key] = minibatch.get(key).detach()
         return outputs
 
     def _step(self, due: Due, minibatch: TensorDictBase) -> dict[Any, Tensor]:
-        """Make the step, and return metrics and what the loss writes into the minibatch."""
+        """Make the step; metrics, and what the loss writes into the minibatch."""
         outputs = self._loss(due, minibatch)
-        count = sum(len(self.groups[number].parameters) for number in due)
-        gradients = [outputs.pop(("gradient", number), None) for number in range(count)]
-        norms = self._apply(due, gradients)
+        numbers = [name for what, name in outputs if what == "gradient"]
+        norms = self._apply(due, {number: outputs.pop(("gradient", number)) for number in numbers})
         return outputs | {("metric", name): norm for name, norm in norms.items()}
 
-    def _accumulated(
-        self, due: Due, minibatches: Sequence[TensorDictBase]
-    ) -> tuple[Metrics, Gradients]:
-        parts = [self._outputs(due, "loss", minibatch) for minibatch in minibatches]
-        if len(parts) == 1:
-            return parts[0]
-        rows = [minibatch.numel() for minibatch in minibatches]
-        total: list[Tensor | None] = [None] * len(parts[0][1])
-        for (_, gradients), weight in zip(parts, (n / sum(rows) for n in rows)):
-            for number, gradient in enumerate(gradients):
-                if gradient is not None:
-                    before, share = total[number], gradient * weight
-                    total[number] = share if before is None else before + share
-        return dict(weighted_mean([metrics for metrics, _ in parts], rows).items()), total
-
-    def _differentiate(self, due: Due, losses: TensorDictBase) -> list[Tensor | None]:
-        """Return the gradients of the parameters of all groups that are due."""
+    def _differentiate(self, due: Due, losses: TensorDictBase) -> Gradients:
+        """The gradients of the parameters of all groups that are due."""
         if not self._checked:
             self._check(losses)
         gradients: list[Tensor | None] = []
         for number in due:
             found = _gradients(self.groups[number], losses, retain_graph=number != due[-1])
             gradients += map(_in_layout_of, self.groups[number].parameters, found)
-        return gradients
+        return {number: value for number, value in enumerate(gradients) if value is not None}
 
     def _check(self, losses: TensorDictBase) -> None:
         """Refuse, before the first step, optimisers that do not fit the losses."""
@@ -333,17 +311,16 @@ class Update(OptimizationStepper):
         self._checked = True
 
     def _apply(self, due: Due, gradients: Gradients) -> Metrics:
-        """Clip and let the optimisers step; return the norms before clipping."""
-        norms: dict[str, Tensor] = {}
-        place = 0
+        """Clip and let the optimisers step; the norms before clipping."""
+        norms: Metrics = {}
+        numbers = itertools.count()
         for group in (self.groups[number] for number in due):
-            own = gradients[place : place + len(group.parameters)]
-            place += len(group.parameters)
-            given = [gradient for gradient in own if gradient is not None]
+            own = [(parameter, gradients.get(next(numbers))) for parameter in group.parameters]
+            given = [gradient for _, gradient in own if gradient is not None]
             norm = torch.nn.utils.get_total_norm(given)
             norms["grad_norm" + "_" * bool(group.name) + group.name] = norm
             clipped = iter(self._clipped(given, norm) if given else ())
-            for parameter, gradient in zip(group.parameters, own):
+            for parameter, gradient in own:
                 parameter.grad = None if gradient is None else next(clipped)
             group.optimizer.step()
             for parameter in group.parameters:
@@ -351,9 +328,10 @@ class Update(OptimizationStepper):
         return norms
 
     def _clipped(self, gradients: list[Tensor], norm: Tensor) -> Sequence[Tensor]:
-        """Return clipped gradients; not in place, as several may be one and the same tensor."""
-        if self.clip_norm is not None:
-            return torch._foreach_mul(gradients, (self.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        """Clipped gradients; not in place, as several may be one and the same tensor."""
+        if self.max_grad_norm is not None:
+            factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            return torch._foreach_mul(gradients, factor)
         if self.clip_value is not None:
             gradients = list(torch._foreach_clamp_min(gradients, -self.clip_value))
             return torch._foreach_clamp_max(gradients, self.clip_value)
@@ -371,7 +349,7 @@ class Update(OptimizationStepper):
         return {group.name or "optimizer": group.steps for group in self.groups}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of optimisers and target updates; weights are the loss module's."""
+        """The state of optimisers and target updates; weights are the loss module's."""
         targets = {} if self.target_updater is None else self.target_updater.state_dict()
         return {
             "optimizers": {name: one.state_dict() for name, one in self.optimizers.items()},
@@ -382,7 +360,7 @@ class Update(OptimizationStepper):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a state of :meth:`state_dict`."""
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state_dict["optimizers"][name])
         for group, steps in zip(self.groups, state_dict["optimizer_steps"].values()):

@@ -76,7 +76,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         env,
         actor,
         advantage=GAE(gamma=cfg.gamma, lmbda=cfg.gae_lambda, value_network=critic),
-        update=Update(loss, optimizer, clip_norm=cfg.max_grad_norm, compile=cfg.compile),
+        update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[AnnealLearningRate(optimizer, cfg.anneal)],
         parts=parts,
     )

@@ -75,7 +75,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     update = Update(
         loss,
         optimizer,
-        clip_norm=cfg.max_grad_norm,
+        max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=HardUpdate(loss, value_network_update_interval=0),  # Update keeps count
         target_update_every=cfg.target_update_every,

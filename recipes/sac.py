@@ -69,7 +69,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     update = Update(
         loss,
         optimizer,
-        clip_norm=cfg.max_grad_norm,
+        max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )

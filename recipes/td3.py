@@ -74,7 +74,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
             for name, parameters in networks.items()
         },
         every={"loss_actor": cfg.policy_delay},
-        clip_norm=cfg.max_grad_norm,
+        max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
         target_update_every=cfg.policy_delay,

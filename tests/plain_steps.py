@@ -37,7 +37,7 @@ def plain_step(
     loss: nn.Module,
     optimizers: Mapping[str, Optimizer] | Optimizer,
     minibatch: TensorDictBase,
-    clip_norm: float | None = None,
+    max_grad_norm: float | None = None,
     clip_value: float | None = None,
 ) -> TensorDictBase:
     """A gradient step as everybody writes it."""
@@ -53,8 +53,8 @@ def plain_step(
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter in parameters:  # autograd may give two of them one tensor
             parameter.grad = None if parameter.grad is None else parameter.grad.clone()
-        if clip_norm is not None:
-            clip_grad_norm_(parameters, clip_norm)
+        if max_grad_norm is not None:
+            clip_grad_norm_(parameters, max_grad_norm)
         if clip_value is not None:
             clip_grad_value_(parameters, clip_value)
         optimizer.step()

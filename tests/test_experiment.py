@@ -139,7 +139,7 @@ def test_ppo_is_bitwise_the_ppo_wired_by_hand(id):
             env, actor, frames_per_batch=16, total_frames=64, seed=3, fast_policy="exact"
         ),
         advantage=GAE(gamma=0.99, lmbda=0.95, value_network=critic),
-        update=Update(loss, optimizer, clip_norm=0.5),
+        update=Update(loss, optimizer, max_grad_norm=0.5),
         evaluate=Evaluator(test_env, actor, episodes=2, seed=3),
         hooks=[AnnealLearningRate(optimizer, "linear"), TargetKL(0.05)],
         progress=False,

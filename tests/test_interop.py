@@ -157,7 +157,7 @@ def test_a_collector_of_the_kit_runs_in_torchrls_ppo_trainer():
 
 def test_the_kits_update_is_the_stepper_of_torchrls_trainer():
     parts = InTorchRL(vector)
-    update = Update(parts.loss, parts.optimizer, clip_norm=0.5)
+    update = Update(parts.loss, parts.optimizer, max_grad_norm=0.5)
     trainer = TorchRLTrainer(
         collector=parts.collector, total_frames=64, frame_skip=1, optim_steps_per_batch=2,
         loss_module=parts.loss, optimization_stepper=update, progress_bar=False,

@@ -53,7 +53,7 @@ def ppo(
     return Trainer(
         plan, collector=tensor_collector(plan, env, actor),
         advantage=GAE(gamma=0.99, lmbda=0.95, value_network=critic),
-        update=Update(loss, optimizer, clip_norm=0.5, compile=compile), log_every=log_every,
+        update=Update(loss, optimizer, max_grad_norm=0.5, compile=compile), log_every=log_every,
     )  # fmt: skip
 
 

@@ -38,13 +38,13 @@ def test_gradient_steps_are_those_of_plain_pytorch(name):
     ours, theirs = make_loss(name).cuda(), make_loss(name).cuda()
     own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
     targets = soft_update(theirs, tau=0.1)
-    update = Update(ours, own, clip_norm=0.5, target_updater=soft_update(ours, tau=0.1))
+    update = Update(ours, own, max_grad_norm=0.5, target_updater=soft_update(ours, tau=0.1))
     for step in range(8):
         minibatch = minibatch_for(name, seed=step).cuda()
         torch.manual_seed(step)
         update(minibatch.clone())
         torch.manual_seed(step)
-        plain_step(theirs, other, minibatch, clip_norm=0.5)
+        plain_step(theirs, other, minibatch, max_grad_norm=0.5)
         if targets is not None:
             targets.step()
     for one, two in zip(ours.state_dict().values(), theirs.state_dict().values()):

@@ -608,7 +608,7 @@ def test_numbers_that_episodes_report_are_columns():
     episodes = [
         SimpleNamespace(episode_return=2.0, length=4, info={"is_success": 1.0, "return": 9.0}),
         SimpleNamespace(episode_return=4.0, length=6, info={"is_success": 0.0, "coins": 3.0}),
-        SimpleNamespace(episode_return=6.0, length=5),
+        SimpleNamespace(episode_return=6.0, length=5, info={}),
     ]
     columns = episode_columns(episodes)
     assert columns["episode/is_success"] == 0.5

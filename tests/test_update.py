@@ -44,13 +44,13 @@ def test_steps_are_those_of_plain_pytorch_for_every_loss(name):
     ours, theirs = make_loss(name), make_loss(name)
     optimizers = [Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs)]
     targets = [soft_update(loss) for loss in (ours, theirs)]
-    update = Update(ours, optimizers[0], clip_norm=0.5, target_updater=targets[0])
+    update = Update(ours, optimizers[0], max_grad_norm=0.5, target_updater=targets[0])
     for step in range(6):
         mine, other = (minibatch_for(name, seed=step) for _ in range(2))
         torch.manual_seed(step)
         metrics = update(mine)
         torch.manual_seed(step)
-        losses = plain_step(theirs, optimizers[1], other, clip_norm=0.5)
+        losses = plain_step(theirs, optimizers[1], other, max_grad_norm=0.5)
         if targets[1] is not None:
             targets[1].step()
         assert_same(state_of(ours, optimizers[0]), state_of(theirs, optimizers[1]))
@@ -102,7 +102,7 @@ def test_a_trace_leaves_the_random_numbers_where_an_eager_call_does(name):
 
 # ---------------------------------------------------------------------- every optimiser
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("clip", [{}, {"clip_norm": 0.1}, {"clip_value": 0.01}])
+@pytest.mark.parametrize("clip", [{}, {"max_grad_norm": 0.1}, {"clip_value": 0.01}])
 def test_steps_are_those_of_plain_pytorch_for_every_optimiser(optimizer, clip):
     name = "SACLoss"
     ours, theirs = make_loss(name), make_loss(name)
@@ -119,7 +119,7 @@ def test_steps_are_those_of_plain_pytorch_for_every_optimiser(optimizer, clip):
 
 def test_the_norm_that_is_told_is_that_before_clipping():
     loss = make_loss("ClipPPOLoss, discrete")
-    update = Update(loss, SGD(loss.parameters(), lr=0.0), clip_norm=1e-3)
+    update = Update(loss, SGD(loss.parameters(), lr=0.0), max_grad_norm=1e-3)
     for step in range(5):
         minibatch = minibatch_for("ClipPPOLoss, discrete", seed=step)
         sum(v for k, v in loss(minibatch.clone()).items() if k.startswith("loss")).backward()
@@ -138,17 +138,17 @@ def sac_optimizers(loss: LossModule, make: Any = Adam, **settings: Any) -> dict[
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("clip_norm", [None, 0.1])
-def test_each_loss_can_have_an_optimiser_of_its_own(fused, clip_norm):
+@pytest.mark.parametrize("max_grad_norm", [None, 0.1])
+def test_each_loss_can_have_an_optimiser_of_its_own(fused, max_grad_norm):
     ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
     own, other = sac_optimizers(ours, fused=fused), sac_optimizers(theirs, fused=fused)
-    update = Update(ours, own, clip_norm=clip_norm)
+    update = Update(ours, own, max_grad_norm=max_grad_norm)
     for step in range(6):
         minibatch = minibatch_for("SACLoss", seed=step)
         torch.manual_seed(step)
         metrics = update(minibatch.clone())
         torch.manual_seed(step)
-        plain_step(theirs, other, minibatch, clip_norm=clip_norm)
+        plain_step(theirs, other, minibatch, max_grad_norm=max_grad_norm)
         assert_same(state_of(ours, *own.values()), state_of(theirs, *other.values()))
         assert {"grad_norm_actor", "grad_norm_qvalue", "grad_norm_alpha"} <= set(metrics.keys())
     assert set(update.optimizers) == {"actor", "qvalue", "alpha"}
@@ -190,7 +190,7 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize("compile", ["auto", False])
-@pytest.mark.parametrize("clip", [{"clip_norm": 0.1}, {"clip_value": 0.2}])
+@pytest.mark.parametrize("clip", [{"max_grad_norm": 0.1}, {"clip_value": 0.2}])
 def test_gradients_that_are_one_tensor_are_clipped_once(clip, compile):
     ours, theirs = Shared(), Shared()
     own, other = (SGD(loss.parameters(), lr=0.1) for loss in (ours, theirs))
@@ -218,11 +218,11 @@ class Transposed(nn.Module):
 def test_odd_layouts_and_unused_parameters_are_taken(optimizer):
     ours, theirs = Transposed(), Transposed()
     own, other = (OPTIMIZERS[optimizer](list(loss.parameters())) for loss in (ours, theirs))
-    update = Update(ours, own, clip_norm=0.5)
+    update = Update(ours, own, max_grad_norm=0.5)
     for step in range(6):
         minibatch = TensorDict({"x": torch.full((4, 3), 0.1 + step)}, [4])
         update(minibatch.clone())
-        plain_step(theirs, other, minibatch, clip_norm=0.5)
+        plain_step(theirs, other, minibatch, max_grad_norm=0.5)
         assert_same(state_of(ours, own), state_of(theirs, other))
     assert torch.equal(ours.unused, torch.ones(2))
 
@@ -241,11 +241,11 @@ def test_gradients_are_not_left_behind():
 def test_accumulated_minibatches_make_the_step_of_all_their_rows(sizes, compile):
     ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
     own, other = (SGD(loss.parameters(), lr=0.1) for loss in (ours, theirs))
-    update = Update(ours, own, clip_norm=0.5, compile=compile)
+    update = Update(ours, own, max_grad_norm=0.5, compile=compile)
     for step in range(5):
         whole = minibatch_for("A2CLoss", 16, seed=step)
         metrics = update(*[part.clone() for part in whole.split(list(sizes))])
-        losses = plain_step(theirs, other, whole, clip_norm=0.5)
+        losses = plain_step(theirs, other, whole, max_grad_norm=0.5)
         torch.testing.assert_close(metrics["loss_critic"], losses["loss_critic"])
         for one, two in zip(ours.parameters(), theirs.parameters()):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
@@ -266,7 +266,7 @@ def test_a_policy_delay_is_that_of_the_paper(every, last, fused, compile):
     (ours, own), (theirs, other) = td3(fused=fused), td3(fused=fused)
     targets = soft_update(theirs, tau=0.1)
     update = Update(
-        ours, own, every={"loss_actor": every}, clip_norm=0.5, compile=compile,
+        ours, own, every={"loss_actor": every}, max_grad_norm=0.5, compile=compile,
         target_updater=soft_update(ours, tau=0.1), target_update_every=every,
     )  # fmt: skip
     for step in range(1, last + 1):
@@ -275,7 +275,7 @@ def test_a_policy_delay_is_that_of_the_paper(every, last, fused, compile):
         metrics = update(minibatch.clone())
         torch.manual_seed(step)
         due = other if step % every == 0 else {"loss_qvalue": other["loss_qvalue"]}
-        plain_step(theirs, due, minibatch, clip_norm=0.5)
+        plain_step(theirs, due, minibatch, max_grad_norm=0.5)
         if step % every == 0:
             targets.step()
         assert_same(state_of(ours, *own.values()), state_of(theirs, *other.values()))
@@ -534,7 +534,7 @@ def test_a_restored_update_goes_on_bitwise(optimizer, where):
     def make() -> tuple[LossModule, Update]:
         loss = make_loss("SACLoss")
         return loss, Update(
-            loss, OPTIMIZERS[optimizer](list(loss.parameters())), clip_norm=1.0,
+            loss, OPTIMIZERS[optimizer](list(loss.parameters())), max_grad_norm=1.0,
             target_updater=soft_update(loss), target_update_every=2,
         )  # fmt: skip
 
@@ -573,11 +573,11 @@ def test_state_that_is_loaded_in_the_middle_takes_effect_at_once():
 def test_contradicting_and_impossible_settings_are_refused():
     loss = make_loss("A2CLoss")
     optimizer = Adam(loss.parameters())
-    with pytest.raises(SettingError, match=r"clip_value=0.5 contradicts clip_norm=1.0"):
-        Update(loss, optimizer, clip_norm=1.0, clip_value=0.5)
+    with pytest.raises(SettingError, match=r"clip_value=0.5 contradicts max_grad_norm=1.0"):
+        Update(loss, optimizer, max_grad_norm=1.0, clip_value=0.5)
     for wrong in (0.0, -1.0, math.nan):
-        with pytest.raises(SettingError, match=r"clip_norm=.* is not positive"):
-            Update(loss, optimizer, clip_norm=wrong)
+        with pytest.raises(SettingError, match=r"max_grad_norm=.* is not positive"):
+            Update(loss, optimizer, max_grad_norm=wrong)
     with pytest.raises(SettingError, match="target_update_every=0 is less than 1"):
         Update(loss, optimizer, target_update_every=0)
     with pytest.raises(SettingError, match="compile='fast' is not a way to run"):

@@ -140,7 +140,7 @@ def ppo_parts(
     return {
         "collector": collector_of(plan, env, actor, seed=seed, **collector),
         "advantage": GAE(gamma=0.99, lmbda=0.95, value_network=critic),
-        "update": Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3), clip_norm=0.5),
+        "update": Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3), max_grad_norm=0.5),
         "progress": False,
     }
 

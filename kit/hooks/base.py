@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.trainers import TrainerHookBase
 
 from kit.steps import StepLedger, StepPlan
@@ -35,7 +35,7 @@ class HookedTrainer(Protocol):
     folder: Path | None
     stop_reason: str | None
     last_checkpoint: Path | None
-    last_metrics: TensorDictBase | None
+    last_metrics: Mapping[str, Tensor] | None
     update: Any
     registered_modules: dict[str, Any]
 

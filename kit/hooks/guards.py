@@ -167,10 +167,11 @@ class TargetKL(Hook):
 
     def look(self) -> None:
         """Look at the last gradient step of an epoch."""
-        metrics = self.trainer.last_metrics
-        if metrics is None or metrics.get(self.metric, None) is None:
-            there = [] if metrics is None else sorted(metrics.keys())
-            raise SettingError("metric", self.metric, "is not a metric of the loss", there)
+        metrics = self.trainer.last_metrics or {}
+        if self.metric not in metrics:
+            raise SettingError(
+                "metric", self.metric, "is not a metric of the loss", sorted(metrics)
+            )
         assert self.target is not None
-        if float(metrics.get(self.metric)) > 1.5 * self.target:
+        if float(metrics[self.metric]) > 1.5 * self.target:
             self.trainer.skip_rest_of_update()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from kit.envs.episodes import Episode
+from kit.envs.episodes import Episode, info_means
 from kit.logging.loggers import RowLogger
 from kit.logging.metrics import MetricMeans
 
@@ -64,15 +64,9 @@ class Journal:
                 logger.log_config(config)
             logger.log_text("plan", plan)
 
-    @contextlib.contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Add the seconds of a block to those spent on ``what``."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - began
-            self._spent[what] = self._spent.get(what, 0.0) + spent
+    def spent(self, what: str, began: float) -> None:
+        """Add the seconds since ``began`` (``time.perf_counter()``) to those spent on ``what``."""
+        self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
 
     def note(self, metrics: Mapping[str, Any]) -> None:
         """Keep metrics for the next row: floats and tensors are averaged, integers replaced."""
@@ -180,12 +174,8 @@ def episode_columns(episodes: Sequence[Episode]) -> dict[str, float]:
     lengths = [episode.length for episode in episodes if episode.length]
     if lengths:
         columns["episode/length"] = statistics.fmean(lengths)
-    infos: dict[str, list[float]] = {}
-    for episode in episodes:
-        for name, value in (getattr(episode, "info", None) or {}).items():
-            infos.setdefault(name, []).append(value)
     # An environment may report a return of its own: the kit's columns keep their names.
-    own = {f"episode/{name}": statistics.fmean(values) for name, values in infos.items()}
+    own = {f"episode/{name}": mean for name, mean in info_means(episodes).items()}
     return own | columns
 
 

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+
+K = TypeVar("K")
+
+Metrics = Mapping[str, Tensor]
+"""Scalars by name, on their device."""
 
 
 def scalar(value: Tensor) -> Tensor:
-    """Return one number, without its graph: the mean of ``value``."""
+    """One number, without its graph: the mean of ``value``."""
+    if not value.ndim and not value.requires_grad:  # as most are, many times a second
+        return value
     value = value.detach()
     return value.float().mean() if value.numel() > 1 else value.reshape(())
 
 
-def weighted_mean(
-    parts: Sequence[TensorDictBase | Mapping[str, Tensor]], weights: Sequence[float]
-) -> TensorDict:
-    """Return the mean of each entry over ``parts``."""
+def weighted_mean(parts: Sequence[Mapping[K, Tensor]], weights: Sequence[float]) -> dict[K, Tensor]:
+    """The mean of each entry over ``parts``."""
     if len(parts) == 1:
-        return TensorDict(dict(parts[0].items()))
-    mean: dict[str, Tensor] = {}
+        return dict(parts[0].items())
+    mean: dict[K, Tensor] = {}
     for part, weight in zip(parts, weights):
         for name, value in part.items():
             share = value * (weight / sum(weights))
             mean[name] = mean[name] + share if name in mean else share
-    return TensorDict(mean)
+    return mean
 
 
 class MetricMeans:
@@ -38,7 +42,7 @@ class MetricMeans:
         self._counts: dict[tuple[str, ...], int] = {}
 
     @torch.no_grad()
-    def add(self, metrics: Mapping[str, Tensor]) -> None:
+    def add(self, metrics: Metrics) -> None:
         """Add one value of each metric; of several numbers, their mean."""
         names = tuple(metrics.keys())
         values = [scalar(value) for value in metrics.values()]
@@ -49,13 +53,13 @@ class MetricMeans:
         torch._foreach_add_(self._sums[names], values)
         self._counts[names] += 1
 
-    def peek(self) -> TensorDict:
-        """Return the means since the last :meth:`take`, on their device."""
+    def peek(self) -> dict[str, Tensor]:
+        """The means since the last :meth:`take`, on their device."""
         sums, counts = self._totals()
-        return TensorDict({name: value / counts[name] for name, value in sums.items()})
+        return {name: value / counts[name] for name, value in sums.items()}
 
     def take(self) -> dict[str, float]:
-        """Return the means since the last call, moved to the host in one go."""
+        """The means since the last call, moved to the host in one go."""
         sums, counts = self._totals()
         self._sums, self._counts = {}, {}
         if not sums:
@@ -73,13 +77,12 @@ class MetricMeans:
         return sums, counts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running sums."""
-        return {
-            "groups": [
-                {"names": list(names), "sums": list(values), "count": self._counts[names]}
-                for names, values in self._sums.items()
-            ]
-        }
+        """The running sums."""
+        groups = [
+            {"names": list(names), "sums": list(values), "count": self._counts[names]}
+            for names, values in self._sums.items()
+        ]
+        return {"groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""

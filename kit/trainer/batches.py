@@ -17,16 +17,19 @@ from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError, StepLedger, StepPlan
 
 
-class CountedBatches:
-    """Takes batches from a collector and counts them.
+def counted(collector: BaseCollector | None, plan: StepPlan) -> CountedBatches:
+    """The counted batches of a collector; empty ones where there is none."""
+    if collector is None:
+        return CountedBatches(_NoCollector(0), plan)
+    own = isinstance(collector, KitCollector)
+    return (CountedBatches if own else TorchRLBatches)(collector, plan)
 
-    A collector of the kit counts by itself. One of TorchRL yields batches only: their policy steps
-    are counted here, their env steps are taken to be ``action_repeat`` for each policy step, as
-    TorchRL does, and finished episodes are counted on the device. Its batches get the shape
-    ``[num_envs, steps]``, and its processes are sent the policy's weights before each batch.
+
+class CountedBatches:
+    """Takes batches from a collector of the kit, and its counts.
 
     Args:
-        collector: the kit's or TorchRL's.
+        collector: to take batches from.
         plan: sizes of the batches.
 
     Attributes:
@@ -35,15 +38,12 @@ class CountedBatches:
     """
 
     def __init__(self, collector: BaseCollector, plan: StepPlan) -> None:
-        self.collector = collector
+        self.collector: Any = collector
         self.plan = plan
-        self.own = collector if isinstance(collector, KitCollector) else None
         self.collected = self.collected_at_random = 0
         self._iterator: Iterator[TensorDictBase] | None = None
         self._taken = 0
         self._policy_steps = 0
-        self._ended: Tensor | None = None
-        self._returns: list[Tensor] = []
 
     def next(self) -> TensorDictBase:
         """Take the next batch and count it.
@@ -53,11 +53,8 @@ class CountedBatches:
         """
         if self._iterator is None:
             self._iterator = iter(self.collector)
-        if self.own is None and self._taken and self._has_policy:
-            self.collector.update_policy_weights_()
-        random_before = 0 if self.own is None else self.own.random_policy_steps
         try:
-            batch = next(self._iterator)
+            batch = self._take(self._iterator)
         except StopIteration:
             raise SettingError(
                 "collector",
@@ -65,86 +62,48 @@ class CountedBatches:
                 f"ended after {self._policy_steps} policy steps, before the plan",
                 f"total_frames={self.plan.total_policy_steps // self.plan.world_size} or -1",
             ) from None
-        if self.own is None:
-            batch = _envs_first(batch)
         self._taken += 1
-        self.collected = self._count(batch)
-        if self.own is not None:
-            self.collected_at_random = self.own.random_policy_steps - random_before
-        else:
-            self.collected_at_random = self._random_of_torchrl()
-            self._note_ends(batch)
         self._policy_steps += self.collected
         self._check(batch)
         return batch
 
-    @property
-    def _has_policy(self) -> bool:
-        """Whether TorchRL's collector has a policy whose weights it can be sent."""
-        policy = getattr(self.collector, "policy", None)
-        return isinstance(policy, nn.Module) and next(policy.parameters(), None) is not None
-
-    def _count(self, batch: TensorDictBase) -> int:
-        mask = batch.get(("collector", "mask"), None)
-        return batch.numel() if mask is None else int(mask.sum())
-
-    def _random_of_torchrl(self) -> int:
-        """TorchRL takes random actions until ``init_random_frames`` is reached, batch by batch."""
-        wanted = getattr(self.collector, "init_random_frames", None) or 0
-        return self.collected if self._policy_steps < wanted else 0
+    def _take(self, iterator: Iterator[TensorDictBase]) -> TensorDictBase:
+        """The next batch, counted."""
+        random_before = self.collector.random_policy_steps
+        batch = next(iterator)
+        self.collected = _size(batch)
+        self.collected_at_random = self.collector.random_policy_steps - random_before
+        return batch
 
     def _check(self, batch: TensorDictBase) -> None:
-        if not self.plan.is_exact:
+        plan = self.plan
+        if not plan.is_exact:
             return
-        separate = self.plan.prefill_steps > 0 and not self.plan.prefill_is_iteration
+        separate = plan.prefill_steps > 0 and not plan.prefill_is_iteration
         iteration = self._taken - separate
-        expected = self.plan.collected(iteration) if iteration else self.plan.local_prefill_steps
+        expected = plan.collected(iteration) if iteration else plan.local_prefill_steps
         if self.collected != expected:
-            raise SettingError(
-                "collector",
-                type(self.collector).__name__,
-                f"gave a batch of {self.collected} policy steps, shape {tuple(batch.shape)}, where "
-                f"the plan has {expected}",
-                f"frames_per_batch={expected}",
-            )
-
-    def _note_ends(self, batch: TensorDictBase) -> None:
-        done = batch.get(("next", "done"))
-        ended = done.sum()
-        self._ended = ended if self._ended is None else self._ended + ended
-        returns = batch.get(("next", "episode_reward"), None)
-        if returns is not None:
-            self._returns.append(torch.where(done, returns, torch.nan).reshape(-1))
+            why = f"gave a batch of {self.collected} policy steps, shape {tuple(batch.shape)}"
+            name = type(self.collector).__name__
+            works = f"frames_per_batch={expected}"
+            raise SettingError("collector", name, f"{why}, where the plan has {expected}", works)
 
     # ------------------------------------------------------------------ at log points
     def count_environment(self, ledger: StepLedger) -> None:
         """Bring env steps, episodes and faults of ``ledger`` up to date; may read the device."""
-        if self.own is None:
-            env_steps = self._policy_steps * self.plan.action_repeat
-            episodes = 0 if self._ended is None else int(self._ended)
-        else:
-            env_steps, episodes = self.own.env_steps, self.own.episodes
-            ledger.environment_errors = self.own.environment_errors
-        ledger.collected(0, env_steps - ledger.local_env_steps, episodes - ledger.local_episodes)
+        ledger.environment_errors = self.collector.environment_errors
+        ledger.local_env_steps = self.collector.env_steps
+        ledger.local_episodes = self.collector.episodes
 
     def metrics(self) -> dict[str, float]:
         """The collector's own metrics: ``collector/staleness``, for one."""
-        return {} if self.own is None else self.own.metrics()
+        found: dict[str, float] = self.collector.metrics()
+        return found
 
     def take_episodes(self) -> list[Episode]:
         """The episodes that ended since the last call, as far as they are known."""
-        if self.own is not None:
-            return self.own.take_episodes()
-        env = getattr(self.collector, "env", None)
-        env = env.base_env if isinstance(env, TransformedEnv) else env
-        if isinstance(env, VectorEnv):  # it knows rewards before normalisation
-            return env.take_episodes()
-        returns, self._returns = self._returns, []
-        if not returns:
-            return []
-        values = torch.cat(returns)
-        known = values[~values.isnan()].tolist()
-        return [Episode(0, value, 0, 0, terminated=False) for value in known]
+        found: list[Episode] = self.collector.take_episodes()
+        return found
 
     # ------------------------------------------------------------------ in and out
     @property
@@ -154,19 +113,13 @@ class CountedBatches:
 
     def state_dict(self) -> dict[str, Any]:
         """Counts and the collector's state."""
-        return {
-            "taken": self._taken,
-            "policy_steps": self._policy_steps,
-            "ended": None if self._ended is None else int(self._ended),
-            "collector": dict(self.collector.state_dict()),
-        }
+        collector = dict(self.collector.state_dict())
+        return {"taken": self._taken, "policy_steps": self._policy_steps, "collector": collector}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
         self._taken = int(state_dict["taken"])
         self._policy_steps = int(state_dict["policy_steps"])
-        if state_dict["ended"] is not None:
-            self._ended = torch.tensor(state_dict["ended"])
         self.collector.load_state_dict(state_dict["collector"])
 
     def shutdown(self) -> None:
@@ -174,40 +127,83 @@ class CountedBatches:
         self.collector.shutdown(raise_on_error=False)
 
 
-class NoBatches:
-    """The batches of a run that collects nothing: empty ones."""
+class TorchRLBatches(CountedBatches):
+    """Takes batches from a collector of TorchRL, which yields batches only.
 
-    collected = collected_at_random = 0
-    exact_resume = True
+    Policy steps are counted here, env steps are taken to be ``action_repeat`` for each of them, as
+    TorchRL does, and finished episodes are counted on the device. Batches get the shape
+    ``[num_envs, steps]``, and processes are sent the policy's weights before each batch.
+    """
 
-    def next(self) -> TensorDictBase:
-        """An empty batch."""
-        return TensorDict(batch_size=[0])
+    def __init__(self, collector: BaseCollector, plan: StepPlan) -> None:
+        super().__init__(collector, plan)
+        self._ended: Tensor | int = 0
+        self._returns: list[Tensor] = []
+
+    def _take(self, iterator: Iterator[TensorDictBase]) -> TensorDictBase:
+        policy = getattr(self.collector, "policy", None)
+        trained = isinstance(policy, nn.Module) and next(policy.parameters(), None) is not None
+        if self._taken and trained:
+            self.collector.update_policy_weights_()
+        batch = next(iterator)
+        if batch.ndim == 1:
+            batch = batch.unsqueeze(0)
+        elif batch.ndim > 2:  # of several workers
+            batch = batch.flatten(0, -2)
+        self.collected = _size(batch)
+        # TorchRL takes random actions until this many are reached, batch by batch.
+        random = getattr(self.collector, "init_random_frames", None) or 0
+        self.collected_at_random = self.collected if self._policy_steps < random else 0
+        done = batch.get(("next", "done"))
+        self._ended = self._ended + done.sum()
+        returns = batch.get(("next", "episode_reward"), None)
+        if returns is not None:
+            self._returns.append(torch.where(done, returns, torch.nan).reshape(-1))
+        return batch
 
     def count_environment(self, ledger: StepLedger) -> None:
-        """Nothing is stepped."""
+        """Bring env steps and episodes of ``ledger`` up to date; reads the device."""
+        ledger.local_env_steps = self._policy_steps * self.plan.action_repeat
+        ledger.local_episodes = int(self._ended)
 
     def metrics(self) -> dict[str, float]:
         """None."""
         return {}
 
     def take_episodes(self) -> list[Episode]:
-        """None."""
-        return []
+        """The episodes that ended since the last call, as far as they are known."""
+        env = getattr(self.collector, "env", None)
+        env = env.base_env if isinstance(env, TransformedEnv) else env
+        if isinstance(env, VectorEnv):  # it knows rewards before normalisation
+            return env.take_episodes()
+        returns, self._returns = self._returns, []
+        known = [value for part in returns for value in part[~part.isnan()].tolist()]
+        return [Episode(0, value, 0, 0, terminated=False) for value in known]
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
+        """Counts and the collector's state."""
+        return {**super().state_dict(), "ended": int(self._ended)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Restore a state of :meth:`state_dict`."""
+        super().load_state_dict(state_dict)
+        self._ended = int(state_dict["ended"])
 
-    def shutdown(self) -> None:
+
+class _NoCollector(KitCollector):
+    """Where a run collects nothing: its batches are empty."""
+
+    def _collect(self) -> TensorDictBase:
+        return TensorDict(batch_size=[0])
+
+    def _seed_environments(self, seed: int) -> None:
+        """There are none."""
+
+    def shutdown(self, **kwargs: Any) -> None:
         """Nothing to release."""
 
 
-def _envs_first(batch: TensorDictBase) -> TensorDictBase:
-    """A batch of TorchRL, of several workers or of one environment, as ``[num_envs, steps]``."""
-    if batch.ndim == 1:
-        return batch.unsqueeze(0)
-    return batch.flatten(0, -2) if batch.ndim > 2 else batch
+def _size(batch: TensorDictBase) -> int:
+    """Policy steps of a batch, without padding."""
+    mask = batch.get(("collector", "mask"), None)
+    return batch.batch_size.numel() if mask is None else int(mask.sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchrl.envs import TransformedEnv
@@ -14,8 +14,21 @@ from kit.steps import SettingError, StepPlan
 from kit.trainer.stages import Stages
 from kit.update import Update
 
+Refusal = tuple[Any, ...]
+"""Arguments of a ``SettingError``."""
 
-def check_hooks_argument(hooks: Any) -> list[Any]:
+
+def refuse(refusals: Iterator[Refusal]) -> None:
+    """Raise the first refusal, if there is one.
+
+    Raises:
+        SettingError: with its field, value, reason and what works.
+    """
+    for refusal in refusals:
+        raise SettingError(*refusal)
+
+
+def hooks_as_list(hooks: Any) -> list[Any]:
     """The hooks as a list.
 
     Raises:
@@ -27,82 +40,44 @@ def check_hooks_argument(hooks: Any) -> list[Any]:
     return list(hooks)
 
 
-def check_learning_rates(modules: Mapping[str, Any]) -> None:
-    """Refuse a scheduler of PyTorch whose learning rates another hook sets.
-
-    Args:
-        modules: registered hooks by name.
-
-    Raises:
-        SettingError: if there is one.
-    """
+def in_learning_rates(modules: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Schedulers of PyTorch among the registered hooks whose learning rates another hook sets."""
     for hook in modules.values():
         optimizer = getattr(getattr(hook, "scheduler", None), "optimizer", None)
-        if optimizer is None:
-            continue
         for name, other in modules.items():
-            if isinstance(other, Anneal) and other.sets(optimizer, "lr"):
-                raise SettingError(
-                    "hook",
-                    type(hook).__name__,
-                    f"sets the learning rate that {name} sets too",
-                    "leave one of the two out; recipes leave theirs out with anneal=constant",
-                )
+            if optimizer and isinstance(other, Anneal) and other.sets(optimizer, "lr"):
+                why = f"sets the learning rate that {name} sets too"
+                works = "leave one of the two out; recipes leave theirs out with anneal=constant"
+                yield "hook", type(hook).__name__, why, works
 
 
 # ---------------------------------------------------------------------- collection
-def check_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -> None:
-    """Refuse a collector or an environment that does not make the batches of the plan.
-
-    Raises:
-        SettingError: at the first difference.
-    """
+def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -> Iterator[Refusal]:
+    """A collector or an environment that does not make the batches of the plan."""
     if plan.world_size > 1:
-        raise SettingError(
-            "world_size",
-            plan.world_size,
-            "processes train together in the plan, and this is one process",
-            [1],
-        )
+        why = "processes train together in the plan, and this is one process"
+        yield "world_size", plan.world_size, why, [1]
     if plan.offline:
-        _check_offline(collector, buffer, advantage)
+        nothing = "the plan collects nothing (steps_per_env=0)"
+        if collector is not None:
+            yield "collector", type(collector).__name__, f"never runs: {nothing}", [None]
+        if isinstance(buffer, RolloutBatches):
+            works = "give a filled replay buffer"
+            yield "buffer", None, "holds nothing to train on offline", works
+        if advantage is not None:
+            why = f"is estimated on collected batches, and {nothing}"
+            yield "advantage", type(advantage).__name__, why, [None]
     elif collector is None:
-        raise SettingError(
-            "collector",
-            None,
-            "leaves the policy steps of the plan undone",
-            "give a collector, or a plan with steps_per_env=0 (offline)",
-        )
+        works = "give a collector, or a plan with steps_per_env=0 (offline)"
+        yield "collector", None, "leaves the policy steps of the plan undone", works
     else:
-        _check_environment(plan, collector)
+        yield from _in_environment(plan, collector)
 
 
-def _check_offline(collector: Any, buffer: Any, advantage: Any) -> None:
-    if collector is not None:
-        raise SettingError(
-            "collector",
-            type(collector).__name__,
-            "never runs: the plan collects nothing (steps_per_env=0)",
-            [None],
-        )
-    if isinstance(buffer, RolloutBatches):
-        raise SettingError(
-            "buffer", None, "holds nothing to train on offline", "give a filled replay buffer"
-        )
-    if advantage is not None:
-        raise SettingError(
-            "advantage",
-            type(advantage).__name__,
-            "is estimated on collected batches, and the plan collects nothing (steps_per_env=0)",
-            [None],
-        )
-
-
-def _check_environment(plan: StepPlan, collector: Any) -> None:
+def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
     env = getattr(collector, "env", None)
     base: Any = env.base_env if isinstance(env, TransformedEnv) else env
     made = getattr(getattr(base, "make_again", None), "keywords", {})  # arguments of make_env
-    frames = getattr(collector, "requested_frames_per_batch", None)
     found = {
         "num_envs": getattr(collector, "num_envs", getattr(base, "num_envs", None)),
         "action_repeat": made.get("action_repeat"),
@@ -112,136 +87,80 @@ def _check_environment(plan: StepPlan, collector: Any) -> None:
     for field, value in found.items():
         planned = getattr(plan, field)
         if value is not None and value != planned:
-            raise SettingError(
-                f"env.{field}",
-                value,
-                f"of the collector contradicts the plan's {field}={planned}",
-                [planned],
-                "or change the plan",
-            )
+            why = f"of the collector contradicts the plan's {field}={planned}"
+            yield f"env.{field}", value, why, [planned], "or change the plan"
+    frames = getattr(collector, "requested_frames_per_batch", None)
     steps = plan.is_exact and not plan.collects_episodes
     if steps and isinstance(frames, int) and frames > 0 and frames != plan.frames_per_batch:
-        raise SettingError(
-            "collector",
-            frames,
-            "policy steps in a batch are not those of the plan",
-            [plan.frames_per_batch],
-        )
+        why = "policy steps in a batch are not those of the plan"
+        yield "collector", frames, why, [plan.frames_per_batch]
 
 
-# ---------------------------------------------------------------------- evaluation
-def check_evaluation(plan: StepPlan, evaluate: Any) -> None:
-    """Refuse an evaluator that leaves the plan's evaluations undone.
-
-    Raises:
-        SettingError: if there is none, or it plays another number of episodes.
-    """
+def in_evaluation(plan: StepPlan, evaluate: Any) -> Iterator[Refusal]:
+    """An evaluator that leaves evaluations undone, or plays another number of episodes."""
     evaluations = plan.evaluation_every or plan.evaluation_every_iterations
     evaluations = evaluations or plan.initial_evaluations or plan.final_evaluation
     if evaluate is None and evaluations:
-        raise SettingError(
-            "evaluate",
-            None,
-            "leaves the evaluations of the plan undone",
-            "give an Evaluator, or a plan with evaluation_every=None and final_evaluation=False",
-        )
+        works = "give an Evaluator, or a plan with evaluation_every=None and final_evaluation=False"
+        yield "evaluate", None, "leaves the evaluations of the plan undone", works
     if evaluate is not None and evaluate.episodes != plan.evaluation_episodes:
-        raise SettingError(
-            "evaluate",
-            evaluate.episodes,
-            "episodes are not those of the plan",
-            [plan.evaluation_episodes],
-        )
+        why = "episodes are not those of the plan"
+        yield "evaluate", evaluate.episodes, why, [plan.evaluation_episodes]
 
 
 # ---------------------------------------------------------------------- gradient steps
-def check_updates(
-    plan: StepPlan, *, update: Any, loss_module: Any, advantage: Any, stages: Stages
-) -> None:
-    """Refuse gradient steps that are never made, or whose loss lacks its input.
+_UNDONE = "leaves the plan's gradient steps undone"
 
-    Raises:
-        SettingError: at the first contradiction.
-    """
+
+def in_updates(
+    plan: StepPlan, *, update: Any, loss_module: Any, advantage: Any, stages: Stages
+) -> Iterator[Refusal]:
+    """Gradient steps that are never made, or whose loss lacks its input."""
     if not plan.trains:
         return
     if update is None and loss_module is None:
-        raise SettingError(
-            "update",
-            None,
-            "leaves the plan's gradient steps undone",
-            "give an Update, or a loss_module and a hook at stage 'optimizer'",
-        )
+        works = "give an Update, or a loss_module and a hook at stage 'optimizer'"
+        yield "update", None, _UNDONE, works
     keys = getattr(loss_module, "tensor_keys", None)
     # Losses of action values name an advantage too, for estimators, and do not read it.
     reads = hasattr(keys, "advantage") and not hasattr(keys, "action_value")
     adds = ("batch_process", "pre_epoch", "process_optim_batch")
     if reads and advantage is None and not any(stages[stage] for stage in adds):
-        raise SettingError(
-            "advantage",
-            None,
-            f"leaves {type(loss_module).__name__} without advantages, which it would estimate from "
-            "shuffled minibatches",
-            "give advantage=GAE(...) or another estimator",
-        )
-    if advantage is not None and not plan.on_policy:
-        _check_rollouts(plan)
-
-
-def _check_rollouts(plan: StepPlan) -> None:
-    """Refuse rules of replay buffers where batches with advantages are trained on."""
+        name = type(loss_module).__name__
+        why = f"leaves {name} without advantages, which it would estimate from shuffled minibatches"
+        yield "advantage", None, why, "give advantage=GAE(...) or another estimator"
+    if advantage is None or plan.on_policy:
+        return
     if plan.replay_ratio is not None:
-        raise SettingError(
-            "replay_ratio",
-            str(plan.replay_ratio),
-            "counts samples of a replay buffer, and advantages belong to the last batch",
-            [None],
-            "give update_epochs, as OnPolicySteps does",
-        )
+        why = "counts samples of a replay buffer, and advantages belong to the last batch"
+        works = "give update_epochs, as OnPolicySteps does"
+        yield "replay_ratio", str(plan.replay_ratio), why, [None], works
     size = plan.minibatch_size
     if plan.is_exact and size is not None and size > plan.frames_per_batch:
-        raise SettingError(
-            "minibatch_size",
-            size,
-            f"is larger than the {plan.frames_per_batch} policy steps of one batch, whose "
-            "advantages it needs",
-            [plan.frames_per_batch],
-        )
+        batch = f"the {plan.frames_per_batch} policy steps of one batch"
+        why = f"is larger than {batch}, whose advantages it needs"
+        yield "minibatch_size", size, why, [plan.frames_per_batch]
 
 
-def check_hooks(plan: StepPlan, *, update: Any, buffer: Any, stages: Stages) -> None:
-    """Refuse, when a run begins, what the hooks registered until then leave undone.
+def in_hooks(plan: StepPlan, *, update: Any, buffer: Any, stages: Stages) -> Iterator[Refusal]:
+    """What the hooks registered until a run begins leave undone.
 
-    Raises:
-        SettingError: if gradient steps are never made or samples never held, or if a stepper of
-            TorchRL makes the gradient steps, which calls no hook between loss and optimiser.
+    Gradient steps that are never made, samples that are never held, or a stepper of TorchRL, which
+    calls no hook between loss and optimiser.
     """
     if not plan.trains:
         return
     if update is None and not stages["optimizer"]:
-        raise SettingError(
-            "update",
-            None,
-            "leaves the plan's gradient steps undone",
-            "give an Update, or register a hook at stage 'optimizer'",
-        )
+        yield "update", None, _UNDONE, "give an Update, or register a hook at stage 'optimizer'"
     rollouts = isinstance(buffer, RolloutBatches)
     if plan.replay_ratio is not None and rollouts and not stages["process_optim_batch"]:
-        raise SettingError(
-            "buffer",
-            None,
-            f"keeps the last batch only, where replay_ratio={plan.replay_ratio} counts samples of "
-            "a replay buffer",
-            "give make_replay_buffer(...) or a TorchRL replay buffer",
-        )
+        samples = f"replay_ratio={plan.replay_ratio} counts samples of a replay buffer"
+        works = "give make_replay_buffer(...) or a TorchRL replay buffer"
+        yield "buffer", None, f"keeps the last batch only, where {samples}", works
     if not isinstance(update, OptimizationStepper) or isinstance(update, Update):
         return
     for stage in ("process_loss", "optimizer"):
         for operation in stages[stage]:
-            raise SettingError(
-                "stage",
-                stage,
-                f"never runs, so {operation.name} never would: {type(update).__name__} goes from "
-                "loss to optimiser by itself",
-                "use kit.update.Update, or leave out the stepper",
-            )
+            itself = f"{type(update).__name__} goes from loss to optimiser by itself"
+            why = f"never runs, so {operation.name} never would: {itself}"
+            yield "stage", stage, why, "use kit.update.Update, or leave out the stepper"

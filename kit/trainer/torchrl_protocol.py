@@ -11,6 +11,7 @@ from typing import Any, Self
 from tensordict import TensorDictBase
 from torchrl.trainers import EarlyStopping
 
+from kit.buffers import Minibatches
 from kit.logging.journal import Journal
 from kit.logging.loggers import RowLogger
 from kit.steps import SettingError, StepLedger, StepPlan
@@ -24,10 +25,10 @@ class TorchRLProtocol:
 
     Args:
         plan: counts of the run.
-        logger: takes rows of metrics; several may be given.
         collector: where batches come from; ``None`` offline.
         update: makes the gradient steps; gives loss module, optimiser and clipping by default.
         buffer: where minibatches come from.
+        logger: takes rows of metrics; several may be given.
         loss_module: in place of the update's.
         optimizer: in place of the update's.
 
@@ -44,11 +45,11 @@ class TorchRLProtocol:
     def __init__(
         self,
         plan: StepPlan,
-        *,
-        logger: RowLogger | Sequence[RowLogger],
         collector: Any,
         update: Any,
-        buffer: Any,
+        buffer: Minibatches,
+        *,
+        logger: RowLogger | Sequence[RowLogger],
         loss_module: Any = None,
         optimizer: Any = None,
     ) -> None:
@@ -57,11 +58,15 @@ class TorchRLProtocol:
         self.journal = Journal(logger if isinstance(logger, Sequence) else [logger])
         self.stages = Stages(updates=plan.trains, collections=not plan.offline)
         self.collector = collector
+        self.update: Any = update
         self.optimization_stepper = update
+        self.buffer: Any = buffer
         self.replay_buffer = getattr(buffer, "buffer", None)
         self.loss_module: Any = loss_module or getattr(update, "loss_module", None)
         self.optimizer = optimizer or next(iter(getattr(update, "optimizers", {}).values()), None)
-        self.clip_norm = getattr(update, "clip_norm", None) or getattr(update, "clip_value", None)
+        self.clip_norm = getattr(update, "max_grad_norm", None) or getattr(
+            update, "clip_value", None
+        )
         self.clip_grad_norm = getattr(update, "clip_value", None) is None
         self.logger = self.journal.loggers[0] if self.journal.loggers else None
         self.registered_modules: dict[str, Any] = {}
@@ -107,12 +112,8 @@ class TorchRLProtocol:
             SettingError: if the name is taken.
         """
         if module_name in self.registered_modules:
-            raise SettingError(
-                "hook",
-                module_name,
-                "is registered already",
-                "choose another name: add(hook, name)",
-            )
+            works = "choose another name: add(hook, name)"
+            raise SettingError("hook", module_name, "is registered already", works)
         self.registered_modules[module_name] = module
 
     # ------------------------------------------------------------------ requests of hooks
@@ -149,6 +150,8 @@ class TorchRLProtocol:
 
     def log(self, stage: str, *arguments: Any) -> None:
         """Note the metrics that the hooks of a log stage return."""
+        if not self.stages[stage]:
+            return
         for metrics in self.stages.log(stage, *arguments):
             metrics.pop("log_pbar", None)  # TorchRL's mark for its progress bar
             self.journal.note(metrics)

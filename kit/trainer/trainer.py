@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 from torchrl.collectors import BaseCollector
 from torchrl.data import ReplayBuffer
 from torchrl.trainers import OptimizationStepper, TrainerHookBase
@@ -19,22 +21,16 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
 from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
-from kit.trainer.batches import CountedBatches, NoBatches
+from kit.trainer import checks
+from kit.trainer.batches import counted
 from kit.trainer.checkpoint import Checkpoints, normalization_of, stateful_parts
-from kit.trainer.checks import (
-    check_collection,
-    check_evaluation,
-    check_hooks,
-    check_hooks_argument,
-    check_learning_rates,
-    check_updates,
-)
 from kit.trainer.torchrl_protocol import TorchRLProtocol
-from kit.trainer.updates import GradientStep, gradient_step
+from kit.trainer.updates import gradient_step
 from kit.update import Update
 
-Advantage = Callable[[TensorDictBase], TensorDictBase]
-_SEES_MINIBATCHES = ("process_optim_batch", "process_loss", "optimizer", "post_loss")
+_SEES_MINIBATCHES = (
+    "process_optim_batch", "process_loss", "optimizer", "post_loss", "post_optim_log",
+)  # fmt: skip
 
 
 class Trainer(TorchRLProtocol):
@@ -86,7 +82,7 @@ class Trainer(TorchRLProtocol):
         collector: BaseCollector | None,
         update: Update | OptimizationStepper | None = None,
         buffer: Minibatches | ReplayBuffer | None = None,
-        advantage: Advantage | None = None,
+        advantage: Callable[[TensorDictBase], TensorDictBase] | None = None,
         evaluate: Evaluator | None = None,
         logger: RowLogger | Sequence[RowLogger] = (),
         hooks: Iterable[TrainerHookBase] = (),
@@ -100,49 +96,40 @@ class Trainer(TorchRLProtocol):
         progress: bool | str = True,
         nan_guard: bool = True,
     ) -> None:
-        self.update, self.advantage, self.evaluate = update, advantage, evaluate
-        self.buffer = as_minibatches(buffer)
+        minibatches = as_minibatches(buffer)
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
-        check_collection(plan, collector, self.buffer, advantage)
-        check_evaluation(plan, evaluate)
+        checks.refuse(checks.in_collection(plan, collector, minibatches, advantage))
+        checks.refuse(checks.in_evaluation(plan, evaluate))
         super().__init__(
-            plan,
-            logger=logger,
-            collector=collector,
-            update=update,
-            buffer=self.buffer,
-            loss_module=loss_module,
-            optimizer=optimizer,
-        )
-        self.batches = NoBatches() if collector is None else CountedBatches(collector, plan)
+            plan, collector, update, minibatches,
+            logger=logger, loss_module=loss_module, optimizer=optimizer,
+        )  # fmt: skip
+        self.advantage, self.evaluate = advantage, evaluate
+        self.batches = counted(collector, plan)
         self.config = config or {}
         self.folder = None if folder is None else Path(folder)
-        self.checkpoints: Checkpoints | None = None
         self.last_checkpoint: Path | None = None
-        self.last_metrics: TensorDictBase | None = None
+        self.last_metrics: Mapping[str, Tensor] | None = None
+        self._checkpoints: Checkpoints | None = None
         self._prefill: TensorDictBase | None = None
-        self._register(check_hooks_argument(hooks), progress, nan_guard)
-        check_updates(
-            plan,
-            update=update,
-            loss_module=self.loss_module,
-            advantage=advantage,
-            stages=self.stages,
-        )
+        if isinstance(update, OptimizationStepper) and not isinstance(update, Update):
+            update.register(self)
+        for hook in checks.hooks_as_list(hooks):
+            self.add(hook)
+        registered = {type(module) for module in self.registered_modules.values()}
+        if nan_guard and NaNGuard not in registered:
+            self.add(NaNGuard())
+        if progress and Console not in registered:
+            self.add(Console(progress if isinstance(progress, str) else ""))
+        checks.refuse(checks.in_learning_rates(self.registered_modules))
+        checks.refuse(
+            checks.in_updates(
+                plan, update=update, loss_module=self.loss_module, advantage=advantage,
+                stages=self.stages,
+            )
+        )  # fmt: skip
         if resume_from is not None:
             self.load(resume_from)
-
-    def _register(self, hooks: list[Any], progress: bool | str, nan_guard: bool) -> None:
-        if isinstance(self.update, OptimizationStepper) and not isinstance(self.update, Update):
-            self.update.register(self)
-        for hook in hooks:
-            self.add(hook)
-        check_learning_rates(self.registered_modules)
-        there = {type(module) for module in self.registered_modules.values()}
-        if nan_guard and NaNGuard not in there:
-            self.add(NaNGuard())
-        if progress and Console not in there:
-            self.add(Console(progress if isinstance(progress, str) else ""))
 
     # ------------------------------------------------------------------ the loop
     def run(self) -> StepLedger:
@@ -153,8 +140,9 @@ class Trainer(TorchRLProtocol):
             HookError: if a hook raises.
             EnvironmentFault: if an environment fails.
         """
-        check_learning_rates(self.registered_modules)
-        check_hooks(self.plan, update=self.update, buffer=self.buffer, stages=self.stages)
+        checks.refuse(checks.in_learning_rates(self.registered_modules))
+        hooked = {"update": self.update, "buffer": self.buffer, "stages": self.stages}
+        checks.refuse(checks.in_hooks(self.plan, **hooked))
         with self._lifecycle():
             if self.ledger.iterations == 0:
                 self.begin()
@@ -182,11 +170,11 @@ class Trainer(TorchRLProtocol):
 
     def collect(self) -> TensorDictBase:
         """Collect the batch of an iteration; offline, an empty one."""
-        with self.journal.timed("collect"):
-            batch = self.batches.next()
-        self.ledger.collected(
-            self.batches.collected, 0, 0, random_policy_steps=self.batches.collected_at_random
-        )
+        began = time.perf_counter()
+        batch = self.batches.next()
+        self.journal.spent("collect", began)
+        random = self.batches.collected_at_random
+        self.ledger.collected(self.batches.collected, 0, 0, random_policy_steps=random)
         if self._prefill is not None:
             batch = torch.cat([self._prefill, batch], dim=-1)
             self._prefill = None
@@ -199,42 +187,43 @@ class Trainer(TorchRLProtocol):
         if not due:
             self._fill(batch)
             return
+        began = time.perf_counter()
         self._skip_phase, self._drawn = False, 0
-        with self.journal.timed("update"):
-            self.stages.fire("pre_optim_steps")
-            if self.advantage is not None:
-                batch = self.advantage(batch)
-            make_step = gradient_step(self, self.update, self._after_loss)
-            first, empty_epochs = True, 0
-            while due and not self._skip_phase:
-                self.log("pre_epoch_log", batch)
-                processed = self.stages.pipe("pre_epoch", batch)
-                if first or self.stages["pre_epoch"]:
-                    self._fill(processed)
-                made = self._train_epoch(make_step, due)
-                first, empty_epochs = False, 0 if made else empty_epochs + 1
-                if empty_epochs == 2:
-                    name = type(self.buffer).__name__
-                    raise SettingError("buffer", name, "has no minibatch to train on")
-                due -= made
-                self.log("post_epoch_log", batch)
-                self.stages.fire("post_epoch")
-            if due:
-                unseen = self.plan.unseen_samples(self.ledger.iterations + 1, self._drawn)
-                self.ledger.skipped(unseen, due)
-            if self.stages["post_optim_complete_log"]:
-                steps, means = self.ledger.local_gradient_steps, self.journal.metrics.peek()
-                self.log("post_optim_complete_log", steps, means)
+        self.stages.fire("pre_optim_steps")
+        if self.advantage is not None:
+            batch = self.advantage(batch)
+        first, empty_epochs = True, 0
+        while due and not self._skip_phase:
+            self.log("pre_epoch_log", batch)
+            processed = self.stages.pipe("pre_epoch", batch)
+            if first or self.stages["pre_epoch"]:
+                self._fill(processed)
+            made = self._train_epoch(due)
+            first, empty_epochs = False, 0 if made else empty_epochs + 1
+            if empty_epochs == 2:
+                name = type(self.buffer).__name__
+                raise SettingError("buffer", name, "has no minibatch to train on")
+            due -= made
+            self.log("post_epoch_log", batch)
+            self.stages.fire("post_epoch")
+        if due:
+            unseen = self.plan.unseen_samples(self.ledger.iterations + 1, self._drawn)
+            self.ledger.skipped(unseen, due)
+        if self.stages["post_optim_complete_log"]:
+            steps, means = self.ledger.local_gradient_steps, self.journal.metrics.peek()
+            self.log("post_optim_complete_log", steps, TensorDict(means))
+        self.journal.spent("update", began)
 
     def _fill(self, batch: TensorDictBase) -> None:
-        """Give a batch to the buffer, with the keys that anybody will read of its minibatches."""
+        """Give a batch to the buffer; of one that is used up now, the keys that will be read."""
         if self.plan.offline:
             return
-        open_stages = any(self.stages[name] for name in (*_SEES_MINIBATCHES, "post_optim_log"))
-        keys = () if open_stages else getattr(self.update, "keys_read", ())
+        keys: Sequence[Any] = ()
+        if self.plan.on_policy and not any(self.stages[name] for name in _SEES_MINIBATCHES):
+            keys = getattr(self.update, "keys_read", ())
         self.buffer.extend(batch, keys)
 
-    def _train_epoch(self, make_step: GradientStep, due: int) -> int:
+    def _train_epoch(self, due: int) -> int:
         """Make the gradient steps of one update epoch, at most ``due``; return how many."""
         made = 0
         for drawn in self.buffer.epoch(self.plan, due):
@@ -242,7 +231,7 @@ class Trainer(TorchRLProtocol):
                 minibatches = [self.stages.pipe("process_optim_batch", m) for m in drawn]
             except StopIteration:  # how TorchRL's replay buffer hook says that a pass has ended
                 break
-            self.last_metrics = make_step(minibatches)
+            self.last_metrics = gradient_step(self, minibatches)
             self.journal.metrics.add(self.last_metrics)
             self.ledger.updated(sum(minibatch.numel() for minibatch in minibatches))
             self._drawn += len(minibatches)
@@ -251,10 +240,6 @@ class Trainer(TorchRLProtocol):
             self.log("post_optim_log", minibatches[-1])
         self.ledger.update_epochs += int(self.plan.on_policy and made > 0)
         return made
-
-    def _after_loss(self, minibatch: TensorDictBase) -> None:
-        self.stages.pipe("post_loss", minibatch)
-        self.buffer.update_priority(minibatch)
 
     def finish_iteration(self, batch: TensorDictBase, due: Due) -> None:
         """Count the iteration; evaluate, log and save what is due."""
@@ -275,8 +260,9 @@ class Trainer(TorchRLProtocol):
         """Evaluate the policy ``times`` times."""
         for _ in range(times):
             assert self.evaluate is not None
-            with self.journal.timed("evaluate"):
-                self.journal.note(self.evaluate(self.ledger.evaluations))
+            began = time.perf_counter()
+            self.journal.note(self.evaluate(self.ledger.evaluations))
+            self.journal.spent("evaluate", began)
             self.ledger.evaluated(self.evaluate.episodes)
 
     def write_row(self) -> None:
@@ -297,10 +283,12 @@ class Trainer(TorchRLProtocol):
         if self.folder is None:
             return None
         self.batches.count_environment(self.ledger)
-        if self.checkpoints is None:
-            self.checkpoints = Checkpoints(self.folder / "checkpoints", self._parts())
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(self.folder / "checkpoints", self._parts())
         counters = self.ledger.counters()
-        self.last_checkpoint = self.checkpoints.save(self.schedule.progress, {"counters": counters})
+        self.last_checkpoint = self._checkpoints.save(
+            self.schedule.progress, {"counters": counters}
+        )
         return self.last_checkpoint
 
     def load(self, checkpoint: Path | str) -> Trainer:
