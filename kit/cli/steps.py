@@ -250,8 +250,7 @@ def _fields(cls: type[Dialect]) -> list[tuple[str, str, str, str, str]]:
     from kit.dialects.carried import flat, use_of
 
     default, docs = cls(), field_docs(cls)
-    for group in cls.NESTED:
-        inner: type = getattr(default, group).__class__
+    for group, inner in cls.GROUPS.items():
         docs |= {f"{group}.{name}": text for name, text in field_docs(inner).items()}
     values = flat(default)
     return [

@@ -4,61 +4,20 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from functools import cache
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self
 
-from kit.steps.errors import SettingError, nearest_first, one_of, whole_number
+from kit.dialects.fields import fact, uses
+from kit.steps.errors import Count, SettingError, check_types, nearest_first, one_of
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 
 ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
 
-Count = Annotated[int, 1]
-"""A whole number from 1."""
-Natural = Annotated[int, 0]
-"""A whole number from 0."""
-
 Difference = tuple[str, Any, Any]
 """A setting of a plan, what was wanted, and what the dialect can say."""
-
-
-def _as_it_is(value: Any, settings: Any) -> Any:
-    del settings
-    return value
-
-
-def linear_or_constant(value: Any, settings: Any) -> str:
-    """The schedule of a flag such as ``anneal_lr``."""
-    del settings
-    return "linear" if value else "constant"
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A field without a setting in recipes: only the library's default is accepted."""
-
-    why: str
-    """what to use instead."""
-    accepted: tuple[Any, ...] = ()
-    """further values that are accepted: what recipes do anyway."""
-
-
-@dataclass(frozen=True)
-class Acts:
-    """A field that sets a recipe's setting."""
-
-    setting: str
-    """name of the recipe's setting; dotted in a group: ``env.normalize_reward``."""
-    value: Callable[[Any, Any], Any] = _as_it_is
-    """its value, from that of the field and all settings of the library."""
-    family: str | None = None
-    """family of algorithms in which it acts; ``None``: all."""
-    otherwise: Acts | Refused | None = None
-    """its use in other families; ``None``: it counts."""
 
 
 @dataclass
@@ -66,8 +25,8 @@ class Dialect(ABC):
     """Settings in the words of another library.
 
     The fields of a dialect are those of the library, with its names, defaults and rounding, and
-    a few ``FACTS`` that a plan needs and that the library has from elsewhere: the algorithm, the
-    version, the length of an episode.
+    as keyword arguments a few facts that a plan needs and that the library has from elsewhere: the
+    algorithm, the version, the length of an episode.
     """
 
     NAME: ClassVar[str]
@@ -75,31 +34,38 @@ class Dialect(ABC):
     LIBRARY: ClassVar[str]
     """name of the library."""
     VERSIONS: ClassVar[Mapping[str, str]]
-    """versions by name, each in one sentence; the default follows the code."""
+    """versions by name, each in one sentence; the first follows the code, and is the default."""
     ALGORITHMS: ClassVar[Mapping[str, str]]
     """algorithms and their family."""
     ALIASES: ClassVar[Mapping[str, str]] = {}
     """other names of algorithms."""
-    FACTS: ClassVar[frozenset[str]] = frozenset({"algo", "version"})
-    """fields that are not of the library's own configuration."""
-    MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """families or algorithms in which a field has an effect; all, if it is not listed."""
-    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {}
-    """fields that act in a recipe or are refused there; all others count."""
+    IMPLIED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """algorithms, and the fields of which any implies them if given; without fields: otherwise."""
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """defaults of algorithms, for fields that are ``None``."""
+    TOTAL: ClassVar[str] = ""
+    """field with the policy steps asked for, which the run rounds to whole iterations."""
+    CANNOT: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    """properties of plans, with the only value that can be expressed and why."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
     """names in other versions of the library, and those in this one."""
-    NESTED: ClassVar[frozenset[str]] = frozenset()
-    """fields that are groups of settings themselves."""
+    GROUPS: ClassVar[Mapping[str, type]] = {}
+    """fields that are groups of settings themselves, and their classes."""
     SECTIONS: ClassVar[frozenset[str]] = frozenset({""})
     """groups of the library's configuration files that have its fields."""
     PATHS: ClassVar[Mapping[str, str]] = {}
     """dotted names in its configuration files, where they differ from the fields."""
 
-    algo: str | None = field(default=None, kw_only=True)
+    algo: str | None = fact()
     """algorithm, in the library's spelling, or a family: ``on_policy``, ``off_policy``,
     ``offline``; ``None``: inferred from the settings."""
-    version: str = field(default="", kw_only=True)
-    """version of the library, or ``documented``: its documentation where the code differs."""
+    version: str = fact(default="")
+    """version of the library, or ``documented``: its documentation where the code differs; the
+    first of ``VERSIONS``, if it is empty."""
+
+    def __post_init__(self) -> None:
+        if self.version == "":
+            self.version = next(iter(self.VERSIONS))
 
     # ------------------------------------------------------------------ to a plan
     def to_plan(self, algo: str | None = None, *, strict: bool = False) -> StepPlan:
@@ -113,25 +79,33 @@ class Dialect(ABC):
         Raises:
             SettingError: if a setting is invalid, or the library itself would fail.
         """
-        resolved = self.resolved(algo)
+        made = self.resolved(algo)
         if strict:
-            resolved._refuse_idle(self)
+            made._refuse_idle(self)
+        same = {"final_evaluation": False} | {
+            plan: getattr(made, name) for name, plan in made._same_as(str(made.algo)).items()
+        }
         try:
-            return resolved._plan()
+            plan = StepPlan(**same | made._plan())
         except SettingError as error:
             if hasattr(self, error.field):
                 raise
-            raise SettingError(
-                error.field,
-                error.value,
-                f"follows from the settings of {self.LIBRARY} and {error.why}",
-                error.works,
-                error.hint,
-            ) from None
+            why = f"follows from the settings of {self.LIBRARY} and {error.why}"
+            raise SettingError(error.field, error.value, why, error.works, error.hint) from None
+        asked = getattr(made, self.TOTAL) if self.TOTAL and plan.is_exact else None
+        if asked not in (None, plan.total_policy_steps):
+            plan.asked["total_policy_steps"] = asked
+        return plan
 
     @abstractmethod
-    def _plan(self) -> StepPlan:
-        """The plan of resolved settings."""
+    def _plan(self) -> dict[str, Any]:
+        """The plan's settings, beyond those that fields say as they are."""
+
+    @classmethod
+    def _same_as(cls, algo: str) -> dict[str, str]:
+        """Fields with an effect in an algorithm, and the plan's settings that they are as it is."""
+        named = {f.name: f.metadata.get("plan") for f in fields(cls) if cls.applies(f.name, algo)}
+        return {name: plan for name, plan in named.items() if plan}
 
     def resolved(self, algo: str | None = None) -> Self:
         """A copy with the algorithm's defaults filled in and every number checked.
@@ -145,10 +119,7 @@ class Dialect(ABC):
         for name, value in made._defaults().items():
             if getattr(made, name) is None:
                 setattr(made, name, value)
-        for name, (at_least, optional) in whole_numbers(type(self)).items():
-            value = getattr(made, name)
-            if value is not None or not optional:
-                setattr(made, name, whole_number(name, value, at_least))
+        check_types(made)
         return made
 
     def _algorithm(self, algo: Any) -> str:
@@ -166,13 +137,17 @@ class Dialect(ABC):
         """The algorithm of a recipe, or its family if the library does not have it."""
         return algo if family is None or algo in self.ALGORITHMS else family
 
-    @abstractmethod
     def _guess(self) -> str:
         """The algorithm that the given settings imply."""
+        for algo, names in self.IMPLIED.items():
+            if not names or any(getattr(self, name) is not None for name in names):
+                return algo
+        return next(iter(self.ALGORITHMS))
 
     def _defaults(self) -> Mapping[str, Any]:
         """Defaults of fields that are ``None``, for this algorithm and version."""
-        return {}
+        algo = {ON_POLICY: "ppo", OFF_POLICY: "sac"}.get(str(self.algo), str(self.algo))
+        return self.DEFAULTS.get(algo, {})
 
     @property
     def family(self) -> str:
@@ -195,11 +170,8 @@ class Dialect(ABC):
         made, differences = cls.nearest(plan, **settings)
         if differences:
             name, wanted, can = differences[0]
-            raise SettingError(
-                name,
-                wanted,
-                f"cannot be expressed in {cls.LIBRARY}; the nearest value is {can}",
-            )
+            why = f"cannot be expressed in {cls.LIBRARY}; the nearest value is {can}"
+            raise SettingError(name, wanted, why)
         return made
 
     @classmethod
@@ -212,15 +184,25 @@ class Dialect(ABC):
         if not isinstance(plan, StepPlan):
             raise SettingError("plan", plan, "is not a StepPlan", "give a StepPlan")
         if plan.iterations is None:
-            raise SettingError(
-                "iterations", None, f"is open, and {cls.LIBRARY} needs it", "give it"
-            )
+            why = f"is open, and {cls.LIBRARY} needs it"
+            raise SettingError("iterations", None, why, "give it")
+        for name, (wanted, why) in cls.CANNOT.items():
+            if getattr(plan, name) != wanted:
+                episodes = "steps_per_env" if wanted else "min_episodes"
+                said = {"on_policy": "update_epochs", "collects_episodes": episodes}
+                shown = said.get(name, name)
+                why = f"cannot be expressed in {cls.LIBRARY}: {why}"
+                raise SettingError(shown, getattr(plan, shown), why)
         nearest, refusal = None, None
         given = settings.get("algo")
+        family = ON_POLICY if plan.on_policy else OFF_POLICY
         for algo in [given] if given else cls._algorithms_for(plan):
             try:
                 kept = {**settings, "algo": algo} if algo else settings
-                made = cls(**cls._from(plan, kept))
+                same = cls._same_as(str(algo) if algo in cls.ALGORITHMS else family)
+                made = cls(
+                    **{n: getattr(plan, of) for n, of in same.items()} | cls._from(plan, kept)
+                )
                 for name, value in settings.items():
                     setattr(made, name, value)
                 differences = differing_settings(plan, made.to_plan())
@@ -244,58 +226,58 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields nearest to ``plan``, given the fixed ``settings``."""
+        """The fields nearest to ``plan``, beyond those that say it as it is.
+
+        Args:
+            plan: the run to express.
+            settings: fields that are fixed.
+        """
 
     # ------------------------------------------------------------------ caveats
     def notes(self) -> list[str]:
         """Caveats: what a reader of these settings may not expect, a sentence each."""
-        return self.resolved()._notes(self.to_plan())
+        return [*self.resolved()._notes(self.to_plan())]
 
-    def _notes(self, plan: StepPlan) -> list[str]:
+    @abstractmethod
+    def _notes(self, plan: StepPlan) -> Iterable[str]:
         """Caveats of resolved settings."""
-        del plan
-        return []
 
     @classmethod
     def applies(cls, name: str, algo: str) -> bool:
         """Whether a field has an effect in an algorithm or a family."""
-        means = cls.MEANS.get(name.partition(".")[0])
-        return means is None or algo in means or cls.ALGORITHMS.get(algo, algo) in means
+        only = cls.__dataclass_fields__[name.partition(".")[0]].metadata.get("only")
+        return not only or algo in only or cls.ALGORITHMS.get(algo, algo) in only
 
     @classmethod
     def applicable_fields(cls, algo: str) -> frozenset[str]:
         """Fields with an effect in an algorithm or a family."""
         return frozenset(f.name for f in fields(cls) if cls.applies(f.name, algo))
 
+    @classmethod
+    def counting_fields(cls, algo: str) -> frozenset[str]:
+        """Fields of the library itself that count in an algorithm or a family."""
+        facts = {f.name for f in fields(cls) if f.kw_only}
+        return cls.applicable_fields(algo) - facts - set(uses(cls))
+
     def idle_settings(self, algo: str | None = None) -> list[str]:
         """Changed fields without effect for the algorithm."""
         algorithm = self._algorithm(algo if algo is not None else self.algo)
-        applicable = self.applicable_fields(algorithm)
-        return [name for name in self.changed() if name not in applicable]
+        return [name for name in self.changed() if not self.applies(name, algorithm)]
 
     def _refuse_idle(self, given: Dialect) -> None:
         """Refuse changed fields of ``given`` without effect; ``self`` is resolved."""
-        idle = given.idle_settings(self.algo)
-        if idle:
-            applicable = sorted(
-                self.applicable_fields(str(self.algo)) - self.FACTS - set(self.CARRIED)
-            )
-            raise SettingError(
-                idle[0],
-                getattr(given, idle[0]),
-                f"has no effect for {self.algo} in {self.LIBRARY}",
-                f"leave it out; fields that count: {', '.join(applicable)}",
-            )
+        for name in given.idle_settings(self.algo):
+            why = f"has no effect for {self.algo} in {self.LIBRARY}"
+            applicable = ", ".join(sorted(self.counting_fields(str(self.algo))))
+            works = f"leave it out; fields that count: {applicable}"
+            raise SettingError(name, getattr(given, name), why, works)
 
     # ------------------------------------------------------------------ in and out
     def changed(self) -> dict[str, Any]:
         """The settings that differ from the library's defaults."""
-        default = type(self)()
-        return {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.name != "version" and getattr(self, f.name) != getattr(default, f.name)
-        }
+        default = vars(type(self)())
+        own = {name: value for name, value in vars(self).items() if name != "version"}
+        return {name: value for name, value in own.items() if value != default[name]}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
@@ -320,16 +302,14 @@ class Dialect(ABC):
         return SettingError(name, value, why, nearest_first(last, known)[:4])
 
 
-@cache
-def whole_numbers(cls: type[Dialect]) -> Mapping[str, tuple[int, bool]]:
-    """Integer fields: their smallest value, and whether ``None`` is allowed."""
-    found = {}
-    for name, hint in get_type_hints(cls, include_extras=True).items():
-        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        for option in options:
-            if get_origin(option) is Annotated:
-                found[name] = get_args(option)[1], type(None) in options
-    return found
+@dataclass
+class WrappedDialect(Dialect):
+    """A dialect whose library leaves action repeat and time limits to the environment."""
+
+    action_repeat: Count = fact("action_repeat", 1)
+    """env steps one action is held for; the environment's business."""
+    max_episode_steps: Count | None = fact("max_episode_steps")
+    """policy steps after which an episode is truncated; the environment's business."""
 
 
 def _letters(name: str) -> str:
@@ -337,9 +317,17 @@ def _letters(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
+# ---------------------------------------------------------------------- plans
 def trains(plan: StepPlan) -> bool:
     """Whether an exact plan reaches ``learning_starts``."""
     return plan.first_training_iteration <= plan.iterations
+
+
+def ratio_of(plan: StepPlan) -> Fraction:
+    """Gradient steps per policy step of an off-policy plan, however it says them."""
+    if plan.replay_ratio is not None:
+        return plan.replay_ratio
+    return Fraction(plan.gradient_steps_per_iteration or 0, max(plan.frames_per_batch, 1))
 
 
 def step_by_step(plan: StepPlan) -> StepPlan:
@@ -354,24 +342,15 @@ def step_by_step(plan: StepPlan) -> StepPlan:
     if not plan.collects_episodes or plan.on_policy:
         return plan
     each = plan.gradient_steps_per_iteration or 0
-    ratio = plan.replay_ratio
-    if ratio is None:
-        ratio = Fraction(each, plan.frames_per_batch)
     prefill = plan.policy_steps_after(1) if plan.prefill_is_iteration else 0
+    same = ("total_policy_steps", "num_envs", "world_size", "action_repeat", "max_episode_steps",
+            "exploration_steps", "minibatch_size", "sequence_length", "final_evaluation",
+            "evaluation_episodes")  # fmt: skip
     return StepPlan(
-        total_policy_steps=plan.total_policy_steps,
-        num_envs=plan.num_envs,
-        world_size=plan.world_size,
-        action_repeat=plan.action_repeat,
-        max_episode_steps=plan.max_episode_steps,
+        **{name: getattr(plan, name) for name in same},
         learning_starts=max(prefill, plan.learning_starts),
         random_steps=plan.random_steps_until(plan.total_policy_steps),
-        exploration_steps=plan.exploration_steps,
         pretrain_steps=plan.pretrain_steps + (each if prefill else 0),
-        replay_ratio=ratio,
-        minibatch_size=plan.minibatch_size,
-        sequence_length=plan.sequence_length,
-        final_evaluation=plan.final_evaluation,
-        evaluation_episodes=plan.evaluation_episodes,
+        replay_ratio=ratio_of(plan),
         rounding="up",
     )

@@ -15,7 +15,8 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from kit.dialects.base import Acts, Dialect, Refused
+from kit.dialects.base import Dialect
+from kit.dialects.fields import Acts, Refused, uses
 from kit.steps.errors import SettingError, show
 
 Use = Literal["counts", "acts", "refused"]
@@ -28,7 +29,7 @@ def use_of(cls: type[Dialect]) -> Iterator[tuple[str, Use, str]]:
     Fields of a group have dotted names: ``critic.gamma``.
     """
     for name in flat(cls()):
-        use = cls.CARRIED.get(name)
+        use = uses(cls).get(name)
         if use is None:
             yield name, "counts", ""
         else:
@@ -49,7 +50,7 @@ def flat(settings: Dialect) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if field.name in settings.NESTED and dataclasses.is_dataclass(value):
+        if field.name in settings.GROUPS and dataclasses.is_dataclass(value):
             inner = vars(value).items()
             found |= {f"{field.name}.{name}": entry for name, entry in inner}
         else:
@@ -103,8 +104,8 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
     own = type(config)()
     values: dict[str, Any] = {}
     kept: list[str] = []
-    for name in given.CARRIED:
-        use = _use(given.CARRIED[name], said.family)
+    for name, meaning in uses(type(given)).items():
+        use = _use(meaning, said.family)
         if use is None or not given.applies(name, str(said.algo)):
             continue
         if changed[name] == default[name]:

@@ -82,7 +82,7 @@ def _named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
         name = spelling.replace("-", "_")
         field = _field(cls, name, known)
         head, _, rest = name.partition(".")
-        if field is None and head in cls.NESTED:
+        if field is None and head in cls.GROUPS:
             made.setdefault(head, {})[rest] = value
         elif field is None:
             raise cls.unknown(name, value, sorted(known | set(cls.PATHS)))

@@ -19,14 +19,13 @@ def can_count(plan: StepPlan) -> bool:
         return False
     if plan.counting == "exact" or can_follow(plan, plan.iterations):
         return True
-    total = getattr(counting_rule(plan.counting)(plan), "total", None)
-    return total is not None and total(1, plan.frames_per_batch) is not None
+    return counting_rule(plan.counting)(plan).total(1, plan.frames_per_batch) is not None
 
 
 def can_follow(plan: StepPlan, iteration: int, most: int = FOLLOWED) -> bool:
     """Whether a plan can be followed up to ``iteration`` in a short while."""
     rule = counting_rule(plan.counting)(plan)
-    asked = plan.policy_steps_per_iteration if getattr(rule, "asks_each_step", False) else 1
+    asked = plan.policy_steps_per_iteration if rule.asks_each_step else 1
     return iteration * asked <= most
 
 

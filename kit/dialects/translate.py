@@ -57,9 +57,7 @@ class Translation:
     def settings(self) -> dict[str, Any]:
         """The settings to type: those that count and are not trivial, and changed ones."""
         made, changed = self.target.resolved(), self.target.changed()
-        shown = made.applicable_fields(str(made.algo)) - made.FACTS - set(made.CARRIED) | set(
-            changed
-        )
+        shown = made.counting_fields(str(made.algo)) | set(changed)
         values = {
             f.name: getattr(made, f.name)
             for f in fields(made)

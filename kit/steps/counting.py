@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from kit.steps.errors import SettingError, nearest_first
 
 
-class CountingRule(Protocol):
-    """Turns collections into gradient steps. One object follows one run.
+class CountingRule(ABC):
+    """Turns collections into gradient steps. One object follows one run."""
 
-    A rule may have a few things more. ``pretrains = True`` says that it does the pretraining
-    itself. ``total(trainings, policy_steps)`` returns the gradient steps of the first ``trainings``
-    training iterations of ``policy_steps`` each, or ``None`` where only following them tells.
-    ``follow(times, policy_steps)`` yields what so many calls of ``advance`` return, but faster.
-    ``asks_each_step = True`` says that it takes as long as there are policy steps.
-    """
+    STATE: ClassVar[tuple[str, ...]] = ()
+    """attributes that a checkpoint needs: plain values."""
+    pretrains: ClassVar[bool] = False
+    """whether the pretraining of a plan is part of what the rule counts."""
+    asks_each_step: ClassVar[bool] = False
+    """whether it takes as long as there are policy steps, not iterations."""
 
+    @abstractmethod
     def advance(self, policy_steps: int) -> int:
         """Take the policy steps one process collected in a training iteration.
 
@@ -27,14 +29,53 @@ class CountingRule(Protocol):
             Gradient steps of one process that are due before the next collection.
         """
 
+    def total(self, trainings: int, policy_steps: int) -> int | None:
+        """The gradient steps of a run's first ``trainings`` training iterations.
+
+        Args:
+            trainings: training iterations.
+            policy_steps: of one process in each of them.
+
+        Returns:
+            ``None`` where only following the run tells.
+        """
+        del trainings, policy_steps
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the rule: plain values."""
+        return {name: getattr(self, name) for name in self.STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
+        for name in self.STATE:
+            setattr(self, name, state_dict[name])
 
 
-class Fixed:
+class KnownTotals(CountingRule):
+    """A rule whose totals follow from the number of training iterations alone."""
+
+    STATE = ("iteration",)
+    iteration = 0
+    """training iterations so far."""
+
+    @abstractmethod
+    def after(self, iterations: int) -> int:
+        """The gradient steps of the first training ``iterations``."""
+
+    def advance(self, policy_steps: int) -> int:
+        """Take one training iteration."""
+        del policy_steps
+        self.iteration += 1
+        return self.after(self.iteration) - self.after(self.iteration - 1)
+
+    def total(self, trainings: int, policy_steps: int) -> int:
+        """The gradient steps of the first ``trainings`` iterations."""
+        del policy_steps
+        return self.after(trainings)
+
+
+class Fixed(KnownTotals):
     """The same number of gradient steps in every iteration.
 
     Args:
@@ -44,23 +85,9 @@ class Fixed:
     def __init__(self, gradient_steps: int) -> None:
         self.gradient_steps = gradient_steps
 
-    def advance(self, policy_steps: int) -> int:
-        """Return the gradient steps of one iteration, whatever it collected."""
-        del policy_steps
-        return self.gradient_steps
-
-    def total(self, trainings: int, policy_steps: int) -> int:
-        """Return the gradient steps of the first ``trainings`` iterations."""
-        del policy_steps
-        return trainings * self.gradient_steps
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the rule has no state."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Accept a state of :meth:`state_dict`."""
-        del state_dict
+    def after(self, iterations: int) -> int:
+        """The gradient steps of the first training ``iterations``."""
+        return iterations * self.gradient_steps
 
 
 RuleFactory = Callable[[Any, str], CountingRule]

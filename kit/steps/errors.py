@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 LARGEST = 10**18
 """Largest count that is accepted; a million steps a second would reach it in 30,000 years."""
+
+Count = Annotated[int, 1]
+"""A whole number from 1."""
+Natural = Annotated[int, 0]
+"""A whole number from 0."""
 
 
 class SettingError(ValueError):
@@ -46,7 +54,7 @@ class SettingError(ValueError):
 
 
 def show(value: Any, *, text: bool = False) -> str:
-    """Return ``value`` as a message shows it; never fails and is never long.
+    """``value`` as a message shows it; never fails and is never long.
 
     Args:
         value: anything.
@@ -62,7 +70,7 @@ def show(value: Any, *, text: bool = False) -> str:
 
 
 def whole_number(field: str, value: Any, at_least: int = 0) -> int:
-    """Return ``value`` as an int, or refuse it.
+    """``value`` as an int.
 
     Args:
         field: name of the setting, for the error.
@@ -102,7 +110,7 @@ def _index(field: str, value: Any, at_least: int) -> int:
 
 
 def yes_or_no(field: str, value: Any) -> bool:
-    """Return ``value`` if it is a bool, or refuse it.
+    """``value``, a bool.
 
     Raises:
         SettingError: if ``value`` is neither ``True`` nor ``False``.
@@ -113,7 +121,7 @@ def yes_or_no(field: str, value: Any) -> bool:
 
 
 def one_of(field: str, value: Any, choices: Sequence[str]) -> str:
-    """Return ``value`` if it is one of ``choices``, or refuse it.
+    """``value``, one of ``choices``.
 
     Raises:
         SettingError: if it is not; the nearest spelling comes first.
@@ -124,7 +132,7 @@ def one_of(field: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:
-    """Return ``choices`` with those spelled most like ``value`` first."""
+    """``choices`` with those spelled most like ``value`` first."""
     from difflib import get_close_matches  # only for an error: importing it takes milliseconds
 
     close = get_close_matches(str(value)[:100], choices, n=3, cutoff=0.6)
@@ -134,7 +142,7 @@ def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:
 def real_number(
     field: str, value: Any, at_least: float | None = None, at_most: float | None = None
 ) -> float:
-    """Return ``value`` as a float, or refuse it.
+    """``value`` as a float.
 
     Args:
         field: name of the setting, for the error.
@@ -158,3 +166,43 @@ def real_number(
     if at_most is not None and number > at_most:
         raise SettingError(field, value, f"is more than {at_most:g}", [at_most])
     return number
+
+
+def check_types(settings: Any) -> None:
+    """Check the fields of a dataclass whose types say what works, and make integers of floats.
+
+    These are ``Count``, ``Natural`` and other annotated integers, ``bool`` and ``Literal``. A field
+    may be ``None`` if its type or its default is.
+
+    Raises:
+        SettingError: at the first field that cannot work.
+    """
+    for name, kind, optional in _checked(settings.__class__):
+        value = getattr(settings, name)
+        if value is None and optional:
+            continue
+        if kind is bool:
+            yes_or_no(name, value)
+        elif isinstance(kind, int):
+            object.__setattr__(settings, name, whole_number(name, value, kind))
+        else:
+            one_of(name, value, kind)
+
+
+@cache
+def _checked(cls: type) -> list[tuple[str, Any, bool]]:
+    """Fields to check: ``bool``, smallest number or choices; and whether ``None`` works."""
+    hints = get_type_hints(cls, include_extras=True)
+    optional = {f.name for f in fields(cls) if f.default is None}
+    found = []
+    for name, hint in hints.items():
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        may_be_none = NoneType in kinds or name in optional
+        kind, *others = [kind for kind in kinds if kind is not NoneType] or [None]
+        if get_origin(kind) is Annotated:
+            found.append((name, get_args(kind)[1], may_be_none))
+        elif get_origin(kind) is Literal:
+            found.append((name, get_args(kind), may_be_none))
+        elif kind is bool and not others:
+            found.append((name, bool, may_be_none))
+    return found

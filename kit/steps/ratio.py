@@ -6,13 +6,14 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from kit.steps.counting import CountingRule
 from kit.steps.errors import SettingError
 
 _LARGEST_DENOMINATOR = 1_000_000
 
 
 def as_fraction(field: str, value: Any) -> Fraction:
-    """Return the rational number that ``value`` means.
+    """The rational number that ``value`` means.
 
     A float means the simplest fraction that rounds to it: ``0.3`` is 3/10 and
     ``0.3333333333333333`` is 1/3. Strings such as ``"1/3"`` and ``"0.25"`` are exact.
@@ -51,7 +52,7 @@ def _as_fraction(value: Any) -> Fraction:
     return fraction
 
 
-class ReplayRatio:
+class ReplayRatio(CountingRule):
     """How many gradient steps are due, given the policy steps played: an exact running floor.
 
     After ``s`` policy steps, ``floor(ratio * s)`` gradient steps have been due in total, whatever
@@ -70,30 +71,20 @@ class ReplayRatio:
         [0, 0, 0, 1, 0, 0, 1, 0, 0, 1]
     """
 
+    STATE = ("remainder",)
+
     def __init__(self, ratio: Any) -> None:
         self.ratio = as_fraction("replay_ratio", ratio)
-        self._remainder = 0  # of ratio.numerator * policy steps, modulo ratio.denominator
+        self.remainder = 0  # of ratio.numerator * policy steps, modulo ratio.denominator
 
     def advance(self, policy_steps: int) -> int:
-        """Play ``policy_steps`` more and return the gradient steps that are newly due."""
+        """The gradient steps that another ``policy_steps`` make due."""
         if policy_steps < 0:
             raise SettingError("policy_steps", policy_steps, "is negative", [0])
-        due, self._remainder = divmod(
-            self._remainder + self.ratio.numerator * policy_steps, self.ratio.denominator
+        due, self.remainder = divmod(
+            self.remainder + self.ratio.numerator * policy_steps, self.ratio.denominator
         )
         return due
-
-    def due(self, policy_steps: int) -> int:
-        """Return the gradient steps due after ``policy_steps`` from the start, without moving."""
-        return self.ratio.numerator * policy_steps // self.ratio.denominator
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the remainder that is carried to the next call."""
-        return {"remainder": self._remainder}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Restore a state of :meth:`state_dict`."""
-        self._remainder = int(state_dict["remainder"])
 
     def __repr__(self) -> str:
         return f"ReplayRatio({self.ratio})"

@@ -42,6 +42,8 @@ class RunSchedule:
         SettingError: if a period is not a whole number of at least 1.
     """
 
+    _STATE = ("iterations", "policy_steps", "gradient_steps", "_surplus", "_learning")
+
     def __init__(
         self,
         plan: PlannedCounts,
@@ -62,7 +64,7 @@ class RunSchedule:
         self._surplus = 0
         self._learning = False
         self._rule = counting_rule(plan.counting)(plan)
-        self._pretrain_steps = 0 if getattr(self._rule, "pretrains", False) else plan.pretrain_steps
+        self._pretrain_steps = 0 if self._rule.pretrains else plan.pretrain_steps
 
     def _period(self, field: str, period: int | None, share: int) -> int:
         if period is not None:
@@ -143,27 +145,21 @@ class RunSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the run: plain values."""
-        return {
-            "iterations": self.iterations,
-            "policy_steps": self.policy_steps,
-            "gradient_steps": self.gradient_steps,
-            "surplus": self._surplus,
-            "learning": self._learning,
-            "rule": self._rule.state_dict(),
+        return {name: getattr(self, name) for name in self._STATE} | {
+            "rule": self._rule.state_dict()
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
-        self.iterations = int(state_dict["iterations"])
-        self.policy_steps = int(state_dict["policy_steps"])
-        self.gradient_steps = int(state_dict["gradient_steps"])
-        self._surplus = int(state_dict["surplus"])
-        self._learning = bool(state_dict["learning"])
+        for name in self._STATE:
+            setattr(self, name, state_dict[name])
         self._rule.load_state_dict(state_dict["rule"])
 
 
-class _Epochs:
+class _Epochs(CountingRule):
     """Gradient steps of ``update_epochs`` passes over each batch."""
+
+    STATE = ("waiting",)
 
     def __init__(self, plan: PlannedCounts) -> None:
         self.plan = plan
@@ -173,12 +169,6 @@ class _Epochs:
         rows, self.waiting = policy_steps + self.waiting, 0
         newest = self.plan.train_on_newest
         return self.plan.epoch_gradient_steps(rows if newest is None else min(rows, newest))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"waiting": self.waiting}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.waiting = int(state_dict["waiting"])
 
 
 def _exact_rule(plan: PlannedCounts, argument: str) -> CountingRule:

@@ -6,7 +6,6 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate
 
 from kit.steps.collection import CollectionPlan
 from kit.steps.counting import counting_rule
@@ -110,14 +109,13 @@ class UpdatePlan(CollectionPlan):
 
     def _foreign_after(self, iteration: int, first: int) -> int:
         """Count with the rule of another library: in one go if it can, else step by step."""
-        rule = counting_rule(self.counting)(self)
-        done = 0 if getattr(rule, "pretrains", False) else self.pretrain_steps
-        total = getattr(rule, "total", None)
-        if total is not None and self.collected(first) == self.frames_per_batch:
-            known: int | None = total(iteration - first + 1, self.frames_per_batch)
+        rule, trainings = counting_rule(self.counting)(self), iteration - first + 1
+        done = 0 if rule.pretrains else self.pretrain_steps
+        if self.collected(first) == self.frames_per_batch:
+            known = rule.total(trainings, self.frames_per_batch)
             if known is not None:
                 return done + known
-        return done + self._followed_until(iteration - first + 1, first)
+        return done + self._followed_until(trainings, first)
 
     def _followed_until(self, trainings: int, first: int) -> int:
         """Follow the rule; its results are kept, so that each iteration is followed once."""
@@ -126,12 +124,8 @@ class UpdatePlan(CollectionPlan):
             start = array("q", [0, rule.advance(self.collected(first))])
             object.__setattr__(self, "_followed", (rule, start))
         rule, reached = self._followed  # type: ignore[attr-defined]
-        times = trainings + 1 - len(reached)
-        if times > 0:
-            follow = getattr(rule, "follow", None)
-            each = self.frames_per_batch
-            steps = follow(times, each) if follow else (rule.advance(each) for _ in range(times))
-            reached.extend(accumulate(steps, initial=reached.pop()))
+        while len(reached) <= trainings:
+            reached.append(reached[-1] + rule.advance(self.frames_per_batch))
         done: int = reached[trainings]
         return done
 

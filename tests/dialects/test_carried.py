@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kit.dialects import DIALECTS, GAE, SB3, CleanRL, Nip, Pyrado, Sheeprl, Tianshou, dialect
-from kit.dialects.base import Acts
 from kit.dialects.carried import carry, flat, take, use_of
+from kit.dialects.fields import Acts, uses
 from kit.steps import SettingError
 from recipes import dqn, ppo, sac
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
@@ -57,11 +57,11 @@ every_dialect = pytest.mark.parametrize("name", EVERY_DIALECT)
 @every_dialect
 def test_every_field_has_exactly_one_use(name):
     cls = dialect(name)
-    uses = list(use_of(cls))
-    assert [field for field, _, _ in uses] == list(flat(cls()))
-    assert {use for _, use, _ in uses} <= {"counts", "acts", "refused"}
-    assert set(cls.CARRIED) <= {field for field, _, _ in uses}
-    assert all(text for _, use, text in uses if use != "counts")
+    rows = list(use_of(cls))
+    assert [field for field, _, _ in rows] == list(flat(cls()))
+    assert {use for _, use, _ in rows} <= {"counts", "acts", "refused"}
+    assert {field for field, use, _ in rows if use != "counts"} == set(uses(cls))
+    assert all(text for _, use, text in rows if use != "counts")
 
 
 @every_dialect
@@ -74,7 +74,7 @@ def test_every_field_of_the_library_is_among_them(name):
 def test_what_acts_everywhere_or_is_refused_is_part_of_no_count(name):
     """But for a buffer too small for what is collected, and a run that ends at a known return."""
     cls, draw, changes = dialect(name), random.Random(name), 0
-    carried = {n for n, use in cls.CARRIED.items() if getattr(use, "family", None) is None}
+    carried = {n for n, use in uses(cls).items() if getattr(use, "family", None) is None}
     carried -= {"memory_size", "replay_size", "num_test_envs", "stop_rew"}
     for _ in range(400):
         settings = random_settings(name, draw, nasty=0)
@@ -212,7 +212,7 @@ def test_the_documentation_has_the_use_of_every_field_that_does_not_count(name):
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_setting_that_a_field_acts_as_is_spelt_like_one(name):
-    settings = [use.setting for use in dialect(name).CARRIED.values() if isinstance(use, Acts)]
+    settings = [use.setting for use in uses(dialect(name)).values() if isinstance(use, Acts)]
     assert all(part.isidentifier() for setting in settings for part in setting.split("."))
 
 

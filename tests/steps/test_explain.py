@@ -117,7 +117,7 @@ def test_the_loop_of_the_first_dreamer_becomes_an_interleaved_one():
 
 
 def test_what_has_no_words_at_all_is_refused():
-    with pytest.raises(SettingError, match="on_policy=True cannot be expressed in DreamerV3"):
+    with pytest.raises(SettingError, match="update_epochs=4 cannot be expressed in DreamerV3"):
         translate(CleanRL(algo="ppo"), Dreamer)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.dialects.cleanrl import counting, notes, reverse
+from kit.dialects.cleanrl import counting, notes
 from kit.dialects.cleanrl.settings import CleanRLSettings
 
 
@@ -11,4 +11,4 @@ class CleanRL(CleanRLSettings):
 
     _plan = counting.to_plan
     _notes = notes.notes
-    _from = staticmethod(reverse.settings_from)
+    _from = staticmethod(counting.settings_from)

@@ -1,7 +1,8 @@
-"""How CleanRL's files turn their arguments into counts."""
+"""The counts of CleanRL's files: from their arguments to a plan, and back."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kit.dialects.base import ON_POLICY
@@ -10,43 +11,21 @@ from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 
 
-def to_plan(args: CleanRLSettings) -> StepPlan:
-    """The plan of resolved settings."""
-    made: dict[str, Any] = {
-        "num_envs": args.num_envs,
-        "action_repeat": args.action_repeat,
-        "max_episode_steps": args.max_episode_steps,
-        "final_evaluation": False,
-    }
+# ---------------------------------------------------------------------- to a plan
+def to_plan(args: CleanRLSettings) -> dict[str, Any]:
+    """The plan's settings."""
     if args.family == ON_POLICY:
-        made |= _ppo(args)
-    else:
-        made |= _dqn(args) if str(args.algo).startswith("dqn") else _sac(args)
-    plan = StepPlan(**made)
-    if plan.total_policy_steps != args.total_timesteps:
-        plan.asked["total_policy_steps"] = args.total_timesteps
-    return plan
+        return _ppo(args)
+    return _dqn(args) if str(args.algo).startswith("dqn") else _sac(args)
 
 
 def _ppo(args: CleanRLSettings) -> dict[str, Any]:
-    assert args.total_timesteps is not None
-    assert args.num_envs is not None
-    assert args.num_steps is not None
-    assert args.num_minibatches is not None
     batch = args.num_envs * args.num_steps
     if args.num_minibatches > batch:
-        raise SettingError(
-            "num_minibatches",
-            args.num_minibatches,
-            f"is more than the {batch} steps of a batch, which CleanRL cannot cut so",
-            [batch],
-        )
-    return {
-        "iterations": args.total_timesteps // batch,
-        "steps_per_env": args.num_steps,
-        "update_epochs": args.update_epochs,
-        "minibatch_size": batch // args.num_minibatches,
-    }
+        why = f"is more than the {batch} steps of a batch, which CleanRL cannot cut so"
+        raise SettingError("num_minibatches", args.num_minibatches, why, [batch])
+    size = batch // args.num_minibatches
+    return {"iterations": args.total_timesteps // batch, "minibatch_size": size}
 
 
 def _dqn(args: CleanRLSettings) -> dict[str, Any]:
@@ -55,28 +34,46 @@ def _dqn(args: CleanRLSettings) -> dict[str, Any]:
     Steps are counted from 0, so that the first such multiple is collected as the step after
     it. A ratio that is counted from ``train_frequency - 1`` steps before is due there.
     """
-    assert args.learning_starts is not None
     if args.num_envs != 1:
         raise SettingError("num_envs", args.num_envs, "is not supported by CleanRL's DQN", [1])
-    every = args.train_frequency or 1
+    every = args.train_frequency
     first = (args.learning_starts // every + 1) * every
     return {
         "iterations": args.total_timesteps,
         "learning_starts": first + 2 - every,
         "random_steps": 0,
         "replay_ratio": f"1/{every}",
-        "minibatch_size": args.batch_size,
     }
 
 
 def _sac(args: CleanRLSettings) -> dict[str, Any]:
-    assert args.total_timesteps is not None
-    assert args.num_envs is not None
-    assert args.learning_starts is not None
     return {
         "iterations": args.total_timesteps,
         "learning_starts": (args.learning_starts + 2) * args.num_envs,
         "random_steps": min(args.learning_starts, args.total_timesteps) * args.num_envs,
         "gradient_steps_per_iteration": 1,
-        "minibatch_size": args.batch_size,
     }
+
+
+# ---------------------------------------------------------------------- from a plan
+def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments nearest to ``plan``."""
+    if plan.on_policy:
+        size = plan.minibatch_size or plan.frames_per_batch
+        return {
+            "algo": settings.get("algo", "ppo"),
+            "total_timesteps": plan.total_policy_steps,
+            "num_minibatches": max(plan.frames_per_batch // size, 1),
+        }
+    made = {
+        "total_timesteps": plan.total_policy_steps // plan.num_envs,
+        "batch_size": plan.minibatch_size or 256,
+    }
+    starts, ratio, algo = plan.first_training_iteration, plan.replay_ratio, settings.get("algo")
+    if ratio is not None and ratio.numerator == 1 and plan.num_envs == 1:
+        algo = algo or ("sac" if ratio == 1 and plan.random_steps else "dqn")
+        if algo.startswith("dqn"):
+            every = ratio.denominator
+            first = max(starts + every - 3, 0)
+            return made | {"algo": algo, "train_frequency": every, "learning_starts": first}
+    return made | {"algo": algo or "sac", "learning_starts": max(starts - 2, 0)}

@@ -6,21 +6,12 @@ count from 0 and train strictly after ``learning_starts``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kit.dialects.base import (
-    OFF_POLICY,
-    ON_POLICY,
-    Acts,
-    Count,
-    Dialect,
-    Natural,
-    Refused,
-    linear_or_constant,
-)
-from kit.steps.errors import SettingError
+from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
+from kit.dialects.fields import acts, counts, linear_or_constant, refused
+from kit.steps.errors import Count, Natural, SettingError
 
 _PPO: dict[str, Any] = {
     "total_timesteps": 500_000,
@@ -97,143 +88,107 @@ _DEFAULTS = {
 }
 for _short in ("sac", "td3", "ddpg"):
     _DEFAULTS[_short] = _DEFAULTS[f"{_short}_continuous_action"]
-_SACS = ("sac", "sac_continuous_action")
+_DQNS, _SACS = ("dqn", "dqn_atari"), ("sac", "sac_continuous_action")
+_DELAYED = tuple(name for name in _DEFAULTS if name.startswith(("sac", "td3", "ddpg")))
 
 
 def _target_period(value: Any, args: Any) -> int:
     """Gradient steps between target updates, from steps."""
     every = args.train_frequency or 1
     if value % every:
-        why = f"is not a multiple of train_frequency={every}"
-        raise SettingError(
-            "target_network_frequency", value, why, [value // every * every or every]
+        why, works = (
+            f"is not a multiple of train_frequency={every}",
+            value // every * every or every,
         )
+        raise SettingError("target_network_frequency", value, why, [works])
     return int(value // every)
 
 
 @dataclass
-class CleanRLSettings(Dialect):
+class CleanRLSettings(WrappedDialect):
     """``Args`` of CleanRL's files; ``None`` stands for the default of the file."""
 
-    NAME: ClassVar[str] = "cleanrl"
-    LIBRARY: ClassVar[str] = "CleanRL"
-    VERSIONS: ClassVar[Mapping[str, str]] = {"1.0": "the files as of 2024"}
-    ALGORITHMS: ClassVar[Mapping[str, str]] = {
+    NAME = "cleanrl"
+    LIBRARY = "CleanRL"
+    VERSIONS: ClassVar = {"1.0": "the files as of 2024"}
+    ALGORITHMS: ClassVar = {
         name: ON_POLICY if name.startswith("ppo") else OFF_POLICY for name in _DEFAULTS
     }
-    FACTS: ClassVar[frozenset[str]] = Dialect.FACTS | {"action_repeat", "max_episode_steps"}
-    MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **dict.fromkeys(("num_steps", "num_minibatches", "update_epochs"), (ON_POLICY,)),
-        **dict.fromkeys(("anneal_lr", "gae_lambda", "norm_adv", "clip_coef"), (ON_POLICY,)),
-        **dict.fromkeys(("clip_vloss", "ent_coef", "vf_coef"), (ON_POLICY,)),
-        **dict.fromkeys(("max_grad_norm", "target_kl"), (ON_POLICY,)),
-        **dict.fromkeys(("policy_lr", "q_lr", "alpha", "autotune"), _SACS),
-        **dict.fromkeys(("start_e", "end_e", "exploration_fraction"), ("dqn", "dqn_atari")),
-        "tau": (OFF_POLICY,),
-        **dict.fromkeys(("learning_starts", "batch_size", "buffer_size"), (OFF_POLICY,)),
-        "train_frequency": ("dqn", "dqn_atari"),
-        "target_network_frequency": (OFF_POLICY,),
-        "policy_frequency": tuple(name for name in _DEFAULTS if name[:3] in ("sac", "td3", "ddp")),
+    IMPLIED: ClassVar = {
+        "dqn": ("train_frequency",),
+        "sac": ("learning_starts", "batch_size", "policy_frequency"),
     }
-    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {
-        "learning_rate": Acts("learning_rate"),
-        **dict.fromkeys(("policy_lr", "q_lr"), Refused("use learning_rate: one for all networks")),
-        "anneal_lr": Acts("anneal", linear_or_constant),
-        "gamma": Acts("gamma"),
-        "gae_lambda": Acts("gae_lambda"),
-        "norm_adv": Acts("normalize_advantage"),
-        "clip_coef": Acts("clip_epsilon"),
-        "clip_vloss": Acts("clip_value", lambda value, args: args.clip_coef if value else None),
-        "ent_coef": Acts("entropy_coeff"),
-        # Its value loss is half a mean of squares.
-        "vf_coef": Acts("critic_coeff", lambda value, _: value / 2),
-        "max_grad_norm": Acts("max_grad_norm"),
-        # It stops beyond the threshold itself, the kit beyond 1.5 times of it.
-        "target_kl": Acts("target_kl", lambda value, _: value / 1.5),
-        "tau": Acts("tau"),
-        "alpha": Refused("the entropy coefficient is learnt: say initial_alpha of the recipe"),
-        "autotune": Refused("SAC learns its entropy coefficient", accepted=(True,)),
-        "buffer_size": Acts("buffer_size"),
-        "policy_frequency": Acts("policy_delay"),
-        "target_network_frequency": Acts("target_update_every", _target_period),
-        "start_e": Acts("epsilon_start"),
-        "end_e": Acts("epsilon_end"),
-        "exploration_fraction": Acts("exploration_share"),
+    DEFAULTS: ClassVar = _DEFAULTS
+    TOTAL = "total_timesteps"
+    CANNOT: ClassVar = {
+        "world_size": (1, "each file is one process"),
+        "collects_episodes": (False, "it collects steps"),
     }
 
-    total_timesteps: Natural | None = None
+    total_timesteps: Natural = counts()
     """policy steps (PPO), rounded down to whole batches; steps of all environments (off-policy)."""
-    num_envs: Count | None = None
+    num_envs: Count = counts("num_envs")
     """environments; DQN has one."""
-    num_steps: Count | None = None
+    num_steps: Count = counts("steps_per_env", only=ON_POLICY)
     """policy steps of each environment in one batch (PPO)."""
-    num_minibatches: Count | None = None
+    num_minibatches: Count = counts(only=ON_POLICY)
     """minibatches of a batch (PPO): each has ``num_envs * num_steps // num_minibatches`` steps."""
-    update_epochs: Natural | None = None
+    update_epochs: Natural = counts("update_epochs", only=ON_POLICY)
     """passes over a batch (PPO)."""
-    train_frequency: Count | None = None
+    train_frequency: Count = counts(only=_DQNS)
     """steps between gradient steps (DQN): one at each multiple, counted from 0."""
-    learning_starts: Natural | None = None
+    learning_starts: Natural = counts(only=OFF_POLICY)
     """steps with random actions; training begins strictly after them."""
-    batch_size: Count | None = None
+    batch_size: Count = counts("minibatch_size", only=OFF_POLICY)
     """transitions in a minibatch (off-policy)."""
-    buffer_size: Count | None = None
+    buffer_size: Count = acts("buffer_size", only=OFF_POLICY)
     """transitions in the replay buffer."""
-    policy_frequency: Count | None = None
+    policy_frequency: Count = acts("policy_delay", only=_DELAYED)
     """gradient steps of the critic per visit to the actor (SAC, TD3, DDPG)."""
-    target_network_frequency: Count | None = None
+    target_network_frequency: Count = acts(
+        "target_update_every", None, _target_period, only=OFF_POLICY
+    )
     """steps between target updates."""
-    learning_rate: float | None = None
+    learning_rate: float = acts("learning_rate")
     """learning rate (all but SAC)."""
-    policy_lr: float | None = None
+    policy_lr: float = refused("use learning_rate: one for all networks", only=_SACS)
     """learning rate of the policy (SAC)."""
-    q_lr: float | None = None
+    q_lr: float = refused("use learning_rate: one for all networks", only=_SACS)
     """learning rate of critics and entropy coefficient (SAC)."""
-    anneal_lr: bool | None = None
+    anneal_lr: bool = acts("anneal", None, linear_or_constant, only=ON_POLICY)
     """whether the learning rate falls linearly (PPO), to one iteration's share."""
-    gamma: float | None = None
+    gamma: float = acts("gamma")
     """discount."""
-    gae_lambda: float | None = None
+    gae_lambda: float = acts("gae_lambda", only=ON_POLICY)
     """weight of longer advantage estimates (PPO)."""
-    norm_adv: bool | None = None
+    norm_adv: bool = acts("normalize_advantage", only=ON_POLICY)
     """whether advantages are normalised in each minibatch (PPO)."""
-    clip_coef: float | None = None
+    clip_coef: float = acts("clip_epsilon", only=ON_POLICY)
     """clipping range of the probability ratio (PPO)."""
-    clip_vloss: bool | None = None
+    clip_vloss: bool = acts(
+        "clip_value", None, lambda value, args: args.clip_coef if value else None, only=ON_POLICY
+    )
     """whether the value is clipped, too, in the same range (PPO)."""
-    ent_coef: float | None = None
+    ent_coef: float = acts("entropy_coeff", only=ON_POLICY)
     """weight of the entropy (PPO)."""
-    vf_coef: float | None = None
+    vf_coef: float = acts("critic_coeff", None, lambda value, _: value / 2, only=ON_POLICY)
     """weight of the value loss, which is half a mean of squares (PPO)."""
-    max_grad_norm: float | None = None
+    max_grad_norm: float = acts("max_grad_norm", only=ON_POLICY)
     """largest norm of the gradient (PPO)."""
-    target_kl: float | None = None
-    """KL divergence beyond which an update stops, asked after each epoch (PPO)."""
-    tau: float | None = None
+    target_kl: float | None = acts("target_kl", None, lambda value, _: value / 1.5, only=ON_POLICY)
+    """KL divergence beyond which, not 1.5 times of it as in the kit, an update stops, asked after
+    each epoch (PPO)."""
+    tau: float = acts("tau", only=OFF_POLICY)
     """Polyak coefficient of the target networks (off-policy)."""
-    alpha: float | None = None
+    alpha: float = refused(
+        "the entropy coefficient is learnt: say initial_alpha of the recipe", only=_SACS
+    )
     """fixed entropy coefficient (SAC without autotune)."""
-    autotune: bool | None = None
+    autotune: bool = refused("SAC learns its entropy coefficient", accepted=(True,), only=_SACS)
     """whether the entropy coefficient is learnt (SAC)."""
-    start_e: float | None = None
+    start_e: float = acts("epsilon_start", only=_DQNS)
     """first epsilon (DQN)."""
-    end_e: float | None = None
+    end_e: float = acts("epsilon_end", only=_DQNS)
     """last epsilon (DQN)."""
-    exploration_fraction: float | None = None
+    exploration_fraction: float = acts("exploration_share", only=_DQNS)
     """share of the run in which epsilon falls (DQN)."""
-    action_repeat: Count = field(default=1, kw_only=True)
-    """env steps one action is held for; a wrapper's business."""
-    max_episode_steps: Count | None = field(default=None, kw_only=True)
-    """policy steps after which an episode is truncated; a wrapper's business."""
-    version: str = field(default="1.0", kw_only=True)
-    """behaviour to reproduce; see ``VERSIONS``."""
-
-    def _guess(self) -> str:
-        if self.train_frequency is not None:
-            return "dqn"
-        off_policy = (self.learning_starts, self.batch_size, self.policy_frequency)
-        return "sac" if any(value is not None for value in off_policy) else "ppo"
-
-    def _defaults(self) -> Mapping[str, Any]:
-        algo = {ON_POLICY: "ppo", OFF_POLICY: "sac"}.get(str(self.algo), str(self.algo))
-        return _DEFAULTS[algo]

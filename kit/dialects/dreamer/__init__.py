@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kit.dialects.base import step_by_step
-from kit.dialects.dreamer import counting, notes, reverse, rules
+from kit.dialects.dreamer import counting, notes, rules
 from kit.dialects.dreamer.settings import DreamerPaperSettings, DreamerSettings
 from kit.steps.plan import StepPlan
 
@@ -15,7 +15,7 @@ class Dreamer(DreamerSettings):
 
     _plan = counting.to_plan
     _notes = notes.notes
-    _from = staticmethod(reverse.settings_from)
+    _from = staticmethod(counting.settings_from)
 
 
 class DreamerPaper(DreamerPaperSettings):
@@ -23,7 +23,7 @@ class DreamerPaper(DreamerPaperSettings):
 
     _plan = counting.paper_plan
     _notes = notes.paper_notes
-    _from = staticmethod(reverse.paper_from)
+    _from = staticmethod(counting.paper_from)
 
     def interleaved(self) -> StepPlan:
         """The same experiment with the gradient steps spread over the policy steps.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kit.steps.counting import COUNTING_RULES
+from kit.steps.counting import COUNTING_RULES, CountingRule
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _EXACT_FLOATS = 2**53
 
 
-class TransitionRatio:
+class TransitionRatio(CountingRule):
     """The ratio of DreamerV3, asked once per transition from the one on that fills the replay.
 
     It answers 1 at first, whatever the ratio, and then carries fractions in floats.
@@ -25,6 +25,7 @@ class TransitionRatio:
         before: transitions before the first training iteration.
     """
 
+    STATE = ("transitions", "prev")
     asks_each_step = True
 
     def __init__(self, ratio: float, first: int, before: int) -> None:
@@ -33,7 +34,7 @@ class TransitionRatio:
         self.prev: float | None = None
 
     def advance(self, policy_steps: int) -> int:
-        """Collect ``policy_steps`` transitions, and return the gradient steps they make due."""
+        """Collect ``policy_steps`` transitions, each of which may make gradient steps due."""
         due = 0
         for _ in range(policy_steps):
             self.transitions += 1
@@ -60,14 +61,6 @@ class TransitionRatio:
         if last >= _EXACT_FLOATS or (ratio.denominator != 1 and (1 / ratio).denominator != 1):
             return None
         return 1 + int((last - self.first) * ratio)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The transitions, and those that are paid for."""
-        return {"transitions": self.transitions, "prev": self.prev}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.transitions, self.prev = int(state_dict["transitions"]), state_dict["prev"]
 
 
 def _transition_ratio(plan: UpdatePlan, argument: str) -> TransitionRatio:

@@ -11,21 +11,12 @@ in the manner of the third version: one policy step, then the gradient steps tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from kit.dialects.base import (
-    OFF_POLICY,
-    Acts,
-    Count,
-    Dialect,
-    Natural,
-    Refused,
-)
-
-if TYPE_CHECKING:
-    pass
+from kit.dialects.base import OFF_POLICY, Dialect
+from kit.dialects.fields import acts, counts, fact
+from kit.steps.errors import Count, Natural
 
 _DRIVER_STEPS = 10
 """Transitions that the driver collects at least before the run asks whether it has ended."""
@@ -35,45 +26,42 @@ _DRIVER_STEPS = 10
 class DreamerSettings(Dialect):
     """Settings of the official DreamerV3: those of ``run``, and of its replay."""
 
-    NAME: ClassVar[str] = "dreamer"
-    LIBRARY: ClassVar[str] = "DreamerV3"
-    VERSIONS: ClassVar[Mapping[str, str]] = {
+    NAME = "dreamer"
+    LIBRARY = "DreamerV3"
+    VERSIONS: ClassVar = {
         "e3f0224": "the code of e3f0224; its ratio answers 1 at first, and is asked per transition",
         "documented": "train_ratio as it is described: replayed steps per step, in exact fractions",
     }
-    ALGORITHMS: ClassVar[Mapping[str, str]] = {"dreamer_v3": OFF_POLICY}
-    FACTS: ClassVar[frozenset[str]] = Dialect.FACTS | {"max_episode_steps"}
-    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {"replay_size": Acts("buffer_size")}
-
-    SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "run", "defaults", "defaults.run"})
-    PATHS: ClassVar[Mapping[str, str]] = {"replay.size": "replay_size"}
+    ALGORITHMS: ClassVar = {"dreamer_v3": OFF_POLICY}
+    TOTAL = "steps"
+    CANNOT: ClassVar = {
+        "on_policy": (False, "it trains from a replay"),
+        "world_size": (1, "one process trains"),
+    }
+    SECTIONS = frozenset({"", "run", "defaults", "defaults.run"})
+    PATHS: ClassVar = {"replay.size": "replay_size"}
 
     steps: Natural = 10**10
     """transitions of the run, rounded up to chunks of at least ten (``run.steps``)."""
     train_ratio: float = 32.0
     """replayed time steps per transition (``run.train_ratio``): ``batch_size * batch_length`` times
     the replay ratio; 0: never train, negative: one gradient step per transition."""
-    batch_size: Count = 16
+    batch_size: Count = counts("minibatch_size", 16)
     """sequences in a minibatch."""
-    batch_length: Count = 64
+    batch_length: Count = counts("sequence_length", 64)
     """time steps of a sequence."""
-    envs: Count = 16
+    envs: Count = counts("num_envs", 16)
     """environments (``run.envs``)."""
     replay_context: Natural = 1
     """time steps before each sequence that give it its first state."""
     consec_train: Count = 1
     """consecutive sequences that are read one after the other."""
-    repeat: Count = 1
+    repeat: Count = counts("action_repeat", 1)
     """env steps one action is held for (``env.*.repeat``): 4 for Atari."""
-    replay_size: Count = 5_000_000
+    replay_size: Count = acts("buffer_size", 5_000_000)
     """transitions in the replay (``replay.size``)."""
-    max_episode_steps: Count | None = field(default=None, kw_only=True)
+    max_episode_steps: Count | None = fact("max_episode_steps")
     """policy steps after which an episode is truncated; the environment's business."""
-    version: str = field(default="e3f0224", kw_only=True)
-    """behaviour to reproduce; see ``VERSIONS``."""
-
-    def _guess(self) -> str:
-        return "dreamer_v3"
 
     @property
     def stored_length(self) -> int:
@@ -88,9 +76,8 @@ class DreamerSettings(Dialect):
     @property
     def transitions(self) -> int:
         """Transitions of the run: whole chunks of the driver."""
-        chunk = self.envs if self.version == "documented" else -(-_DRIVER_STEPS // self.envs)
-        if self.version != "documented":
-            chunk *= self.envs
+        vector_steps = 1 if self.version == "documented" else -(-_DRIVER_STEPS // self.envs)
+        chunk = vector_steps * self.envs
         return -(-self.steps // chunk) * chunk
 
 
@@ -98,35 +85,28 @@ class DreamerSettings(Dialect):
 class DreamerPaperSettings(Dialect):
     """Algorithm 1 of the first paper: a whole episode, then ``collect_interval`` updates."""
 
-    NAME: ClassVar[str] = "dreamer-paper"
-    LIBRARY: ClassVar[str] = "the first Dreamer paper"
-    VERSIONS: ClassVar[Mapping[str, str]] = {"2020": "Algorithm 1 of Hafner et al. 2020"}
-    ALGORITHMS: ClassVar[Mapping[str, str]] = {"dreamer_v1": OFF_POLICY}
-    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {
-        "imagination_horizon": Acts("imagination_horizon")
-    }
+    NAME = "dreamer-paper"
+    LIBRARY = "the first Dreamer paper"
+    VERSIONS: ClassVar = {"2020": "Algorithm 1 of Hafner et al. 2020"}
+    ALGORITHMS: ClassVar = {"dreamer_v1": OFF_POLICY}
+    CANNOT: ClassVar = {"collects_episodes": (True, "the loop collects episodes")}
 
     steps: Count = 5_000_000
     """env steps of the run, rounded up to whole episodes."""
     seed_episodes: Count = 5
     """episodes with random actions before the loop (S)."""
-    collect_interval: Natural = 100
+    collect_interval: Natural = counts("gradient_steps_per_iteration", 100)
     """gradient steps between two episodes (C)."""
-    batch_size: Count = 50
+    batch_size: Count = counts("minibatch_size", 50)
     """sequences in a minibatch (B)."""
-    sequence_length: Count = 50
+    sequence_length: Count = counts("sequence_length", 50)
     """time steps of a sequence (L)."""
-    imagination_horizon: Count = 15
+    imagination_horizon: Count = acts("imagination_horizon", 15)
     """time steps of an imagined trajectory (H)."""
-    action_repeat: Count = 2
+    action_repeat: Count = counts("action_repeat", 2)
     """env steps one action is held for (R)."""
     episode_length: Count = 1000
     """env steps of an episode (T)."""
-    version: str = field(default="2020", kw_only=True)
-    """behaviour to reproduce; see ``VERSIONS``."""
-
-    def _guess(self) -> str:
-        return "dreamer_v1"
 
     @property
     def policy_steps_per_episode(self) -> int:

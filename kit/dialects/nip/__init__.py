@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.dialects.nip import counting, notes, reverse
+from kit.dialects.nip import counting, notes
 from kit.dialects.nip.settings import LrFactors as LrFactors
 from kit.dialects.nip.settings import NipSettings
 
@@ -12,7 +12,7 @@ class Nip(NipSettings):
 
     _plan = counting.to_plan
     _notes = notes.notes
-    _from = staticmethod(reverse.settings_from)
+    _from = staticmethod(counting.settings_from)
 
 
 RlTrainerParameters = Nip

@@ -8,70 +8,51 @@ its order and with its defaults, and the manner of its parameter classes: ``to_d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
-from kit.dialects.base import ON_POLICY, Acts, Count, Dialect, Natural, Refused, linear_or_constant
-from kit.steps.errors import SettingError, nearest_first, real_number
+from kit.dialects.base import ON_POLICY, WrappedDialect
+from kit.dialects.fields import acts, counts, fact, linear_or_constant, refused
+from kit.steps.errors import Count, Natural, SettingError, nearest_first, real_number
+
+_ONE = "actor and critic have one learning rate"
 
 
 @dataclass
 class LrFactors:
     """Factors of the learning rate."""
 
-    actor: float = 1.0
+    actor: float = refused(_ONE, 1.0)
     """factor of the actor's learning rate."""
-    critic: float = 1.0
+    critic: float = refused(_ONE, 1.0)
     """factor of the critic's learning rate."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, with the name of the class under ``_type``."""
+        """Plain values, with the name of the class under ``_type``."""
         return {"actor": self.actor, "critic": self.critic, "_type": "LrFactors"}
 
 
 @dataclass
-class NipSettings(Dialect):
+class NipSettings(WrappedDialect):
     """``RlTrainerParameters`` of neural-interactive-proofs, field by field."""
 
-    NAME: ClassVar[str] = "nip"
-    LIBRARY: ClassVar[str] = "nip"
-    VERSIONS: ClassVar[Mapping[str, str]] = {
+    NAME = "nip"
+    LIBRARY = "nip"
+    VERSIONS: ClassVar = {
         "ccb3561": "the code of ccb3561 with torchrl 0.4.0; an epoch is as many minibatches as are "
         "full, and the smaller one opens the next epoch",
         "documented": "RlTrainerParameters as it reads: an epoch is a pass over all frames, and "
         "normalisation takes num_normalization_steps in total",
     }
-    ALGORITHMS: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("vanilla_ppo", "spg", "reinforce", "ppo"), ON_POLICY
-    )
-    FACTS: ClassVar[frozenset[str]] = Dialect.FACTS | {
-        "max_message_rounds",
-        "min_message_rounds",
-        "dataset_size",
-        "test_dataset_size",
-        "num_normalization_keys",
-        "test_run",
-        "action_repeat",
-        "max_episode_steps",
+    ALGORITHMS: ClassVar = dict.fromkeys(("vanilla_ppo", "spg", "reinforce", "ppo"), ON_POLICY)
+    CANNOT: ClassVar = {
+        "world_size": (1, "it is one process"),
+        "collects_episodes": (False, "an iteration is a number of frames"),
+        "on_policy": (True, "all its trainers are on-policy"),
     }
-    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {
-        "lr": Acts("learning_rate"),
-        "anneal_lr": Acts("anneal", linear_or_constant),
-        "max_grad_norm": Acts("max_grad_norm"),
-        "loss_critic_type": Acts("loss_critic_type"),
-        "clip_value": Acts("clip_value", lambda value, _: None if value is False else value),
-        "normalize_observations": Acts("env.normalize_observation"),
-        "num_normalization_steps": Refused("here the statistics run along with training"),
-        "gamma": Acts("gamma"),
-        "lmbda": Acts("gae_lambda"),
-        "body_lr_factor.actor": Refused("actor and critic have one learning rate"),
-        "body_lr_factor.critic": Refused("actor and critic have one learning rate"),
-        "use_shared_body": Acts("shared_body"),
-    }
-
-    SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "rl", "protocol_common"})
-    PATHS: ClassVar[Mapping[str, str]] = {"trainer": "algo"}
-    NESTED: ClassVar[frozenset[str]] = frozenset({"body_lr_factor"})
+    GROUPS: ClassVar = {"body_lr_factor": LrFactors}
+    SECTIONS = frozenset({"", "rl", "protocol_common"})
+    PATHS: ClassVar = {"trainer": "algo"}
 
     frames_per_batch: Count | None = 1000
     """frames of one iteration, over all environments; ``None``: ``rollouts_per_iteration *
@@ -86,60 +67,52 @@ class NipSettings(Dialect):
     """iterations; ``num_iterations * frames_per_batch`` frames in total."""
     num_epochs: Natural = 4
     """update epochs of one iteration."""
-    minibatch_size: Count = 64
+    minibatch_size: Count = counts("minibatch_size", 64)
     """frames in a minibatch."""
-    lr: float = 0.003
+    lr: float = acts("learning_rate", 0.003)
     """learning rate."""
-    anneal_lr: bool = False
+    anneal_lr: bool = acts("anneal", False, linear_or_constant)
     """whether the learning rate falls linearly, to ``lr / num_iterations`` in the last one."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = acts("max_grad_norm", 1.0)
     """largest norm of the gradients."""
-    loss_critic_type: str = "smooth_l1"
+    loss_critic_type: str = acts("loss_critic_type", "smooth_l1")
     """loss of the critic: ``l1``, ``l2`` or ``smooth_l1``."""
-    clip_value: float | bool | None = False
+    clip_value: float | bool | None = acts(
+        "clip_value", False, lambda value, _: None if value is False else value
+    )
     """clip range of the value; ``True``: that of the policy; ``False`` or ``None``: none."""
-    normalize_observations: bool = True
+    normalize_observations: bool = acts("env.normalize_observation", True)
     """whether observations are normalised, with statistics of random actions before training."""
-    num_normalization_steps: Natural = 1000
+    num_normalization_steps: Natural = refused("here the statistics run along with training", 1000)
     """frames for these statistics: for each key, and in the train and the test environments."""
-    gamma: float = 0.9
+    gamma: float = acts("gamma", 0.9)
     """discount factor per step."""
-    lmbda: float = 0.95
+    lmbda: float = acts("gae_lambda", 0.95)
     """trade-off of the generalised advantage estimate between bias (0) and variance (1)."""
     body_lr_factor: Any = None
     """factors of the learning rate of the body: ``LrFactors``, or a dict of its settings."""
-    use_shared_body: bool = True
+    use_shared_body: bool = acts("shared_body", True)
     """whether actor and critic share a body."""
     num_test_iterations: Natural = 10
     """batches of the test, once after training, each of ``frames_per_batch`` frames."""
-    max_message_rounds: Count | None = field(default=None, kw_only=True)
+    max_message_rounds: Count | None = fact()
     """greatest length of an episode (``protocol.max_message_rounds``), in frames."""
-    min_message_rounds: Natural = field(default=0, kw_only=True)
+    min_message_rounds: Natural = fact(default=0)
     """least length of an episode, in frames."""
-    dataset_size: Count | None = field(default=None, kw_only=True)
+    dataset_size: Count | None = fact()
     """points in the training dataset."""
-    test_dataset_size: Count | None = field(default=None, kw_only=True)
+    test_dataset_size: Count | None = fact()
     """points in the test dataset."""
-    num_normalization_keys: Count = field(default=2, kw_only=True)
+    num_normalization_keys: Count = fact(default=2)
     """observation keys that are normalised: 3 with a linear message space, else 2."""
-    test_run: bool = field(default=False, kw_only=True)
+    test_run: bool = fact(default=False)
     """whether every loop ends after one pass: one iteration, one minibatch."""
-    action_repeat: Count = field(default=1, kw_only=True)
-    """env steps one action is held for; the environment's business."""
-    max_episode_steps: Count | None = field(default=None, kw_only=True)
-    """policy steps after which the kit truncates an episode."""
-    version: str = field(default="ccb3561", kw_only=True)
-    """behaviour to reproduce; see ``VERSIONS``."""
 
     def __post_init__(self) -> None:
-        if self.body_lr_factor is None:
-            self.body_lr_factor = LrFactors()
-        elif isinstance(self.body_lr_factor, dict):
-            factors = _settings(LrFactors, self.body_lr_factor, "body_lr_factor.")
+        super().__post_init__()
+        if self.body_lr_factor is None or isinstance(self.body_lr_factor, Mapping):
+            factors = _settings(LrFactors, self.body_lr_factor or {}, "body_lr_factor.")
             self.body_lr_factor = LrFactors(**factors)
-
-    def _guess(self) -> str:
-        return "vanilla_ppo"
 
     # ------------------------------------------------------------------ what follows from them
     def steps_of_each(self) -> int:
@@ -150,21 +123,14 @@ class NipSettings(Dialect):
         """
         steps = self.steps_per_env_per_iteration or self.max_message_rounds
         if steps is None:
+            why = "stands for max_message_rounds, which is not known"
+            raise SettingError("steps_per_env_per_iteration", None, why, "give one of them")
+        frames = self.frames_per_batch or 0
+        if frames % steps:
+            whole = max(frames // steps, 1)
+            why = f"is not a multiple of the {steps} frames of each environment"
             raise SettingError(
-                "steps_per_env_per_iteration",
-                None,
-                "stands for max_message_rounds, which is not known",
-                "give one of them",
-            )
-        frames = self.frames_per_batch
-        given = frames if frames is not None else 0
-        if given % steps:
-            whole = max(given // steps, 1)
-            raise SettingError(
-                "frames_per_batch",
-                given,
-                f"is not a multiple of the {steps} frames of each environment",
-                [whole * steps, (whole + 1) * steps],
+                "frames_per_batch", frames, why, [whole * steps, (whole + 1) * steps]
             )
         return steps
 
@@ -174,12 +140,9 @@ class NipSettings(Dialect):
             return self.frames_per_batch
         rollouts = self.rollouts_per_iteration or dataset_size
         if rollouts is None:
-            raise SettingError(
-                "rollouts_per_iteration",
-                None,
-                "stands for the size of the dataset, which is not known",
-                "give it, frames_per_batch or dataset_size",
-            )
+            why = "stands for the size of the dataset, which is not known"
+            works = "give it, frames_per_batch or dataset_size"
+            raise SettingError("rollouts_per_iteration", None, why, works)
         return rollouts * self.steps_of_each()
 
     def test_rollouts(self) -> int:
@@ -189,7 +152,7 @@ class NipSettings(Dialect):
         return batches * (self.frames(size) // self.steps_of_each())
 
     def normalization_frames(self, num_envs: int, episode_length: int) -> tuple[int, int]:
-        """Return batched steps and frames that normalisation takes in one of two environments.
+        """Batched steps and frames that normalisation takes in one of two environments.
 
         For each key rollouts of all environments are made, each until the first episode ends,
         until there are ``num_normalization_steps`` frames.
@@ -212,16 +175,14 @@ class NipSettings(Dialect):
     # ------------------------------------------------------------------ nip's own manner
     def to_dict(self) -> dict[str, Any]:
         """The parameters as plain values, with the name of the class under ``_type``."""
-        made = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in type(self).FACTS
-        }
+        made = {f.name: getattr(self, f.name) for f in fields(self) if not f.kw_only}
         if isinstance(self.body_lr_factor, LrFactors):
             made["body_lr_factor"] = self.body_lr_factor.to_dict()
         return made | {"_type": "RlTrainerParameters"}
 
     @classmethod
     def from_dict(cls, params_dict: Mapping[str, Any], ignore_extra_keys: bool = False) -> Self:
-        """Make the parameters from what :meth:`to_dict` returned.
+        """The parameters of a dictionary that :meth:`to_dict` made.
 
         Args:
             params_dict: parameters by name.
@@ -247,7 +208,7 @@ class NipSettings(Dialect):
 
     @classmethod
     def construct_test_params(cls) -> Self:
-        """Return small parameters for a test: one iteration of two environments."""
+        """Small parameters for a test: one iteration of two environments."""
         return cls(
             frames_per_batch=16,
             steps_per_env_per_iteration=8,
@@ -271,10 +232,10 @@ def _settings(
     for extra in ("_package_version", "_package_name"):
         settings.pop(extra, None)
     known = [f.name for f in fields(cls)]
-    for name in [name for name in settings if name not in known]:
-        if not ignore_extra_keys:
-            raise SettingError(
-                f"{prefix}{name}", settings[name], "is no parameter", nearest_first(name, known)[:3]
-            )
+    for name in settings.keys() - known if ignore_extra_keys else ():
         del settings[name]
+    for name, value in settings.items():
+        if name not in known:
+            nearest = nearest_first(name, known)[:3]
+            raise SettingError(f"{prefix}{name}", value, "is no parameter", nearest)
     return settings

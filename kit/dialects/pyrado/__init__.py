@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.dialects.pyrado import counting, notes, reverse
+from kit.dialects.pyrado import counting, notes
 from kit.dialects.pyrado.settings import GAE as GAE
 from kit.dialects.pyrado.settings import PyradoSettings
 from kit.steps.errors import SettingError
@@ -14,7 +14,7 @@ class Pyrado(PyradoSettings):
 
     _plan = counting.to_plan
     _notes = notes.notes
-    _from = staticmethod(reverse.settings_from)
+    _from = staticmethod(counting.settings_from)
 
     def after_reset(self) -> StepPlan:
         """The run that follows a ``reset()``: the emptied memory is filled once more.
@@ -26,7 +26,6 @@ class Pyrado(PyradoSettings):
         if plan.on_policy:
             return plan
         if self.resolved().algo == "dql" and self.version == "7c48d66":
-            raise SettingError(
-                "algo", "dql", "cannot be reset: its exploration has no reset_expl_params", ["sac"]
-            )
+            why = "cannot be reset: its exploration has no reset_expl_params"
+            raise SettingError("algo", "dql", why, ["sac"])
         return plan.replace(prefill_random=not self.use_trained_policy_for_refill)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.dialects.sb3 import counting, notes, reverse
+from kit.dialects.sb3 import counting, notes
 from kit.dialects.sb3.settings import SB3Settings
 
 
@@ -11,5 +11,5 @@ class SB3(SB3Settings):
 
     _plan = counting.to_plan
     _notes = notes.notes
-    _algorithms_for = staticmethod(reverse.algorithms_for)
-    _from = staticmethod(reverse.settings_from)
+    _algorithms_for = staticmethod(counting.algorithms_for)
+    _from = staticmethod(counting.settings_from)

@@ -8,12 +8,13 @@ per rollout, not per timestep.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar
 
-from kit.dialects.base import OFF_POLICY, ON_POLICY, Acts, Count, Dialect, Natural, Refused
-from kit.steps.errors import LARGEST, SettingError, one_of, whole_number
+from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
+from kit.dialects.fields import Acts, acts, counts, fact, refused
+from kit.steps.errors import LARGEST, Count, Natural, SettingError, one_of, whole_number
 
 _ACTOR_CRITIC = {"gamma": 0.99, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
 _PPO = {"gae_lambda": 0.95, "normalize_advantage": True, "clip_range": 0.2, "learning_rate": 3e-4}
@@ -82,167 +83,114 @@ def _alpha(value: Any, settings: Any) -> float:
 
 
 @dataclass
-class SB3Settings(Dialect):
+class SB3Settings(WrappedDialect):
     """Settings of Stable-Baselines3; ``None`` stands for the default of the algorithm."""
 
-    NAME: ClassVar[str] = "sb3"
-    LIBRARY: ClassVar[str] = "Stable-Baselines3"
-    VERSIONS: ClassVar[Mapping[str, str]] = {
+    NAME = "sb3"
+    LIBRARY = "Stable-Baselines3"
+    VERSIONS: ClassVar = {
         "2.9.2": "the code of 2.9.2; training begins strictly after learning_starts",
         "documented": "the docstrings as they read: training begins at learning_starts",
     }
-    ALGORITHMS: ClassVar[Mapping[str, str]] = {
+    ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c"), ON_POLICY),
         **dict.fromkeys(("sac", "td3", "ddpg", "dqn"), OFF_POLICY),
     }
-    FACTS: ClassVar[frozenset[str]] = Dialect.FACTS | {
-        "n_envs",
-        "episode_length",
-        "action_repeat",
-        "max_episode_steps",
+    IMPLIED: ClassVar = {
+        "td3": ("policy_delay",),
+        "sac": ("train_freq", "gradient_steps", "learning_starts", "buffer_size"),
     }
-    MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "n_epochs": ("ppo",),
-        "learning_starts": (OFF_POLICY,),
-        "train_freq": (OFF_POLICY,),
-        "gradient_steps": (OFF_POLICY,),
-        "buffer_size": (OFF_POLICY,),
-        **dict.fromkeys(("gae_lambda", "normalize_advantage", "vf_coef"), (ON_POLICY,)),
-        **dict.fromkeys(("clip_range", "clip_range_vf", "target_kl"), ("ppo",)),
-        "tau": (OFF_POLICY,),
-        "ent_coef": (ON_POLICY, "sac"),
-        "target_entropy": ("sac",),
-        "max_grad_norm": (ON_POLICY, "dqn"),
-        "use_sde": (ON_POLICY, "sac"),
-        **dict.fromkeys(
-            ("exploration_fraction", "exploration_initial_eps", "exploration_final_eps"), ("dqn",)
-        ),
-        "target_update_interval": ("sac", "dqn"),
-        "policy_delay": ("td3", "ddpg"),
-    }
-    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {
-        "policy": Refused(
-            "recipes make their networks from hidden_sizes, as MlpPolicy", accepted=("MlpPolicy",)
-        ),
-        "policy_kwargs": Acts("hidden_sizes", _hidden_sizes),
-        "n_steps": Acts("n_step", family=OFF_POLICY),
-        "buffer_size": Acts("buffer_size"),
-        "target_update_interval": Acts("target_update_every", _target_period),
-        "policy_delay": Acts("policy_delay"),
-        "learning_rate": Acts("learning_rate"),
-        "gamma": Acts("gamma"),
-        "gae_lambda": Acts("gae_lambda"),
-        "clip_range": Acts("clip_epsilon"),
-        "clip_range_vf": Acts("clip_value"),
-        "normalize_advantage": Acts("normalize_advantage"),
-        "ent_coef": Acts(
-            "entropy_coeff", family=ON_POLICY, otherwise=Acts("initial_alpha", _alpha)
-        ),
-        "vf_coef": Acts("critic_coeff"),
-        "max_grad_norm": Acts("max_grad_norm"),
-        "target_kl": Acts("target_kl"),
-        "tau": Acts("tau"),
-        "target_entropy": Acts(
-            "target_entropy", lambda value, _: None if value == "auto" else value
-        ),
-        "use_sde": Refused("recipes sample each action anew"),
-        "exploration_fraction": Acts("exploration_share"),
-        "exploration_initial_eps": Acts("epsilon_start"),
-        "exploration_final_eps": Acts("epsilon_end"),
-    }
-
-    PATHS: ClassVar[Mapping[str, str]] = {"n_timesteps": "total_timesteps"}
+    DEFAULTS: ClassVar = _DEFAULTS
+    TOTAL = "total_timesteps"
+    CANNOT: ClassVar = {"world_size": (1, "it has one process")}
+    PATHS: ClassVar = {"n_timesteps": "total_timesteps"}
 
     total_timesteps: Natural = 1_000_000
     """timesteps of the run, rounded up to whole rollouts; the argument of ``learn``."""
-    n_steps: Count | None = None
+    n_steps: Count = acts("n_step", family=OFF_POLICY)
     """vector steps of one rollout (PPO, A2C): ``n_steps * n_envs`` timesteps; rewards of an n-step
     return (off-policy)."""
     batch_size: Count | None = None
     """transitions in a minibatch; the last one of an epoch is smaller."""
-    n_epochs: Count | None = None
+    n_epochs: Count = counts(only="ppo")
     """passes over a rollout (PPO)."""
-    train_freq: Any = None
+    train_freq: Any = counts(only=OFF_POLICY)
     """vector steps of one rollout (off-policy), or ``(2, "episode")``: whole episodes."""
-    gradient_steps: Annotated[int, -LARGEST] | None = None
+    gradient_steps: Annotated[int, -LARGEST] = counts(only=OFF_POLICY)
     """gradient steps after each rollout, whatever ``n_envs``; less than 0: as many as its
     timesteps."""
-    learning_starts: Natural | None = None
+    learning_starts: Natural = counts(only=OFF_POLICY)
     """timesteps with random actions, rounded up to vector steps; training begins at the first
     rollout that ends strictly after them."""
-    buffer_size: Count | None = None
+    buffer_size: Count = acts("buffer_size", only=OFF_POLICY)
     """transitions in the replay buffer."""
-    target_update_interval: Count | None = None
+    target_update_interval: Count = acts(
+        "target_update_every", None, _target_period, only=("sac", "dqn")
+    )
     """timesteps (DQN) or gradient steps (SAC) between target updates."""
-    policy_delay: Count | None = None
+    policy_delay: Count = acts("policy_delay", only=("td3", "ddpg"))
     """gradient steps of the critic per step of the actor (TD3, DDPG)."""
-    learning_rate: Any = None
+    learning_rate: Any = acts("learning_rate")
     """learning rate."""
-    policy: str | None = None
+    policy: str | None = refused(
+        "recipes make their networks from hidden_sizes, as MlpPolicy", accepted=("MlpPolicy",)
+    )
     """class of networks; ``MlpPolicy`` is what recipes make."""
-    policy_kwargs: Mapping[str, Any] | None = None
+    policy_kwargs: Mapping[str, Any] | None = acts("hidden_sizes", None, _hidden_sizes)
     """arguments of the networks: ``{net_arch: [64, 64]}``, widths of the hidden layers."""
-    gamma: float | None = None
+    gamma: float = acts("gamma")
     """discount."""
-    gae_lambda: float | None = None
+    gae_lambda: float = acts("gae_lambda", only=ON_POLICY)
     """weight of longer advantage estimates (PPO, A2C)."""
-    clip_range: float | None = None
+    clip_range: float = acts("clip_epsilon", only="ppo")
     """clipping range of the probability ratio (PPO)."""
-    clip_range_vf: float | None = None
+    clip_range_vf: float | None = acts("clip_value", only="ppo")
     """clipping range of the value (PPO); ``None``: not clipped."""
-    normalize_advantage: bool | None = None
+    normalize_advantage: bool = acts("normalize_advantage", only=ON_POLICY)
     """whether advantages get mean 0 and deviation 1 in each minibatch (PPO, A2C)."""
-    ent_coef: Any = None
+    ent_coef: Any = acts(
+        "entropy_coeff",
+        only=(ON_POLICY, "sac"),
+        family=ON_POLICY,
+        otherwise=Acts("initial_alpha", _alpha),
+    )
     """weight of the entropy; for SAC ``auto``, or ``auto_0.1`` with its first value."""
-    vf_coef: float | None = None
+    vf_coef: float = acts("critic_coeff", only=ON_POLICY)
     """weight of the value loss (PPO, A2C)."""
-    max_grad_norm: float | None = None
+    max_grad_norm: float = acts("max_grad_norm", only=(ON_POLICY, "dqn"))
     """largest norm of the gradient (PPO, A2C, DQN)."""
-    target_kl: float | None = None
+    target_kl: float | None = acts("target_kl", only="ppo")
     """KL divergence beyond 1.5 times of which an update stops (PPO); ``None``: never."""
-    tau: float | None = None
+    tau: float = acts("tau", only=OFF_POLICY)
     """Polyak coefficient of the target networks (off-policy)."""
-    target_entropy: Any = None
+    target_entropy: Any = acts(
+        "target_entropy", None, lambda value, _: None if value == "auto" else value, only="sac"
+    )
     """entropy that SAC learns its coefficient for; ``auto``: minus the action dimensions."""
-    use_sde: bool = False
+    use_sde: bool = refused("recipes sample each action again", False, only=(ON_POLICY, "sac"))
     """whether exploration noise depends on the state (gSDE)."""
-    exploration_fraction: float | None = None
+    exploration_fraction: float = acts("exploration_share", only="dqn")
     """share of the run in which epsilon falls (DQN)."""
-    exploration_initial_eps: float | None = None
+    exploration_initial_eps: float = acts("epsilon_start", only="dqn")
     """first epsilon (DQN)."""
-    exploration_final_eps: float | None = None
+    exploration_final_eps: float = acts("epsilon_end", only="dqn")
     """last epsilon (DQN)."""
     eval_freq: Count | None = None
     """vector steps between evaluations (``EvalCallback``); ``None``: no evaluation."""
-    n_eval_episodes: Count = 5
+    n_eval_episodes: Count = counts("evaluation_episodes", 5)
     """episodes of one evaluation."""
-    n_envs: Count = field(default=1, kw_only=True)
+    n_envs: Count = fact("num_envs", 1)
     """environments."""
-    episode_length: Count | None = field(default=None, kw_only=True)
+    episode_length: Count | None = fact()
     """timesteps of every episode, where whole episodes are collected."""
-    action_repeat: Count = field(default=1, kw_only=True)
-    """env steps one action is held for; a wrapper's business."""
-    max_episode_steps: Count | None = field(default=None, kw_only=True)
-    """policy steps after which an episode is truncated; a wrapper's business."""
-    version: str = field(default="2.9.2", kw_only=True)
-    """behaviour to reproduce; see ``VERSIONS``."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.train_freq, list):
             self.train_freq = tuple(self.train_freq)
 
-    def _guess(self) -> str:
-        off_policy = ("train_freq", "gradient_steps", "learning_starts", "buffer_size")
-        if any(getattr(self, name) is not None for name in off_policy):
-            return "td3" if self.policy_delay is not None else "sac"
-        return "ppo"
-
-    def _defaults(self) -> Mapping[str, Any]:
-        algo = {ON_POLICY: "ppo", OFF_POLICY: "sac"}.get(str(self.algo), str(self.algo))
-        return _DEFAULTS[algo]
-
     def frequency(self) -> tuple[int, str]:
-        """Return ``train_freq`` as a number and its unit, ``step`` or ``episode``."""
+        """``train_freq`` as a number and its unit, ``step`` or ``episode``."""
         given = self.train_freq
         if isinstance(given, str):  # "1,episode"
             number, _, unit = given.strip("()[] ").partition(",")

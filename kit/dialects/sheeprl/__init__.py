@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.dialects.sheeprl import counting, notes, resume, reverse
+from kit.dialects.sheeprl import counting, notes, resume
 from kit.dialects.sheeprl.settings import SheeprlSettings
 
 
@@ -13,5 +13,5 @@ class Sheeprl(SheeprlSettings):
     resumed = resume.resumed
     _plan = counting.to_plan
     _notes = notes.notes
-    _algorithms_for = staticmethod(reverse.algorithms_for)
-    _from = staticmethod(reverse.settings_from)
+    _algorithms_for = staticmethod(counting.algorithms_for)
+    _from = staticmethod(counting.settings_from)

@@ -1,39 +1,32 @@
-"""How sheeprl turns its settings into counts, version by version."""
+"""The counts of sheeprl, version by version: from its settings to a plan, and back."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from kit.dialects.base import OFF_POLICY, ON_POLICY
+from kit.dialects.base import OFF_POLICY, ON_POLICY, ratio_of, step_by_step, trains
 from kit.dialects.sheeprl.rules import SheeprlRatio, first_due
 from kit.dialects.sheeprl.settings import DECOUPLED, SEQUENCES, SheeprlSettings
 from kit.steps.counting import counting_rule
-from kit.steps.errors import SettingError, real_number, yes_or_no
+from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
 from kit.steps.validation import LARGEST_RATIO
 
 
-def to_plan(sheeprl: SheeprlSettings) -> StepPlan:
-    """The plan of resolved settings."""
-    for name in ("dry_run", "run_test", "share_data", "anneal_lr", "buffer_checkpoint"):
-        yes_or_no(name, getattr(sheeprl, name))
+# ---------------------------------------------------------------------- to a plan
+def to_plan(sheeprl: SheeprlSettings) -> dict[str, Any]:
+    """The plan's settings."""
     if sheeprl.algo in DECOUPLED:
         _check_decoupled(sheeprl)
-    common: dict[str, Any] = {
-        "num_envs": sheeprl.num_envs,
+    return {
         "world_size": sheeprl.processes,
         "action_repeat": max(sheeprl.action_repeat, 1),
         "max_episode_steps": _episode_limit(sheeprl),
         "evaluation_episodes": 1,
-        "final_evaluation": sheeprl.run_test,
+        **(_on_policy if sheeprl.family == ON_POLICY else _off_policy)(sheeprl),
     }
-    on_policy = sheeprl.family == ON_POLICY
-    made = common | (_on_policy(sheeprl) if on_policy else _off_policy(sheeprl))
-    plan = StepPlan(**made)
-    if plan.total_policy_steps != sheeprl.total_steps and not sheeprl.dry_run:
-        plan.asked["total_policy_steps"] = sheeprl.total_steps
-    return plan
 
 
 def _episode_limit(sheeprl: SheeprlSettings) -> int | None:
@@ -45,34 +38,25 @@ def _episode_limit(sheeprl: SheeprlSettings) -> int | None:
 
 def _check_decoupled(sheeprl: SheeprlSettings) -> None:
     if sheeprl.version == "0.8.4":
-        raise SettingError(
-            "algo", sheeprl.algo, "is gone from sheeprl 0.8.4", ["ppo", "sac"], "or version=0.5.7"
-        )
+        why, works = "is gone from sheeprl 0.8.4", ["ppo", "sac"]
+        raise SettingError("algo", sheeprl.algo, why, works, "or version=0.5.7")
     if sheeprl.world_size < 2:
-        raise SettingError(
-            "world_size", sheeprl.world_size, "leaves no process to train: one only plays", [2]
-        )
+        why = "leaves no process to train: one only plays"
+        raise SettingError("world_size", sheeprl.world_size, why, [2])
 
 
 def _on_policy(sheeprl: SheeprlSettings) -> dict[str, Any]:
-    assert sheeprl.total_steps is not None
-    assert sheeprl.rollout_steps is not None
-    assert sheeprl.per_rank_batch_size is not None
-    if (
-        sheeprl.algo == "a2c"
-        and sheeprl.anneal_lr
-        and sheeprl.version not in ("0.8.4", "documented")
-    ):
-        raise SettingError(
-            "anneal_lr", True, f"is no setting of A2C in sheeprl {sheeprl.version}", [False]
-        )
+    old = sheeprl.version in ("0.5.7", "0.5.0")
+    if sheeprl.algo == "a2c" and sheeprl.anneal_lr and old:
+        why = f"is no setting of A2C in sheeprl {sheeprl.version}"
+        raise SettingError("anneal_lr", True, why, [False])
     if sheeprl.buffer_size not in (None, sheeprl.rollout_steps) and sheeprl.version != "documented":
         why = "fails on-policy: the buffer holds one rollout"
         raise SettingError("buffer_size", sheeprl.buffer_size, why, [sheeprl.rollout_steps])
     iterations = sheeprl.total_steps // sheeprl.policy_steps_per_iteration
     rows = sheeprl.num_envs * sheeprl.rollout_steps
     size = min(sheeprl.per_rank_batch_size, rows)
-    if sheeprl.algo == "a2c" and sheeprl.version in ("0.5.7", "0.5.0"):
+    if sheeprl.algo == "a2c" and old:
         # The rows of these versions are time steps of all environments together.
         size = min(sheeprl.per_rank_batch_size, sheeprl.rollout_steps) * sheeprl.num_envs
     elif sheeprl.algo == "ppo_decoupled":
@@ -88,9 +72,6 @@ def _on_policy(sheeprl: SheeprlSettings) -> dict[str, Any]:
 
 
 def _off_policy(sheeprl: SheeprlSettings) -> dict[str, Any]:
-    assert sheeprl.total_steps is not None
-    assert sheeprl.learning_starts is not None
-    assert sheeprl.per_rank_batch_size is not None
     each = sheeprl.policy_steps_per_iteration
     random = 0 if sheeprl.dry_run else sheeprl.learning_starts // each
     first = max(random, 1)
@@ -124,15 +105,18 @@ def _replay_ratio(
     if sheeprl.version == "documented":
         if ratio == 0:
             raise SettingError("replay_ratio", 0, "must be greater than zero", [1.0])
-        if random * sheeprl.policy_steps_per_iteration != sheeprl.learning_starts:
-            _refuse_learning_starts(sheeprl, random)
+        each = sheeprl.policy_steps_per_iteration
+        if random * each != sheeprl.learning_starts:
+            why = f"is not a multiple of the {each} policy steps of one iteration"
+            works = [random * each, (random + 1) * each]
+            raise SettingError("learning_starts", sheeprl.learning_starts, why, works)
         return {"replay_ratio": ratio, "pretrain_steps": pretrain, "counting": "exact"}
     if sheeprl.version == "0.8.4" and sheeprl.dry_run:
         pretrain = 0
     counting = rule(sheeprl)
     if ratio == 0 and sheeprl.version == "0.5.7":  # its pretraining is multiplied by the ratio
         counting, pretrain = "exact", 0
-    if _loses_nothing(sheeprl, ratio, counting, pretrain or 0):
+    if _loses_nothing(sheeprl, ratio, counting, pretrain):
         counting = "exact"
     if sequence and sheeprl.version == "0.5.7":
         _check_sequence(sheeprl, ratio, first, sequence, iterations)
@@ -149,36 +133,23 @@ def _loses_nothing(sheeprl: SheeprlSettings, ratio: float, counting: str, pretra
     return whole and (counting == "sheeprl" or (counting == "sheeprl-0.5.7" and not pretrain))
 
 
-def _refuse_learning_starts(sheeprl: SheeprlSettings, random: int) -> None:
-    each = sheeprl.policy_steps_per_iteration
-    raise SettingError(
-        "learning_starts",
-        sheeprl.learning_starts,
-        f"is not a multiple of the {each} policy steps of one iteration",
-        [random * each, (random + 1) * each],
-    )
-
-
 def _check_sequence(
     sheeprl: SheeprlSettings, ratio: float, first: int, sequence: int, iterations: int
 ) -> None:
     """0.5.7 samples sequences as soon as a gradient step is due, played or not."""
-    trains = first + first_due(ratio, sheeprl.num_envs)
-    if trains <= min(sequence - 1, iterations):
-        raise SettingError(
-            "learning_starts",
-            sheeprl.learning_starts,
-            f"lets sheeprl 0.5.7 train after {trains} time steps of each environment, where it "
-            f"cannot sample a sequence of per_rank_sequence_length={sequence}",
-            [sequence * sheeprl.policy_steps_per_iteration],
+    after = first + first_due(ratio, sheeprl.num_envs)
+    if after <= min(sequence - 1, iterations):
+        why = (
+            f"lets sheeprl 0.5.7 train after {after} time steps of each environment, where it "
+            f"cannot sample a sequence of per_rank_sequence_length={sequence}"
         )
+        works = [sequence * sheeprl.policy_steps_per_iteration]
+        raise SettingError("learning_starts", sheeprl.learning_starts, why, works)
 
 
 def _train_every(sheeprl: SheeprlSettings, random: int) -> dict[str, Any]:
     """Before ``replay_ratio``: a countdown (Dreamer), or a first training like the prefill."""
     steps, every = sheeprl.per_rank_gradient_steps, sheeprl.train_every
-    assert steps is not None
-    assert every is not None
     made: dict[str, Any] = {"gradient_steps_per_iteration": steps}
     if sheeprl.algo not in SEQUENCES:
         return made | {"pretrain_steps": (max(random, 1) - 1) * steps}
@@ -187,7 +158,6 @@ def _train_every(sheeprl: SheeprlSettings, random: int) -> dict[str, Any]:
     first, period = max(random, countdown, 1), max(countdown, 1)
     pretrains = first == random and "v1" not in str(sheeprl.algo)  # DreamerV1 never does
     at_first = sheeprl.per_rank_pretrain_steps if pretrains else steps
-    assert at_first is not None
     made["learning_starts"] = first * each if first > 1 else 0
     if period == 1 and at_first >= steps:
         return made | {"pretrain_steps": at_first - steps}
@@ -210,3 +180,105 @@ def ratio(sheeprl: SheeprlSettings) -> SheeprlRatio:
     made = counting_rule(rule(sheeprl.resolved()))(sheeprl.to_plan())
     assert isinstance(made, SheeprlRatio)
     return made
+
+
+# ---------------------------------------------------------------------- from a plan
+def algorithms_for(plan: StepPlan) -> list[str]:
+    """Algorithms that may make ``plan``, the likeliest first.
+
+    They count differently, in some versions: SAC, the others without sequences, and those that
+    finetune without random actions.
+    """
+    if plan.on_policy:
+        ppo, a2c = ["ppo", "ppo_decoupled"], ["a2c"]
+        return ppo + a2c if plan.minibatches_per_gradient_step is not None else a2c + ppo
+    if plan.sequence_length:
+        return ["dreamer_v3", "p2e_dv3_finetuning"]
+    return ["sac", "droq", "sac_decoupled"]
+
+
+def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings nearest to ``plan``; in no given version, that whose rule the plan counts by."""
+    algo, version = settings.get("algo") or algorithms_for(plan)[0], settings.get("version")
+    plan = step_by_step(plan)
+    if version is None:
+        rule, *named = plan.counting.partition(":")[0].split("-")
+        version = named[0] if rule == "sheeprl" and named else "0.8.4"
+    made: dict[str, Any] = {
+        "algo": algo,
+        "version": version,
+        "total_steps": plan.total_policy_steps,
+        "world_size": _processes(plan, algo),
+        "action_repeat": plan.action_repeat,
+        "max_episode_steps": plan.max_episode_steps,
+        "run_test": plan.evaluations_after(plan.iterations) > 0,
+    }
+    if plan.on_policy:
+        return made | _on_policy_from(plan, algo, version)
+    each = plan.minibatch_size
+    if algo == "sac_decoupled" and each is not None:
+        each = max(each // (made["world_size"] - 1), 1)
+    made |= {
+        "per_rank_sequence_length": plan.sequence_length,
+        "per_rank_batch_size": each,
+        "exploration_steps": plan.exploration_steps,
+    }
+    if version == "0.5.0":
+        return made | _train_every_from(plan, algo)
+    return made | _replay_ratio_from(plan, algo, version)
+
+
+def _processes(plan: StepPlan, algo: str) -> int:
+    """Processes of the plan, and those that train for the one that plays."""
+    if not algo.endswith("decoupled") or plan.world_size > 1:
+        return plan.world_size
+    rule, _, trainers = plan.counting.partition(":")
+    return 1 + int(float(trainers)) if rule == "sheeprl-0.5.7-decoupled" else 2
+
+
+def _on_policy_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
+    size = plan.minibatch_size or plan.frames_per_batch
+    if algo == "a2c" and version in ("0.5.7", "0.5.0"):  # its rows are those of all environments
+        size = max(size // plan.num_envs, 1)
+    epochs = {} if algo == "a2c" else {"update_epochs": plan.update_epochs}
+    return epochs | {"rollout_steps": plan.steps_per_env, "per_rank_batch_size": size}
+
+
+def _replay_ratio_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
+    starts = plan.random_steps
+    if "finetuning" in algo:  # it plays no random actions
+        starts = max(starts, plan.learning_starts)
+    if not trains(plan):
+        if version != "documented":
+            return {"learning_starts": starts, "replay_ratio": 0.0, "per_rank_pretrain_steps": 0}
+        # A ratio of 0 is not documented, but a run may end before it has learned.
+        after = (plan.iterations + 1) * plan.policy_steps_per_iteration
+        return {"learning_starts": after, "replay_ratio": 1.0, "per_rank_pretrain_steps": 0}
+    return {
+        "learning_starts": starts,
+        "replay_ratio": float(ratio_of(plan)),
+        "per_rank_pretrain_steps": plan.pretrain_steps,
+    }
+
+
+def _train_every_from(plan: StepPlan, algo: str) -> dict[str, Any]:
+    each = plan.policy_steps_per_iteration
+    if not trains(plan):
+        made = {"train_every": each, "per_rank_gradient_steps": 0, "per_rank_pretrain_steps": 0}
+        return made | {"learning_starts": plan.random_steps}
+    steps = plan.gradient_steps_per_iteration
+    if steps is None:
+        steps = round((plan.replay_ratio or 0) * plan.frames_per_batch)
+    rule, _, numbers = plan.counting.partition(":")
+    period, at_first = 1, steps + plan.pretrain_steps
+    if rule == "sheeprl-0.5.0":
+        period, at_first = (int(float(number)) for number in numbers.split(","))
+    starts = plan.random_steps
+    if "finetuning" in algo:  # it plays no random actions
+        starts = plan.first_training_iteration * each
+    return {
+        "learning_starts": starts,
+        "train_every": period * each,
+        "per_rank_gradient_steps": steps,
+        "per_rank_pretrain_steps": at_first,
+    }

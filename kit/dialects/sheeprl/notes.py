@@ -2,125 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kit.dialects.sheeprl.rules import first_due
 from kit.dialects.sheeprl.settings import SheeprlSettings
 from kit.steps.plan import StepPlan
 
 
-def notes(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
+def notes(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
     """One sentence for each caveat of resolved settings."""
-    found = []
-    assert settings.total_steps is not None
     left = settings.total_steps - plan.total_policy_steps
     if left > 0 and not settings.dry_run:
-        found.append(
+        yield (
             f"total_steps={settings.total_steps:,} is rounded down to whole iterations of "
             f"{settings.policy_steps_per_iteration:,} policy steps: {left:,} are never played."
         )
     if settings.algo in ("ppo_decoupled", "sac_decoupled"):
-        found.append(
+        yield (
             f"One process plays and {settings.world_size - 1} train: policy steps are those of one "
             "process, and the plan counts one update of all trainers together as one gradient step."
         )
     elif settings.world_size > 1:
-        found.append(
+        yield (
             f"Gradient steps are per process; {settings.world_size} processes make the same "
             f"parameter update together, with {settings.world_size} minibatches."
         )
-    found += _on_policy(settings, plan) if plan.on_policy else _off_policy(settings, plan)
+    yield from (_on_policy if plan.on_policy else _off_policy)(settings, plan)
     if settings.action_repeat == 0:
-        found.append("action_repeat=0 is taken as 1, against the documentation.")
+        yield "action_repeat=0 is taken as 1, against the documentation."
     if settings.version != "0.8.4":
-        found.append(f"Version {settings.version}: {settings.VERSIONS[settings.version]}.")
-    return found
+        yield f"Version {settings.version}: {settings.VERSIONS[settings.version]}."
 
 
-def _on_policy(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
-    found = []
-    assert settings.per_rank_batch_size is not None
+def _on_policy(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
     rows = plan.frames_per_batch
     if settings.per_rank_batch_size > rows:
-        found.append(
+        yield (
             f"per_rank_batch_size={settings.per_rank_batch_size} is more than the {rows} "
             "transitions of a process, which make one minibatch."
         )
     if settings.algo == "a2c":
-        found.append(
+        yield (
             "A2C accumulates the gradients of all minibatches into one gradient step per iteration."
         )
         if settings.version in ("0.5.7", "0.5.0"):
-            found.append(
+            yield (
                 f"In {settings.version} a minibatch of A2C is so many time steps of all "
                 f"{settings.num_envs} environments, not transitions."
             )
         elif settings.anneal_lr:
-            found.append("A2C accepts anneal_lr and never steps its scheduler: lr is constant.")
+            yield "A2C accepts anneal_lr and never steps its scheduler: lr is constant."
     elif settings.anneal_lr:
-        found.append("anneal_lr ends at lr / iterations in the last iteration, not at 0.")
-    return found
+        yield "anneal_lr ends at lr / iterations in the last iteration, not at 0."
 
 
-def _off_policy(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
-    assert settings.learning_starts is not None
-    found = []
+def _off_policy(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
     each = settings.policy_steps_per_iteration
     random = settings.learning_starts // each * each
     if settings.learning_starts % each:
-        found.append(
+        yield (
             f"learning_starts={settings.learning_starts:,} is rounded down to {random:,} policy "
             "steps" + ("." if random else ", so no action is random.")
         )
     first = plan.first_training_iteration
     if first * each > max(random, each):
-        found.append(
+        yield (
             f"Training waits for iteration {first}, until each environment has a sequence of "
             f"{settings.per_rank_sequence_length} steps."
         )
     elif random:
-        found.append("The last iteration with random actions already trains.")
+        yield "The last iteration with random actions already trains."
     if settings.exploration_steps:
-        found.append("exploration_steps is documented and read by no version of the code.")
-    found += _ratio(settings, plan)
-    if settings.algo == "sac" and target_period(settings) > 1:
-        found.append(f"Target updates: {target_rule(settings)}.")
-    return found
+        yield "exploration_steps is documented and read by no version of the code."
+    yield from _ratio(settings, plan)
+    period = target_period(settings)
+    if settings.algo == "sac" and period > 1:
+        yield f"Target updates: at every gradient step of the iterations divisible by {period}."
 
 
-def _ratio(settings: SheeprlSettings, plan: StepPlan) -> list[str]:
+def _ratio(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
     if settings.version == "0.5.0" or plan.replay_ratio is None:
-        return []
+        return
     ratio, own = float(plan.replay_ratio), settings.num_envs
-    found = []
     if settings.replay_ratio == 0:
-        found.append("replay_ratio=0 is accepted, against the documentation: only pretraining.")
+        yield "replay_ratio=0 is accepted, against the documentation: only pretraining."
     lost = own * ratio - int(own * ratio)
     if plan.counting == "sheeprl" or (plan.counting == "sheeprl-0.5.7" and not plan.pretrain_steps):
         due = plan.first_training_iteration + first_due(ratio, own)
-        found.append(
+        yield (
             f"The first answer of its ratio drops {lost:.3g} of a gradient step for good; the "
             f"first one that is due comes in iteration {due:,}."
         )
     if plan.counting == "sheeprl-0.5.7-sac":
         trained = plan.first_training_iteration
-        found.append(
+        yield (
             "SAC of 0.5.7 subtracts its prefill in iterations, not in policy steps: the first "
             f"training makes {plan.gradient_steps(trained):,} gradient steps."
         )
     if plan.pretrain_steps and plan.counting.startswith("sheeprl-0.5.7"):
-        found.append(
+        yield (
             f"per_rank_pretrain_steps={plan.pretrain_steps} replaces the gradient steps due at the "
             "first training by int(min(pretrain, steps) * ratio), and so hardly ever happens."
         )
-    return found
 
 
 def target_period(settings: SheeprlSettings) -> int:
-    """Return every which iteration updates the target network of SAC."""
+    """Every which iteration updates the target network of SAC."""
     return settings.target_network_frequency // settings.policy_steps_per_iteration + 1
-
-
-def target_rule(settings: SheeprlSettings) -> str:
-    """Say when SAC updates its target network."""
-    period = target_period(settings)
-    which = "every iteration" if period == 1 else f"the iterations divisible by {period}"
-    return f"at every gradient step of {which}"

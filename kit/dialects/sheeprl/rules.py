@@ -8,11 +8,10 @@ carry theirs, in floats.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kit.steps.counting import COUNTING_RULES
+from kit.steps.counting import COUNTING_RULES, CountingRule, KnownTotals
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 _EXACT_FLOATS = 2**53
 
 
-class SheeprlRatio:
+class SheeprlRatio(CountingRule):
     """The ratio of sheeprl, asked once per training iteration.
 
     Args:
@@ -33,7 +32,7 @@ class SheeprlRatio:
         prev: policy steps that are paid for, of a run that is resumed.
     """
 
-    pretrains = False
+    STATE = ("steps", "prev")
 
     def __init__(
         self,
@@ -53,12 +52,12 @@ class SheeprlRatio:
         self.prev = prev
 
     def advance(self, policy_steps: int) -> int:
-        """Play ``policy_steps`` more and return the gradient steps that are newly due."""
+        """Take one iteration of ``policy_steps`` in each process that plays."""
         self.steps += policy_steps * self.processes
         return self.ask(self.steps / self.divisor)
 
     def ask(self, steps: float) -> int:
-        """Return what the library's ratio answers when asked with ``steps``."""
+        """The answer of the library's ratio when asked with ``steps``."""
         if self.ratio == 0:
             return 0
         if self.prev is None:
@@ -67,21 +66,6 @@ class SheeprlRatio:
         due = int((steps - self.prev) * self.ratio)
         self.prev += due / self.ratio
         return due
-
-    def follow(self, times: int, policy_steps: int) -> Iterator[int]:
-        """Yield what ``times`` calls of :meth:`advance` return."""
-        if self.prev is None or self.ratio == 0:
-            yield self.advance(policy_steps)
-            times -= 1
-        each = policy_steps * self.processes
-        ended = self.steps + each * times
-        prev, ratio, divisor = self.prev, self.ratio, self.divisor
-        for steps in range(self.steps + each, ended + 1, each):
-            due = 0 if prev is None else int((steps / divisor - prev) * ratio)
-            if due and prev is not None:
-                prev += due / ratio
-            yield due
-        self.prev, self.steps = prev, ended
 
     def total(self, trainings: int, policy_steps: int) -> int | None:
         """The gradient steps of ``trainings`` iterations, if floats make no difference.
@@ -101,19 +85,9 @@ class SheeprlRatio:
         asked = min(self.pretrain, first) if self.pretrain else first
         return int(asked * ratio) + int((last // self.divisor - first) * ratio)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was played and what of it is paid for."""
-        return {"steps": self.steps, "prev": self.prev}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.steps = int(state_dict["steps"])
-        prev = state_dict["prev"]
-        self.prev = None if prev is None else float(prev)
-
 
 def first_due(ratio: float, policy_steps: int) -> int:
-    """Return how many iterations after the first training the first gradient step is due.
+    """Iterations from the first training to the first gradient step that is due.
 
     Args:
         ratio: gradient steps per policy step of one process.
@@ -131,7 +105,7 @@ class _PretrainingRatio(SheeprlRatio):
     pretrains = True
 
 
-class TrainEvery:
+class TrainEvery(KnownTotals):
     """Before ``replay_ratio``: a fixed number of gradient steps every so many iterations.
 
     Args:
@@ -144,28 +118,10 @@ class TrainEvery:
 
     def __init__(self, period: int, first: int, later: int) -> None:
         self.period, self.first, self.later = period, first, later
-        self.iteration = 0
 
-    def advance(self, policy_steps: int) -> int:
-        """The gradient steps of the next iteration since training began."""
-        del policy_steps
-        self.iteration += 1
-        if self.iteration == 1:
-            return self.first
-        return self.later if (self.iteration - 1) % self.period == 0 else 0
-
-    def total(self, trainings: int, policy_steps: int) -> int:
-        """The gradient steps of the first ``trainings`` iterations."""
-        del policy_steps
-        return self.first + (trainings - 1) // self.period * self.later if trainings else 0
-
-    def state_dict(self) -> dict[str, int]:
-        """The iterations since training began."""
-        return {"iteration": self.iteration}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.iteration = int(state_dict["iteration"])
+    def after(self, iterations: int) -> int:
+        """The gradient steps of the first ``iterations`` since training began."""
+        return self.first + (iterations - 1) // self.period * self.later if iterations else 0
 
 
 def _ratio(plan: UpdatePlan) -> float:

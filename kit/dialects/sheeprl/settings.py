@@ -8,26 +8,19 @@ the differences between its versions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kit.dialects.base import (
-    OFF_POLICY,
-    ON_POLICY,
-    Acts,
-    Count,
-    Dialect,
-    Natural,
-    Refused,
-    linear_or_constant,
-)
+from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect
+from kit.dialects.fields import acts, counts, linear_or_constant, refused
 from kit.dialects.sheeprl.defaults import defaults
-from kit.steps.errors import SettingError
+from kit.steps.errors import Count, Natural, SettingError
 
 _DREAMERS = ("dreamer_v1", "dreamer_v2", "dreamer_v3")
 _P2E = tuple(f"p2e_dv{n}_{phase}" for n in (1, 2, 3) for phase in ("exploration", "finetuning"))
 SEQUENCES = (*_DREAMERS, *_P2E)
 DECOUPLED = ("ppo_decoupled", "sac_decoupled")
+_PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_decoupled")
 
 
 def _hidden_sizes(value: Any, settings: Any) -> list[int]:
@@ -42,9 +35,9 @@ class SheeprlSettings(Dialect):
     ``None`` stands for the default of the algorithm in that version.
     """
 
-    NAME: ClassVar[str] = "sheeprl"
-    LIBRARY: ClassVar[str] = "sheeprl"
-    VERSIONS: ClassVar[Mapping[str, str]] = {
+    NAME = "sheeprl"
+    LIBRARY = "sheeprl"
+    VERSIONS: ClassVar = {
         "0.8.4": "the code of 0.8.4; pretraining is added to the first training, and sequence "
         "algorithms wait until a sequence was played",
         "0.5.7": "the code of 0.5.7 (July 2024); SAC makes extra gradient steps at its first "
@@ -54,55 +47,19 @@ class SheeprlSettings(Dialect):
         "documented": "howto/work_with_steps.md as it reads: no fraction of a gradient step is "
         "lost, and pretraining is added to the first training",
     }
-    ALGORITHMS: ClassVar[Mapping[str, str]] = {
+    ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c", "ppo_decoupled"), ON_POLICY),
         **dict.fromkeys(("sac", "droq", "sac_ae", "sac_decoupled"), OFF_POLICY),
         **dict.fromkeys(SEQUENCES, OFF_POLICY),
     }
-    MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "rollout_steps": (ON_POLICY,),
-        "update_epochs": ("ppo", "ppo_decoupled"),
-        "share_data": (ON_POLICY,),
-        **dict.fromkeys(("anneal_lr", "lr", "gae_lambda", "ent_coef", "vf_coef"), (ON_POLICY,)),
-        **dict.fromkeys(("dense_units", "mlp_layers", "max_grad_norm"), (ON_POLICY,)),
-        **dict.fromkeys(
-            ("clip_coef", "clip_vloss", "normalize_advantages"), ("ppo", "ppo_decoupled")
-        ),
-        **dict.fromkeys(("tau", "hidden_size", "alpha"), ("sac", "droq", "sac_decoupled")),
-        "learning_starts": (OFF_POLICY,),
-        "per_rank_pretrain_steps": (OFF_POLICY,),
-        "replay_ratio": (OFF_POLICY,),
-        "train_every": (OFF_POLICY,),
-        "per_rank_gradient_steps": (OFF_POLICY,),
-        "target_network_frequency": (OFF_POLICY,),
-        "buffer_checkpoint": (OFF_POLICY,),
-        "per_rank_sequence_length": SEQUENCES,
-        "exploration_steps": _P2E,
+    IMPLIED: ClassVar = {
+        "ppo": ("rollout_steps", "update_epochs"),
+        "dreamer_v3": ("per_rank_sequence_length",),
+        "sac": (),
     }
-    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {
-        "buffer_size": Acts("buffer_size", family=OFF_POLICY),
-        "buffer_checkpoint": Refused("checkpoints have the replay buffer", accepted=(True,)),
-        "share_data": Refused("each process trains on what it collected"),
-        "target_network_frequency": Refused("targets are updated at every gradient step"),
-        "anneal_lr": Acts("anneal", linear_or_constant),
-        "lr": Acts("learning_rate"),
-        "gamma": Acts("gamma"),
-        "gae_lambda": Acts("gae_lambda"),
-        "clip_coef": Acts("clip_epsilon"),
-        "clip_vloss": Acts("clip_value", lambda value, said: said.clip_coef if value else None),
-        "normalize_advantages": Acts("normalize_advantage"),
-        "ent_coef": Acts("entropy_coeff"),
-        "vf_coef": Acts("critic_coeff"),
-        "max_grad_norm": Acts("max_grad_norm", lambda value, _: value or None),
-        "tau": Acts("tau"),
-        "alpha": Acts("initial_alpha"),
-        "dense_units": Acts("hidden_sizes", _hidden_sizes),
-        "mlp_layers": Acts("hidden_sizes", _hidden_sizes),
-        "hidden_size": Acts("hidden_sizes", lambda value, _: [value, value]),
-    }
-
-    SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "algo", "env"})
-    PATHS: ClassVar[Mapping[str, str]] = {
+    TOTAL = "total_steps"
+    SECTIONS = frozenset({"", "algo", "env"})
+    PATHS: ClassVar = {
         "algo.name": "algo",
         "fabric.devices": "world_size",
         "buffer.size": "buffer_size",
@@ -113,117 +70,111 @@ class SheeprlSettings(Dialect):
         "algo.alpha.alpha": "alpha",
     }
 
-    total_steps: Natural | None = None
+    total_steps: Natural = counts()
     """policy steps of the run in all processes; what does not fill an iteration is not played."""
-    exploration_steps: Natural = 0
+    exploration_steps: Natural = counts(default=0, only=_P2E)
     """policy steps during which the exploring agent of Plan2Explore acts; documented, and in the
     code of no version, which uses ``total_steps`` of the exploration run."""
     max_episode_steps: int | None = None
     """policy steps after which an episode is truncated; ``None`` or less than 1: never."""
-    learning_starts: Natural | None = None
+    learning_starts: Natural = counts(only=OFF_POLICY)
     """policy steps in all processes with random actions, rounded down to whole iterations; the last
     of these iterations already trains."""
-    per_rank_pretrain_steps: Natural | None = None
+    per_rank_pretrain_steps: Natural = counts(only=OFF_POLICY)
     """gradient steps of each process in the first training; see the versions."""
-    replay_ratio: float | None = None
+    replay_ratio: float = counts(only=OFF_POLICY)
     """gradient steps of each process per policy step of its own, from the first training on."""
-    rollout_steps: Count | None = None
+    rollout_steps: Count = counts(only=ON_POLICY)
     """policy steps of each environment in one on-policy iteration."""
-    per_rank_batch_size: Count | None = None
+    per_rank_batch_size: Count = counts()
     """transitions (sequences, for Dreamer) in a minibatch of one process."""
-    per_rank_sequence_length: Count | None = None
+    per_rank_sequence_length: Count = counts(only=SEQUENCES)
     """time steps of a sequence."""
-    update_epochs: Natural | None = None
+    update_epochs: Natural = counts(only=_PPOS)
     """passes over the collected batch (PPO)."""
-    num_envs: Count = 4
+    num_envs: Count = counts("num_envs", 4)
     """environments in one process (``env.num_envs``)."""
     world_size: Count = 1
     """processes that train together (``fabric.devices``)."""
     action_repeat: Natural = 1
     """env steps one action is held for; 0 means 1."""
-    train_every: Natural | None = None
+    train_every: Natural = counts(only=OFF_POLICY)
     """policy steps between trainings, before ``replay_ratio`` (version 0.5.0)."""
-    per_rank_gradient_steps: Natural | None = None
+    per_rank_gradient_steps: Natural = counts(only=OFF_POLICY)
     """gradient steps of one training, before ``replay_ratio`` (version 0.5.0)."""
     dry_run: bool = False
     """whether the run ends with its first training, without random actions and pretraining."""
-    run_test: bool = True
+    run_test: bool = counts("final_evaluation", True)
     """whether one episode is played at the end, on the first process (``algo.run_test``)."""
-    share_data: bool = False
+    share_data: bool = refused("each process trains on what it collected", False, only=ON_POLICY)
     """whether the processes gather what all of them collected and split it; same counts."""
-    buffer_size: Count | None = None
+    buffer_size: Count | None = acts("buffer_size", family=OFF_POLICY)
     """transitions that the replay buffers of all processes hold (``buffer.size``)."""
-    buffer_checkpoint: bool = True
+    buffer_checkpoint: bool = refused(
+        "checkpoints have the replay buffer", True, accepted=(True,), only=OFF_POLICY
+    )
     """whether the replay buffer is in the checkpoint, for a resume (``buffer.checkpoint``)."""
-    target_network_frequency: Natural = 1
+    target_network_frequency: Natural = refused(
+        "targets are updated at every gradient step", 1, only=OFF_POLICY
+    )
     """policy steps between target updates (SAC, ``algo.critic.target_network_frequency``)."""
-    anneal_lr: bool = False
+    anneal_lr: bool = acts("anneal", False, linear_or_constant, only=ON_POLICY)
     """whether the learning rate falls linearly with the iterations, to one iteration's share."""
-    lr: float | None = None
+    lr: float = acts("learning_rate", only=ON_POLICY)
     """learning rate of the one optimiser of PPO and A2C (``algo.optimizer.lr``)."""
-    gamma: float | None = None
+    gamma: float = acts("gamma")
     """discount."""
-    gae_lambda: float | None = None
+    gae_lambda: float = acts("gae_lambda", only=ON_POLICY)
     """weight of longer advantage estimates (PPO, A2C)."""
-    clip_coef: float | None = None
+    clip_coef: float = acts("clip_epsilon", only=_PPOS)
     """clipping range of the probability ratio (PPO)."""
-    clip_vloss: bool | None = None
+    clip_vloss: bool = acts(
+        "clip_value", None, lambda value, said: said.clip_coef if value else None, only=_PPOS
+    )
     """whether the value is clipped, too, in the same range (PPO)."""
-    normalize_advantages: bool | None = None
+    normalize_advantages: bool = acts("normalize_advantage", only=_PPOS)
     """whether advantages get mean 0 and deviation 1 in each minibatch (PPO)."""
-    ent_coef: float | None = None
+    ent_coef: float = acts("entropy_coeff", only=ON_POLICY)
     """weight of the entropy (PPO, A2C)."""
-    vf_coef: float | None = None
+    vf_coef: float = acts("critic_coeff", only=ON_POLICY)
     """weight of the value loss (PPO, A2C)."""
-    max_grad_norm: float | None = None
+    max_grad_norm: float = acts(
+        "max_grad_norm", None, lambda value, _: value or None, only=ON_POLICY
+    )
     """largest norm of the gradient (PPO, A2C); 0: any."""
-    dense_units: Count | None = None
+    dense_units: Count = acts("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
     """width of the hidden layers (PPO, A2C)."""
-    mlp_layers: Natural | None = None
+    mlp_layers: Natural = acts("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
     """hidden layers (PPO, A2C)."""
-    tau: float | None = None
+    tau: float = acts("tau", only=_SACS)
     """Polyak coefficient of the target networks (SAC)."""
-    hidden_size: Count | None = None
+    hidden_size: Count = acts("hidden_sizes", None, lambda value, _: [value, value], only=_SACS)
     """width of both hidden layers (SAC)."""
-    alpha: float | None = None
+    alpha: float = acts("initial_alpha", only=_SACS)
     """entropy coefficient at the beginning (SAC, ``algo.alpha.alpha``)."""
-    version: str = field(default="0.8.4", kw_only=True)
-    """version to reproduce; see ``VERSIONS``."""
 
     def _algorithm(self, algo: Any) -> str:
         if algo == "ppo_recurrent":
-            raise SettingError(
-                "algo",
-                algo,
+            why = (
                 "cuts each rollout into sequences where its episodes end, and makes as many "
-                "gradient steps as they fill minibatches: no plan can foretell them",
-                ["ppo"],
+                "gradient steps as they fill minibatches: no plan can foretell them"
             )
+            raise SettingError("algo", algo, why, ["ppo"])
         return super()._algorithm(algo)
 
-    def _guess(self) -> str:
-        if self.rollout_steps is not None or self.update_epochs is not None:
-            return "ppo"
-        return "dreamer_v3" if self.per_rank_sequence_length is not None else "sac"
-
     def _defaults(self) -> Mapping[str, Any]:
-        self._check_version()
+        old = self.version == "0.5.0"  # before replay_ratio
+        for name in ("replay_ratio",) if old else ("train_every", "per_rank_gradient_steps"):
+            if getattr(self, name) is not None:
+                why = f"is no setting of sheeprl {self.version}"
+                works = "use train_every and per_rank_gradient_steps"
+                works = works if old else "say version=0.5.0"
+                raise SettingError(name, getattr(self, name), why, works)
         algo = {ON_POLICY: "ppo", OFF_POLICY: "sac"}.get(str(self.algo), str(self.algo))
         made = defaults(algo, self.version)
         if algo == "a2c":
             made["per_rank_batch_size"] = self.rollout_steps or made["rollout_steps"]
         return made
-
-    def _check_version(self) -> None:
-        """Refuse settings that another version has: ``replay_ratio`` came after February 2024."""
-        old = self.version == "0.5.0"
-        for name in ("replay_ratio",) if old else ("train_every", "per_rank_gradient_steps"):
-            if getattr(self, name) is not None:
-                why = f"is no setting of sheeprl {self.version}"
-                works = (
-                    "use train_every and per_rank_gradient_steps" if old else "say version=0.5.0"
-                )
-                raise SettingError(name, getattr(self, name), why, works)
 
     @property
     def processes(self) -> int:
@@ -234,5 +185,4 @@ class SheeprlSettings(Dialect):
     def policy_steps_per_iteration(self) -> int:
         """Policy steps of one iteration of resolved settings, in all processes."""
         steps = self.rollout_steps if self.family == ON_POLICY else 1
-        assert steps is not None
         return self.num_envs * self.processes * steps

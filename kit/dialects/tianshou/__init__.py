@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.dialects.tianshou import counting, notes, reverse
+from kit.dialects.tianshou import counting, notes
 from kit.dialects.tianshou.settings import Tianshou1Settings, Tianshou2Settings
 
 
@@ -13,7 +13,7 @@ class Tianshou(Tianshou1Settings):
     buffer_capacity = counting.buffer_capacity
     _plan = counting.to_plan
     _notes = notes.notes
-    _from = staticmethod(reverse.settings_from)
+    _from = staticmethod(counting.settings_from)
 
 
 class Tianshou2(Tianshou2Settings):
@@ -23,4 +23,4 @@ class Tianshou2(Tianshou2Settings):
     buffer_capacity = counting.buffer_capacity
     _plan = counting.to_plan
     _notes = notes.notes
-    _from = staticmethod(reverse.settings_2_from)
+    _from = staticmethod(counting.settings_2_from)

@@ -1,4 +1,4 @@
-"""How tianshou turns its settings into counts, in names common to both generations."""
+"""The counts of tianshou, in names common to both generations: to a plan, and back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from kit.dialects.base import OFFLINE, ON_POLICY
+from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, ratio_of
 from kit.dialects.tianshou.settings import (
     Tianshou1Settings,
     Tianshou2Settings,
     TianshouSettings,
 )
-from kit.steps.errors import SettingError, real_number, whole_number, yes_or_no
+from kit.steps.errors import SettingError, real_number, whole_number
 from kit.steps.plan import StepPlan
 from kit.steps.validation import LARGEST_RATIO
 
@@ -90,8 +90,7 @@ class Sampling:
 
     def name_of(self, neutral: str) -> str:
         """Name of a field in the generation that is spoken."""
-        names: Mapping[str, str] = self.names.NEUTRAL
-        return next(own for own, meant in names.items() if meant == neutral)
+        return str(self.names.neutral()[neutral])
 
     def gradient_steps(self) -> int:
         """Gradient steps of one training step (off-policy)."""
@@ -101,54 +100,52 @@ class Sampling:
             return int(Fraction(repr(ratio)) * self.collected + Fraction(1, 2))
         steps = round(ratio * self.collected)
         if steps == 0:
-            raise SettingError(
-                name,
-                ratio,
-                f"makes round({ratio} * {self.collected}) = 0 gradient steps of a collection, "
-                "where tianshou fails",
-                [1 / self.collected],
-            )
+            rounded = f"round({ratio} * {self.collected}) = 0"
+            why = f"makes {rounded} gradient steps of a collection, where tianshou fails"
+            raise SettingError(name, ratio, why, [1 / self.collected])
         return steps
 
     # ------------------------------------------------------------------ plan
-    def plan(self) -> StepPlan:
-        """The run that these settings make."""
-        if self.family == OFFLINE:
-            return self._offline()
-        made: dict[str, Any] = {
+    def plan(self) -> dict[str, Any]:
+        """The settings of the plan."""
+        if self.family == OFFLINE:  # an epoch is so many gradient steps
+            return {
+                "iterations": self.epochs_run,
+                "steps_per_env": 0,
+                "gradient_steps_per_iteration": self.epoch_steps,
+                "minibatch_size": self.batch_size,
+                **self._tests(1),
+            }
+        if self.collect is not None:
+            batch: dict[str, Any] = {"steps_per_env": self.collected // self.envs}
+        elif self.episode_length is None:
+            why = "is needed where episodes are collected"
+            raise SettingError("episode_length", None, why, "give it")
+        else:
+            batch = {"min_episodes": self.collect_episodes, "episode_length": self.episode_length}
+        return {
+            "iterations": self.epochs_run * self.trainings_per_epoch,
             "num_envs": self.envs,
-            "prefill_steps": self.up(self.start),
+            "prefill_steps": self.start if self.collect is None else self.up(self.start),
             "prefill_random": self.start_random,
             "random_steps": 0,
+            **batch,
+            **(self._on_policy() if self.family == ON_POLICY else self._off_policy()),
+            **self._tests(self.trainings_per_epoch),
         }
-        if self.collect is None:
-            made |= {"min_episodes": self.collect_episodes, "episode_length": self.episode_length}
-            if self.episode_length is None:
-                raise SettingError(
-                    "episode_length", None, "is needed where episodes are collected", "give it"
-                )
-            made["prefill_steps"] = self.start
-        else:
-            made["steps_per_env"] = self.collected // self.envs
-        made["iterations"] = self.epochs_run * self.trainings_per_epoch
-        made |= self._on_policy() if self.family == ON_POLICY else self._off_policy()
-        return StepPlan(**made, **self._tests(self.trainings_per_epoch))
 
     def _tests(self, every: int) -> dict[str, Any]:
         if not self.test_episodes:
-            return {"final_evaluation": False}
+            return {}
         return {
             "initial_evaluations": INITIAL_TESTS[self.version],
             "evaluation_every_iterations": every,
             "evaluation_episodes": self.test_episodes,
-            "final_evaluation": False,
         }
 
     def _off_policy(self) -> dict[str, Any]:
-        return {
-            "gradient_steps_per_iteration": self.gradient_steps(),
-            "minibatch_size": self.batch_size,
-        }
+        steps = self.gradient_steps()
+        return {"gradient_steps_per_iteration": steps, "minibatch_size": self.batch_size}
 
     def _on_policy(self) -> dict[str, Any]:
         documented = self.version == "documented"
@@ -165,28 +162,11 @@ class Sampling:
             "train_on_newest": newest,
         }
 
-    def _offline(self) -> StepPlan:
-        """An epoch is so many gradient steps; nothing is collected."""
-        return StepPlan(
-            iterations=self.epochs_run,
-            steps_per_env=0,
-            gradient_steps_per_iteration=self.epoch_steps,
-            minibatch_size=self.batch_size,
-            **self._tests(1),
-        )
 
-
-def to_plan(settings: TianshouSettings) -> StepPlan:
-    """The plan of resolved settings."""
+# ---------------------------------------------------------------------- to a plan
+def to_plan(settings: TianshouSettings) -> dict[str, Any]:
+    """The plan's settings."""
     return sampling(settings).plan()
-
-
-def sampling(settings: TianshouSettings) -> Sampling:
-    """Return resolved settings in names common to both generations."""
-    if isinstance(settings, Tianshou2Settings):
-        return _sampling_2(settings)
-    assert isinstance(settings, Tianshou1Settings)
-    return _sampling_1(settings)
 
 
 def buffer_capacity(settings: TianshouSettings) -> int:
@@ -194,33 +174,35 @@ def buffer_capacity(settings: TianshouSettings) -> int:
     return sampling(settings.resolved()).capacity
 
 
-def _sampling_1(settings: Tianshou1Settings) -> Sampling:
+def sampling(settings: TianshouSettings) -> Sampling:
+    """Resolved settings in names common to both generations.
+
+    Raises:
+        SettingError: if they contradict each other, or the library fails.
+    """
+    made = Sampling(
+        names=settings, family=settings.family, version=settings.version, **settings.said()
+    )
+    if isinstance(settings, Tianshou2Settings):
+        _check_2(settings)
+        made.collect = _collected(settings)
+        return made
+    assert isinstance(settings, Tianshou1Settings)
     if settings.family == ON_POLICY:
         whole_number("repeat_per_collect", settings.repeat_per_collect)
-    made = _translated(settings)
     stop, known = settings.stop_rew, settings.test_return
     if stop is not None and known is not None:
         made.stops = real_number("test_return", known) >= real_number("stop_rew", stop)
     return made
 
 
-def _sampling_2(settings: Tianshou2Settings) -> Sampling:
+def _check_2(settings: Tianshou2Settings) -> None:
     documented = settings.version == "documented"
     if settings.batch_size is None and settings.family != ON_POLICY and documented:
         raise SettingError("batch_size", None, "is for on-policy algorithms only", [64])
     if settings.test_step_num_episodes == 0 and not documented:
-        raise SettingError(
-            "test_step_num_episodes", 0, "fails in tianshou 2.0.1, which always tests", [-1, 1]
-        )
-    made = _translated(settings)
-    made.collect = _collected(settings)
-    return made
-
-
-def _translated(settings: TianshouSettings) -> Sampling:
-    said = {meant: getattr(settings, own) for own, meant in settings.NEUTRAL.items()}
-    yes_or_no("start_timesteps_random", said["start_random"])
-    return Sampling(names=settings, family=settings.family, version=settings.version, **said)
+        why = "fails in tianshou 2.0.1, which always tests"
+        raise SettingError("test_step_num_episodes", 0, why, [-1, 1])
 
 
 def _collected(settings: Tianshou2Settings) -> int | None:
@@ -229,20 +211,61 @@ def _collected(settings: Tianshou2Settings) -> int | None:
     if settings.family == OFFLINE:
         return None
     if (steps is None) == (episodes is None):
-        raise SettingError(
-            "collection_step_num_episodes",
-            episodes,
-            f"and collection_step_num_env_steps={steps}: one of them must be given",
-            [None] if steps is not None else [1],
-        )
+        why = f"and collection_step_num_env_steps={steps}: one of them must be given"
+        works = [None] if steps is not None else [1]
+        raise SettingError("collection_step_num_episodes", episodes, why, works)
     if steps is not None:
         return whole_number("collection_step_num_env_steps", steps, 1)
     if settings.version != "documented":
-        raise SettingError(
-            "collection_step_num_episodes",
-            episodes,
-            "is never forwarded by tianshou 2.0.1, which fails",
-            [None],
-            "give collection_step_num_env_steps, or say version=documented",
-        )
+        why = "is never forwarded by tianshou 2.0.1, which fails"
+        hint = "give collection_step_num_env_steps, or say version=documented"
+        raise SettingError("collection_step_num_episodes", episodes, why, [None], hint)
     return None
+
+
+# ---------------------------------------------------------------------- from a plan
+def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of 1.x nearest to ``plan``."""
+    made = _sampling_from(plan, settings.get("algo"))
+    made.collect = made.collect or 1
+    return _said(made, Tianshou1Settings)
+
+
+def settings_2_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of 2.x nearest to ``plan``."""
+    made = _sampling_from(plan, settings.get("algo"))
+    made.repeat = made.repeat or 1
+    return _said(made, Tianshou2Settings)
+
+
+def _said(made: Sampling, generation: type[Any]) -> dict[str, Any]:
+    names = generation.neutral().items()
+    return {own: getattr(made, neutral) for neutral, own in names} | {"algo": made.family}
+
+
+def _sampling_from(plan: StepPlan, algo: str | None) -> Sampling:
+    rows = plan.frames_per_batch
+    family = ON_POLICY if plan.on_policy else OFF_POLICY if rows else OFFLINE
+    every = plan.evaluation_every_iterations
+    if every is None and plan.evaluation_every and rows:
+        every = max(plan.evaluation_every // rows, 1)
+    every = min(every or plan.iterations, plan.iterations) or 1
+    tests = plan.evaluations_after(plan.iterations) > 0
+    capacity = plan.train_on_newest or max(rows + plan.local_prefill_steps, 1)
+    return Sampling(
+        family=algo or family,
+        version="",
+        epochs=-(-plan.iterations // every),
+        epoch_steps=every * (rows or plan.gradient_steps_per_iteration or 1),
+        envs=plan.num_envs,
+        collect=None if plan.collects_episodes else rows,
+        collect_episodes=rows // (plan.episode_length or 1) if plan.collects_episodes else None,
+        episode_length=plan.episode_length,
+        batch_size=plan.minibatch_size,
+        repeat=plan.update_epochs if plan.on_policy else 1,
+        per_sample=1.0 if plan.on_policy else float(ratio_of(plan)),
+        start=plan.local_prefill_steps,
+        start_random=plan.prefill_random and plan.prefill_steps > 0,
+        test_episodes=plan.evaluation_episodes if tests else 1,
+        buffer=capacity if plan.on_policy else 1_000_000,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY
@@ -11,83 +12,76 @@ from kit.dialects.tianshou.settings import TianshouSettings
 from kit.steps.plan import StepPlan
 
 
-def notes(settings: TianshouSettings, plan: StepPlan) -> list[str]:
+def notes(settings: TianshouSettings, plan: StepPlan) -> Iterator[str]:
     """One sentence for each caveat of resolved settings."""
     del plan
     sampling = resolved_sampling(settings)
-    found = []
     if sampling.names.algo not in sampling.names.ALGORITHMS:
         read = sampling.family.replace("_", "-")
-        found.append(f"Read as {read}: no algorithm is named, algo=... does.")
+        yield f"Read as {read}: no algorithm is named, algo=... does."
     if sampling.family == OFFLINE:
-        return [*found, "Offline, an epoch is so many gradient steps; nothing is collected."]
+        yield "Offline, an epoch is so many gradient steps; nothing is collected."
+        return
     if sampling.collect is not None and sampling.collected != sampling.collect:
-        found.append(
+        yield (
             f"A collection is {sampling.collected} environment steps, not {sampling.collect}: "
             f"equally many from each of {sampling.envs} environments."
         )
     epoch = sampling.trainings_per_epoch * sampling.collected
     if epoch != sampling.epoch_steps:
-        found.append(
+        yield (
             f"An epoch is {epoch:,} environment steps, not {sampling.epoch_steps:,}: "
             f"{sampling.trainings_per_epoch:,} whole collections."
         )
     if sampling.epochs_run != sampling.epochs:
-        found.append("num_epochs=0 still runs one epoch.")
+        yield "num_epochs=0 still runs one epoch."
     if INITIAL_TESTS[sampling.version] == 2:
-        found.append("The initial test is run twice: there are two tests more than epochs.")
+        yield "The initial test is run twice: there are two tests more than epochs."
     stop = getattr(sampling.names, "stop_rew", None)
     if stop is not None and not sampling.stops:
-        found.append(
+        yield (
             f"stop_rew={stop:g} ends the run after the first epoch whose test reaches it: these "
             "counts are those of a run that never does. Give test_return where it is known."
         )
-    found += _start_notes(sampling)
-    return found + (
-        _ratio_notes(sampling) if sampling.family == OFF_POLICY else _batch_notes(sampling)
-    )
+    yield from _start_notes(sampling)
+    yield from (_ratio_notes if sampling.family == OFF_POLICY else _batch_notes)(sampling)
 
 
-def _start_notes(sampling: Sampling) -> list[str]:
+def _start_notes(sampling: Sampling) -> Iterator[str]:
     if not sampling.start:
-        return []
-    where = (
-        f"{sampling.up(sampling.start):,} environment steps before training are part of no epoch"
+        return
+    yield (
+        f"start_timesteps: {sampling.up(sampling.start):,} environment steps before training are "
+        "part of no epoch, and the environments are reset after them."
     )
-    found = [f"start_timesteps: {where}, and the environments are reset after them."]
     if sampling.family == ON_POLICY and sampling.version != "documented":
-        found.append("They are trained on as part of the first batch.")
-    return found
+        yield "They are trained on as part of the first batch."
 
 
-def _ratio_notes(sampling: Sampling) -> list[str]:
+def _ratio_notes(sampling: Sampling) -> Iterator[str]:
     name, ratio = sampling.name_of("per_sample"), sampling.per_sample
     steps = sampling.gradient_steps()
-    found = []
     if Fraction(repr(float(ratio))) * sampling.collected != steps:
-        found.append(
+        yield (
             f"{name}={ratio} makes round({ratio} * {sampling.collected}) = {steps} gradient steps "
             f"of each collection, half to even and without carry: {steps / sampling.collected:.4g} "
             "per environment step."
         )
     if steps > 1:
-        found.append(
+        yield (
             "A linear learning rate would count gradient steps against training steps: it "
             f"reaches zero after 1/{steps} of the run and then turns negative."
         )
-    return found
 
 
-def _batch_notes(sampling: Sampling) -> list[str]:
-    found = []
+def _batch_notes(sampling: Sampling) -> Iterator[str]:
     if sampling.capacity < sampling.collected:
-        found.append(
+        yield (
             f"The buffer holds {sampling.capacity} transitions, fewer than a collection: only the "
             "newest are trained on, without a word."
         )
     rows, size = min(sampling.collected, sampling.capacity), sampling.batch_size
     if size is not None and rows % size and rows > size and sampling.version != "documented":
-        found.append(
+        yield (
             f"The last minibatch takes the remainder: {size + rows % size} transitions, not {size}."
         )
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.dialects.torchrl import counting, notes, reverse
+from kit.dialects.torchrl import counting, notes
 from kit.dialects.torchrl.settings import TorchRLSettings
 
 
@@ -11,4 +11,4 @@ class TorchRL(TorchRLSettings):
 
     _plan = counting.to_plan
     _notes = notes.notes
-    _from = staticmethod(reverse.settings_from)
+    _from = staticmethod(counting.settings_from)

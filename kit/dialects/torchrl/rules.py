@@ -7,9 +7,9 @@ to the next. All counts follow, as long as no permutation ends with a smaller mi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed
+from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, KnownTotals
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RULE = "torchrl-growing"
 
 
-class IteratedSampler:
+class IteratedSampler(KnownTotals):
     """Gradient steps of a sampler without replacement that an epoch iterates over.
 
     An epoch draws at most ``limit`` minibatches. A pass that ends just at the limit is found to
@@ -33,7 +33,6 @@ class IteratedSampler:
     def __init__(self, available: int, limit: int | None, epochs: int) -> None:
         self.available, self.epochs = available, epochs
         self.limit = available + 1 if limit is None else limit
-        self.iteration = 0
 
     def after(self, iterations: int, *, attempts: bool = False) -> int:
         """The gradient steps of the first ``iterations``.
@@ -47,27 +46,8 @@ class IteratedSampler:
         passes, rest = divmod(iterations * self.epochs, epochs_of_pass)
         return passes * (self.available + attempts) + rest * self.limit
 
-    def advance(self, policy_steps: int) -> int:
-        """The gradient steps of the next iteration."""
-        del policy_steps
-        self.iteration += 1
-        return self.after(self.iteration) - self.after(self.iteration - 1)
 
-    def total(self, trainings: int, policy_steps: int) -> int:
-        """The gradient steps of the first ``trainings`` iterations."""
-        del policy_steps
-        return self.after(trainings)
-
-    def state_dict(self) -> dict[str, int]:
-        """The iterations that have trained."""
-        return {"iteration": self.iteration}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.iteration = int(state_dict["iteration"])
-
-
-class GrowingSampler:
+class GrowingSampler(CountingRule):
     """Gradient steps of epochs that iterate over a growing buffer without replacement.
 
     Args:
@@ -78,6 +58,8 @@ class GrowingSampler:
         epochs: epochs of one iteration.
         limit: minibatches that an epoch draws at most.
     """
+
+    STATE = ("iteration", "epochs_drawn", "attempts")
 
     def __init__(
         self, batch: int, before: int, size: int, buffer_size: int, epochs: int, limit: int
@@ -118,16 +100,6 @@ class GrowingSampler:
         """Whether the last epoch drew the last minibatch of a pass, and no more."""
         full, left = divmod(rows // self.size, self.limit)
         return full > 0 and not left and self.epochs_drawn % (full + 1) == full
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position in the run and in the permutation."""
-        names = ("iteration", "epochs_drawn", "attempts")
-        return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        for name, value in state_dict.items():
-            setattr(self, name, int(value))
 
 
 def arguments(plan: UpdatePlan) -> tuple[int, int, int]:

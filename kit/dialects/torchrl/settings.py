@@ -7,10 +7,12 @@ in the trainer. An iteration is one batch of the collector.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kit.dialects.base import OFF_POLICY, ON_POLICY, Acts, Count, Dialect, Natural, Refused
+from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect
+from kit.dialects.fields import acts, counts, fact
+from kit.steps.errors import Count, Natural
 
 RANDOM, WITHOUT = "random", "without_replacement"
 
@@ -19,25 +21,24 @@ RANDOM, WITHOUT = "random", "without_replacement"
 class TorchRLSettings(Dialect):
     """Settings of TorchRL's collector, replay buffer and ``Trainer``."""
 
-    NAME: ClassVar[str] = "torchrl"
-    LIBRARY: ClassVar[str] = "TorchRL"
-    VERSIONS: ClassVar[Mapping[str, str]] = {
+    NAME = "torchrl"
+    LIBRARY = "TorchRL"
+    VERSIONS: ClassVar = {
         "0.14.1": "the code of 0.14.1",
         "documented": "the docstrings as they read: optim_steps_per_batch=None is the number of "
         "environments, and init_random_frames counts env steps everywhere",
     }
-    ALGORITHMS: ClassVar[Mapping[str, str]] = {
+    ALGORITHMS: ClassVar = {
         **dict.fromkeys(("ppo", "a2c", "reinforce"), ON_POLICY),
         **dict.fromkeys(("sac", "dqn", "td3", "ddpg", "redq", "iql", "cql"), OFF_POLICY),
     }
-    FACTS: ClassVar[frozenset[str]] = Dialect.FACTS | {"num_envs", "max_episode_steps"}
-    MEANS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    CARRIED: ClassVar[Mapping[str, Acts | Refused]] = {
-        "buffer_size": Acts("buffer_size", family=OFF_POLICY)
+    CANNOT: ClassVar = {
+        "world_size": (1, "a trainer is one process"),
+        "collects_episodes": (False, "a collector counts frames"),
+        "offline": (False, "an iteration collects"),
     }
-
-    SECTIONS: ClassVar[frozenset[str]] = frozenset({"", "trainer", "collector", "replay_buffer"})
-    PATHS: ClassVar[Mapping[str, str]] = {"collector.total_frames": "collector_total_frames"}
+    SECTIONS = frozenset({"", "trainer", "collector", "replay_buffer"})
+    PATHS: ClassVar = {"collector.total_frames": "collector_total_frames"}
 
     frames_per_batch: Count = 1000
     """policy steps of one batch, over all environments, rounded up to equally many of each."""
@@ -45,7 +46,7 @@ class TorchRLSettings(Dialect):
     """env steps of the run (policy steps times ``frame_skip``), rounded up to whole batches."""
     collector_total_frames: int | None = None
     """policy steps after which the collector ends; ``None`` or -1: never."""
-    frame_skip: Count = 1
+    frame_skip: Count = counts("action_repeat", 1)
     """env steps of one policy step, as the trainer is told."""
     init_random_frames: int | None = None
     """frames with random actions, rounded up to whole batches: the collector counts policy steps,
@@ -54,24 +55,22 @@ class TorchRLSettings(Dialect):
     """minibatches of one epoch, at most; ``None``: until the sampler has none left."""
     num_epochs: Natural = 1
     """epochs of one batch."""
-    batch_size: Count | None = None
+    batch_size: Count = counts()
     """transitions in a minibatch of the replay buffer; ``None``: ``frames_per_batch``."""
-    buffer_size: Count | None = None
+    buffer_size: Count = acts("buffer_size", family=OFF_POLICY)
     """transitions that the replay buffer holds; ``None``: a batch, or a million if sampled at
     random."""
-    sampler: str | None = None
+    sampler: str = counts()
     """``random``, or ``without_replacement``; ``None``: as the algorithm needs it."""
-    iterate: bool | None = None
+    iterate: bool = counts()
     """whether an epoch iterates over the buffer, and so ends with it; ``None``: on-policy where
     neither the sampler nor ``optim_steps_per_batch`` says how an epoch ends."""
     drop_last: bool = False
     """whether a last, smaller minibatch is dropped."""
-    num_envs: Count = field(default=1, kw_only=True)
+    num_envs: Count = fact("num_envs", 1)
     """environments of the collector."""
-    max_episode_steps: Count | None = field(default=None, kw_only=True)
+    max_episode_steps: Count | None = fact("max_episode_steps")
     """policy steps after which an episode is truncated; a transform's business."""
-    version: str = field(default="0.14.1", kw_only=True)
-    """behaviour to reproduce; see ``VERSIONS``."""
 
     def _guess(self) -> str:
         return ON_POLICY if self.sampler == WITHOUT or self.iterate is True else OFF_POLICY
@@ -86,7 +85,6 @@ class TorchRLSettings(Dialect):
             "buffer_size": frames if on_policy else 1_000_000,
         }
 
-    # ------------------------------------------------------------------ to a plan
     @property
     def collected(self) -> int:
         """Policy steps of one batch."""
