@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import pickle
 import signal
+import statistics
 import sys
 import traceback
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -22,7 +23,7 @@ from torchrl.envs import EnvBase
 from kit.collectors.actor import Policy
 from kit.collectors.base import KitCollector, PolicyFault
 from kit.collectors.rollout import VectorCollector
-from kit.envs.backends.worker_process import without_main
+from kit.envs.backends.workers import end_process, how_it_ended, without_main
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
@@ -83,15 +84,12 @@ class AsyncCollector(KitCollector):
         self._slots: dict[int, TensorDictBase] = {}
         self._arrived: deque[tuple[str, Any]] = deque()
         self._taken, self._published = 0, -1
-        self.staleness, self._staleness_sum, self._staleness_count = 0, 0, 0
-        module = policy if isinstance(policy, nn.Module) else None
-        self._weights = SharedWeights(module, self.max_staleness + 1)
-        how = {
-            "create_env_fn": _maker(create_env_fn),
-            "policy": policy,
-            "collector": collector,
-            "kwargs": kwargs,
-        }
+        self.staleness = 0
+        self._staleness_since_row: list[int] = []
+        # As many versions as batches can be under way, each overwriting the oldest.
+        versions = range(self.max_staleness + 1)
+        self._weights = [[_shared(tensor) for tensor in _tensors(policy)] for _ in versions]
+        how = collector, _maker(create_env_fn), policy, kwargs
         self._start(pickle.dumps(CloudpickleWrapper(how)), threads)
         try:
             _, facts = self._receive()
@@ -105,7 +103,7 @@ class AsyncCollector(KitCollector):
     def _start(self, how: bytes, threads: int) -> None:
         context = torch.multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, how, self._weights, self.max_staleness, threads)
+        arguments = (theirs, how, self._weights, threads)
         self._process = context.Process(target=serve, args=arguments)
         with without_main():
             self._process.start()
@@ -124,7 +122,8 @@ class AsyncCollector(KitCollector):
         self.update_policy_weights_()
         _, facts = self._await("batch")
         self._iter += 1
-        self._note_staleness(self._taken - facts["version"])
+        self.staleness = self._taken - facts["version"]
+        self._staleness_since_row.append(self.staleness)
         self._taken += 1
         for name in self._COUNTERS:
             setattr(self, name, facts["counters"][name])
@@ -132,10 +131,10 @@ class AsyncCollector(KitCollector):
         if facts["normalizer"] is not None and isinstance(self.env, VectorEnv):
             assert self.env.normalizer is not None
             self.env.normalizer.load_state_dict(facts["normalizer"])
-        batch = facts["batch"] if "batch" in facts else self._slots[facts["slot"]]
+        batch: TensorDictBase = facts["batch"]
         if self.storing_device.type != "cpu":
             return batch.to(self.storing_device)
-        return batch if self.reuse or "batch" in facts else batch.clone()
+        return batch if self.reuse else batch.clone()
 
     def _collect(self) -> TensorDictBase:
         raise NotImplementedError  # the process does
@@ -149,22 +148,14 @@ class AsyncCollector(KitCollector):
         if args or kwargs:
             super().update_policy_weights_(*args, **kwargs)
         if self._published < self._taken:
-            self._weights.write(self._taken)
+            _copy(_tensors(self.policy), self._weights[self._taken % len(self._weights)])
             self._published = self._taken
             self._send(("version", self._published))
 
-    def _note_staleness(self, staleness: int) -> None:
-        self.staleness = staleness
-        self._staleness_sum += staleness
-        self._staleness_count += 1
-
     def metrics(self) -> dict[str, float]:
-        """Return the mean staleness of the batches since the last call."""
-        if not self._staleness_count:
-            return {}
-        mean = self._staleness_sum / self._staleness_count
-        self._staleness_sum = self._staleness_count = 0
-        return {"collector/staleness": mean}
+        """The mean staleness of the batches since the last call."""
+        since, self._staleness_since_row = self._staleness_since_row, []
+        return {"collector/staleness": statistics.fmean(since)} if since else {}
 
     # ------------------------------------------------------------------ messages
     def _send(self, message: tuple[Any, ...]) -> None:
@@ -197,16 +188,16 @@ class AsyncCollector(KitCollector):
                 raise self._death() from error
             if kind == "error":
                 raise value
-            if kind != "slot":
-                return kind, value
-            self._slots[value[0]] = value[1]
+            if kind == "slot":
+                self._slots[value[0]] = value[1]
+                continue
+            if kind == "batch":
+                value["batch"] = self._slots[value.pop("slot")]
+            return kind, value
 
     def _death(self) -> EnvironmentFault:
-        self._process.join(_SECONDS_TO_CLOSE)
-        code = self._process.exitcode
-        how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
-        name = getattr(self.env, "name", "env")
-        return EnvironmentFault(name, None, f"the process that collects died ({how})")
+        what = f"the process that collects died ({how_it_ended(self._process)})"
+        return EnvironmentFault(getattr(self.env, "name", "env"), None, what)
 
     # ------------------------------------------------------------------ in and out
     def _seed_environments(self, seed: int) -> None:
@@ -239,14 +230,12 @@ class AsyncCollector(KitCollector):
         state["collector"] = self._await("state")[1]
         state["taken"] = self._taken
         state["published"] = self._published
-        state["under_way"] = [self._saved(facts) for kind, facts in self._arrived]
-        state["staleness"] = [self.staleness, self._staleness_sum, self._staleness_count]
+        state["under_way"] = [
+            {**facts, "batch": facts["batch"].clone().to_dict(), "shape": [*facts["batch"].shape]}
+            for _, facts in self._arrived
+        ]
+        state["staleness"] = [self.staleness, [*self._staleness_since_row]]
         return state
-
-    def _saved(self, facts: dict[str, Any]) -> dict[str, Any]:
-        batch = facts["batch"] if "batch" in facts else self._slots[facts["slot"]]
-        others = {key: value for key, value in facts.items() if key not in ("batch", "slot")}
-        return {**others, "batch": to_plain(batch.clone())}
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -256,10 +245,10 @@ class AsyncCollector(KitCollector):
         self.exact_resume = self._await("loaded")[1]
         self._taken, self._published = int(state_dict["taken"]), int(state_dict["published"])
         self._arrived = deque(
-            ("batch", {**facts, "batch": from_plain(facts["batch"])})
+            ("batch", {**facts, "batch": TensorDict(facts["batch"], facts["shape"])})
             for facts in state_dict["under_way"]
         )
-        self.staleness, self._staleness_sum, self._staleness_count = state_dict["staleness"]
+        self.staleness, self._staleness_since_row = state_dict["staleness"]
 
 
 def _maker(create_env_fn: Any) -> Callable[[], EnvBase]:
@@ -275,7 +264,7 @@ def _maker(create_env_fn: Any) -> Callable[[], EnvBase]:
         raise SettingError(
             "env",
             type(create_env_fn).__name__,
-            "cannot be made anew in the process that collects",
+            "cannot be made again in the process that collects",
             "pass a function that makes it, or an environment of make_env",
         )
     return again  # type: ignore[no-any-return]
@@ -285,78 +274,38 @@ def _stop(process: Any, pipe: Any) -> None:
     """End the process: ask, wait, and then insist."""
     with contextlib.suppress(OSError, ValueError):
         pipe.send(("close",))
-    process.join(_SECONDS_TO_CLOSE)
-    for insist in (process.terminate, process.kill):
-        if process.is_alive():
-            insist()
-            process.join(_SECONDS_TO_CLOSE)
+    end_process(process, _SECONDS_TO_CLOSE)
     pipe.close()
 
 
-# ---------------------------------------------------------------------- weights
-class SharedWeights:
-    """Several versions of a policy's parameters and buffers, each overwriting the oldest.
-
-    Args:
-        policy: whose weights they are; ``None`` has none.
-        versions: kept at the same time.
-    """
-
-    def __init__(self, policy: nn.Module | None, versions: int) -> None:
-        self.versions = versions
-        self._own = _tensors(policy)
-        sizes = [-(-tensor.nbytes // 64) * 64 for tensor in self._own]
-        memory = torch.empty((versions, sum(sizes)), dtype=torch.uint8)
-        self._memory: Tensor = memory.share_memory_()  # type: ignore[no-untyped-call]
-        self._starts = [sum(sizes[:number]) for number in range(len(sizes))]
-
-    def __getstate__(self) -> dict[str, object]:
-        """Send the memory, not the weights."""
-        return {**self.__dict__, "_own": []}
-
-    def belong_to(self, policy: nn.Module | None) -> None:
-        """Have :meth:`read` write to this policy, in the other process."""
-        self._own = _tensors(policy)
-
-    def write(self, version: int) -> None:
-        """Store the weights as they are now."""
-        with torch.no_grad():
-            for place, own in zip(self._places(version), self._own):
-                place.copy_(own)
-
-    def read(self, version: int) -> None:
-        """Set the weights to those of a version."""
-        with torch.no_grad():
-            for place, own in zip(self._places(version), self._own):
-                own.copy_(place)
-
-    def _places(self, version: int) -> list[Tensor]:
-        memory = self._memory[version % self.versions]
-        return [
-            memory[start : start + own.nbytes].view(own.dtype).view(own.shape)
-            for start, own in zip(self._starts, self._own)
-        ]
+def _tensors(policy: Any) -> list[Tensor]:
+    """Parameters and buffers of a policy."""
+    module = isinstance(policy, nn.Module)
+    return [*policy.parameters(), *policy.buffers()] if module else []
 
 
-def _tensors(policy: nn.Module | None) -> list[Tensor]:
-    if policy is None:
-        return []
-    return [*policy.parameters(), *policy.buffers()]
+def _shared(tensor: Tensor) -> Tensor:
+    copy = tensor.detach().cpu().clone()
+    return copy.share_memory_()  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for one, other in zip(source, target):
+            other.copy_(one)
 
 
 # ---------------------------------------------------------------------- in the process
-def serve(pipe: Any, how: bytes, weights: SharedWeights, max_staleness: int, threads: int) -> None:
+def serve(pipe: Any, how: bytes, weights: list[list[Tensor]], threads: int) -> None:
     """Make batches as weights arrive, and do what else the pipe says, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then closes
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that environments are closed
     torch.set_num_threads(threads)
     served = None
     try:
-        parts = pickle.loads(how).fn
-        weights.belong_to(parts["policy"])
-        collector = parts["collector"](parts["create_env_fn"](), parts["policy"], **parts["kwargs"])
-        served = _Served(pipe, collector, weights, max_staleness)
-        served.tell_facts()
+        make, make_env, policy, kwargs = pickle.loads(how).fn
+        served = _Served(pipe, make(make_env(), policy, **kwargs), _tensors(policy), weights)
+        pipe.send(("ready", {name: getattr(served.collector, name) for name in _FACTS}))
         while served.work():
             pass
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -388,44 +337,43 @@ class _Served:
     Args:
         pipe: to the learner.
         collector: makes the batches.
-        weights: versions of the policy's weights; number ``v`` is that of batch ``v``.
-        max_staleness: how many versions behind the one of a batch its policy is.
+        own: weights of its policy.
+        weights: one version more of the policy's weights than its staleness can be; version ``v``
+            is that of batch ``v``.
     """
 
     def __init__(
-        self, pipe: Any, collector: KitCollector, weights: SharedWeights, max_staleness: int
+        self, pipe: Any, collector: KitCollector, own: list[Tensor], weights: list[list[Tensor]]
     ) -> None:
-        self.pipe, self.collector, self.weights = pipe, collector, weights
-        self.max_staleness = max_staleness
+        self.pipe, self.collector, self.own, self.weights = pipe, collector, own, weights
+        self.max_staleness = len(weights) - 1
         self.made = 0
         self.newest = -1
         self._slots: dict[int, TensorDictBase] = {}
-
-    def tell_facts(self) -> None:
-        """Tell the learner what it has to know about the collector."""
-        facts = {name: getattr(self.collector, name) for name in _FACTS}
-        self.pipe.send(("ready", facts))
 
     @property
     def _version(self) -> int:
         """Version with which the next batch is made."""
         return max(self.made - self.max_staleness, 0)
 
-    def work(self) -> bool:
-        """Make a batch, or do what the learner says; return whether to continue."""
+    @property
+    def _is_due(self) -> bool:
+        """Whether there is another batch to make, and its weights have come."""
         total = self.collector.total_frames
         more = total < 0 or self.collector.policy_steps < total
-        due = more and self._version <= self.newest
-        if due and not self.pipe.poll():
+        return more and self._version <= self.newest
+
+    def work(self) -> bool:
+        """Make a batch, or do what the learner says; return whether to continue."""
+        if self._is_due and not self.pipe.poll():
             self._make_batch()
             return True
         command, *arguments = self.pipe.recv()
         if command == "version":
             self.newest = arguments[0]
         elif command == "state":
-            while more and self._version <= self.newest:
+            while self._is_due:
                 self._make_batch()
-                more = total < 0 or self.collector.policy_steps < total
             self.pipe.send(("state", dict(self.collector.state_dict())))
         elif command == "load":
             state, self.made = arguments
@@ -438,11 +386,10 @@ class _Served:
         return bool(command != "close")
 
     def _make_batch(self) -> None:
-        version = self._version
-        self.weights.read(version)
-        batch = self.collector.collect()
+        version, collector = self._version, self.collector
+        _copy(self.weights[version % len(self.weights)], self.own)
+        batch = collector.collect()
         self.made += 1
-        collector = self.collector
         normalizer = collector.normalizer
         facts = {
             "slot": self._store(batch.cpu()),
@@ -457,7 +404,7 @@ class _Served:
         """Write a batch to the shared buffer whose turn it is; return its number."""
         number = (self.made - 1) % (self.max_staleness + 1)
         slot = self._slots.get(number)
-        if slot is None or not _alike(slot, batch):
+        if slot is None or _signature(slot) != _signature(batch):
             slot = self._slots[number] = batch.clone().share_memory_()
             self.pipe.send(("slot", (number, slot)))
         else:
@@ -465,15 +412,10 @@ class _Served:
         return number
 
 
-def _alike(one: TensorDictBase, other: TensorDictBase) -> bool:
-    """Whether two batches have the same keys, shapes and types."""
-    if one.batch_size != other.batch_size:
-        return False
-    keys = set(one.keys(True, True))
-    if keys != set(other.keys(True, True)):
-        return False
-    pairs = [(one.get(key), other.get(key)) for key in keys]
-    return all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
+def _signature(batch: TensorDictBase) -> tuple[Any, ...]:
+    """Keys, shapes and types of a batch."""
+    found = {key: (value.shape, value.dtype) for key, value in batch.items(True, True)}
+    return batch.batch_size, found
 
 
 def _sendable(error: Exception) -> Exception:
@@ -482,22 +424,3 @@ def _sendable(error: Exception) -> Exception:
         return error
     text = "".join(traceback.format_exception(error))
     return RuntimeError(f"the process that collects failed: {error}\n{text}")
-
-
-def to_plain(batch: TensorDictBase) -> dict[str, Any]:
-    """Return a batch as lists and tensors, which a checkpoint holds without code."""
-    keys = list(batch.keys(True, True))
-    return {
-        "shape": list(batch.batch_size),
-        "keys": [list(key) if isinstance(key, tuple) else key for key in keys],
-        "values": [batch.get(key) for key in keys],
-    }
-
-
-def from_plain(plain: dict[str, Any]) -> TensorDictBase:
-    """Return the batch that :func:`to_plain` took apart."""
-    keys = [tuple(key) if isinstance(key, list) else key for key in plain["keys"]]
-    batch = TensorDict({}, plain["shape"])
-    for key, value in zip(keys, plain["values"]):
-        batch.set(key, value)
-    return batch

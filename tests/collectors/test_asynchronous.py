@@ -156,7 +156,7 @@ def test_its_batches_are_those_of_the_collector_in_the_process_where_nothing_is_
 
 # ---------------------------------------------------------------------- what is refused
 def test_an_environment_that_cannot_be_made_anew_is_refused():
-    with pytest.raises(SettingError, match="cannot be made anew"):
+    with pytest.raises(SettingError, match="cannot be made again"):
         AsyncCollector(GymEnv("CartPole-v1"), None, frames_per_batch=4)
 
 

@@ -1,25 +1,38 @@
 """Envs in worker processes, several in each, which step at the same time.
 
-The processes themselves, and what they exchange, are in :mod:`kit.envs.backends.worker_process`.
+Observations, actions and rewards are exchanged through shared memory without a name, which the
+system frees with the last process that uses it; commands and faults go through pipes. A worker
+imports no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
+import multiprocessing
 import os
 import pickle
+import signal
+import sys
+import types
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, rebuilt_seed
-from kit.envs.backends.serial import MakeCopy
-from kit.envs.backends.worker_process import SharedMemory, Worker, stop
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, hold, rebuilt_seed
+from kit.envs.backends.serial import MakeCopy, SerialBackend
 from kit.envs.errors import EnvironmentFault
-from kit.envs.spaces import Arrays
+from kit.envs.spaces import Arrays, Leaf
+from kit.envs.state import CannotCapture
+from kit.steps.errors import SettingError
+
+_CONTEXT = multiprocessing.get_context("spawn")
+_SECONDS_TO_CLOSE = 5.0
 
 
 class WorkersBackend(EnvBackend):
@@ -55,20 +68,20 @@ class WorkersBackend(EnvBackend):
         self._describe(name, num_envs, one.observation_space, one.action_space)
         one.close()
         self.restarts = restarts
-        shared = SharedMemory(num_envs, self.observation_leaves, self.action_leaves)
-        self._arrays = shared.arrays()
+        memory = _SharedMemory(num_envs, self.observation_leaves, self.action_leaves)
+        self._arrays = memory.arrays(0, num_envs)
         count = min(num_workers or len(os.sched_getaffinity(0)), num_envs)
         bounds = [num_envs * number // count for number in range(count + 1)]
         how = pickle.dumps(CloudpickleWrapper((make, name, restarts)))
-        self._workers = [Worker(how, shared, a, b) for a, b in itertools.pairwise(bounds)]
+        self._workers = [_Worker(how, memory, a, b) for a, b in itertools.pairwise(bounds)]
         self._seeds = list(range(num_envs))
         self._present: Arrays = {}
-        self._closing = weakref.finalize(self, stop, self._workers)
+        self._closing = weakref.finalize(self, _stop, self._workers)
         try:
             for worker in self._workers:
                 worker.start()
             for worker in self._workers:
-                worker.receive()
+                self._receive(worker)
         except (RuntimeError, EOFError, OSError) as error:
             self.close()
             what = error.what if isinstance(error, EnvironmentFault) else error
@@ -76,100 +89,89 @@ class WorkersBackend(EnvBackend):
 
     # ------------------------------------------------------------------ all at once
     def reset(
-        self,
-        observation: Arrays,
-        seeds: Sequence[int] | None = None,
-        mask: Mask | None = None,
+        self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
         """Reset the envs, all workers at once."""
         if seeds is not None:
             self._seeds = [int(seed) for seed in seeds]
-        chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
         for worker in self._workers:
-            mine = slice(worker.first, worker.last)
-            given = None if seeds is None else list(seeds)[mine]
-            worker.send(("reset", given, None if mask is None else mask[mine]))
-        for worker in self._dead():
-            self._revive(worker)
+            given = None if seeds is None else self._seeds[worker.envs]
+            worker.send("reset", given, None if mask is None else mask[worker.envs])
+        for dead in self._receive_all():
+            self._revive(dead)
+        chosen: Any = ... if mask is None else mask
         for key, values in observation.items():
             values[chosen] = self._arrays.result.observation[key][chosen]
         self._present = observation
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step the envs, all workers at once."""
-        for key, values in self._arrays.action.items():
+        arrays = self._arrays
+        for key, values in arrays.action.items():
             if actions[key].shape != values.shape:
                 self.convert(actions)  # says what is wrong
             values[...] = actions[key]
-        self._arrays.active[...] = True if active is None else active
+        arrays.active[...] = True if active is None else active
         for worker in self._workers:
-            worker.send_step()
-        dead = self._dead()
-        self._copy_results(result)
-        self.infos = {
-            worker.first + number: info
-            for worker in self._workers
-            if worker.answer
-            for number, info in worker.answer.items()
-        }
-        recovered = self._arrays.recovered.copy() if self._arrays.recovered.any() else None
+            worker.send("step")
+        dead = self._receive_all()
+        self.infos = {env: info for worker in self._workers for env, info in worker.answer.items()}
+        for key, values in result.observation.items():
+            values[...] = arrays.result.observation[key]
+            result.next_observation[key][...] = arrays.result.next_observation[key]
+        for name in ("reward", "terminated", "truncated", "env_steps"):
+            getattr(result, name)[...] = getattr(arrays.result, name)
+        recovered = arrays.recovered.copy()
         for worker in dead:
-            recovered = np.zeros(self.num_envs, np.bool_) if recovered is None else recovered
-            recovered[worker.first : worker.last] = True
+            recovered[worker.envs] = True
             self._truncate(worker, result, active)
         self._present = result.observation
-        return recovered
+        return recovered if recovered.any() else None
 
-    def _copy_results(self, result: StepArrays) -> None:
-        made = self._arrays.result
-        for key, values in result.next_observation.items():
-            values[...] = made.next_observation[key]
-            result.observation[key][...] = made.observation[key]
-        result.reward[...] = made.reward
-        result.terminated[...] = made.terminated
-        result.truncated[...] = made.truncated
-        result.env_steps[...] = made.env_steps
+    def _receive(self, worker: _Worker) -> Any:
+        """Wait for a worker's answer, and count the faults it recovered from.
 
-    def _dead(self) -> list[Worker]:
-        """Wait for all workers and return those that have died.
+        Raises:
+            EOFError: if the process has died.
+            EnvironmentFault: if an env failed and no restart is left.
+        """
+        recovered, answer = worker.receive()
+        for fault in recovered:
+            self._recovered(fault)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _receive_all(self) -> list[_Worker]:
+        """Wait for all workers' answers; return the workers that have died.
 
         Raises:
             EnvironmentFault: if an env failed and no restart is left.
         """
         dead, faults = [], []
         for worker in self._workers:
+            worker.answer = {}
             try:
-                if not self._answered(worker):
-                    dead.append(worker)
+                worker.answer = self._receive(worker) or {}
+            except (EOFError, OSError):
+                dead.append(worker)
             except Exception as fault:
                 faults.append(fault)
         if faults:
             raise faults[0]
         return dead
 
-    def _answered(self, worker: Worker) -> bool:
-        """Wait for a worker and pass on the faults it recovered from; false if it has died."""
-        try:
-            worker.answer = None
-            worker.answer = worker.receive()
-        except (EOFError, OSError):
-            return False
-        finally:
-            for fault in worker.take_mended():
-                self._recovered(fault)
-        return True
-
-    def _truncate(self, worker: Worker, result: StepArrays, active: Mask | None) -> None:
+    def _truncate(self, worker: _Worker, result: StepArrays, active: Mask | None) -> None:
         """Close the episodes of a worker that died, and begin others in a new process."""
-        mine = slice(worker.first, worker.last)
-        hold(mine, result, self._present)
+        envs = worker.envs
+        hold(envs, result, self._present)
         self._revive(worker)
-        result.truncated[mine] = True
-        result.env_steps[mine] = 1 if active is None else active[mine]
+        result.truncated[envs] = True
+        result.env_steps[envs] = 1 if active is None else active[envs]
         for key, values in result.observation.items():
-            values[mine] = self._arrays.result.observation[key][mine]
+            values[envs] = self._arrays.result.observation[key][envs]
 
-    def _revive(self, worker: Worker) -> None:
+    def _revive(self, worker: _Worker) -> None:
         """Start a new process in the place of one that died, and reset its envs.
 
         Raises:
@@ -179,42 +181,234 @@ class WorkersBackend(EnvBackend):
         while True:
             self._recovered(fault)
             worker.start()
-            seeds = self._seeds[worker.first : worker.last]
-            worker_seeds = [rebuilt_seed(seed, self.faults) for seed in seeds]
+            seeds = [rebuilt_seed(seed, self.faults) for seed in self._seeds[worker.envs]]
             try:
-                worker.receive()
-                worker.send(("reset", worker_seeds, None))
-                if self._answered(worker):
-                    return
-                fault = self._death(worker)
+                self._receive(worker)
+                worker.send("reset", seeds, None)
+                self._receive(worker)
+                return
             except (EOFError, OSError):
                 fault = self._death(worker)
             except EnvironmentFault as error:  # it cannot be made, or reset
                 fault = error
 
-    def _death(self, worker: Worker) -> EnvironmentFault:
-        which = f"envs {worker.first} to {worker.last - 1}"
-        what = f"the process of {which} died ({worker.exit_code()})"
-        return EnvironmentFault(self.name, None, what)
+    def _death(self, worker: _Worker) -> EnvironmentFault:
+        which = f"envs {worker.envs.start} to {worker.envs.stop - 1}"
+        how = how_it_ended(worker.process)
+        return EnvironmentFault(self.name, None, f"the process of {which} died ({how})")
 
     # ------------------------------------------------------------------ in and out
     def full_states(self) -> list[Any]:
         """Ask the workers for the states of their envs."""
-        return [state for worker in self._workers for state in self._ask(worker, ("states",))]
+        return [state for worker in self._workers for state in self._ask(worker, "full_states")]
 
     def set_full_states(self, states: list[Any]) -> None:
         """Give the workers the states of their envs."""
         for worker in self._workers:
-            self._ask(worker, ("set_states", states[worker.first : worker.last]))
+            self._ask(worker, "set_full_states", states[worker.envs])
         self._seeds = [state["seed"] for state in states]
 
-    def _ask(self, worker: Worker, message: Any) -> Any:
-        worker.send(message)
+    def _ask(self, worker: _Worker, *message: Any) -> Any:
+        worker.send(*message)
         try:
-            return worker.receive()
+            return self._receive(worker)
         except (EOFError, OSError) as error:
             raise self._death(worker) from error
 
     def close(self) -> None:
         """End the processes."""
         self._closing()
+
+
+class _Arrays(NamedTuple):
+    """Arrays over the shared memory, a row for each env."""
+
+    action: Arrays
+    result: StepArrays
+    active: Mask
+    recovered: Mask
+
+
+class _SharedMemory:
+    """Memory that processes share."""
+
+    def __init__(self, num_envs: int, observation: Sequence[Leaf], action: Sequence[Leaf]) -> None:
+        self.num_envs = num_envs
+        # Spaces stay here: workers know their own, and some cannot be sent.
+        self.observation = [dataclasses.replace(leaf, space=None) for leaf in observation]
+        self.action = [dataclasses.replace(leaf, space=None) for leaf in action]
+        self._blocks: dict[str, Any] = {}
+
+    def arrays(self, first: int, last: int) -> _Arrays:
+        """Arrays of envs ``first`` to ``last``, without the last one; made by the first call."""
+
+        def get(name: str, dtype: Any, *shape: int) -> Any:
+            whole = (self.num_envs, *shape)
+            if name not in self._blocks:
+                size = int(np.prod(whole)) * np.dtype(dtype).itemsize
+                self._blocks[name] = _CONTEXT.RawArray("b", max(size, 1))
+            return np.ndarray(whole, dtype, self._blocks[name])[first:last]
+
+        def each(kind: str, found: Sequence[Leaf]) -> Arrays:
+            return {leaf.key: get(f"{kind} {leaf.key}", leaf.dtype, *leaf.shape) for leaf in found}
+
+        result = StepArrays(
+            next_observation=each("next", self.observation),
+            observation=each("observation", self.observation),
+            reward=get("reward", np.float32),
+            terminated=get("terminated", np.bool_),
+            truncated=get("truncated", np.bool_),
+            env_steps=get("env_steps", np.int32),
+        )
+        flags = get("active", np.bool_), get("recovered", np.bool_)
+        return _Arrays(each("action", self.action), result, *flags)
+
+
+# ---------------------------------------------------------------------- processes from outside
+class _Worker:
+    """One process, seen from the outside.
+
+    Args:
+        how: pickled arguments of the envs.
+        memory: shared with it.
+        first: number of its first env.
+        last: number after its last env.
+    """
+
+    process: Any = None
+    pipe: Connection
+
+    def __init__(self, how: bytes, memory: _SharedMemory, first: int, last: int) -> None:
+        self.how, self.memory, self.envs = how, memory, slice(first, last)
+        self.answer: dict[int, Any] = {}
+
+    def start(self) -> None:
+        """Start the process, and have it make its envs, which it answers."""
+        self.end(0.0)
+        self.pipe, theirs = _CONTEXT.Pipe()
+        arguments = (theirs, self.memory, self.envs.start, self.envs.stop)
+        self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
+        with without_main():
+            self.process.start()
+        theirs.close()
+        self.send("make", self.how)
+
+    def send(self, *message: Any) -> None:
+        """Send a command. To one that has died nothing can be sent, which is found out later."""
+        with contextlib.suppress(OSError):
+            self.pipe.send_bytes(pickle.dumps(message))
+
+    def receive(self) -> tuple[list[EnvironmentFault], Any]:
+        """Wait for the faults recovered from, and the answer or what was raised."""
+        return pickle.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
+
+    def end(self, seconds: float) -> None:
+        """End the process, if there is one."""
+        if self.process is not None:
+            self.pipe.close()
+            end_process(self.process, seconds)
+            self.process = None
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    """End all processes: ask all, then wait for each."""
+    for worker in workers:
+        if worker.process is not None:
+            worker.send("close")
+    for worker in workers:
+        worker.end(_SECONDS_TO_CLOSE)
+
+
+def end_process(process: Any, seconds: float) -> None:
+    """Wait for a process that was asked to end, and then insist."""
+    process.join(seconds)
+    for insist in (process.terminate, process.kill):
+        if process.is_alive():
+            insist()
+            process.join(1.0)
+
+
+def how_it_ended(process: Any) -> str:
+    """The exit code of a process that has died, in words."""
+    process.join(_SECONDS_TO_CLOSE)
+    code = process.exitcode
+    return f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the main module while processes are spawned.
+
+    Each would import it again, and with it torch: seconds and half a gigabyte for every env. The
+    processes do not need it: what they make is sent by value.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+# ---------------------------------------------------------------------- in the process
+def _serve(pipe: Connection, memory: _SharedMemory, first: int, last: int) -> None:
+    """Do what the pipe says until it says to close, or is closed at the other end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then closes
+    served = _Served(memory, first, last)
+    try:
+        while True:
+            command, *arguments = pickle.loads(pipe.recv_bytes())
+            if command == "close":
+                return
+            pipe.send_bytes(served.answer(command, arguments))
+    except (EOFError, OSError):
+        return  # the other side is gone
+    finally:
+        if served.backend is not None:
+            served.backend.close()
+
+
+class _Served:
+    """The envs of one process: its commands, further ones are methods of the backend."""
+
+    def __init__(self, memory: _SharedMemory, first: int, last: int) -> None:
+        self.first, self.last, self.arrays = first, last, memory.arrays(first, last)
+        self.faults: list[EnvironmentFault] = []
+        self.backend: Any = None
+
+    def answer(self, command: str, arguments: list[Any]) -> bytes:
+        """Do a command; return the faults recovered from, and its result or what it raised."""
+        try:
+            owner = self if hasattr(self, command) else self.backend
+            value = getattr(owner, command)(*arguments)
+        except (EnvironmentFault, CannotCapture, SettingError) as error:
+            value = error
+        except Exception as error:  # by its text, as not every one can be sent
+            value = RuntimeError(f"{type(error).__name__}: {error}")
+        answer = pickle.dumps((self.faults, value))
+        self.faults.clear()
+        return answer
+
+    def make(self, how: bytes) -> None:
+        """Make the envs."""
+        make, name, restarts = pickle.loads(how).fn
+        try:
+            count = self.last - self.first
+            self.backend = SerialBackend(make, count, name, restarts=restarts, first=self.first)
+        except Exception as error:
+            raise fault_of(name, None, error, "making it") from error
+        self.backend.tell = self.faults.append
+
+    def reset(self, seeds: Sequence[int] | None, mask: Mask | None) -> None:
+        """Begin episodes."""
+        self.backend.reset(self.arrays.result.observation, seeds, mask)
+
+    def step(self) -> dict[int, Any]:
+        """Take one step; return what the last ``info`` of ended episodes says, by env."""
+        result, active = self.arrays.result, self.arrays.active
+        result.terminated[...] = result.truncated[...] = False
+        result.env_steps[...] = 1
+        some = None if active.all() else active.copy()
+        recovered = self.backend.step(self.arrays.action, result, some)
+        self.arrays.recovered[...] = False if recovered is None else recovered
+        return {self.first + env: info for env, info in self.backend.infos.items()}
