@@ -344,12 +344,9 @@ def _check_actions(env: VectorEnv, actions: Actions, algorithm: str) -> None:
         others = "recipes.ppo"
     else:
         others = "recipes.dqn or recipes.ppo" if actions == "continuous" else "recipes.sac or td3"
-    raise SettingError(
-        "env.id",
-        env.name,
-        f"has actions that are not {actions} ({kinds}), and {algorithm} chooses only such",
-        f"use {others}, or an environment with a {space} action space",
-    )
+    why = f"has actions that are not {actions} ({kinds}), and {algorithm} chooses only such"
+    works = f"use {others}, or an environment with a {space} action space"
+    raise SettingError("env.id", env.name, why, works)
 
 
 CONTINUOUS_LOSSES = {"SACLoss": "DiscreteSACLoss", "DDPGLoss": "DQNLoss", "TD3Loss": "DQNLoss"}

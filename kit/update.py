@@ -293,12 +293,9 @@ class Update(OptimizationStepper):
         """Refuse, before the first step, optimisers that do not fit the losses."""
         names = _losses_among(losses.keys())
         if not names:
-            raise SettingError(
-                "loss_module",
-                type(self.loss_module).__name__,
-                "has no entry named loss..., which would be minimised",
-                f"it returns {list(losses.keys())}",
-            )
+            why = "has no entry named loss..., which would be minimised"
+            works = f"it returns {list(losses.keys())}"
+            raise SettingError("loss_module", type(self.loss_module).__name__, why, works)
         _check_names(self.groups, names)
         for group in self.groups:
             if all(gradient is None for gradient in _gradients(group, losses, retain_graph=True)):
@@ -419,7 +416,7 @@ def _check_names(groups: Sequence[_Group], losses: Sequence[str]) -> None:
     if named and left:
         raise SettingError(
             "optimizer", named, f"leaves {' and '.join(left)} without an optimiser",
-            "name an optimiser for it as well (several losses may share one)",
+            "name an optimiser for it as well (several losses may share one)"
         )  # fmt: skip
 
 

@@ -70,12 +70,9 @@ class RunFolder(Hook):
             if saved.get(name) != given.get(name) and name.split(".")[0] not in _FREE_TO_DIFFER
         ]
         if differing:
-            raise SettingError(
-                "resume",
-                str(self.folder),
-                f"was made with other settings ({'; '.join(differing)})",
-                "leave these settings out, or start a new run without resume",
-            )
+            why = f"was made with other settings ({'; '.join(differing)})"
+            works = "leave these settings out, or start a new run without resume"
+            raise SettingError("resume", str(self.folder), why, works)
 
     def register(self, trainer: Any, name: str | None = None) -> None:
         """Register at ``setup`` and ``shutdown``."""

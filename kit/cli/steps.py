@@ -209,12 +209,9 @@ def _two(words: list[str]) -> list[list[str]]:
     words = [part for word in words for part in (shlex.split(word) if " " in word else [word])]
     starts = [k for k, word in enumerate(words) if word in DIALECTS or word == KIT]
     if len(starts) != 2 or starts[0] != 0:
-        raise SettingError(
-            "diff",
-            " ".join(words),
-            "does not name two dialects",
-            "use kit steps diff sb3 n_envs=4 sheeprl num_envs=4",
-        )
+        why = "does not name two dialects"
+        works = "use kit steps diff sb3 n_envs=4 sheeprl num_envs=4"
+        raise SettingError("diff", " ".join(words), why, works)
     return [words[: starts[1]], words[starts[1] :]]
 
 

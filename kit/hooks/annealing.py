@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from kit.steps import StepPlan
 
 
+_ALONE = "leave one of the two out; recipes leave theirs out with anneal=constant"
+
+
 @dataclass
 class _Value:
     """A number that a hook sets: an attribute, or an entry of an optimiser's parameter group."""
@@ -37,27 +40,18 @@ class _Value:
     """what was set last, where reading it back does not wait for a device."""
 
     @property
-    def _holder(self) -> Any:
+    def holder(self) -> Any:
+        """The object or the parameter group."""
         return self.owner if self.group is None else self.owner.param_groups[self.group]
-
-    def belong_to(self, optimizer: Optimizer) -> None:
-        """Keep finding a parameter group of this optimiser after it has been loaded."""
-        for place, group in enumerate(optimizer.param_groups):
-            if self.owner is group:
-                self.owner, self.group = optimizer, place
-
-    def is_also(self, other: _Value) -> bool:
-        """Whether another hook's value is this one."""
-        return self._holder is other._holder and self.name == other.name
 
     def get(self) -> Any:
         """The number or the tensor as it is now."""
-        holder = self._holder
+        holder = self.holder
         return holder[self.name] if isinstance(holder, dict) else getattr(holder, self.name)
 
     def set(self, value: float) -> None:
         """Fill a tensor in place, replace a number."""
-        present, holder = self.get(), self._holder
+        present, holder = self.get(), self.holder
         if isinstance(present, Tensor):
             with torch.no_grad():
                 present.fill_(value)
@@ -113,16 +107,16 @@ class Anneal(Hook):
         name: str | None = None,
     ) -> None:
         if not isinstance(target, (Optimizer, dict)) and not hasattr(target, attribute):
-            raise SettingError(
-                "attribute", attribute, f"is not an attribute of {type(target).__name__}"
-            )
+            why = f"is not an attribute of {type(target).__name__}"
+            raise SettingError("attribute", attribute, why)
         if isinstance(schedule, str) and schedule not in SCHEDULES:
             raise SettingError("schedule", schedule, "is not a schedule", sorted(SCHEDULES))
         if not 0 < share_of_run <= 1:
             raise SettingError("share_of_run", share_of_run, "is not in (0, 1]", [1.0])
         self.schedule, self.share_of_run, self.counter = schedule, share_of_run, counter
         self.label = name or attribute
-        self.values = _values(target, attribute, end)
+        groups = range(len(target.param_groups)) if isinstance(target, Optimizer) else [None]
+        self.values = [_Value(target, attribute, group, end=end) for group in groups]
         self.value: float | None = None
         self.used: float | None = None
 
@@ -133,7 +127,12 @@ class Anneal(Hook):
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Register at ``setup``, ``post_steps`` and ``post_steps_log``."""
-        self._check_alone(trainer)
+        others = {n: h for n, h in trainer.registered_modules.items() if isinstance(h, Anneal)}
+        for other, hook in others.items():
+            same = any(hook.sets(value.holder, value.name) for value in self.values)
+            if same and self.schedule != "constant":
+                why = f"is registered already: {other} sets the same value"
+                raise SettingError("hook", self.name, why, _ALONE)
         super().register(trainer, name)
         counters = trainer.ledger.counters()
         if self.counter is not None and self.counter not in counters:
@@ -146,41 +145,25 @@ class Anneal(Hook):
     def sets(self, target: Any, attribute: str) -> bool:
         """Whether an attribute of an object (of an optimiser: of any group) is set by this hook."""
         owners = [target, *getattr(target, "param_groups", ())]
-        found = any(
-            value.name == attribute and any(value.owner is owner for owner in owners)
-            for value in self.values
-        )
-        return found and self.schedule != "constant"
-
-    def _check_alone(self, trainer: HookedTrainer) -> None:
-        for other_name, other in trainer.registered_modules.items():
-            if not isinstance(other, Anneal) or "constant" in (self.schedule, other.schedule):
-                continue
-            if any(own.is_also(value) for own in self.values for value in other.values):
-                raise SettingError(
-                    "hook",
-                    self.name,
-                    f"is registered already: {other_name} sets the same value",
-                    "leave one of the two out; recipes leave theirs out with anneal=constant",
-                )
+        names = [value.name for value in self.values if any(value.holder is o for o in owners)]
+        return attribute in names and self.schedule != "constant"
 
     def _resolve(self, trainer: HookedTrainer) -> None:
         """Give every value its schedule: length and start value are known from here on."""
         self.counter = self.counter or _default_counter(self.schedule, trainer.plan)
         for optimizer in getattr(trainer.update, "optimizers", {}).values():
-            for value in self.values:
-                value.belong_to(optimizer)
+            for place, group in enumerate(optimizer.param_groups):
+                for value in self.values:
+                    if value.owner is group:
+                        value.owner, value.group = optimizer, place
         if not isinstance(self.schedule, str):
             for value in self.values:
                 value.schedule = self.schedule
         elif self.schedule != "constant":
             if trainer.ledger.iterations and any(value.start is None for value in self.values):
-                raise SettingError(
-                    "hook",
-                    self.name,
-                    "is added to a run that has begun, whose first value it cannot know",
-                    "add it before load(), or give a schedule such as Linear(1.0, 0.0, 10_000)",
-                )
+                why = "is added to a run that has begun, whose first value it cannot know"
+                works = "add it before load(), or give a schedule such as Linear(1.0, 0.0, 10_000)"
+                raise SettingError("hook", self.name, why, works)
             duration = round(_length(trainer.plan, self.counter) * self.share_of_run)
             for value in self.values:
                 start = float(value.get()) if value.start is None else value.start
@@ -194,12 +177,8 @@ class Anneal(Hook):
         """
         for value in self.values:
             if value.schedule is not None and value.readable() != value.written:
-                raise SettingError(
-                    self.label,
-                    value.readable(),
-                    f"was set by something else during the run, and {self.name} would overrule it",
-                    "leave one of the two out; recipes leave theirs out with anneal=constant",
-                )
+                why = f"was set by something else during the run, and {self.name} would overrule it"
+                raise SettingError(self.label, value.readable(), why, _ALONE)
         self.set()
 
     def set(self) -> None:
@@ -224,11 +203,9 @@ class AnnealLearningRate(Anneal):
 
     Args:
         optimizer: all its parameter groups are set, each from its own initial learning rate.
-        schedule: see :class:`Anneal`, as are all other arguments.
-        end: last learning rate of a schedule given by name.
-        share_of_run: share of the run after which a schedule given by name ends.
-        counter: counter that is followed.
+        schedule: as in :class:`Anneal`.
         name: under which the learning rate is logged.
+        **settings: ``end``, ``share_of_run`` and ``counter`` of :class:`Anneal`.
 
     Examples:
         >>> from torch import nn
@@ -242,15 +219,10 @@ class AnnealLearningRate(Anneal):
         optimizer: Optimizer,
         schedule: Schedule | str = "linear",
         *,
-        end: float = 0.0,
-        share_of_run: float = 1.0,
-        counter: str | None = None,
         name: str = "learning_rate",
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            optimizer, "lr", schedule,
-            end=end, share_of_run=share_of_run, counter=counter, name=name,
-        )  # fmt: skip
+        super().__init__(optimizer, "lr", schedule, name=name, **settings)
 
 
 class AnnealExploration(Anneal):
@@ -262,10 +234,9 @@ class AnnealExploration(Anneal):
     Args:
         policy: TorchRL's ``EGreedyModule``, ``AdditiveGaussianModule`` or
             ``OrnsteinUhlenbeckProcessModule``, the kit's versions of them, or a policy with one.
-        schedule: see :class:`Anneal`.
-        share_of_run: share of the run after which the final value is reached.
-        counter: see :class:`Anneal`.
+        schedule: as in :class:`Anneal`.
         name: under which the value is logged.
+        **settings: ``share_of_run`` and ``counter`` of :class:`Anneal`.
 
     Raises:
         SettingError: if the policy has no noise that can be annealed.
@@ -283,9 +254,8 @@ class AnnealExploration(Anneal):
         policy: nn.Module,
         schedule: Schedule | str = "linear",
         *,
-        share_of_run: float = 1.0,
-        counter: str | None = None,
         name: str = "exploration",
+        **settings: Any,
     ) -> None:
         found = [
             (module, attribute)
@@ -294,29 +264,14 @@ class AnnealExploration(Anneal):
             if hasattr(module, attribute) and hasattr(module, f"{attribute}_end")
         ]
         if not found:
-            raise SettingError(
-                "policy",
-                type(policy).__name__,
-                "has no exploration noise that could be annealed",
-                "give an EGreedyModule, a GaussianNoise or an OrnsteinUhlenbeckNoise",
-            )
-        super().__init__(*found[0], schedule, share_of_run=share_of_run, counter=counter, name=name)
-        self.values = [
-            _Value(
-                module,
-                attribute,
-                start=float(getattr(module, f"{attribute}_init")),
-                end=float(getattr(module, f"{attribute}_end")),
-            )
-            for module, attribute in found
-        ]
-
-
-def _values(target: Any, attribute: str, end: float) -> list[_Value]:
-    if not isinstance(target, Optimizer):
-        return [_Value(target, attribute, end=end)]
-    groups = range(len(target.param_groups))
-    return [_Value(target, attribute, group, end=end) for group in groups]
+            why = "has no exploration noise that could be annealed"
+            works = "give an EGreedyModule, a GaussianNoise or an OrnsteinUhlenbeckNoise"
+            raise SettingError("policy", type(policy).__name__, why, works)
+        super().__init__(*found[0], schedule, name=name, **settings)
+        self.values = []
+        for module, noise in found:
+            start, end = (float(getattr(module, f"{noise}_{which}")) for which in ("init", "end"))
+            self.values.append(_Value(module, noise, start=start, end=end))
 
 
 def _default_counter(schedule: Schedule | str, plan: StepPlan) -> str:

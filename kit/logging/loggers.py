@@ -6,12 +6,11 @@ import contextlib
 import csv
 import difflib
 import io
-import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torchrl.record.loggers import Logger
 
@@ -23,8 +22,8 @@ AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
 """Columns against which every other one can be drawn."""
 
 
-class RowLogger(Protocol):
-    """Takes one row of metrics per log point."""
+class RowLogger:
+    """Takes one row of metrics per log point. All but ``log_row`` do nothing unless overridden."""
 
     def start(self) -> None:
         """Begin to write: called when the run begins, not when it is built."""
@@ -40,6 +39,7 @@ class RowLogger(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resumed run needs."""
+        return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`, dropping later rows."""
@@ -48,11 +48,12 @@ class RowLogger(Protocol):
         """Finish writing."""
 
 
-class CsvLogger:
+class CsvLogger(RowLogger):
     """One row per log point in ``metrics.csv``, and its times in ``times.csv``.
 
     Times are separate because they differ from run to run: ``metrics.csv`` of a run that was
-    killed and resumed is the file of the uninterrupted run, byte for byte.
+    killed and resumed is the file of the uninterrupted run, byte for byte. Texts and settings are
+    files of the run folder.
 
     Args:
         folder: where both files are.
@@ -60,8 +61,7 @@ class CsvLogger:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._metrics = _CsvFile(folder / "metrics.csv")
-        self._times = _CsvFile(folder / "times.csv")
+        self._files = {name: _CsvFile(folder / f"{name}.csv") for name in ("metrics", "times")}
 
     def start(self) -> None:
         """Make the folder."""
@@ -70,28 +70,19 @@ class CsvLogger:
     def log_row(self, row: Row) -> None:
         """Append to both files; a name not seen before becomes a new column."""
         times = {name: value for name, value in row.items() if name.startswith("time/")}
-        self._metrics.append({name: v for name, v in row.items() if name not in times})
+        self._files["metrics"].append({name: v for name, v in row.items() if name not in times})
         if times:
             steps = {"policy_steps": row["policy_steps"]} if "policy_steps" in row else {}
-            self._times.append({**steps, **times})
-
-    def log_text(self, name: str, text: str) -> None:
-        """Texts are files of the run folder; nothing to do."""
-
-    def log_config(self, config: Mapping[str, Any]) -> None:
-        """The configuration is a file of the run folder; nothing to do."""
+            self._files["times"].append({**steps, **times})
 
     def state_dict(self) -> dict[str, Any]:
         """Columns and number of rows."""
-        return {"metrics": self._metrics.state_dict(), "times": self._times.state_dict()}
+        return {name: file.state_dict() for name, file in self._files.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Drop the rows written later."""
-        self._metrics.load_state_dict(state_dict["metrics"])
-        self._times.load_state_dict(state_dict["times"])
-
-    def close(self) -> None:
-        """Every row was written when it was logged; nothing to do."""
+        for name, file in self._files.items():
+            file.load_state_dict(state_dict[name])
 
 
 class _CsvFile:
@@ -108,19 +99,23 @@ class _CsvFile:
             before = self._read() if self.rows else []
             self.columns += new
             self._rewrite(before)
-        append(self.path, _lines([self._cells(row)]))
+        append(self.path, self._lines([row]))
         self.rows += 1
 
-    def _cells(self, row: Mapping[str, Any]) -> list[str]:
-        return [_cell(row.get(name)) for name in self.columns]
-
-    def _read(self) -> list[dict[str, str]]:
+    def _read(self) -> list[dict[str, Any]]:
         with self.path.open(newline="") as file:
             return list(csv.DictReader(file))
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write header and rows to a new file that takes the place of the old one."""
-        write_whole(self.path, _lines([self.columns, *map(self._cells, rows)]))
+        header = dict(zip(self.columns, self.columns))
+        write_whole(self.path, self._lines([header, *rows]))
+
+    def _lines(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
+        writer.writerows(rows)
+        return text.getvalue()
 
     def state_dict(self) -> dict[str, Any]:
         return {"columns": list(self.columns), "rows": self.rows}
@@ -131,21 +126,7 @@ class _CsvFile:
             self._rewrite(self._read()[: self.rows])
 
 
-def _lines(rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
-def _cell(value: Any) -> str:
-    if value is None or value == "":
-        return ""
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
-    return str(value)
-
-
-class TorchRLLogger:
+class TorchRLLogger(RowLogger):
     """Any of TorchRL's loggers, one row at a time.
 
     Args:
@@ -173,13 +154,6 @@ class TorchRLLogger:
     def log_config(self, config: Mapping[str, Any]) -> None:
         """Log the settings of the run, one by one (``env.id``): not all loggers take groups."""
         self.logger.log_hparams(_settings(config))
-
-    def state_dict(self) -> dict[str, Any]:
-        """TorchRL's loggers keep no state that matters here."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to restore."""
 
     def close(self) -> None:
         """Close the underlying writer, where it has one."""
@@ -222,6 +196,7 @@ class WandbLogger(TorchRLLogger):
         self.folder, self.project, self.run_name = folder, project, name or folder.name
 
     def _make_wandb(self) -> Logger:
+        import wandb
         from torchrl.record.loggers.wandb import WandbLogger as Wandb
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -230,7 +205,7 @@ class WandbLogger(TorchRLLogger):
             save_dir=str(self.folder),
             id=self.id,
             project=self.project,
-            settings=_quiet(),
+            settings=wandb.Settings(silent=True),
             log_env_packages=False,  # under "env", where the run's settings are
             **({} if _logged_in() else {"mode": "offline"}),
         )
@@ -283,12 +258,6 @@ def _logged_in() -> bool:
         return False
 
 
-def _quiet() -> Any:
-    import wandb
-
-    return wandb.Settings(silent=True)
-
-
 LOGGERS = ("csv", "wandb", "tensorboard", "none")
 
 
@@ -323,10 +292,7 @@ def _tensorboard(folder: Path) -> TorchRLLogger:
         import tensorboard  # noqa: F401
         from torchrl.record.loggers.tensorboard import TensorboardLogger
     except ImportError:
-        raise SettingError(
-            "logger",
-            "tensorboard",
-            "needs the package tensorboard",
-            "pip install 'torchrl-kit[tensorboard]'",
-        ) from None
+        why = "needs the package tensorboard"
+        works = "pip install 'torchrl-kit[tensorboard]'"
+        raise SettingError("logger", "tensorboard", why, works) from None
     return TorchRLLogger(lambda: TensorboardLogger("tensorboard", str(folder)))

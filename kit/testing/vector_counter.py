@@ -39,12 +39,9 @@ class VectorCounter(gym.vector.VectorEnv[Any, Any, Any]):  # type: ignore[misc, 
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
     ) -> None:
         if autoreset_mode == AutoresetMode.NEXT_STEP:
-            raise SettingError(
-                "env.autoreset_mode",
-                autoreset_mode,
-                "spends a step on each reset",
-                ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"],
-            )
+            why = "spends a step on each reset"
+            works = ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"]
+            raise SettingError("env.autoreset_mode", autoreset_mode, why, works)
         self.metadata = {"autoreset_mode": autoreset_mode}
         self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
         self.single_observation_space = Counter.observation_space

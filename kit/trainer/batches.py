@@ -56,12 +56,9 @@ class CountedBatches:
         try:
             batch = self._take(self._iterator)
         except StopIteration:
-            raise SettingError(
-                "collector",
-                type(self.collector).__name__,
-                f"ended after {self._policy_steps} policy steps, before the plan",
-                f"total_frames={self.plan.total_policy_steps // self.plan.world_size} or -1",
-            ) from None
+            why = f"ended after {self._policy_steps} policy steps, before the plan"
+            works = f"total_frames={self.plan.total_policy_steps // self.plan.world_size} or -1"
+            raise SettingError("collector", type(self.collector).__name__, why, works) from None
         self._taken += 1
         self._policy_steps += self.collected
         self._check(batch)

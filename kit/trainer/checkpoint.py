@@ -88,12 +88,9 @@ class Checkpoints:
             result = self._checkpoint.load(path)
         except Exception as error:
             reason = " ".join(str(error).split(". ")[0].split())
-            raise SettingError(
-                "checkpoint",
-                str(path),
-                f"cannot be loaded: {type(error).__name__}: {reason}",
-                "remove this folder to continue from the checkpoint before it, if there is one",
-            ) from error
+            why = f"cannot be loaded: {type(error).__name__}: {reason}"
+            works = "remove this folder to continue from the checkpoint before it, if there is one"
+            raise SettingError("checkpoint", str(path), why, works) from error
         return dict(result.manifest.get("metadata", {}))
 
     @staticmethod
