@@ -7,14 +7,20 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kit.config.documentation import field_docs
 from kit.dialects import DIALECTS, dialect
+from kit.dialects.base import Dialect
+from kit.dialects.carried import flat, use_of
+from kit.dialects.explain import explain
+from kit.dialects.files import make, settings_of
+from kit.dialects.timeline import can_count, picture
+from kit.dialects.translate import as_plan, compare_text, translate
 from kit.steps.errors import SettingError, nearest_first
-
-if TYPE_CHECKING:
-    from kit.dialects.base import Dialect
-    from kit.steps.plan import StepPlan
+from kit.steps.plan import StepPlan
+from kit.steps.same_run import differing_settings
+from kit.steps.table import text_table
 
 KIT = "kit"
 """The word for the kit's own vocabulary, in place of a dialect."""
@@ -60,74 +66,51 @@ def _is_setting(word: str) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kit",
-        description="A modular component kit on TorchRL and tensordict.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    shown: dict[str, Any] = {
+        "epilog": _EXAMPLES,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
+    text = "A modular component kit on TorchRL and tensordict."
+    parser = argparse.ArgumentParser(prog="kit", description=text, **shown)
     groups = parser.add_subparsers(dest="group", required=True, metavar="steps")
-    steps = groups.add_parser(
-        "steps",
-        help="explain, translate and compare hyper-parameters of several libraries",
-        description="Explain, translate and compare the hyper-parameters of "
-        f"{', '.join(DIALECTS)} and the kit.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    text = "explain, translate and compare hyper-parameters of several libraries"
+    known = ", ".join(DIALECTS)
+    steps = groups.add_parser("steps", help=text, description=f"{text}: {known}, kit", **shown)
     verbs = steps.add_subparsers(dest="verb", required=True)
-    _explain_parser(verbs)
-    _translate_parser(verbs)
-    _diff_parser(verbs)
-    _words_parser(verbs)
+    one = {"nargs": "+", "metavar": "dialect [file.yaml] [name=value ...]"}
+
+    verb = _verb(verbs, "explain", _explain, "print the counts of a run, iteration by iteration")
+    verb.add_argument("words", **one)
+    text = "number of iterations to list (default: 12)"
+    verb.add_argument("--iterations", type=int, default=12, help=text)
+    verb.add_argument("--plot", metavar="FILE", help="plot the timeline to a file")
+
+    text = "print the equivalent settings of another library"
+    verb = _verb(verbs, "translate", _translate, text)
+    verb.add_argument("words", **one)
+    text = "target dialect, and target settings to fix, such as version=..."
+    name = "dialect [name=value ...]"
+    verb.add_argument("--to", nargs="+", required=True, metavar=name, help=text)
+
+    text = "compare two runs, each given by its dialect and settings, or as one quoted argument"
+    verb = _verb(verbs, "diff", _diff, text)
+    verb.add_argument("words", nargs="+", metavar="dialect [name=value ...] dialect ...")
+
+    text = "list the dialects, or the fields of one and their use"
+    verb = _verb(verbs, "words", _words, text)
+    verb.add_argument("dialect", nargs="?", help="dialect whose fields to list")
     return parser
 
 
-def _verb(verbs: Any, name: str, run: Callable[..., str], text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+def _verb(verbs: Any, name: str, run: Callable[..., str], text: str) -> Any:
+    parser = verbs.add_parser(name, help=text, description=text)
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="print plain data")
     return parser
 
 
-def _explain_parser(verbs: Any) -> None:
-    parser = _verb(verbs, "explain", _explain, "print the counts of a run, iteration by iteration")
-    parser.add_argument("words", nargs="+", metavar="dialect [file.yaml] [name=value ...]")
-    parser.add_argument(
-        "--iterations", type=int, default=12, help="number of iterations to list (default: 12)"
-    )
-    parser.add_argument("--plot", metavar="FILE", help="plot the timeline to a file")
-
-
-def _translate_parser(verbs: Any) -> None:
-    parser = _verb(
-        verbs, "translate", _translate, "print the equivalent settings of another library"
-    )
-    parser.add_argument("words", nargs="+", metavar="dialect [file.yaml] [name=value ...]")
-    parser.add_argument(
-        "--to",
-        nargs="+",
-        required=True,
-        metavar="dialect [name=value ...]",
-        help="target dialect, and target settings to fix, such as version=...",
-    )
-
-
-def _diff_parser(verbs: Any) -> None:
-    text = "compare two runs, each given by its dialect and settings, or as one quoted argument"
-    parser = _verb(verbs, "diff", _diff, text)
-    parser.add_argument("words", nargs="+", metavar="dialect [name=value ...] dialect ...")
-
-
-def _words_parser(verbs: Any) -> None:
-    parser = _verb(verbs, "words", _words, "list the dialects, or the fields of one and their use")
-    parser.add_argument("dialect", nargs="?", help="dialect whose fields to list")
-
-
 # -------------------------------------------------------------------- verbs
 def _explain(given: argparse.Namespace) -> str:
-    from kit.dialects.explain import explain
-
     explanation = explain(_settings(given.words))
     explanation.settings |= _typed(given.words)
     if given.plot:
@@ -139,8 +122,6 @@ def _explain(given: argparse.Namespace) -> str:
 
 
 def _plot(plan: StepPlan, path: str, title: str) -> None:
-    from kit.dialects.timeline import can_count, picture
-
     if not can_count(plan) or not plan.iterations:
         raise SettingError("--plot", path, "cannot be drawn: the counts are not known in advance")
     try:
@@ -150,14 +131,10 @@ def _plot(plan: StepPlan, path: str, title: str) -> None:
 
 
 def _translate(given: argparse.Namespace) -> str:
-    from kit.dialects.translate import translate
-
     name, *words = given.to
     source = _settings(given.words)
     if name == KIT:
         return _to_kit(source, given.json)
-    from kit.dialects.files import settings_of
-
     made = translate(source, dialect(name), settings_of(words))
     made.typed = _typed(given.words)
     return _json(made.to_dict()) if given.json else made.text()
@@ -165,9 +142,6 @@ def _translate(given: argparse.Namespace) -> str:
 
 def _to_kit(source: Dialect | StepPlan, as_json: bool) -> str:
     """Print the run in the kit's own settings, which express every plan."""
-    from kit.dialects.explain import explain
-    from kit.steps.plan import StepPlan
-
     explained = explain(source)
     plan = explained.plan
     if as_json:
@@ -181,10 +155,6 @@ def _to_kit(source: Dialect | StepPlan, as_json: bool) -> str:
 
 
 def _diff(given: argparse.Namespace) -> str:
-    from kit.dialects.explain import explain
-    from kit.dialects.translate import as_plan, compare_text
-    from kit.steps.same_run import differing_settings
-
     one, other = (_settings(words) for words in _two(given.words))
     plans = as_plan(one), as_plan(other)
     names = _column(one), _column(other)
@@ -216,8 +186,6 @@ def _two(words: list[str]) -> list[list[str]]:
 
 
 def _words(given: argparse.Namespace) -> str:
-    from kit.steps.table import text_table
-
     if given.dialect is None:
         rows = [
             (name, dialect(name).LIBRARY, ", ".join(dialect(name).VERSIONS)) for name in DIALECTS
@@ -243,9 +211,6 @@ def _words(given: argparse.Namespace) -> str:
 
 def _fields(cls: type[Dialect]) -> list[tuple[str, str, str, str, str]]:
     """Name, default, use, setting or reason, and documentation of each field."""
-    from kit.config.documentation import field_docs
-    from kit.dialects.carried import flat, use_of
-
     default, docs = cls(), field_docs(cls)
     for group, inner in cls.GROUPS.items():
         docs |= {f"{group}.{name}": text for name, text in field_docs(inner).items()}
@@ -259,13 +224,11 @@ def _fields(cls: type[Dialect]) -> list[tuple[str, str, str, str, str]]:
 # -------------------------------------------------------------------- in and out
 def _settings(words: Sequence[str]) -> Dialect | StepPlan:
     """Make settings from a dialect, an optional file, and ``name=value`` arguments."""
-    from kit.dialects.files import make, settings_of
-
     name, *rest = words
     path = rest.pop(0) if rest and "=" not in rest[0] else None
     settings = settings_of(rest)
     if name == KIT:
-        return _plan(settings)
+        return StepPlan.from_dict(settings)
     if name not in DIALECTS:
         raise SettingError("dialect", name, "is not known", nearest_first(name, [*DIALECTS, KIT]))
     return make(dialect(name), settings, path)
@@ -273,15 +236,7 @@ def _settings(words: Sequence[str]) -> Dialect | StepPlan:
 
 def _typed(words: Sequence[str]) -> dict[str, Any]:
     """The settings as typed, including those at their default."""
-    from kit.dialects.files import settings_of
-
     return settings_of(word for word in words if "=" in word)
-
-
-def _plan(settings: dict[str, Any]) -> StepPlan:
-    from kit.steps.plan import StepPlan
-
-    return StepPlan.from_dict(settings)
 
 
 def _json(values: Any) -> str:
