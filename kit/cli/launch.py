@@ -18,11 +18,17 @@ import yaml
 
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, read_config
+from kit.collectors.base import PolicyFault
 from kit.config import RunConfig
-from kit.config.plain import from_plain, settings, to_plain
+from kit.config.plain import flat, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
+from kit.envs.errors import EnvironmentFault
+from kit.hooks.guards import NotFinite
+from kit.logging.files import NotSaved
 from kit.steps import SettingError
 from kit.steps.errors import nearest_first, one_of
+from kit.trainer import PlanNotKept
+from kit.trainer.stages import HookError
 
 Build = Callable[..., Any]
 
@@ -103,13 +109,6 @@ def _job_elsewhere(recipe: Recipe, config_class: str, build: str) -> _Job:
 
 def explains_itself(error: BaseException) -> bool:
     """Whether the message of an error tells a user what to do, so that no trace is needed."""
-    from kit.collectors.base import PolicyFault
-    from kit.envs.errors import EnvironmentFault
-    from kit.hooks.guards import NotFinite
-    from kit.trainer import PlanNotKept
-    from kit.trainer.checkpoint import NotSaved
-    from kit.trainer.stages import HookError
-
     faults = (EnvironmentFault, PolicyFault, HookError)
     return isinstance(error, (SettingError, *faults, NotFinite, NotSaved, PlanNotKept))
 
@@ -179,7 +178,7 @@ def _split(argument: str) -> tuple[str, str]:
 
 def _check_names(base: Mapping[str, Any], arguments: Sequence[str]) -> None:
     """Refuse options and settings that do not exist, with the nearest ones that do."""
-    known = list(_names(base))
+    known = list(flat(base))
     groups = {name.rsplit(".", 1)[0] for name in known if "." in name}
     sweeps = "--multirun" in arguments or "-m" in arguments
     for argument in arguments:
@@ -240,14 +239,6 @@ def _is_argument(base: Mapping[str, Any], key: str) -> bool:
     """Whether a setting is an argument of a class: ``env.kwargs.gravity``, of the environment."""
     places = ("env.kwargs", "collector_kwargs")
     return any(f"{key}.".startswith(f"{p}.") and p.split(".")[0] in base for p in places)
-
-
-def _names(values: Mapping[str, Any], path: str = "") -> Any:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _names(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}"
 
 
 def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from kit.cli.recipe import Recipe
 from kit.config import RunConfig
-from kit.config.plain import to_plain
+from kit.config.plain import flat, to_plain
 from kit.hooks import Hook
 from kit.logging.files import make_folder, write_whole
 from kit.steps import SettingError
@@ -44,7 +44,7 @@ class RunFolder(Hook):
         SettingError: if the run to resume is not there or was made with other settings.
     """
 
-    name = "run_folder"
+    operations: ClassVar = {"setup": "begin", "shutdown": "end"}
 
     def __init__(self, recipe: Recipe, cfg: RunConfig) -> None:
         assert cfg.runs is not None
@@ -63,7 +63,7 @@ class RunFolder(Hook):
                 (self.folder / name).unlink(missing_ok=True)
 
     def _check_same_settings(self) -> None:
-        saved, given = _flat(read_config(self.folder)), _flat(self.config)
+        saved, given = flat(read_config(self.folder)), flat(self.config)
         differing = [
             f"{name}: {saved.get(name)} there, {given.get(name)} here"
             for name in sorted({*saved, *given})
@@ -73,12 +73,6 @@ class RunFolder(Hook):
             why = f"was made with other settings ({'; '.join(differing)})"
             works = "leave these settings out, or start a new run without resume"
             raise SettingError("resume", str(self.folder), why, works)
-
-    def register(self, trainer: Any, name: str | None = None) -> None:
-        """Register at ``setup`` and ``shutdown``."""
-        super().register(trainer, name)
-        trainer.register_op("setup", self.begin)
-        trainer.register_op("shutdown", self.end)
 
     def begin(self) -> None:
         """Make the folder; write ``config.yaml`` and ``plan.txt``."""
@@ -137,9 +131,8 @@ def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "res
         folder = Path(name)
         if (folder / "config.yaml").is_file():
             return folder
-        raise SettingError(
-            field, name, "is not a run folder (it has no config.yaml)", _newest(runs, recipe)
-        )
+        why = "is not a run folder (it has no config.yaml)"
+        raise SettingError(field, name, why, _newest(runs, recipe))
     found = _newest(runs, recipe)
     if not found:
         raise SettingError(field, "latest", f"finds no run in {runs / (recipe or '')}")
@@ -163,19 +156,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = yaml.safe_load((folder / "config.yaml").read_text())
     except (OSError, yaml.YAMLError) as error:
         reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
-        raise SettingError(
-            "resume", str(folder), f"has no readable config.yaml: {reason}"
-        ) from None
+        why = f"has no readable config.yaml: {reason}"
+        raise SettingError("resume", str(folder), why) from None
     if not isinstance(config, dict):
         raise SettingError("resume", str(folder), "has an empty config.yaml")
     return config
-
-
-def _flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{path}{name}.")
-        else:
-            flat[f"{path}{name}"] = value
-    return flat

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,7 @@ class Anneal(Hook):
     """
 
     kind = "step"
+    operations: ClassVar = {"setup": "set", "post_steps": "step", "post_steps_log": "log"}
 
     def __init__(
         self,
@@ -126,21 +127,18 @@ class Anneal(Hook):
         return f"anneal_{self.label}"
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register at ``setup``, ``post_steps`` and ``post_steps_log``."""
+        """Give every value its schedule, and register."""
         others = {n: h for n, h in trainer.registered_modules.items() if isinstance(h, Anneal)}
         for other, hook in others.items():
             same = any(hook.sets(value.holder, value.name) for value in self.values)
             if same and self.schedule != "constant":
                 why = f"is registered already: {other} sets the same value"
                 raise SettingError("hook", self.name, why, _ALONE)
-        super().register(trainer, name)
         counters = trainer.ledger.counters()
         if self.counter is not None and self.counter not in counters:
             raise SettingError("counter", self.counter, "is not a counter", list(counters))
         self._resolve(trainer)
-        trainer.register_op("setup", self.set)
-        trainer.register_op("post_steps_log", self.log)
-        trainer.register_op("post_steps", self.step)
+        super().register(trainer, name)
 
     def sets(self, target: Any, attribute: str) -> bool:
         """Whether an attribute of an object (of an optimiser: of any group) is set by this hook."""

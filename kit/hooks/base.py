@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 from torchrl.trainers import TrainerHookBase
@@ -70,6 +70,8 @@ class Hook(TrainerHookBase):
     """
 
     kind: Kind = "observer"
+    operations: ClassVar[Mapping[str, str]] = {}
+    """Names of its methods by the stage at which each is registered."""
     trainer: HookedTrainer
 
     @property
@@ -78,9 +80,11 @@ class Hook(TrainerHookBase):
         return "".join("_" + c.lower() if c.isupper() else c for c in type(self).__name__)[1:]
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register the operations of this hook; subclasses extend it with ``register_op``."""
+        """Register the operations of this hook; subclasses may extend it with ``register_op``."""
         self.trainer = trainer
         trainer.register_module(name or self.name, self)
+        for stage, method in self.operations.items():
+            trainer.register_op(stage, getattr(self, method))
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resumed run needs; nothing by default."""

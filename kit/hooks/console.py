@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from kit.hooks.base import Hook, HookedTrainer
+from kit.hooks.base import Hook
 
 _SHOWN = (
     ("episode/return", "return"),
@@ -28,20 +28,19 @@ class Console(Hook):
         title: first line; empty: none.
     """
 
+    operations: ClassVar = {
+        "setup": "begin",
+        "post_steps": "move",
+        "log_row": "show",
+        "shutdown": "end",
+    }
+
     def __init__(self, title: str = "") -> None:
         self.title = title
         self.console = RichConsole(highlight=False, soft_wrap=True, file=sys.stdout)
         self._progress: Progress | None = None
         self._drawn = 0.0
         self._tenth = -1
-
-    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register at ``setup``, ``post_steps``, ``log_row`` and ``shutdown``."""
-        super().register(trainer, name)
-        trainer.register_op("setup", self.begin)
-        trainer.register_op("post_steps", self.move)
-        trainer.register_op("log_row", self.show)
-        trainer.register_op("shutdown", self.end)
 
     def begin(self) -> None:
         """Print the plan, and start the progress bar where there is a terminal."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from kit.hooks.base import Hook, HookedTrainer
+from kit.hooks.base import Hook
 from kit.logging.files import not_written
 
 
@@ -18,13 +18,10 @@ class LearningCurve(Hook):
         folder: run folder, whose ``metrics.csv`` is drawn.
     """
 
+    operations: ClassVar = {"shutdown": "draw"}
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-
-    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register at ``shutdown``."""
-        super().register(trainer, name)
-        trainer.register_op("shutdown", self.draw)
 
     def draw(self) -> None:
         """Draw the rows of ``metrics.csv`` so far."""

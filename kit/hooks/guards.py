@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from kit.hooks.base import Hook, HookedTrainer
 from kit.steps import SettingError
@@ -23,11 +23,7 @@ class NaNGuard(Hook):
     """
 
     name = "nan_guard"
-
-    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register at ``log_row``."""
-        super().register(trainer, name)
-        trainer.register_op("log_row", self.look)
+    operations: ClassVar = {"log_row": "look"}
 
     def look(self, row: dict[str, Any]) -> None:
         """Look at a row.
@@ -59,17 +55,13 @@ class TimeLimit(Hook):
         seconds: of this process, from the beginning of the run or its resumption.
     """
 
+    operations: ClassVar = {"setup": "begin", "post_steps": "look"}
+
     def __init__(self, seconds: float) -> None:
         if not seconds > 0:
             raise SettingError("time_limit", seconds, "is not positive", [3600])
         self.seconds = seconds
         self._began = time.monotonic()
-
-    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register at ``setup`` and ``post_steps``."""
-        super().register(trainer, name)
-        trainer.register_op("setup", self.begin)
-        trainer.register_op("post_steps", self.look)
 
     def begin(self) -> None:
         """Start the clock."""
@@ -93,6 +85,7 @@ class StopWhen(Hook):
     """
 
     kind = "step"
+    operations: ClassVar = {"log_row": "look"}
 
     def __init__(
         self,
@@ -108,11 +101,6 @@ class StopWhen(Hook):
         self.sign = 1.0 if mode == "max" else -1.0
         self.best: float | None = None
         self.waited = 0
-
-    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register at ``log_row``."""
-        super().register(trainer, name)
-        trainer.register_op("log_row", self.look)
 
     def look(self, row: dict[str, Any]) -> None:
         """Look at a row."""

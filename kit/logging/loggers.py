@@ -14,6 +14,7 @@ from typing import Any
 
 from torchrl.record.loggers import Logger
 
+from kit.config.plain import flat
 from kit.logging.files import append, make_folder, write_whole
 from kit.steps import SettingError
 
@@ -153,25 +154,15 @@ class TorchRLLogger(RowLogger):
 
     def log_config(self, config: Mapping[str, Any]) -> None:
         """Log the settings of the run, one by one (``env.id``): not all loggers take groups."""
-        self.logger.log_hparams(_settings(config))
+        plain = (str, int, float, bool)
+        settings = {n: v if isinstance(v, plain) else str(v) for n, v in flat(config).items()}
+        self.logger.log_hparams(settings)
 
     def close(self) -> None:
         """Close the underlying writer, where it has one."""
         close = getattr(getattr(self.logger, "experiment", None), "close", None)
         if callable(close):
             close()
-
-
-def _settings(config: Mapping[str, Any], path: str = "") -> dict[str, str | int | float | bool]:
-    """Nested settings as one level of numbers and texts."""
-    flat: dict[str, str | int | float | bool] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= _settings(value, f"{path}{name}.")
-        else:
-            plain = isinstance(value, (str, int, float, bool))
-            flat[f"{path}{name}"] = value if plain else str(value)
-    return flat
 
 
 class WandbLogger(TorchRLLogger):
