@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -29,48 +26,15 @@ from kit.collectors.base import StepsCollector, check_policy
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.normalize import Normalizer
-from kit.envs.spaces import Key, Leaf
-from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorBackend, TensorStep
+from kit.envs.spaces import Key
+from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorBackend, TensorEnv
 from kit.envs.vector_env import VectorEnv
 from kit.fast.traced import Traced
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
-
-@runtime_checkable
-class StepsTensors(Protocol):
-    """The part of :class:`~kit.envs.tensor.TensorEnv` that the collector uses."""
-
-    num_envs: int
-    action_repeat: int
-    uniform_size: int
-    dtype: torch.dtype
-    generator: torch.Generator
-    device: Any
-    full_action_spec: Any
-    observation_leaves: list[Leaf]
-    action_leaves: list[Leaf]
-
-    @property
-    def episodes(self) -> EpisodeState:
-        """State of every environment: tensors that keep their memory."""
-
-    def observe(self, physics: Tensor) -> Tensor:
-        """Observations, ``[num_envs, observation_size]``."""
-
-    def advance(
-        self, episodes: EpisodeState, action: Tensor, uniform: Tensor
-    ) -> tuple[EpisodeState, TensorStep]:
-        """Make a step, and begin new episodes where one ended, as a pure function."""
-
-    def reset_tensors(self, seed: int | None = None) -> Tensor:
-        """Begin an episode in every environment."""
-
-    def state_dict(self) -> Any:
-        """State of all environments and of the generator."""
-
-    def load_state_dict(self, state_dict: Any) -> Any:
-        """Restore :meth:`state_dict`."""
+Named = dict[tuple[str, Any], Tensor]
+"""Tensors by kind and name."""
 
 
 class TensorCollector(StepsCollector):
@@ -95,9 +59,6 @@ class TensorCollector(StepsCollector):
         fast_policy: ``"auto"`` or ``"exact"``: blocks of steps are replayed; ``"module"``: the
             policy is called as a TensorDict module, step by step.
         block: steps in one program.
-        keep_memory: whether glibc keeps freed memory, in the whole process and for as long as it
-            lives. Gain in three interleaved rounds with 4,096 CartPoles and 32 steps (CPU time, one
-            thread): 0.94 to 1.22 times.
         **counts: those of :class:`~kit.collectors.base.StepsCollector`: ``frames_per_batch``,
             ``steps_per_env``, ``total_frames``, ``init_random_frames``, ``prefill_frames``,
             ``exploration_frames``.
@@ -108,7 +69,7 @@ class TensorCollector(StepsCollector):
 
     def __init__(
         self,
-        create_env_fn: EnvBase | StepsTensors | Callable[[], Any],
+        create_env_fn: EnvBase | Callable[[], EnvBase],
         policy: Policy | None = None,
         *,
         exploration_policy: Policy | None = None,
@@ -119,7 +80,6 @@ class TensorCollector(StepsCollector):
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         fast_policy: FastPolicy | bool = "auto",
         block: int = 16,
-        keep_memory: bool = False,
         **counts: Any,
     ) -> None:
         self.env, self._outer = as_tensor_env(create_env_fn)
@@ -128,6 +88,8 @@ class TensorCollector(StepsCollector):
             raise SettingError(
                 "device", str(device), "is not the environment's", [str(self.device)]
             )
+        self._ended = FinishedEpisodes(self.env.num_envs, self.device)
+        self._repeated = torch.zeros((), dtype=torch.int64, device=self.device)
         super().__init__(
             self.env.num_envs,
             reset_at_each_iter=reset_at_each_iter,
@@ -155,12 +117,8 @@ class TensorCollector(StepsCollector):
             block=whole_number("block", block, at_least=1),
             fast=fast,
         )
-        self._ended = FinishedEpisodes(self.num_envs, self.device)
-        self._repeated = torch.zeros((), dtype=torch.int64, device=self.device)
         self._episode = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self._begun = self._outer is not None and self._outer.is_started
-        if keep_memory and self.device.type == "cpu":
-            keep_freed_memory()
 
     @property
     def policy_path(self) -> PolicyPath:
@@ -225,7 +183,8 @@ class TensorCollector(StepsCollector):
             seen = self.env.observe(self.env.episodes.physics)
             before = normalizer.statistics
             after = normalizer.first_tensors(before, seen)
-            _store(before.tensors(), after.tensors())
+            for tensor, value in zip(before.tensors(), after.tensors()):
+                tensor.copy_(value)
         self._begun = True
         return bool(self._outer.training)
 
@@ -233,30 +192,31 @@ class TensorCollector(StepsCollector):
     def _count(self, memory: TensorMemory) -> None:
         self.policy_steps += memory.steps * self.num_envs
         self._ended.add(memory)
-        if memory.env_steps is None:
-            self._known_env_steps += memory.steps * self.num_envs
+        if memory.repeats:
+            self._repeated += memory.step["env_steps"].sum()
         else:
-            self._repeated += memory.env_steps.sum()
+            self._known_env_steps += memory.steps * self.num_envs
 
     def _trajectories(self, memory: TensorMemory) -> Tensor:
         """Numbers of episodes in the whole run; those of one env are ``num_envs`` apart."""
-        done = (memory.terminated | memory.truncated).long()
+        done = memory.done.long()
         ended = self._episode + done.cumsum(0)
         self._episode = ended[-1]
         return (ended - done) * self.num_envs + torch.arange(self.num_envs, device=self.device)
 
     def _check_policy(self, memory: TensorMemory) -> None:
         written = {key: value.transpose(0, 1) for key, value in memory.written.items()}
-        seen: Tensors = {"observation": memory.observation}
+        seen: Tensors = {"observation": memory.step["observation"]}
         taken = self.policy_steps // self.num_envs
         check_policy(written, seen, self._actor.action_keys, taken)
 
     def _check_finite(self, memory: TensorMemory) -> None:
-        for what, values in (("reward", memory.reward), ("observation", memory.next_observation)):
+        for field, what in (("reward", "reward"), ("next_observation", "observation")):
+            values = memory.step[field]
             if values.sum().isnan() and values.isnan().any():
                 step, *_, env = values.isnan().nonzero()[0].tolist()
                 name = type(self.env).__name__
-                length = int(memory.length[step, env]) - 1
+                length = int(memory.step["episode_length"][step, env]) - 1
                 what = f"returned NaN as {what}, {length} policy steps into its episode"
                 raise EnvironmentFault(name, env, what, self.policy_steps // self.num_envs + step)
 
@@ -272,13 +232,12 @@ class TensorCollector(StepsCollector):
     @env_steps.setter
     def env_steps(self, value: int) -> None:
         self._known_env_steps = value
-        if hasattr(self, "_repeated"):
-            self._repeated.zero_()
+        self._repeated.zero_()
 
     @property
     def episodes(self) -> int:
         """Episodes that have ended so far."""
-        return self._ended.count() if hasattr(self, "_ended") else 0
+        return self._ended.count()
 
     @episodes.setter
     def episodes(self, value: int) -> None:
@@ -335,19 +294,17 @@ class TensorCollector(StepsCollector):
             self.normalizer.load_state_dict(state_dict["normalizer"])
 
 
-def as_tensor_env(create_env_fn: Any) -> tuple[StepsTensors, VectorEnv | None]:
+def as_tensor_env(create_env_fn: Any) -> tuple[TensorEnv, VectorEnv | None]:
     """The torch environment, made if need be, and the vector environment around it.
 
     Raises:
         SettingError: if it is another kind of environment.
     """
-    env = create_env_fn
-    if not isinstance(env, (EnvBase, StepsTensors)) and callable(env):
-        env = env()
+    env = create_env_fn if isinstance(create_env_fn, EnvBase) else create_env_fn()
     outer = None
     if isinstance(env, VectorEnv) and isinstance(env.backend, TensorBackend):
         outer, env = env, env.backend.env
-    if not isinstance(env, StepsTensors):
+    if not isinstance(env, TensorEnv):
         raise SettingError(
             "collector",
             "tensor",
@@ -355,9 +312,6 @@ def as_tensor_env(create_env_fn: Any) -> tuple[StepsTensors, VectorEnv | None]:
             "make_env(..., vectorization='tensor') with one of: " + ", ".join(TENSOR_ENVS),
         )
     return env, outer
-
-
-Function = Callable[..., Sequence[Tensor]]
 
 
 class TensorSteps:
@@ -372,7 +326,7 @@ class TensorSteps:
     """
 
     def __init__(
-        self, env: StepsTensors, actor: Actor, normalizer: Normalizer, *, block: int, fast: bool
+        self, env: TensorEnv, actor: Actor, normalizer: Normalizer, *, block: int, fast: bool
     ) -> None:
         self.env, self.actor, self.normalizer = env, actor, normalizer
         self.block, self.fast = block, fast
@@ -391,20 +345,14 @@ class TensorSteps:
     def memory(self, steps: int) -> TensorMemory:
         """Memory for a batch of ``steps`` of each environment."""
         observation = self.env.observe(self.env.episodes.physics)
-        written = self._outputs(observation)
-        return TensorMemory(steps, observation, written, repeats=self.env.action_repeat > 1)
-
-    def _outputs(self, observation: Tensor) -> dict[Key, Tensor]:
-        """One value of each output of the policy."""
-        if not self._written:
-            runner = self.actor.runner
-            if runner is None:
-                drawn = self.env.full_action_spec.zero()
-                self._written = {key: drawn.get(key) for key in self.actor.action_keys}
-            else:
-                values = runner.peek(_policy_input(observation, self.env.episodes))
-                self._written = dict(zip(runner.out_keys, values))
-        return self._written
+        runner = self.actor.runner
+        if not self._written and runner is None:
+            drawn = self.env.full_action_spec.zero()
+            self._written = {key: drawn.get(key) for key in self.actor.action_keys}
+        elif not self._written and runner is not None:
+            values = runner.peek(_policy_input(observation, self.env.episodes))
+            self._written = dict(zip(runner.out_keys, values))
+        return TensorMemory(steps, observation, self._written, self.env.action_repeat > 1)
 
     def run(
         self,
@@ -425,72 +373,75 @@ class TensorSteps:
         """
         fast = self.fast and (runner is None or runner.replays)
         start, count = steps.start, min(self.block, len(steps)) if fast else 1
-        hidden = {} if runner is None else dict(runner.hidden)
-        function = self._function(runner, count, fast, list(hidden), learn)
-        part = memory.part(start, count)
-        now = [*self.env.episodes, *self.normalizer.statistics.tensors()]
-        inputs = (*now, uniform[start : start + count], *hidden.values(), *part)
-        if fast:
-            key = (id(runner), count, learn)
-            if key not in self._blocks:
-                self._blocks[key] = Traced(
-                    lambda given: dict(enumerate(function(*(given[n] for n in range(len(given)))))),
-                    # TorchRL's specs of bounded actions check on the host what they draw.
-                    name="a block of environment steps" if runner is not None else "",
-                )
-            outputs: Sequence[Tensor] = list(self._blocks[key](dict(enumerate(inputs))).values())
-        else:
-            outputs = function(*inputs)
-        _store(now, outputs)
+        hidden = dict(runner.hidden) if runner is not None and fast else {}
+        part = slice(start, start + count)
+        inputs: Named = {
+            **_named("episodes", self.env.episodes._asdict()),
+            **_named("statistics", dict(enumerate(self.normalizer.statistics.tensors()))),
+            **_named("random", {"uniform": uniform[part]}),
+            **_named("hidden", hidden),
+            **_named("step", {name: tensor[part] for name, tensor in memory.step.items()}),
+            **_named("outputs", {key: tensor[part] for key, tensor in memory.written.items()}),
+        }
+        function = self._function(runner, count, fast, learn)
+        key = id(runner), count, learn
+        if fast and key not in self._blocks:
+            # TorchRL's specs of bounded actions check on the host what they draw.
+            name = "a block of environment steps" if runner is not None else ""
+            self._blocks[key] = Traced(function, name=name)
+        outputs = self._blocks[key](inputs) if fast else function(inputs)
+        for (kind, name), value in outputs.items():
+            if kind != "hidden":
+                inputs[kind, name].copy_(value)
         if runner is not None and fast:
-            runner.hidden = dict(zip(hidden, outputs[len(now) :]))
+            runner.hidden = _of("hidden", outputs)
         return count
 
     def _function(
-        self,
-        runner: PolicyRunner | None,
-        count: int,
-        fast: bool,
-        hidden: list[Key],
-        learn: bool,
-    ) -> Function:
-        """``count`` steps of policy and environment as a function of tensors.
+        self, runner: PolicyRunner | None, count: int, fast: bool, learn: bool
+    ) -> Callable[[Named], Mapping[Any, Tensor]]:
+        """``count`` steps of policy and environment as a function of named tensors.
 
         It takes the state of the environments, running statistics, uniform random numbers, the
-        policy's hidden state, and memory to write to; it returns the state of the environments,
-        the statistics, and the hidden state.
+        policy's hidden state (but of a runner that is not traced, which keeps it), and memory to
+        write to; it returns the state of the environments, the statistics, and the hidden state.
         """
         env, actor, normalizer = self.env, self.actor, self.normalizer
         known = normalizer.statistics
-        keys, size = list(self._written), len(self.env.episodes)
-        first = size + len(known.tensors()) + 1
-        last = first + len(hidden)
 
-        def steps(*tensors: Tensor) -> list[Tensor]:
-            now, uniform = type(env.episodes)(*tensors[:size]), tensors[first - 1]
-            statistics = known.replaced(tensors[size : first - 1])
+        def steps(given: Named) -> Named:
+            now = EpisodeState(**_of("episodes", given))
+            statistics = known.replaced(_of("statistics", given).values())
+            hidden, uniform = _of("hidden", given), given["random", "uniform"]
             if runner is not None and fast:
-                runner.hidden = dict(zip(hidden, tensors[first:last]))
+                runner.hidden = dict(hidden)
             for time_step in range(count):
                 observation = normalizer.apply(statistics, env.observe(now.physics))
-                given = _policy_input(observation, now)
+                seen = _policy_input(observation, now)
                 if runner is None:
                     drawn = env.full_action_spec.rand()
                     outputs = {key: drawn.get(key) for key in actor.action_keys}
                 else:
-                    values = runner.call_module(given) if fast else runner(given)
-                    outputs = dict(zip(runner.out_keys, values))
+                    written = runner.call_module(seen) if fast else runner(seen)
+                    outputs = dict(zip(runner.out_keys, written))
                 now, step = env.advance(now, outputs[actor.action_keys[0]], uniform[time_step])
                 statistics, step = normalizer.step_tensors(statistics, step, learn)
                 if runner is not None and runner.is_recurrent:
                     runner.end_episodes(step.terminated | step.truncated)
-                outputs.setdefault(IS_INIT, given[IS_INIT])
-                written = [outputs.get(key) for key in keys]
-                write(tensors[last:], time_step, observation, step, written)
-            after = [*now, *statistics.tensors()]
-            if runner is None or not fast:  # a runner that is not traced keeps its hidden state
-                return after
-            return [*after, *(runner.hidden[key] for key in hidden)]
+                outputs.setdefault(IS_INIT, seen[IS_INIT])
+                values = {**step._asdict(), "observation": observation}
+                for name, place in _of("step", given).items():
+                    value = values[name]
+                    place[time_step].copy_(value.T if value.ndim == 2 else value)
+                for key, place in _of("outputs", given).items():
+                    if key in outputs:  # another than the policy may act, and not write it
+                        place[time_step].copy_(outputs[key])
+            later = {} if runner is None else {key: runner.hidden[key] for key in hidden}
+            return {
+                **_named("episodes", now._asdict()),
+                **_named("statistics", dict(enumerate(statistics.tensors()))),
+                **_named("hidden", later),
+            }
 
         return steps
 
@@ -499,10 +450,12 @@ class TensorSteps:
         self._blocks.clear()
 
 
-def _store(present: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-    """Write tensors in place."""
-    for tensor, value in zip(present, after):
-        tensor.copy_(value)
+def _named(kind: str, tensors: Mapping[Any, Tensor]) -> Named:
+    return {(kind, name): tensor for name, tensor in tensors.items()}
+
+
+def _of(kind: str, tensors: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    return {name: tensor for (of, name), tensor in tensors.items() if of == kind}
 
 
 def _policy_input(observation: Tensor, episodes: EpisodeState) -> Tensors:
@@ -521,43 +474,43 @@ class TensorMemory:
         observation: of all environments, ``[num_envs, observation_size]``.
         written: one value of each output of the policy, by key.
         repeats: whether a policy step may make several env steps.
+
+    Attributes:
+        step: fields of :class:`~kit.envs.tensor.TensorStep` by name, but that ``observation`` is
+            what is acted on.
+        written: outputs of the policy by key, ``[steps, num_envs, ...]``.
     """
 
     def __init__(
         self, steps: int, observation: Tensor, written: dict[Key, Tensor], repeats: bool
     ) -> None:
         num_envs, size = observation.shape
-        self.steps, self.num_envs = steps, num_envs
+        self.steps, self.num_envs, self.repeats = steps, num_envs, repeats
 
         def make(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.empty((steps, *shape), dtype=dtype, device=observation.device)
+            return torch.empty((steps, *shape, num_envs), dtype=dtype, device=observation.device)
 
-        kind = observation.dtype
-        self.observation = make(kind, size, num_envs)
-        self.next_observation = make(kind, size, num_envs)
-        self.reward, self.episode_return = make(kind, num_envs), make(kind, num_envs)
-        self.terminated, self.truncated = make(torch.bool, num_envs), make(torch.bool, num_envs)
-        self.length = make(torch.int64, num_envs)
-        self.env_steps = make(torch.int64, num_envs) if repeats else None
+        kind, flag, count = observation.dtype, torch.bool, torch.int64
+        self.step = {
+            "observation": make(kind, size),
+            "next_observation": make(kind, size),
+            "reward": make(kind),
+            "terminated": make(flag),
+            "truncated": make(flag),
+            "episode_return": make(kind),
+            "episode_length": make(count),
+        }
+        if repeats:
+            self.step["env_steps"] = make(count)
         self.written = {
             key: torch.zeros((steps, *value.shape), dtype=value.dtype, device=value.device)
             for key, value in written.items()
         }
 
-    def part(self, start: int, count: int) -> list[Tensor]:
-        """The memory of ``count`` steps from ``start``, in the order of :func:`write`."""
-        tensors = [
-            self.observation,
-            self.next_observation,
-            self.reward,
-            self.terminated,
-            self.truncated,
-            self.episode_return,
-            self.length,
-            *([] if self.env_steps is None else [self.env_steps]),
-            *self.written.values(),
-        ]
-        return [tensor[start : start + count] for tensor in tensors]
+    @property
+    def done(self) -> Tensor:
+        """Whether an episode ended, ``[steps, num_envs]``."""
+        return self.step["terminated"] | self.step["truncated"]
 
     def tensordict(self, trajectories: Tensor) -> TensorDictBase:
         """The batch, ``[num_envs, steps]``.
@@ -566,51 +519,16 @@ class TensorMemory:
             trajectories: number of each step's episode, ``[steps, num_envs]``.
         """
         shape = [self.num_envs, self.steps]
-        root: dict[Any, Tensor] = {"observation": self.observation.permute(2, 0, 1)}
-        following: dict[Any, Tensor] = {"observation": self.next_observation.permute(2, 0, 1)}
+        batch = TensorDict({"next": TensorDict({}, shape)}, shape)
+        batch["observation"] = self.step["observation"].permute(2, 0, 1)
+        batch["next", "observation"] = self.step["next_observation"].permute(2, 0, 1)
         for key, value in self.written.items():
-            value = value.transpose(0, 1)
-            if isinstance(key, tuple) and key[0] == "next":
-                following[key[1] if len(key) == 2 else key[1:]] = value
-            else:
-                root[key] = value
-        root[("collector", "traj_ids")] = trajectories.T
+            batch[key] = value.transpose(0, 1)
+        batch["collector", "traj_ids"] = trajectories.T
         for name in ("reward", "terminated", "truncated"):
-            following[name] = getattr(self, name).T.unsqueeze(-1)
-        following["done"] = following["terminated"] | following["truncated"]
-        return TensorDict({**root, "next": TensorDict(following, shape)}, shape)
-
-
-def write(
-    part: Sequence[Tensor],
-    time_step: int,
-    observation: Tensor,
-    step: TensorStep,
-    written: Sequence[Tensor | None],
-) -> None:
-    """Write one step to the memory of some steps, in place.
-
-    Args:
-        part: of :meth:`TensorMemory.part`.
-        time_step: number of the step in it.
-        observation: acted on.
-        step: of the environment.
-        written: outputs of the policy; ``None`` where this step has none.
-    """
-    values = [
-        observation.T,
-        step.next_observation.T,
-        step.reward,
-        step.terminated,
-        step.truncated,
-        step.episode_return,
-        step.episode_length,
-    ]
-    if len(part) > len(values) + len(written):
-        values.append(step.env_steps)
-    for memory, value in zip(part, [*values, *written]):
-        if value is not None:
-            memory[time_step].copy_(value)
+            batch["next", name] = self.step[name].T.unsqueeze(-1)
+        batch["next", "done"] = batch["next", "terminated"] | batch["next", "truncated"]
+        return batch
 
 
 class FinishedEpisodes:
@@ -628,25 +546,24 @@ class FinishedEpisodes:
         self.num_envs, self.capacity = num_envs, capacity
         self._ended = torch.zeros((), dtype=torch.int64, device=device)
         self._taken = 0
-        # One place more than the capacity, for steps that end no episode.
-        self._whole = torch.zeros(4, capacity + 1, dtype=torch.int64, device=device)
-        self._returns = torch.zeros(capacity + 1, device=device)
+        # Columns as in an Episode. One place more than the capacity, for steps that end none.
+        self._columns = torch.zeros(5, capacity + 1, dtype=torch.float64, device=device)
         self._open_env_steps = torch.zeros(num_envs, dtype=torch.int64, device=device)
 
     def add(self, memory: TensorMemory) -> None:
         """Take in a batch."""
-        done, length = memory.terminated | memory.truncated, memory.length
-        made = length if memory.env_steps is None else self._env_steps(done, memory.env_steps)
+        done, length = memory.done, memory.step["episode_length"]
+        made = self._env_steps(done, memory.step["env_steps"]) if memory.repeats else length
         envs = torch.arange(self.num_envs, device=done.device).expand_as(length)
-        for start in range(0, len(done), max(self.capacity // self.num_envs, 1)):
-            part = slice(start, start + max(self.capacity // self.num_envs, 1))
+        columns = (envs, memory.step["episode_return"], length, made, memory.step["terminated"])
+        at_once = max(self.capacity // self.num_envs, 1)
+        for start in range(0, len(done), at_once):
+            part = slice(start, start + at_once)
             flat = done[part].reshape(-1)
             places = (self._ended + flat.cumsum(0) - 1) % self.capacity
             places = torch.where(flat, places, self.capacity)
-            values = [envs[part], length[part], made[part], memory.terminated[part].long()]
-            whole = torch.stack([value.reshape(-1) for value in values])
-            self._whole.scatter_(1, places.expand_as(whole), whole)
-            self._returns.scatter_(0, places, memory.episode_return[part].reshape(-1).float())
+            values = torch.stack([column[part].reshape(-1).double() for column in columns])
+            self._columns.scatter_(1, places.expand_as(values), values)
             self._ended += flat.sum()
 
     def _env_steps(self, done: Tensor, env_steps: Tensor) -> Tensor:
@@ -667,11 +584,10 @@ class FinishedEpisodes:
         ended = self.count()
         first = max(self._taken, ended - self.capacity)
         self._taken = ended
-        places = torch.arange(first, ended, device=self._returns.device) % self.capacity
-        whole, returns = self._whole[:, places].tolist(), self._returns[places].tolist()
+        places = torch.arange(first, ended, device=self._columns.device) % self.capacity
         return [
-            Episode(env, value, length, made, bool(terminated))
-            for env, length, made, terminated, value in zip(*whole, returns)
+            Episode(int(env), value, int(length), int(made), bool(terminated))
+            for env, value, length, made, terminated in self._columns[:, places].T.tolist()
         ]
 
     def restart(self) -> None:
@@ -687,19 +603,3 @@ class FinishedEpisodes:
         self._taken = int(state_dict["ended"])
         self._ended.fill_(self._taken)
         self._open_env_steps.copy_(torch.as_tensor(state_dict["open_env_steps"]))
-
-
-def keep_freed_memory() -> None:
-    """Ask glibc to serve large blocks from its heap, and to keep the heap, in the whole process.
-
-    Activations of some thousand environments take a megabyte. By default such a block is returned
-    to the system as soon as it is free, and faulted in page by page when it is needed again, in
-    every step.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mmap_threshold, trim_threshold, gigabyte = -3, -1, 2**30  # names and numbers of mallopt(3)
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        for option in (mmap_threshold, trim_threshold):
-            libc.mallopt(option, gigabyte)
