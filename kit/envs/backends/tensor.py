@@ -38,10 +38,7 @@ class TensorBackend(EnvBackend):
     ) -> None:
         """Reset all envs, or those of ``mask``; one generator serves all, so the first seed."""
         seed = None if seeds is None else int(seeds[0])
-        if mask is None:
-            first = self.env.reset_tensors(seed)
-        else:
-            first = self.env.reset_some(torch.from_numpy(mask))
+        first = self.env.reset_tensors(seed, None if mask is None else torch.from_numpy(mask))
         observation["observation"][...] = _array(first)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
@@ -51,10 +48,8 @@ class TensorBackend(EnvBackend):
         step = self.env.step_tensors(action.to(self.env.device))
         result.next_observation["observation"][...] = _array(step.next_observation)
         result.observation["observation"][...] = _array(step.observation)
-        result.reward[...] = _array(step.reward)
-        result.terminated[...] = _array(step.terminated)
-        result.truncated[...] = _array(step.truncated)
-        result.env_steps[...] = _array(step.env_steps)
+        for name in ("reward", "terminated", "truncated", "env_steps"):
+            getattr(result, name)[...] = _array(getattr(step, name))
         return None
 
     def full_states(self) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher
 from typing import Any
 
 from kit.envs.backends.tensor import TensorBackend
@@ -11,7 +10,7 @@ from kit.envs.tensor.base import EpisodeState, TensorEnv, TensorStep
 from kit.envs.tensor.cartpole import CartPole
 from kit.envs.tensor.mountain_car import MountainCar, MountainCarContinuous
 from kit.envs.tensor.pendulum import Pendulum
-from kit.steps.errors import SettingError
+from kit.steps.errors import SettingError, nearest_first
 
 TENSOR_ENVS: dict[str, tuple[type[TensorEnv], dict[str, Any]]] = {
     "CartPole-v0": (CartPole, {"max_episode_steps": 200}),
@@ -36,15 +35,11 @@ def make_tensor_env(id: str, num_envs: int, **kwargs: Any) -> TensorEnv:
         SettingError: if no torch environment has this id; names those that exist, nearest first.
     """
     if id not in TENSOR_ENVS:
-        nearest = sorted(TENSOR_ENVS, key=lambda known: -_likeness(known, str(id)))
-        raise SettingError("id", id, "is no environment written in torch", nearest)
+        near = nearest_first(id, [*TENSOR_ENVS])
+        raise SettingError("id", id, "is no environment written in torch", near)
     environment, defaults = TENSOR_ENVS[id]
     given = {key: value for key, value in kwargs.items() if value is not None}
     return environment(num_envs, **{**defaults, **given})
-
-
-def _likeness(one: str, other: str) -> float:
-    return SequenceMatcher(None, one.lower(), other.lower()).ratio()
 
 
 __all__ = [

@@ -7,6 +7,7 @@ TorchRL's interface) is here, and none of it reads a tensor on the host.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -16,10 +17,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from kit.envs.spaces import Leaf, leaves
+from kit.envs.spaces import Leaf, leaves, to_composite
 from kit.steps.errors import SettingError, whole_number
 
 
@@ -64,11 +65,6 @@ class TensorStep(NamedTuple):
     env_steps: Tensor
     episode_return: Tensor
     episode_length: Tensor
-
-
-def choose(mask: Tensor, chosen: EpisodeState, other: EpisodeState) -> EpisodeState:
-    """Take envs from ``chosen`` where ``mask`` is true, else from ``other``."""
-    return EpisodeState(*(torch.where(mask, a, b) for a, b in zip(chosen, other)))
 
 
 class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
@@ -166,45 +162,34 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             ``[num_envs]``, bool.
         """
 
-    @abstractmethod
     def observe(self, physics: Tensor) -> Tensor:
-        """Return the observation, ``[num_envs, observation_size]``; may be a view."""
+        """The observation, ``[num_envs, observation_size]``; may be a view. By default all of it.
+
+        Args:
+            physics: ``[state_size, num_envs]``.
+        """
+        return physics.T
 
     # Plain tensors.
 
     @torch.no_grad()
-    def reset_tensors(self, seed: int | None = None) -> Tensor:
-        """Begin an episode in every env.
+    def reset_tensors(self, seed: int | None = None, mask: Tensor | None = None) -> Tensor:
+        """Begin an episode in every env, or in those of a mask.
 
         Args:
             seed: seeds the generator first, if given.
-
-        Returns:
-            The first observations, ``[num_envs, observation_size]``.
-        """
-        if seed is not None:
-            self._set_seed(seed)
-        physics = self.initial_state(self.draw_uniform())
-        zeros = torch.zeros_like(self.episode_return), torch.zeros_like(self.episode_length)
-        self._store(EpisodeState(physics, *zeros))
-        return self.observe(physics)
-
-    @torch.no_grad()
-    def reset_some(self, mask: Tensor) -> Tensor:
-        """Begin an episode in the envs of ``mask``, ``[num_envs]``, bool.
+            mask: which envs, ``[num_envs]``, bool; ``None``: all.
 
         Returns:
             The present observations of all envs, ``[num_envs, observation_size]``.
         """
-        before = self.episodes
-        fresh = EpisodeState(
-            self.initial_state(self.draw_uniform()),
-            torch.zeros_like(before.episode_return),
-            torch.zeros_like(before.episode_length),
-        )
-        after = choose(mask.to(self.device), fresh, before)
-        self._store(after)
-        return self.observe(after.physics)
+        if seed is not None:
+            self._set_seed(seed)
+        if mask is None:
+            mask = torch.ones(self.num_envs, dtype=torch.bool)
+        begun = self._begin(mask.to(self.device), self.episodes, self.draw_uniform())
+        self._store(begun)
+        return self.observe(begun.physics)
 
     @torch.no_grad()
     def step_tensors(self, action: Tensor) -> TensorStep:
@@ -229,14 +214,16 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
                 ``[uniform_size, num_envs]``.
         """
         ended, step = self._play(episodes, action)
-        done = step.terminated | step.truncated
-        physics = torch.where(done, self.initial_state(uniform), ended.physics)
-        ongoing = EpisodeState(
-            physics,
-            ended.episode_return.masked_fill(done, 0.0),
-            ended.episode_length.masked_fill(done, 0),
+        ongoing = self._begin(step.terminated | step.truncated, ended, uniform)
+        return ongoing, step._replace(observation=self.observe(ongoing.physics))
+
+    def _begin(self, ended: Tensor, episodes: EpisodeState, uniform: Tensor) -> EpisodeState:
+        """The state with new episodes where one has ended."""
+        return EpisodeState(
+            torch.where(ended, self.initial_state(uniform), episodes.physics),
+            episodes.episode_return.masked_fill(ended, 0.0),
+            episodes.episode_length.masked_fill(ended, 0),
         )
-        return ongoing, step._replace(observation=self.observe(physics))
 
     def draw_uniform(self) -> Tensor:
         """Draw the random numbers of one step from the generator, ``[uniform_size, num_envs]``."""
@@ -303,7 +290,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         moving = tensordict.get("_step", None)
         if moving is not None:  # TorchRL asks that the other envs stand still.
             moving = moving.view(self.num_envs)
-            after = choose(moving, after, before)
+            after = EpisodeState(*(torch.where(moving, *both) for both in zip(after, before)))
             result = torch.where(moving, result, self._skip_tensordict(tensordict))
         self._store(after)
         return result
@@ -311,10 +298,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     @torch.no_grad()
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
         ended = None if tensordict is None else tensordict.get("_reset", None)
-        if ended is None:
-            observation = self.reset_tensors()
-        else:
-            observation = self.reset_some(ended.view(self.num_envs))
+        observation = self.reset_tensors(mask=None if ended is None else ended.view(self.num_envs))
         return TensorDict(
             {"observation": observation}, batch_size=self.batch_size, device=self.device
         )
@@ -343,44 +327,23 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         limit = self.action_limit
         return observation, gym.spaces.Box(-limit, limit, (1,), dtype=kind.type)
 
-    @property
-    def observation_leaves(self) -> list[Leaf]:
-        """The arrays of an observation, as a :class:`~kit.envs.VectorEnv` has them."""
-        return leaves(self.gymnasium_spaces()[0], "observation", "observation_space")
-
-    @property
-    def action_leaves(self) -> list[Leaf]:
-        """The arrays of an action, as a :class:`~kit.envs.VectorEnv` has them."""
-        return leaves(self.gymnasium_spaces()[1], "action", "action_space")
-
     def _make_specs(self) -> None:
-        size, device = self.batch_size, self.device
-        low = torch.tensor(self.observation_low, dtype=self.dtype).expand(*size, -1)
-        high = torch.tensor(self.observation_high, dtype=self.dtype).expand(*size, -1)
-        if (high - low).isfinite().all():
-            observation = Bounded(low=low, high=high, dtype=self.dtype, device=device)
-        else:
-            observation = Unbounded(shape=low.shape, dtype=self.dtype, device=device)
-        self.observation_spec = Composite(observation=observation, shape=size, device=device)
-        self.reward_spec = Unbounded(shape=(*size, 1), dtype=self.dtype, device=device)
-        ends = [
-            Categorical(n=2, shape=(*size, 1), dtype=torch.bool, device=device) for _ in range(3)
-        ]
-        self.done_spec = Composite(
-            done=ends[0], terminated=ends[1], truncated=ends[2], shape=size, device=device
-        )
-        if self.num_actions:
-            self.action_spec = Categorical(
-                n=self.num_actions, shape=self._action_shape, device=device
-            )
-        else:
-            self.action_spec = Bounded(
-                low=-self.action_limit,
-                high=self.action_limit,
-                shape=self._action_shape,
-                dtype=self.dtype,
-                device=device,
-            )
+        n, device = self.num_envs, self.device
+
+        def described(space: gym.Space[Any], root: str) -> list[Leaf]:
+            """The arrays as a VectorEnv has them, but in this environment's type."""
+            dtype = np.dtype(space.dtype)
+            return [dataclasses.replace(leaf, dtype=dtype) for leaf in leaves(space, root, root)]
+
+        observation, action = self.gymnasium_spaces()
+        self.observation_leaves = described(observation, "observation")
+        self.action_leaves = described(action, "action")
+        self.observation_spec = to_composite(self.observation_leaves, n, device)
+        self.action_spec = to_composite(self.action_leaves, n, device)
+        self.reward_spec = Unbounded(shape=(n, 1), dtype=self.dtype, device=device)
+        flag = Categorical(n=2, shape=(n, 1), dtype=torch.bool, device=device)
+        flags = {name: flag.clone() for name in ("done", "terminated", "truncated")}
+        self.done_spec = Composite(flags, shape=(n,), device=device)
 
     # Saving and loading: nn.Module's state_dict, with the generator as extra state.
 

@@ -59,7 +59,3 @@ class CartPole(TensorEnv):
         position, _, angle, _ = physics.unbind(0)
         failed = (position.abs() > POSITION_LIMIT) | (angle.abs() > ANGLE_LIMIT)
         return physics, torch.ones_like(angle), failed
-
-    def observe(self, physics: Tensor) -> Tensor:
-        """Return the physics."""
-        return physics.T

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -13,91 +15,75 @@ RIGHT_END = 0.6
 MAX_SPEED = 0.07  # per step
 
 
-def _initial_state(uniform: Tensor) -> Tensor:
-    """Return the position uniform in [-0.6, -0.4) and no velocity."""
-    position = uniform[0] * 0.2 - 0.6
-    return torch.stack((position, torch.zeros_like(position)))
+class _Valley(TensorEnv):
+    """A car in a valley whose height is sin(3 position)."""
+
+    state_size = 2
+    uniform_size = 1
+    observation_low = (LEFT_WALL, -MAX_SPEED)
+    observation_high = (RIGHT_END, MAX_SPEED)
+    goal: ClassVar[float]
+    """position to reach, going forwards or standing."""
+
+    def initial_state(self, uniform: Tensor) -> Tensor:
+        """A car standing near the bottom: position uniform in [-0.6, -0.4), no velocity."""
+        position = uniform[0] * 0.2 - 0.6
+        return torch.stack((position, torch.zeros_like(position)))
+
+    def drive(self, physics: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
+        """Drive one step; the left wall stops the car.
+
+        Moore (1990), "Efficient memory-based learning for robot control", as restated in Sutton
+        and Barto (2018), "Reinforcement learning: an introduction", example 10.1.
+
+        Args:
+            physics: position and velocity, ``[2, num_envs]``.
+            push: acceleration by the motor, ``[num_envs]``.
+
+        Returns:
+            The next physics and whether the goal is reached, ``[num_envs]``.
+        """
+        position, velocity = physics.unbind(0)
+        velocity = velocity + (push - GRAVITY * (3 * position).cos())
+        velocity = velocity.clamp(-MAX_SPEED, MAX_SPEED)
+        position = (position + velocity).clamp(LEFT_WALL, RIGHT_END)
+        velocity = velocity.masked_fill((position <= LEFT_WALL) & (velocity < 0), 0.0)
+        reached = (position >= self.goal) & (velocity >= 0)
+        return torch.stack((position, velocity)), reached
 
 
-def _drive(physics: Tensor, push: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    """Drive one step along a valley whose height is sin(3 position); the left wall stops the car.
-
-    Moore (1990), "Efficient memory-based learning for robot control", as restated in Sutton and
-    Barto (2018), "Reinforcement learning: an introduction", example 10.1.
-
-    Args:
-        physics: position and velocity, ``[2, num_envs]``.
-        push: acceleration by the motor, ``[num_envs]``.
-        goal: position to reach, going forwards or standing.
-
-    Returns:
-        The next physics and whether the goal is reached, ``[num_envs]``.
-    """
-    position, velocity = physics.unbind(0)
-    velocity = velocity + (push - GRAVITY * (3 * position).cos())
-    velocity = velocity.clamp(-MAX_SPEED, MAX_SPEED)
-    position = (position + velocity).clamp(LEFT_WALL, RIGHT_END)
-    velocity = velocity.masked_fill((position <= LEFT_WALL) & (velocity < 0), 0.0)
-    reached = (position >= goal) & (velocity >= 0)
-    return torch.stack((position, velocity)), reached
-
-
-class MountainCar(TensorEnv):
+class MountainCar(_Valley):
     """A car in a valley with three actions; every step costs 1 until the goal is reached.
 
     Physics and observation: position and velocity [per step]. Action 0 pushes left, 1 not at all,
     2 right. Reference: Gymnasium's ``MountainCar-v0``.
     """
 
-    state_size = 2
-    uniform_size = 1
     time_limit = 200
     num_actions = 3
-    observation_low = (LEFT_WALL, -MAX_SPEED)
-    observation_high = (RIGHT_END, MAX_SPEED)
     goal = 0.5
-
-    def initial_state(self, uniform: Tensor) -> Tensor:
-        """Return a car standing near the bottom."""
-        return _initial_state(uniform)
 
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Drive one step."""
         push = (action.to(physics.dtype) - 1) * 0.001
-        physics, reached = _drive(physics, push, self.goal)
+        physics, reached = self.drive(physics, push)
         return physics, -torch.ones_like(push), reached
 
-    def observe(self, physics: Tensor) -> Tensor:
-        """Return the physics."""
-        return physics.T
 
-
-class MountainCarContinuous(TensorEnv):
+class MountainCarContinuous(_Valley):
     """A car in a valley with a throttle; 100 for the goal, minus a tenth of the action squared.
 
     Physics and observation: position and velocity [per step]. Action: throttle, clipped to plus or
     minus 1 for the motor but not for the cost. Reference: Gymnasium's ``MountainCarContinuous-v0``.
     """
 
-    state_size = 2
-    uniform_size = 1
     time_limit = 999
     action_limit = 1.0
-    observation_low = (LEFT_WALL, -MAX_SPEED)
-    observation_high = (RIGHT_END, MAX_SPEED)
     goal = 0.45
-
-    def initial_state(self, uniform: Tensor) -> Tensor:
-        """Return a car standing near the bottom."""
-        return _initial_state(uniform)
 
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Drive one step."""
         throttle = action.squeeze(-1).to(physics.dtype)
-        physics, reached = _drive(physics, throttle.clamp(-1, 1) * 0.0015, self.goal)
+        physics, reached = self.drive(physics, throttle.clamp(-1, 1) * 0.0015)
         reward = 100.0 * reached.to(physics.dtype) - 0.1 * throttle.square()
         return physics, reward, reached
-
-    def observe(self, physics: Tensor) -> Tensor:
-        """Return the physics."""
-        return physics.T
