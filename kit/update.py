@@ -35,17 +35,15 @@ Due = tuple[int, ...]
 
 @dataclass
 class _Group:
-    """One optimiser, the losses it minimises and the parameters it owns."""
+    """One optimiser, the losses it minimises (empty: all) and the parameters it owns."""
 
     name: str
     optimizer: Optimizer
     losses: tuple[str, ...]
-    """names of the losses; empty: all of them."""
     parameters: list[nn.Parameter]
-    period: int = 1
+    period: int
     """gradient steps between two steps of this optimiser."""
     steps: int = 0
-    """steps of this optimiser so far."""
 
 
 class Update(OptimizationStepper):
@@ -299,12 +297,12 @@ class Update(OptimizationStepper):
         _check_names(self.groups, names)
         for group in self.groups:
             if all(gradient is None for gradient in _gradients(group, losses, retain_graph=True)):
-                raise SettingError(
-                    "optimizer",
-                    group.name or type(group.optimizer).__name__,
-                    f"is over parameters that {' and '.join(group.losses or names)} does not reach",
-                    "give it parameters of the loss module's networks",
+                name = group.name or type(group.optimizer).__name__
+                why = (
+                    f"is over parameters that {' and '.join(group.losses or names)} does not reach"
                 )
+                works = "give it parameters of the loss module's networks"
+                raise SettingError("optimizer", name, why, works)
         self._checked = True
 
     def _apply(self, due: Due, gradients: Gradients) -> Metrics:
@@ -372,34 +370,24 @@ class Update(OptimizationStepper):
 def _groups(
     optimizer: Optimizer | Mapping[str, Optimizer], every: Mapping[str, int]
 ) -> list[_Group]:
-    """Return optimisers with their losses and periods.
-
-    Raises:
-        SettingError: if a period is no whole number, or of a loss without an optimiser of its own.
-    """
+    """Optimisers with their losses and periods."""
     named = {"": optimizer} if isinstance(optimizer, Optimizer) else dict(optimizer)
     for name in every:
         if name not in named:
             works = [*filter(None, named)] or "give each loss an optimiser of its own"
             raise SettingError("every", name, "is not a loss with an optimiser of its own", works)
-    losses: dict[int, list[str]] = {}
-    for name, one in named.items():
-        losses.setdefault(id(one), []).append(name)
-    distinct = {id(one): one for one in named.values()}
     groups = []
-    for key, one in distinct.items():
-        names = tuple(filter(None, losses[key]))
-        periods = {whole_number(f"every.{name}", every.get(name, 1), 1) for name in losses[key]}
+    for one in dict.fromkeys(named.values()):
+        given = [name for name, optimizer in named.items() if optimizer is one]
+        names = tuple(filter(None, given))
+        periods = {whole_number(f"every.{name}", every.get(name, 1), 1) for name in given}
         if len(periods) > 1:
             why = f"differs for {' and '.join(names)}, which share an optimiser"
             raise SettingError("every", dict(every), why, "give them the same period")
         name = "_".join(name.removeprefix("loss_") for name in names)
-        groups.append(_Group(name, one, names, _owned(one), periods.pop()))
+        owned = [p for group in one.param_groups for p in group["params"] if p.requires_grad]
+        groups.append(_Group(name, one, names, owned, periods.pop()))
     return groups
-
-
-def _owned(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 def _losses_among(names: Iterable[Any]) -> list[str]:
@@ -432,7 +420,7 @@ def _declared(loss_module: nn.Module, groups: Sequence[_Group]) -> list[str]:
 def _gradients(
     group: _Group, losses: TensorDictBase, retain_graph: bool
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of the sum of a group's losses."""
+    """The gradients of the sum of a group's losses."""
     parts = [losses.get(name).float() for name in group.losses or _losses_among(losses.keys())]
     total = sum(parts[1:], parts[0])
     if not total.requires_grad:
@@ -443,7 +431,7 @@ def _gradients(
 
 
 def _as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
-    """Check and return the outputs of a loss module."""
+    """The outputs of a loss module, checked."""
     name = type(loss_module).__name__
     works = 'return TensorDict({"loss": loss}) with a loss that is one number'
     if not isinstance(returned, TensorDictBase):
@@ -459,7 +447,7 @@ def _as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
 
 
 def _in_layout_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return a gradient in the memory layout of its parameter, which fused optimisers rely on."""
+    """A gradient in the memory layout of its parameter, which fused optimisers rely on."""
     if gradient is None or gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
@@ -473,7 +461,7 @@ def _positive(field: str, value: float | None) -> float | None:
 
 
 def _target_period(period: int | str) -> tuple[Every, str]:
-    """Return the period of target updates and what it counts: gradient or policy steps."""
+    """The period of target updates and what it counts: gradient or policy steps."""
     if not isinstance(period, str):
         return Every(whole_number("target_update_every", period, 1)), "gradient"
     found = re.fullmatch(r"([\d_,]+) (gradient|policy) steps?", period.strip())

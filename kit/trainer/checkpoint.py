@@ -9,12 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torchrl.checkpoint import (
-    Checkpoint,
-    CheckpointRotation,
-    GlobalRNGState,
-    StateDictCheckpointAdapter,
-)
+from torchrl import checkpoint as torchrl_checkpoint
 
 from kit.collectors.base import KitCollector
 from kit.hooks.base import Hook
@@ -38,18 +33,14 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        parts: Mapping[str, Any],
-        keep: int = 2,
-        *,
-        random_numbers: bool = True,
+        self, folder: Path, parts: Mapping[str, Any], keep: int = 2, *, random_numbers: bool = True
     ) -> None:
         self.folder = folder
-        self._rotation = CheckpointRotation(folder, keep_last=keep)
-        self._checkpoint = Checkpoint(format="directory")
-        adapter = StateDictCheckpointAdapter(payload_format="torch")
-        parts = {**parts, "random_numbers": GlobalRNGState()} if random_numbers else parts
+        self._rotation = torchrl_checkpoint.CheckpointRotation(folder, keep_last=keep)
+        self._checkpoint = torchrl_checkpoint.Checkpoint(format="directory")
+        adapter = torchrl_checkpoint.StateDictCheckpointAdapter(payload_format="torch")
+        if random_numbers:
+            parts = {**parts, "random_numbers": torchrl_checkpoint.GlobalRNGState()}
         for name, part in parts.items():
             self._checkpoint.register(name, part, adapter=adapter)
 
@@ -64,19 +55,19 @@ class Checkpoints:
             NotSaved: if it could not be written; earlier ones are untouched.
         """
         try:
-            return Path(
-                self._rotation.save(self._checkpoint, step=policy_steps, metadata=dict(metadata))
+            saved = self._rotation.save(
+                self._checkpoint, step=policy_steps, metadata=dict(metadata)
             )
+            return Path(saved)
         except (OSError, RuntimeError) as error:
             reason = _why_not_written(error)
             if reason is None:
                 raise
             latest = self.latest(self.folder)
             kept = f"the newest one is {latest.name}" if latest else "there is none yet"
-            raise NotSaved(
-                f"the checkpoint at {policy_steps} policy steps was not written to {self.folder}: "
-                f"{reason}; earlier checkpoints are untouched, {kept}"
-            ) from error
+            what = f"the checkpoint at {policy_steps} policy steps was not written to {self.folder}"
+            why = f"{reason}; earlier checkpoints are untouched, {kept}"
+            raise NotSaved(f"{what}: {why}") from error
 
     def load(self, path: Path) -> dict[str, Any]:
         """Restore every part from ``path`` and return the metadata of the checkpoint.
@@ -98,7 +89,8 @@ class Checkpoints:
         """The newest complete checkpoint in ``folder``, if there is one."""
         if not folder.is_dir():
             return None
-        return CheckpointRotation(folder, keep_last=1).latest()  # type: ignore[no-any-return]
+        rotation = torchrl_checkpoint.CheckpointRotation(folder, keep_last=1)
+        return rotation.latest()  # type: ignore[no-any-return]
 
 
 def _why_not_written(error: BaseException) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -99,11 +100,10 @@ class Stages:
     """
 
     def __init__(self, *, updates: bool = True, collections: bool = True) -> None:
-        self._missing: dict[Needs, str] = {}
-        if not updates:
-            self._missing["update"] = "the plan trains nothing"
-        if not collections:
-            self._missing["collection"] = "the plan collects nothing (offline)"
+        self._missing: dict[Needs, str] = {
+            "update": "" if updates else "the plan trains nothing",
+            "collection": "" if collections else "the plan collects nothing (offline)",
+        }
         self._began = False
         self._operations: dict[str, list[_Operation]] = {name: [] for name in STAGES}
 
@@ -124,17 +124,15 @@ class Stages:
             raise SettingError("stage", stage, "is not a stage", near or list(STAGES))
         name = _name(function)
         missing = self._missing.get(STAGES[stage].needs)
-        if missing is not None:
+        if missing:
             raise SettingError("stage", stage, f"never runs, so {name} never would: {missing}")
         if stage == "setup" and self._began:
-            raise SettingError(
-                "stage", stage, f"never runs again, so {name} never would: the run has begun"
-            )
+            why = f"never runs again, so {name} never would: the run has begun"
+            raise SettingError("stage", stage, why)
         text, count = SIGNATURES[STAGES[stage].signature]
         if not _takes(function, count, keywords):
-            raise SettingError(
-                "hook", name, f"cannot be called as stage {stage!r} does", f"it calls {text}"
-            )
+            why = f"cannot be called as stage {stage!r} does"
+            raise SettingError("hook", name, why, f"it calls {text}")
         self._operations[stage].append(_Operation(function, keywords, name))
 
     def __getitem__(self, stage: str) -> list[_Operation]:
@@ -210,12 +208,10 @@ def _name(function: Any) -> str:
 
 
 def _takes(function: Callable[..., Any], count: int, keywords: dict[str, Any]) -> bool:
-    try:
+    with contextlib.suppress(TypeError, ValueError):  # some builtins have no signature
         signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return True
-    try:
-        signature.bind(*([None] * count), **keywords)
-    except TypeError:
-        return False
+        try:
+            signature.bind(*([None] * count), **keywords)
+        except TypeError:
+            return False
     return True

@@ -9,8 +9,6 @@ from kit.steps.plan import StepPlan
 
 LISTED = 1_000
 """Iterations that are listed one by one; no record lists more."""
-
-
 FOLLOWED = 1_000_000
 """Iterations of a library's own counting that are followed one by one."""
 
@@ -30,6 +28,19 @@ def gradient_steps(plan: StepPlan) -> list[int]:
         why = "are more than were ever recorded: is the length of the run missing?"
         raise SettingError("iterations", plan.iterations, why, [FOLLOWED])
     return [plan.gradient_steps(k) for k in listed(plan)]
+
+
+def of_plan(plan: StepPlan) -> dict[str, Any]:
+    """Figures by the names under which most libraries are observed."""
+    played = plan.total_policy_steps
+    return {
+        "iterations": plan.iterations,
+        "policy_steps_total": played,
+        "random_action_policy_steps": plan.random_steps_until(played),
+        "gradient_steps_per_iteration": gradient_steps(plan),
+        "gradient_steps_total": plan.gradient_steps_after(plan.iterations),
+        "first_iteration_with_gradient_step": first_training(plan),
+    }
 
 
 def first_training(plan: StepPlan) -> int | None:

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.dialects.dreamer import Dreamer
-from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import first_training, gradient_steps, known, renamed
+from kit.testing.observed.counts import first_training, gradient_steps, known, of_plan, renamed
 
 _NAMES = {"num_envs": "envs", "run_steps": "steps", "action_repeat": "repeat"}
 
@@ -18,10 +17,7 @@ def expect(case: Mapping[str, Any]) -> Expectation:
     """The figures of a case."""
     params = renamed(dict(case["params"]), _NAMES)
     settings = Dreamer(**known(Dreamer, params))
-    try:
-        plan = settings.to_plan()
-    except SettingError as error:
-        return Expectation(refusal=str(error))
+    plan = settings.to_plan()
     return Expectation(_figures(settings.resolved(), plan, params.get("episode_length")))
 
 
@@ -29,14 +25,11 @@ def _figures(made: Dreamer, plan: StepPlan, length: int | None) -> dict[str, Any
     steps, played = gradient_steps(plan), plan.total_policy_steps
     items = plan.num_envs * max(plan.iterations - made.stored_length + 1, 0)
     ratio = made.train_ratio / (made.batch_size * made.batch_length)
-    figures: dict[str, Any] = {
+    figures = of_plan(plan) | {
         "driver_steps": plan.iterations,
-        "iterations": plan.iterations,
-        "policy_steps_total": played,
         "step_counter": played,
         "env_step_calls": played,
         "replay_len_end": min(items, made.replay_size),
-        "gradient_steps_total": plan.gradient_steps_after(plan.iterations),
         "gradient_steps_per_driver_step": steps,
         "first_driver_step_with_gradient_step": first_training(plan),
         "ratio_gradient_steps_per_step": ratio,

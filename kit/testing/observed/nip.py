@@ -11,7 +11,7 @@ from kit.dialects.nip import Nip
 from kit.steps.errors import SettingError, whole_number
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import gradient_steps, known, listed
+from kit.testing.observed.counts import gradient_steps, known, listed, of_plan
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
@@ -41,20 +41,19 @@ def _settings(case: Mapping[str, Any], params: dict[str, Any]) -> Nip:
 def _figures(settings: Nip, plan: StepPlan) -> dict[str, Any]:
     made = settings.resolved()
     count, steps = plan.iterations, gradient_steps(plan)
-    figures = _environments(made)
-    figures |= {
-        "iterations": count,
-        "frames_per_iteration": [plan.frames_per_batch] * len(steps),
-        "frames_total": count * plan.frames_per_batch,
-        "gradient_steps_per_iteration": steps,
-        "gradient_steps_total": plan.gradient_steps_after(count),
-        "minibatch_sizes_per_iteration": [plan.minibatch_sizes(k) for k in listed(plan)[:20]],
-        "lr_first_gradient_step_per_iteration": [
-            made.learning_rate(k) if steps[k - 1] else None for k in listed(plan)
-        ],
-        "test_batched_steps_and_frames": _test(made),
-    }
-    return figures
+    return (
+        _environments(made)
+        | of_plan(plan)
+        | {
+            "frames_per_iteration": [plan.frames_per_batch] * len(steps),
+            "frames_total": count * plan.frames_per_batch,
+            "minibatch_sizes_per_iteration": [plan.minibatch_sizes(k) for k in listed(plan)[:20]],
+            "lr_first_gradient_step_per_iteration": [
+                made.learning_rate(k) if steps[k - 1] else None for k in listed(plan)
+            ],
+            "test_batched_steps_and_frames": _test(made),
+        }
+    )
 
 
 def _environments(made: Nip) -> dict[str, Any]:

@@ -6,20 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.dialects.sb3 import SB3
-from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import first_training, gradient_steps, known, listed, renamed
+from kit.testing.observed.counts import gradient_steps, known, listed, of_plan, renamed
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
     """The figures of a case."""
     params = renamed(dict(case["params"]), {"num_envs": "n_envs"})
     settings = SB3(**known(SB3, params) | {"algo": str(case.get("algo", "")).lower()})
-    try:
-        plan = settings.to_plan()
-    except SettingError as error:
-        return Expectation(refusal=str(error))
+    plan = settings.to_plan()
     made = settings.resolved()
     figures = _figures(made, plan, params.get("episode_length"))
     figures |= _on_policy(made, plan) if plan.on_policy else _off_policy(made, plan)
@@ -30,17 +26,12 @@ def _figures(made: SB3, plan: StepPlan, length: int | None) -> dict[str, Any]:
     count, total = plan.iterations, plan.gradient_steps_after(plan.iterations)
     trained = [k for k, due in enumerate(gradient_steps(plan), 1) if due]
     played = plan.total_policy_steps
-    figures: dict[str, Any] = {
+    figures = of_plan(plan) | {
         "num_timesteps_attr": played,
-        "iterations": count,
         "vector_steps": played // made.n_envs,
-        "policy_steps_total": played,
-        "random_action_policy_steps": plan.random_steps_until(played),
         "train_calls": len(trained),
         "gradient_steps_per_train_call": [plan.gradient_steps(k) for k in trained],
-        "gradient_steps_total": total,
         "policy_steps_at_train_calls": [plan.policy_steps_after(k) for k in trained],
-        "first_iteration_with_gradient_step": first_training(plan),
         "optimizer_step_calls_per_optimizer": _optimizer_steps(made, total),
     }
     if length is not None:

@@ -14,7 +14,7 @@ from kit.dialects.sheeprl.settings import SheeprlSettings
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import first_training, gradient_steps, known, listed
+from kit.testing.observed.counts import first_training, gradient_steps, known, listed, of_plan
 
 _OPTIMIZERS = {"sac": 3, "ppo": 1, "a2c": 1, "dreamer_v1": 3, "dreamer_v2": 3, "dreamer_v3": 3}
 
@@ -25,10 +25,7 @@ def expect(case: Mapping[str, Any]) -> Expectation:
     length = params.get("episode_length")
     resumed_with = params.pop("resumed_with", None)
     settings = _settings(case, params)
-    try:
-        plan = settings.to_plan()
-    except SettingError as error:
-        return Expectation(refusal=str(error))
+    plan = settings.to_plan()
     stubbed = "optimizer counts are 0" in str(case.get("how", ""))
     figures = _figures(settings, plan, length, stubbed)
     figures |= _figures_of_rules(case["observed"], plan)
@@ -78,10 +75,8 @@ def _figures(
     first = first_training(plan)
     ranks = plan.world_size
     played = plan.total_policy_steps
-    figures: dict[str, Any] = {
-        "iterations": plan.iterations,
+    figures = of_plan(plan) | {
         "policy_steps_per_iteration": plan.policy_steps_per_iteration,
-        "policy_steps_total": played,
         "train_env_instances": plan.num_envs * ranks,
         "eval_when": "once, after the last iteration, on rank 0",
         "random_action_policy_steps": plan.after(plan.iterations).random_policy_steps,
@@ -89,7 +84,6 @@ def _figures(
         "gradient_steps_total_per_rank": total,
         "gradient_steps_total_all_ranks": total * ranks,
         "train_calls_total_per_rank": plan.iterations if plan.on_policy else total,
-        "first_iteration_with_gradient_step": first,
         "policy_steps_before_first_gradient_step": first and plan.policy_steps_after(first),
     }
     optimizers = 0 if stubbed else _OPTIMIZERS.get(str(made.algo))

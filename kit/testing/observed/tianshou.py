@@ -11,7 +11,7 @@ from kit.dialects.tianshou.counting import INITIAL_TESTS, Sampling
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import evaluations, first_training, gradient_steps, known, listed
+from kit.testing.observed.counts import evaluations, gradient_steps, known, listed, of_plan
 
 _OPTIMIZERS = {
     **dict.fromkeys(("ppo", "a2c", "reinforce"), 1),
@@ -19,16 +19,8 @@ _OPTIMIZERS = {
     **dict.fromkeys(("sac", "discrete_sac", "td3"), 3),
     "ddpg": 2,
 }
-_SCHEDULED = {
-    "sac": "2",
-    "dqn": "0",
-    "ppo": "0",
-    "a2c": "0",
-    "reinforce": "0",
-    "ddpg": "1",
-    "td3": "2",
-}
-"""Number of the optimiser whose learning rate is scheduled, in the order of their first step."""
+_SCHEDULED = {"sac": "2", "td3": "2", "ddpg": "1"}
+"""Number of the optimiser whose learning rate is scheduled, by first step; 0 for others."""
 _ACTOR_DELAY = {"td3": 2}
 """Gradient steps per step of the actor's optimiser, where that is not each."""
 _LEARNING_RATE = 1e-3
@@ -73,7 +65,7 @@ def _figures(sampling: Sampling, plan: StepPlan, algo: str) -> dict[str, Any]:
     start = plan.local_prefill_steps
     collected = count * plan.frames_per_batch
     optimizers = _OPTIMIZERS.get(algo)
-    figures: dict[str, Any] = {
+    figures = of_plan(plan) | {
         "trainer_env_step": collected,
         "trainer_gradient_step_counter": _gradient_step_counter(sampling, plan),
         "trainer_update_step_counter": count,
@@ -87,10 +79,7 @@ def _figures(sampling: Sampling, plan: StepPlan, algo: str) -> dict[str, Any]:
         "training_steps_iterations": count,
         "env_steps_per_collect": [plan.frames_per_batch] * len(steps),
         "env_steps_total_excluding_start": collected,
-        "gradient_steps_per_iteration": steps,
-        "gradient_steps_total": total,
         "policy_update_calls_total": count if plan.on_policy else total,
-        "first_iteration_with_gradient_step": first_training(plan),
     }
     if optimizers is not None:
         figures["optimizers"] = optimizers if total else 0

@@ -9,10 +9,9 @@ from kit.dialects.torchrl import TorchRL
 from kit.dialects.torchrl.rules import RULE, GrowingSampler, IteratedSampler
 from kit.dialects.torchrl.settings import RANDOM, WITHOUT
 from kit.steps.counting import counting_rule
-from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import first_training, gradient_steps, known, listed, renamed
+from kit.testing.observed.counts import known, listed, of_plan, renamed
 
 _NAMES = {"minibatch": "batch_size", "buffer": "buffer_size"}
 _SAMPLERS = {"random": RANDOM, "noreplace": WITHOUT}
@@ -25,10 +24,7 @@ def expect(case: Mapping[str, Any]) -> Expectation:
     if params.get("collector_total_frames") is None:
         params["collector_total_frames"] = params.get("total_frames")
     settings = TorchRL(**known(TorchRL, params))
-    try:
-        plan = settings.to_plan()
-    except SettingError as error:
-        return Expectation(refusal=str(error))
+    plan = settings.to_plan()
     made = settings.resolved()
     figures = _figures(made, plan, params.get("episode_length"))
     return Expectation(figures, warnings=_warnings(made))
@@ -36,21 +32,14 @@ def expect(case: Mapping[str, Any]) -> Expectation:
 
 def _figures(made: TorchRL, plan: StepPlan, length: int | None) -> dict[str, Any]:
     count, batch = plan.iterations, plan.frames_per_batch
-    played, steps = plan.total_policy_steps, gradient_steps(plan)
-    random = plan.random_steps_until(played)
+    played = plan.total_policy_steps
     counted = [_optimizer_count(made, plan, k) for k in (0, *listed(plan))]
-    figures: dict[str, Any] = {
-        "iterations": count,
-        "policy_steps_total": played,
-        "policy_steps_per_iteration": [batch] * len(steps),
+    figures = of_plan(plan) | {
+        "policy_steps_per_iteration": [batch] * len(listed(plan)),
         "trainer_collected_frames": played * made.frame_skip,
-        "policy_forward_calls_times_envs": played - random,
-        "random_action_policy_steps": random,
-        "gradient_steps_per_iteration": steps,
-        "gradient_steps_total": plan.gradient_steps_after(count),
+        "policy_forward_calls_times_envs": played - plan.random_steps_until(played),
         "trainer_optim_count": _optimizer_count(made, plan, count),
         "minibatch_sizes_per_iteration": [plan.minibatch_sizes(k) for k in listed(plan)[:20]],
-        "first_iteration_with_gradient_step": first_training(plan),
         "utd_hook_values_before_each_update": [
             {
                 "utd_ratio": round((made.batch_size or 0) * counted[k - 1] / (k * batch), 4),

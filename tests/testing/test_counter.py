@@ -1,4 +1,4 @@
-"""The environment that counts, stepping all its copies itself."""
+"""The environment that counts, as a vector environment of Gymnasium."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ CASE = CollectorCase(num_envs=4, steps_per_env=30)
 
 
 @pytest.mark.parametrize("native", [vector_native, vector_native_by_mask])
-def test_its_batches_are_those_of_single_copies_bit_by_bit(native):
+def test_its_batches_are_those_of_single_environments_bit_by_bit(native):
     for one, other in zip(vector(CASE), native(CASE), strict=True):
         keys = set(one.keys(True, True))
         assert keys == set(other.keys(True, True))
         assert all(torch.equal(one[key], other[key]) for key in keys)
 
 
-def test_one_seed_gives_each_copy_the_next_one():
+def test_one_seed_gives_each_environment_the_next_one():
     env = gym.make_vec(COUNTER, 3, vectorization_mode="vector_entry_point")
     first, _ = env.reset(seed=5)
     assert np.array_equal(first, env.reset(seed=[5, 6, 7])[0])
     assert len(set(first[:, 0])) == 3
 
 
-def test_only_the_copies_of_the_mask_are_reset():
+def test_only_the_environments_of_the_mask_are_reset():
     env = gym.make_vec(COUNTER, 3, vectorization_mode="vector_entry_point")
     first, _ = env.reset(seed=0)
     mask = np.array([False, True, False])
