@@ -21,11 +21,7 @@ class Limits:
     """Whether ``low`` itself is excluded."""
 
     def check(self, field: str, value: float) -> None:
-        """Refuse a number that is outside.
-
-        Args:
-            field: name of the setting.
-            value: a number.
+        """Refuse a number ``value`` of the setting ``field`` that is outside.
 
         Raises:
             SettingError: if it is.

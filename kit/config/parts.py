@@ -32,9 +32,8 @@ def resolve(name: str | Any, package: str, field: str = "loss") -> Any:
         raise SettingError(field, name, f"cannot be imported: {error}") from None
     if not hasattr(module, attribute):
         known = [entry for entry in dir(module) if not entry.startswith("_")]
-        raise SettingError(
-            field, name, f"is not in {module.__name__}", nearest_first(attribute, known)[:3]
-        )
+        works = nearest_first(attribute, known)[:3]
+        raise SettingError(field, name, f"is not in {module.__name__}", works)
     return getattr(module, attribute)
 
 

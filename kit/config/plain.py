@@ -57,15 +57,15 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
     Raises:
         SettingError: at the first name that is no field or value of another type.
     """
-    hints, known = _fields(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    known = [f.name for f in dataclasses.fields(cls)]
     made: dict[str, Any] = {}
     for name, value in values.items():
-        full = f"{path}{name}"
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.55)
             why = f"is not a setting of {cls.__name__}"
-            raise SettingError(full, value, why, near or list(known))
-        made[name] = _made(full, value, hints[name], known[name])
+            raise SettingError(f"{path}{name}", value, why, near or known)
+        made[name] = _made(f"{path}{name}", value, hints[name])
     return cls(**made)
 
 
@@ -75,36 +75,28 @@ def check(config: Any, path: str = "") -> None:
     Raises:
         SettingError: at the first one.
     """
-    hints, known = _fields(type(config))
-    for name, described in known.items():
-        value, full = getattr(config, name), f"{path}{name}"
-        group = _group(hints[name])
-        if group is None:
-            _value(full, value, hints[name], described)
-        elif isinstance(value, group):
-            check(value, f"{full}.")
-        elif not (_has_steps(group) and isinstance(value, (Dialect, StepPlan))):
-            raise _no_group(full, value, group)
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    for f in dataclasses.fields(config):
+        value, group = getattr(config, f.name), _group(hints[f.name])
+        if group is not None and isinstance(value, Mapping):
+            raise _no_group(f"{path}{f.name}", value, group)
+        _made(f"{path}{f.name}", value, hints[f.name])
 
 
-def _fields(cls: type) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return hints, {f.name: f for f in dataclasses.fields(cls)}
-
-
-def _made(path: str, value: Any, hint: Any, described: dataclasses.Field[Any]) -> Any:
-    """The value of a field; groups are made of mappings, or taken as they are."""
+def _made(path: str, value: Any, hint: Any) -> Any:
+    """The value of a field, checked; groups are made of mappings, or taken as they are."""
     group = _group(hint)
     if group is None:
-        return _value(path, value, hint, described)
+        value = _plain_value(path, value, hint)
+        for limits in _limits(hint) if value is not None else ():
+            limits.check(path, value)
+        return value
     if isinstance(value, Mapping):
         if not _has_steps(group) or "dialect" not in value:
             return from_plain(group, value, f"{path}.")
         settings = dict(value)
         name = settings.pop("dialect")
-        if name == PLAN:
-            return StepPlan.from_dict(settings)
-        return dialect(name).from_settings(settings)
+        return (StepPlan.from_dict if name == PLAN else dialect(name).from_settings)(settings)
     if isinstance(value, group):
         check(value, f"{path}.")
     elif not (_has_steps(group) and isinstance(value, (Dialect, StepPlan))):
@@ -141,14 +133,6 @@ def _no_group(path: str, value: Any, group: type) -> SettingError:
     return SettingError(path, value, why, f"use {path}.name=value (in Python {name}(...))")
 
 
-def _value(path: str, value: Any, hint: Any, described: dataclasses.Field[Any]) -> Any:
-    value = _plain_value(path, value, hint)
-    for limits in _limits(hint):
-        if value is not None:
-            limits.check(path, value)
-    return value
-
-
 def _limits(hint: Any) -> list[Limits]:
     """The limits of a type such as ``Count`` or ``Count | None``."""
     own = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Limits)]
@@ -162,9 +146,8 @@ def _plain_value(path: str, value: Any, hint: Any) -> Any:
     if origin is Annotated:
         return _plain_value(path, value, arguments[0])
     if origin in (typing.Union, types.UnionType):
-        for option in arguments:
-            if option is type(None) and value is None:
-                return None
+        if value is None and type(None) in arguments:
+            return None
         for option in (a for a in arguments if a is not type(None)):
             try:
                 return _plain_value(path, value, option)
