@@ -89,23 +89,19 @@ class SavedRun:
         scratch = tempfile.TemporaryDirectory()
         frames = Path(scratch.name)
 
-        def recorded(env: Any) -> Any:
-            return gym.wrappers.RecordVideo(
-                env, str(frames), episode_trigger=lambda n: n == 0, video_length=0,
-                disable_logger=True,
-            )  # fmt: skip
+        settings = {"episode_trigger": lambda n: n == 0, "disable_logger": True}
 
+        def recorded(env: Any) -> Any:
+            return gym.wrappers.RecordVideo(env, str(frames), **settings)
+
+        drawn: dict[str, Any] = {"wrappers": [recorded], "render_mode": "rgb_array"}
         try:
-            evaluator = self.evaluator(
-                1, seed, vectorization="sync", wrappers=[recorded], render_mode="rgb_array"
-            )
+            evaluator = self.evaluator(1, seed, vectorization="sync", **drawn)
             metrics = evaluator(0)
             evaluator.close()
         except gym.error.DependencyNotInstalled as error:
-            raise SettingError(
-                "video", str(video), f"needs a package that is missing ({error})",
-                "pip install 'torchrl-kit[video]'",
-            ) from None  # fmt: skip
+            why, works = f"needs a package that is missing ({error})", "torchrl-kit[video]"
+            raise SettingError("video", str(video), why, f"pip install '{works}'") from None
         (made,) = frames.glob("*.mp4")
         make_folder(video.parent)
         try:
@@ -149,11 +145,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         evaluator = run.evaluator(episodes, seed)
         metrics = evaluator(0)
         evaluator.close()
+        found = {name.partition("/")[2]: value for name, value in metrics.items()}
         print(
-            f"return {metrics['evaluation/return']:,.1f} ± {metrics['evaluation/return_std']:,.1f} "
-            f"(least {metrics['evaluation/return_min']:,.1f}, greatest "
-            f"{metrics['evaluation/return_max']:,.1f}) over {episodes} episodes, "
-            f"length {metrics['evaluation/length']:,.1f} policy steps"
+            "return {return:,.1f} ± {return_std:,.1f} (least {return_min:,.1f}, greatest "
+            "{return_max:,.1f})".format(**found)
+            + f" over {episodes} episodes, length {found['length']:,.1f} policy steps"
         )
         if given.video is not None:
             shown = run.record(given.video, seed)

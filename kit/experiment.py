@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 from torchrl.collectors import BaseCollector
-from torchrl.trainers import TrainerHookBase
 
 from kit.buffers import ReplayBatches, make_replay_buffer
 from kit.cli.launch import main
@@ -33,14 +32,9 @@ from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 
 __all__ = [
-    "EnvConfig",
-    "Experiment",
-    "OffPolicyConfig",
-    "OffPolicySteps",
-    "OnPolicyConfig",
-    "OnPolicySteps",
-    "main",
-]
+    "EnvConfig", "Experiment", "OffPolicyConfig", "OffPolicySteps", "OnPolicyConfig",
+    "OnPolicySteps", "main",
+]  # fmt: skip
 
 Actions = Literal["continuous", "discrete"]
 Parts = Mapping[str, Any]
@@ -197,62 +191,44 @@ class Experiment:
         Raises:
             SettingError: if parts are unknown or do not fit together.
         """
-        given = dict(parts or {})
+        given, cfg, run = dict(parts or {}), self.cfg, self._run
         _check_parts(given)
-        hooks = [*_listed("hooks", wired), *self._hooks(), *_listed("hooks", given)]
+        hooks = _listed("hooks", wired)
+        if run is not None:
+            hooks += [run, LearningCurve(run.folder)]
+        if cfg.time_limit is not None:
+            hooks.append(TimeLimit(cfg.time_limit))
+        hooks += _listed("hooks", given)
         loggers = [*self._loggers(), *_listed("logger", given)]
         chosen = {**wired, **given}
-        collector = self._collector(env, policy, chosen)
+        chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:
-            chosen["evaluate"] = self._evaluator(env, policy)
-        run = self._run
+            there: dict[str, Any] = {"seed": cfg.seed, "device": cfg.device}
+            episodes = self.plan.evaluation_episodes
+            evaluation_env = self.make_evaluation_env(env)
+            chosen["evaluate"] = Evaluator(evaluation_env, policy, episodes=episodes, **there)
         around = {
+            "hooks": hooks,
+            "logger": loggers,
             "folder": self.folder,
-            "log_every": self.cfg.log_every,
-            "checkpoint_every": self.cfg.checkpoint_every,
+            "log_every": cfg.log_every,
+            "checkpoint_every": cfg.checkpoint_every,
             "config": None if run is None else run.config,
             "resume_from": None if run is None else run.checkpoint,
-            "progress": self.cfg.progress
-            and f"{self.name} on {self.cfg.env.id}, seed {self.cfg.seed}",
+            "progress": cfg.progress and f"{self.name} on {cfg.env.id}, seed {cfg.seed}",
         }
-        chosen |= {"collector": collector, "hooks": hooks, "logger": loggers}
         return Trainer(self.plan, **{**around, **chosen})
 
     def _collector(
         self, env: VectorEnv, policy: Policy, parts: dict[str, Any]
     ) -> BaseCollector | None:
-        exploration = parts.pop("exploration_policy", None)
-        wanted = parts.pop("collector", None) or self.cfg.collector
+        cfg, exploration = self.cfg, parts.pop("exploration_policy", None)
+        wanted = parts.pop("collector", None) or cfg.collector
         if isinstance(wanted, BaseCollector) or (wanted is None and self.plan.offline):
             return wanted
-        return make_collector(
-            wanted or ("episode" if self.plan.collects_episodes else "vector"),
-            env,
-            policy,
-            self.plan,
-            seed=self.cfg.seed,
-            device=self.cfg.device,
-            exploration_policy=exploration,
-            **self.cfg.collector_kwargs,
-        )
-
-    def _evaluator(self, env: VectorEnv, policy: Policy) -> Evaluator:
-        return Evaluator(
-            self.make_evaluation_env(env),
-            policy,
-            episodes=self.plan.evaluation_episodes,
-            seed=self.cfg.seed,
-            device=self.cfg.device,
-        )
-
-    def _hooks(self) -> list[TrainerHookBase]:
-        """The hooks of every run."""
-        hooks: list[TrainerHookBase] = []
-        if self._run is not None:
-            hooks += [self._run, LearningCurve(self._run.folder)]
-        if self.cfg.time_limit is not None:
-            hooks.append(TimeLimit(self.cfg.time_limit))
-        return hooks
+        settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
+        wanted = wanted or ("episode" if self.plan.collects_episodes else "vector")
+        return make_collector(wanted, env, policy, self.plan, **settings, **cfg.collector_kwargs)
 
     def _loggers(self) -> list[RowLogger]:
         cfg = self.cfg
@@ -276,22 +252,18 @@ def make_plan(cfg: OnPolicyConfig | OffPolicyConfig, algorithm: str) -> StepPlan
         SettingError: if they make no plan, or contradict each other.
     """
     steps, env = cfg.steps, cfg.env
+    limits = {"action_repeat": env.action_repeat, "max_episode_steps": env.max_episode_steps}
     if isinstance(steps, (OnPolicySteps, OffPolicySteps)):
         try:
-            return steps.to_plan(
-                num_envs=env.num_envs,
-                action_repeat=env.action_repeat,
-                max_episode_steps=env.max_episode_steps,
-            )
+            return steps.to_plan(num_envs=env.num_envs, **limits)
         except SettingError as error:
             group = "steps" if hasattr(steps, error.field) else "env"
             name = f"{group}.{error.field}"
             raise SettingError(name, error.value, error.why, error.works, error.hint) from None
     plan = as_plan(steps, algorithm, cfg.FAMILY)
     _check_family(plan, cfg.FAMILY)
-    for field in ("action_repeat", "max_episode_steps"):
-        theirs, ours = getattr(plan, field), getattr(env, field)
-        default = getattr(EnvConfig(), field)
+    for field, ours in limits.items():
+        theirs, default = getattr(plan, field), getattr(EnvConfig(), field)
         if ours != default and theirs not in (ours, default):
             why = f"contradicts the {theirs} of steps"
             raise SettingError(f"env.{field}", ours, why, "leave one of them out")
@@ -322,13 +294,10 @@ def _check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        works = ["cpu"]
+        reason, works = str(error).splitlines()[0], ["cpu"]
         if device.startswith("gpu"):
-            reason, works = (
-                "PyTorch has no device of this name",
-                [device.replace("gpu", "cuda"), "cpu"],
-            )
+            reason = "PyTorch has no device of this name"
+            works = [device.replace("gpu", "cuda"), "cpu"]
         raise SettingError("device", device, f"cannot be used: {reason}", works) from None
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kit.hooks.base import Hook
 from kit.logging.files import not_written
@@ -52,19 +55,18 @@ def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
         rows = list(csv.DictReader(file))
     figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
     steps, returns = _column(rows, "episode/return")
-    if steps:
+    if len(steps):
         axes.plot(steps, returns, color="#9aa5b1", linewidth=1.2, label="training episodes")
     steps, returns = _column(rows, "evaluation/return")
-    if steps:
-        _, spread = _column(rows, "evaluation/return_std")
-        low = [mean - std for mean, std in zip(returns, spread)]
-        high = [mean + std for mean, std in zip(returns, spread)]
-        axes.fill_between(steps, low, high, color="#1f6feb", alpha=0.18, linewidth=0)
+    if len(steps):
+        _, std = _column(rows, "evaluation/return_std")
+        band = (returns - std, returns + std)
+        axes.fill_between(steps, *band, color="#1f6feb", alpha=0.18, linewidth=0)
         axes.plot(steps, returns, "o-", color="#1f6feb", markersize=4, label="evaluation (± std)")
     axes.set_xlabel("policy steps")
     axes.set_ylabel("return of an episode")
     axes.set_title(title)
-    axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(_thousands))
+    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -82,14 +84,7 @@ def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
         plt.close(figure)
 
 
-def _column(rows: list[dict[str, str]], name: str) -> tuple[list[int], list[float]]:
-    """Policy steps and values of the rows that have this metric."""
-    found = [row for row in rows if row.get(name)]
-    return [int(row["policy_steps"]) for row in found], [float(row[name]) for row in found]
-
-
-def _thousands(value: float, position: Any) -> str:
-    del position
-    if value >= 1e6:
-        return f"{value / 1e6:g}M"
-    return f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
+def _column(rows: list[dict[str, str]], name: str) -> NDArray[np.float64]:
+    """Policy steps and values of the rows that have this metric, ``[2, rows]``."""
+    found = [(row["policy_steps"], row[name]) for row in rows if row.get(name)]
+    return np.array(found, float).reshape(-1, 2).T

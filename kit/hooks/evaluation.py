@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -17,8 +16,9 @@ from kit.collectors.base import RandomNumbers
 from kit.collectors.rollout import rollout
 from kit.collectors.rollout_buffer import Row
 from kit.envs.backends.base import Mask, StepArrays
-from kit.envs.episodes import Episode, EpisodeStatistics, info_means
+from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.vector_env import VectorEnv
+from kit.logging.journal import episode_columns
 from kit.steps.errors import whole_number
 
 
@@ -68,16 +68,7 @@ class Evaluator:
             Mean, spread (population standard deviation), least and greatest return, mean length in
             policy steps, and the means of the numbers in ``info``.
         """
-        episodes = self.play(number)
-        returns = [episode.episode_return for episode in episodes]
-        own = {f"evaluation/{name}": mean for name, mean in info_means(episodes).items()}
-        return own | {
-            "evaluation/return": statistics.fmean(returns),
-            "evaluation/return_std": statistics.pstdev(returns),
-            "evaluation/return_min": min(returns),
-            "evaluation/return_max": max(returns),
-            "evaluation/length": statistics.fmean(episode.length for episode in episodes),
-        }
+        return episode_columns(self.play(number), "evaluation")
 
     def play(self, number: int = 0) -> list[Episode]:
         """Play the episodes of one evaluation and return them."""
@@ -96,7 +87,7 @@ class Evaluator:
 
 
 def _rows(env: VectorEnv) -> Iterator[Row]:
-    """Yield rows that are not kept."""
+    """Rows that are not kept."""
     observation = env.start()
     while True:
         step = env.new_step()
@@ -127,7 +118,7 @@ class _Shares:
         self._left[: episodes % num_envs] += 1
 
     def begins(self, result: StepArrays) -> Mask:
-        """Return where an episode ended."""
+        """Where an episode ended."""
         return result.terminated | result.truncated
 
     def stepped(self, result: StepArrays) -> None:
@@ -156,7 +147,6 @@ def _evaluated(policy: object) -> Iterator[None]:
 
 
 def _device_of(policy: object) -> torch.device:
-    """Return the device of a policy's parameters, the CPU if it has none."""
+    """The device of a policy's parameters, the CPU if it has none."""
     parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
-    first = next(parameters, None)
-    return torch.device("cpu") if first is None else first.device
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))

@@ -160,23 +160,27 @@ class Journal:
         self._resumed = True
 
 
-def episode_columns(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Columns of the finished episodes: returns, mean length, means of their ``info``."""
+def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dict[str, float]:
+    """Mean, population standard deviation, least and greatest return, mean length, mean ``info``.
+
+    Args:
+        episodes: whole ones; without any there are no columns.
+        prefix: of the names of the columns: ``episode/return``.
+    """
     if not episodes:
         return {}
     returns = [episode.episode_return for episode in episodes]
     columns = {
-        "episode/return": statistics.fmean(returns),
-        "episode/return_std": statistics.pstdev(returns),
-        "episode/return_min": min(returns),
-        "episode/return_max": max(returns),
+        "return": statistics.fmean(returns),
+        "return_std": statistics.pstdev(returns),
+        "return_min": min(returns),
+        "return_max": max(returns),
     }
     lengths = [episode.length for episode in episodes if episode.length]
     if lengths:
-        columns["episode/length"] = statistics.fmean(lengths)
+        columns["length"] = statistics.fmean(lengths)
     # An environment may report a return of its own: the kit's columns keep their names.
-    own = {f"episode/{name}": mean for name, mean in info_means(episodes).items()}
-    return own | columns
+    return {f"{prefix}/{name}": value for name, value in (info_means(episodes) | columns).items()}
 
 
 def _kind(logger: RowLogger) -> str:
