@@ -4,48 +4,48 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.steps.errors import SettingError
+from kit.steps.errors import Count, Natural, SettingError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CollectionPlan:
     """The part of a plan about collection: sizes of batches, and their actions."""
 
-    total_policy_steps: int = None  # type: ignore[assignment]  # filled in from iterations
+    total_policy_steps: Natural = None  # type: ignore[assignment]  # filled in from iterations
     """policy steps of the run, over all envs of all processes, prefill included."""
-    iterations: int = None  # type: ignore[assignment]  # filled in from total_policy_steps
+    iterations: Natural = None  # type: ignore[assignment]  # filled in from total_policy_steps
     """iterations of the run; derived when ``total_policy_steps`` is given, and the other way."""
-    num_envs: int = 1
+    num_envs: Count = 1
     """environments in one process."""
-    steps_per_env: int | None = 1
+    steps_per_env: Natural | None = 1
     """policy steps of each environment in one iteration; ``None`` where whole episodes are
     collected. 0 collects nothing: the run is offline, and periods (of evaluations, rows and
     checkpoints) count gradient steps of one process in place of policy steps."""
-    world_size: int = 1
+    world_size: Count = 1
     """processes that train together, each with its own environments."""
-    action_repeat: int = 1
+    action_repeat: Count = 1
     """env steps one action is held for; part of no other count."""
-    max_episode_steps: int | None = None
+    max_episode_steps: Count | None = None
     """policy steps after which an episode is truncated; ``None``: the environment's own limit."""
 
-    min_episodes: int | None = None
+    min_episodes: Count | None = None
     """whole episodes to collect in one iteration and process, at least."""
-    min_steps: int | None = None
+    min_steps: Count | None = None
     """policy steps to collect in one iteration and process in whole episodes, at least."""
-    episode_length: int | None = None
+    episode_length: Count | None = None
     """policy steps of every episode, where all are equally long; makes such a plan exact."""
 
-    random_steps: int = None  # type: ignore[assignment]  # None: see below
+    random_steps: Natural = None  # type: ignore[assignment]  # None: see below
     """policy steps (total) with random actions; ``None``: ``learning_starts`` where the update is
     off-policy, else 0."""
-    prefill_steps: int = 0
+    prefill_steps: Natural = 0
     """policy steps (total) collected in one go before everything else, part of the budget."""
     prefill_random: bool = True
     """whether the prefill has random actions."""
     prefill_is_iteration: bool = False
     """whether the prefill is the first iteration, with its update phase, in place of a collection
     of the usual size."""
-    exploration_steps: int = 0
+    exploration_steps: Natural = 0
     """policy steps (total) during which an exploring agent acts in place of the trained one."""
 
     @property

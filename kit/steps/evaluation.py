@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kit.steps.errors import Count, Natural
 from kit.steps.every import multiples_crossed
 from kit.steps.updates import UpdatePlan
 
@@ -16,18 +17,18 @@ class EvaluationPlan(UpdatePlan):
     the run.
     """
 
-    evaluation_every: int | None = None
+    evaluation_every: Count | None = None
     """policy steps (total; offline: gradient steps of one process) between evaluations; each comes
     at the end of the iteration that crosses a multiple. ``None``: none during training."""
-    evaluation_every_iterations: int | None = None
+    evaluation_every_iterations: Count | None = None
     """iterations between evaluations, in place of ``evaluation_every``."""
     evaluation_before_update: bool = False
     """whether an iteration evaluates the policy that collected, before its update phase, and the
     first one begins the count: the policy is that of the end of the previous iteration, so these
     evaluations are counted there, the first one before the run and none at its end."""
-    evaluation_episodes: int = 10
+    evaluation_episodes: Count = 10
     """whole episodes in one evaluation."""
-    initial_evaluations: int = 0
+    initial_evaluations: Natural = 0
     """evaluations before the first iteration."""
     final_evaluation: bool = True
     """whether the run ends with an evaluation even where none is due."""

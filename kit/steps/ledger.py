@@ -8,6 +8,10 @@ from typing import Any
 
 from kit.steps.counts import PlannedCounts
 
+_TOTALS = ("iterations", "policy_steps", "random_policy_steps", "env_steps", "episodes",
+           "update_epochs", "gradient_steps", "skipped_gradient_steps", "samples", "evaluations",
+           "evaluation_episodes", "environment_errors")  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -36,6 +40,7 @@ class PlanNotKept(RuntimeError):
         super().__init__("the run did not do what was planned: " + "; ".join(map(str, differences)))
 
 
+@dataclass(eq=False, repr=False)
 class StepLedger:
     """Counts of one run, in integers.
 
@@ -43,44 +48,38 @@ class StepLedger:
     processes. Processes collect and update in step, so totals of policy steps, gradient steps and
     samples are ``world_size`` times the local ones; env steps and episodes differ from process to
     process and their totals are set by :meth:`synchronize`.
-
-    Args:
-        world_size: processes that train together.
     """
 
-    _COUNTERS = (
-        "iterations",
-        "local_policy_steps",
-        "local_random_policy_steps",
-        "local_env_steps",
-        "local_episodes",
-        "local_gradient_steps",
-        "local_samples",
-        "local_skipped_gradient_steps",
-        "local_skipped_samples",
-        "update_epochs",
-        "evaluations",
-        "evaluation_episodes",
-        "environment_errors",
-    )
-
-    def __init__(self, world_size: int = 1) -> None:
-        self.world_size = world_size
-        self.iterations = 0
-        self.local_policy_steps = 0
-        self.local_random_policy_steps = 0
-        self.local_env_steps = 0
-        self.local_episodes = 0
-        self.local_gradient_steps = 0
-        self.local_samples = 0
-        self.local_skipped_gradient_steps = 0
-        self.local_skipped_samples = 0
-        self.update_epochs = 0
-        self.evaluations = 0
-        self.evaluation_episodes = 0
-        self.environment_errors = 0
-        self._env_steps: int | None = None
-        self._episodes: int | None = None
+    world_size: int = 1
+    """processes that train together."""
+    iterations: int = 0
+    """collections, each followed by one update phase."""
+    local_policy_steps: int = 0
+    """actions chosen."""
+    local_random_policy_steps: int = 0
+    """of these at random."""
+    local_env_steps: int = 0
+    """calls into the simulators, as the environments report them."""
+    local_episodes: int = 0
+    """episodes that ended in training environments."""
+    local_gradient_steps: int = 0
+    """optimiser updates."""
+    local_samples: int = 0
+    """transitions trained on, each as often as it was used."""
+    local_skipped_gradient_steps: int = 0
+    """gradient steps that were due but not made, because a hook ended an update phase."""
+    local_skipped_samples: int = 0
+    """transitions that these would have trained on."""
+    update_epochs: int = 0
+    """passes over collected batches."""
+    evaluations: int = 0
+    """evaluation phases."""
+    evaluation_episodes: int = 0
+    """whole episodes in them."""
+    environment_errors: int = 0
+    """failures of environments that were recovered from."""
+    _env_steps: int | None = None
+    _episodes: int | None = None
 
     # ------------------------------------------------------------------ totals
     @property
@@ -149,22 +148,9 @@ class StepLedger:
 
     def counters(self) -> dict[str, int]:
         """Every counter by name; local ones too where several processes train."""
-        totals = {
-            "iterations": self.iterations,
-            "policy_steps": self.policy_steps,
-            "random_policy_steps": self.random_policy_steps,
-            "env_steps": self.env_steps,
-            "episodes": self.episodes,
-            "update_epochs": self.update_epochs,
-            "gradient_steps": self.gradient_steps,
-            "skipped_gradient_steps": self.skipped_gradient_steps,
-            "samples": self.samples,
-            "evaluations": self.evaluations,
-            "evaluation_episodes": self.evaluation_episodes,
-            "environment_errors": self.environment_errors,
-        }
+        totals = {name: getattr(self, name) for name in _TOTALS}
         if self.world_size > 1:
-            totals |= {n: getattr(self, n) for n in self._COUNTERS if n.startswith("local_")}
+            totals |= {n: value for n, value in vars(self).items() if n.startswith("local_")}
         return totals
 
     # ------------------------------------------------------------------ proof
@@ -188,15 +174,18 @@ class StepLedger:
         found: list[Difference] = []
         if plan.is_exact:
             expected = plan.after(min(self.iterations, plan.iterations))
-            known = ("iterations", "policy_steps", "random_policy_steps")
-            pairs = [(name, getattr(expected, name), getattr(self, name)) for name in known]
-            steps = self.gradient_steps + self.skipped_gradient_steps
-            pairs.append(("gradient_steps", expected.gradient_steps, steps))
-            if plan.minibatch_size is not None or plan.update_epochs is not None:
-                samples = self.samples + self.local_skipped_samples * self.world_size
-                pairs.append(("samples", expected.samples, samples))
-            pairs.append(("evaluations", expected.evaluations, self.evaluations))
-            found = [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+            counted = {
+                "iterations": self.iterations,
+                "policy_steps": self.policy_steps,
+                "random_policy_steps": self.random_policy_steps,
+                "gradient_steps": self.gradient_steps + self.skipped_gradient_steps,
+                "samples": self.samples + self.local_skipped_samples * self.world_size,
+                "evaluations": self.evaluations,
+            }
+            if plan.minibatch_size is None and plan.update_epochs is None:
+                del counted["samples"]  # only the buffer knows
+            planned = ((name, getattr(expected, name), count) for name, count in counted.items())
+            found = [Difference(*row) for row in planned if row[1] != row[2]]
         # Env steps are those of this process alone until synchronize() has set the totals.
         steps = self.local_policy_steps if self._env_steps is None else self.policy_steps
         nearest = min(max(self.env_steps, steps), steps * plan.action_repeat)
@@ -207,14 +196,12 @@ class StepLedger:
     # ------------------------------------------------------------------ in and out
     def state_dict(self) -> dict[str, Any]:
         """Every counter: plain values."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in self._COUNTERS}
-        return state | {"env_steps": self._env_steps, "episodes": self._episodes}
+        return {name: value for name, value in vars(self).items() if name != "world_size"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
-        for name in self._COUNTERS:
-            setattr(self, name, int(state_dict[name]))
-        self._env_steps, self._episodes = state_dict["env_steps"], state_dict["episodes"]
+        for name in self.state_dict():
+            setattr(self, name, state_dict[name])
 
     def __repr__(self) -> str:
         return f"StepLedger({', '.join(f'{k}={v}' for k, v in self.counters().items())})"

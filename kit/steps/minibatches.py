@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, get_args
+from typing import Literal, NamedTuple
 
 LastMinibatch = Literal["smaller", "merge", "drop", "carry"]
 """What becomes of the rows that do not fill a minibatch.
@@ -13,22 +13,55 @@ LastMinibatch = Literal["smaller", "merge", "drop", "carry"]
 is as many minibatches as are full (a sampler without replacement that is never reset).
 """
 
-LAST_MINIBATCH: tuple[str, ...] = get_args(LastMinibatch)
+
+class Permutation(NamedTuple):
+    """The minibatches of one pass over a batch, and of a sampler that repeats it without end."""
+
+    minibatches: int
+    """number of minibatches."""
+    size: int
+    """rows of each but the last."""
+    last: int
+    """rows of the last."""
+
+    def sizes(self, drawn: int, wanted: int) -> list[int]:
+        """Rows of each of the ``wanted`` minibatches after the first ``drawn``.
+
+        Examples:
+            >>> permutation(40, 12, "carry").sizes(0, 6), permutation(40, 12, "carry").sizes(6, 6)
+            ([12, 12, 12, 4, 12, 12], [12, 4, 12, 12, 12, 4])
+        """
+        if not self.minibatches:
+            return []
+        one = [self.size] * (self.minibatches - 1) + [self.last]
+        start = drawn % self.minibatches
+        endless = one * (-(-(start + wanted) // self.minibatches))
+        return endless[start : start + wanted]
+
+    def counts(self, drawn: int, wanted: int) -> Counter[int]:
+        """The number of :meth:`sizes` of each size."""
+        if not self.minibatches:
+            return Counter()
+        lasts = (drawn + wanted) // self.minibatches - drawn // self.minibatches
+        counts = Counter({self.size: wanted - lasts})
+        counts[self.last] += lasts
+        return counts
+
+    def rows(self, drawn: int) -> int:
+        """Rows in the first ``drawn`` minibatches."""
+        return sum(size * times for size, times in self.counts(0, drawn).items())
 
 
-def minibatches_per_epoch(rows: int, size: int, last: LastMinibatch) -> int:
-    """Return how many minibatches of ``size`` one pass over ``rows`` makes."""
-    if rows == 0:
-        return 0
-    if last == "smaller":
-        return -(-rows // size)
-    if last == "merge":
-        return max(rows // size, 1)
-    return rows // size
+def permutation(rows: int, size: int, last: LastMinibatch) -> Permutation:
+    """The minibatches of ``size`` of one pass over ``rows``; all of them also for ``carry``."""
+    if last == "drop":
+        return Permutation(rows // size, size, size)
+    minibatches = -(-rows // size) if last != "merge" else max(rows // size, min(rows, 1))
+    return Permutation(minibatches, size, rows - (minibatches - 1) * size)
 
 
 def epoch_sizes(rows: int, size: int, last: LastMinibatch) -> list[int]:
-    """Return the minibatch sizes of one pass over ``rows``; for ``carry``, of a whole permutation.
+    """Rows of each minibatch of one pass over ``rows``; for ``carry``, of a whole permutation.
 
     Examples:
         >>> epoch_sizes(64, 20, "smaller")
@@ -36,69 +69,5 @@ def epoch_sizes(rows: int, size: int, last: LastMinibatch) -> list[int]:
         >>> epoch_sizes(64, 20, "merge"), epoch_sizes(64, 20, "drop")
         ([20, 20, 24], [20, 20, 20])
     """
-    if rows == 0:
-        return []
-    full, left = divmod(rows, size)
-    if last == "merge":
-        return [size] * (full - 1) + [size + left] if full else [rows]
-    if last == "drop" or not left:
-        return [size] * full
-    return [size] * full + [left]
-
-
-def epoch_rows(rows: int, size: int, last: LastMinibatch, limit: int | None) -> int:
-    """Return how many of ``rows`` one pass of at most ``limit`` minibatches trains on."""
-    available = minibatches_per_epoch(rows, size, last)
-    if limit is not None and limit < available:
-        return limit * size
-    return rows // size * size if last == "drop" else rows
-
-
-def carried_sizes(rows: int, size: int, last: LastMinibatch, drawn: int, wanted: int) -> list[int]:
-    """Return the sizes of the next minibatches of a sampler that is never reset.
-
-    Args:
-        rows: transitions in the batch, the same in every iteration.
-        size: transitions asked for in a minibatch.
-        last: what becomes of the rows left over at the end of each permutation.
-        drawn: minibatches already drawn in the run.
-        wanted: minibatches to draw.
-
-    Examples:
-        >>> carried_sizes(40, 12, "carry", 0, 6), carried_sizes(40, 12, "carry", 6, 6)
-        ([12, 12, 12, 4, 12, 12], [12, 4, 12, 12, 12, 4])
-    """
-    permutation = epoch_sizes(rows, size, last)
-    if not permutation:
-        return []
-    start = drawn % len(permutation)
-    endless = permutation * (-(-(start + wanted) // len(permutation)))
-    return endless[start : start + wanted]
-
-
-def carried_counts(
-    rows: int, size: int, last: LastMinibatch, drawn: int, wanted: int
-) -> Counter[int]:
-    """Return how many of the :func:`carried_sizes` there are of each size."""
-    permutation, smallest = _permutation(rows, size, last)
-    if not permutation:
-        return Counter()
-    lasts = (drawn + wanted) // permutation - drawn // permutation
-    counts = Counter({size: wanted - lasts})
-    counts[smallest] += lasts
-    return counts
-
-
-def carried_total(rows: int, size: int, last: LastMinibatch, drawn: int) -> int:
-    """Return the rows in the first ``drawn`` minibatches of a sampler that is never reset."""
-    permutation, _ = _permutation(rows, size, last)
-    if not permutation:
-        return 0
-    passes, rest = divmod(drawn, permutation)
-    return passes * epoch_rows(rows, size, last, None) + rest * size
-
-
-def _permutation(rows: int, size: int, last: LastMinibatch) -> tuple[int, int]:
-    """Minibatches of a whole permutation, and the size of its last one."""
-    minibatches = minibatches_per_epoch(rows, size, "smaller" if last == "carry" else last)
-    return minibatches, epoch_rows(rows, size, last, None) - (minibatches - 1) * size
+    cut = permutation(rows, size, last)
+    return cut.sizes(0, cut.minibatches)

@@ -3,61 +3,52 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
 from kit.steps.collection import CollectionPlan
 from kit.steps.counting import counting_rule
-from kit.steps.errors import SettingError
-from kit.steps.minibatches import (
-    LastMinibatch,
-    carried_counts,
-    carried_sizes,
-    carried_total,
-    epoch_rows,
-    epoch_sizes,
-    minibatches_per_epoch,
-)
+from kit.steps.errors import Count, Natural, SettingError
+from kit.steps.minibatches import LastMinibatch, Permutation, permutation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UpdatePlan(CollectionPlan):
     """The part of a plan that says when how many gradient steps are due, and on what."""
 
-    learning_starts: int = 0
+    learning_starts: Natural = 0
     """policy steps (total) before the first gradient step, which comes at the end of the iteration
     that reaches them."""
-    pretrain_steps: int = 0
+    pretrain_steps: Natural = 0
     """gradient steps of one process done once, when learning starts, on top of those due."""
 
-    update_epochs: int | None = None
+    update_epochs: Natural | None = None
     """passes over each collected batch (on-policy)."""
     replay_ratio: Fraction | None = None
     """gradient steps per policy step, exact, counted from the start of the first iteration that
     trains; a float means the simplest fraction that rounds to it."""
-    gradient_steps_per_iteration: int | None = None
+    gradient_steps_per_iteration: Natural | None = None
     """gradient steps of one process in each iteration, however much was collected."""
     counting: str = "exact"
     """rule by which gradient steps are counted: ``exact``, or the name of a library whose rounding
     is reproduced (see ``kit.dialects``)."""
 
-    minibatch_size: int | None = None
+    minibatch_size: Count | None = None
     """transitions (or sequences) in a minibatch of one process; ``None``: all that was collected
     (on-policy), or all that the buffer holds."""
-    sequence_length: int | None = None
+    sequence_length: Count | None = None
     """time steps of a sequence, where a minibatch is made of sequences."""
     last_minibatch: LastMinibatch = "smaller"
     """the rows of a batch that do not fill a minibatch: they make a ``smaller``
     one, ``merge`` into the last, ``drop`` out of the epoch, or ``carry`` over into the next."""
-    minibatches_per_epoch: int | None = None
+    minibatches_per_epoch: Count | None = None
     """minibatches drawn in an update epoch, at most; ``None``: all that a batch makes."""
-    minibatches_per_gradient_step: int | None = 1
+    minibatches_per_gradient_step: Count | None = 1
     """minibatches whose gradients are accumulated into one gradient step; ``None``: all of an
     update epoch."""
     prefill_in_first_batch: bool = False
     """whether an on-policy update also trains on the prefill, as part of its first batch."""
-    train_on_newest: int | None = None
+    train_on_newest: Count | None = None
     """transitions of a batch that an on-policy update trains on, at most: the newest; the others
     are forgotten unseen. ``None``: all."""
 
@@ -147,17 +138,15 @@ class UpdatePlan(CollectionPlan):
 
     def minibatches_in_epoch(self, rows: int) -> int:
         """Minibatches of one update epoch over ``rows`` transitions."""
-        rows, size = self._cut(rows)
-        limit = self.minibatches_per_epoch
-        if self.last_minibatch == "carry" and limit is not None:
-            return limit
-        available = minibatches_per_epoch(rows, size, self.last_minibatch)
-        return available if limit is None else min(limit, available)
+        cut, limit = self._cut(rows), self.minibatches_per_epoch
+        if self.last_minibatch == "carry":
+            return limit if limit is not None else cut.minibatches - (cut.last < cut.size)
+        return cut.minibatches if limit is None else min(limit, cut.minibatches)
 
-    def _cut(self, rows: int) -> tuple[int, int]:
-        """The number of rows to cut (sequences, if so asked) and of those in a minibatch."""
+    def _cut(self, rows: int) -> Permutation:
+        """The minibatches of a pass over ``rows`` transitions (or their sequences, if so asked)."""
         rows //= self.sequence_length or 1
-        return rows, self.minibatch_size or max(rows, 1)
+        return permutation(rows, self.minibatch_size or max(rows, 1), self.last_minibatch)
 
     def minibatch_sizes(self, iteration: int) -> list[int]:
         """Sizes of the minibatches of ``iteration`` (from 1) in one process, in order.
@@ -168,16 +157,8 @@ class UpdatePlan(CollectionPlan):
             SettingError: if a minibatch is all that a replay buffer holds, which only the buffer
                 knows.
         """
-        if self.update_epochs is None:
-            return [self._sampled] * (self.gradient_steps(iteration) * self._accumulated)
-        if iteration < self.first_training_iteration:
-            return []
-        rows, size = self._cut(self.rows(iteration))
-        if self._carries:
-            drawn, wanted = self.gradient_steps_after(iteration - 1), self.gradient_steps(iteration)
-            return carried_sizes(rows, size, self.last_minibatch, drawn, wanted)
-        one_pass = epoch_sizes(rows, size, self.last_minibatch)[: self.minibatches_per_epoch]
-        return one_pass * self.update_epochs
+        cut, drawn, wanted, times = self._draws(iteration)
+        return cut.sizes(drawn, wanted) * times
 
     def minibatch_counts(self, iteration: int) -> dict[int, int]:
         """How many minibatches of each size ``iteration`` sees: ``minibatch_sizes``, counted.
@@ -185,63 +166,54 @@ class UpdatePlan(CollectionPlan):
         Raises:
             SettingError: as :meth:`minibatch_sizes` does.
         """
+        cut, drawn, wanted, times = self._draws(iteration)
+        counts = cut.counts(drawn, wanted)
+        return {size: n * times for size, n in counts.items() if size > 0 and n * times > 0}
+
+    def _draws(self, iteration: int) -> tuple[Permutation, int, int, int]:
+        """The minibatches of a pass, those drawn before, those of ``iteration``, and how often."""
         if self.update_epochs is None:
-            sampled = self.gradient_steps(iteration) * self._accumulated
-            return {self._sampled: sampled} if sampled else {}
+            if self.minibatch_size is None:
+                raise SettingError("minibatch_size", None, "means all that the replay buffer holds")
+            sampled = Permutation(1, self.minibatch_size, self.minibatch_size)
+            accumulated = self.minibatches_per_gradient_step or 1
+            return sampled, 0, self.gradient_steps(iteration) * accumulated, 1
+        cut = self._cut(self.rows(iteration))
         if iteration < self.first_training_iteration:
-            return {}
-        rows, size = self._cut(self.rows(iteration))
+            return cut, 0, 0, 0
         if self._carries:
-            drawn, wanted = self.gradient_steps_after(iteration - 1), self.gradient_steps(iteration)
-            counts = carried_counts(rows, size, self.last_minibatch, drawn, wanted)
-        else:
-            minibatches = self.minibatches_in_epoch(self.rows(iteration))
-            last = self._epoch_rows(self.rows(iteration)) - (minibatches - 1) * size
-            counts = Counter({size: (minibatches - 1) * self.update_epochs})
-            counts[last] += self.update_epochs
-        return {rows: times for rows, times in counts.items() if rows > 0 and times > 0}
+            before = self.gradient_steps_after(iteration - 1)
+            return cut, before, self.gradient_steps(iteration), 1
+        return cut, 0, self.minibatches_in_epoch(self.rows(iteration)), self.update_epochs
 
     @property
     def _carries(self) -> bool:
-        """Whether minibatches are drawn on where the previous iteration stopped."""
+        """Whether an iteration continues the permutation of the previous one."""
         return self.last_minibatch == "carry" or self.counting != "exact"
-
-    @property
-    def _sampled(self) -> int:
-        """Size of every minibatch that is sampled from a replay buffer."""
-        if self.minibatch_size is None:
-            raise SettingError("minibatch_size", None, "means all that the replay buffer holds")
-        return self.minibatch_size
-
-    @property
-    def _accumulated(self) -> int:
-        return self.minibatches_per_gradient_step or 1
 
     def samples_after(self, iteration: int) -> int:
         """Transitions trained on by one process at the end of ``iteration``."""
         length = self.sequence_length or 1
         if self.update_epochs is None:
-            size = (self.minibatch_size or 0) * self._accumulated
+            size = (self.minibatch_size or 0) * (self.minibatches_per_gradient_step or 1)
             return self.gradient_steps_after(iteration) * size * length
         first = self.first_training_iteration
         if iteration < first:
             return 0
         if self._carries:
-            rows, size = self._cut(self.rows(iteration))
-            drawn = self.gradient_steps_after(iteration)
-            return carried_total(rows, size, self.last_minibatch, drawn) * length
+            cut = self._cut(self.rows(iteration))
+            return cut.rows(self.gradient_steps_after(iteration)) * length
         done = self._epoch_rows(self.rows(first))
         if iteration > first:
             done += (iteration - first) * self._epoch_rows(self.rows(first + 1))
         return done * self.update_epochs * length
+
+    def _epoch_rows(self, rows: int) -> int:
+        """Rows (sequences, if so asked) that one update epoch trains on."""
+        return self._cut(rows).rows(self.minibatches_in_epoch(rows))
 
     def unseen_samples(self, iteration: int, drawn: int) -> int:
         """Transitions in the minibatches of ``iteration`` after the first ``drawn`` of them."""
         if not self.is_exact:
             return 0
         return sum(self.minibatch_sizes(iteration)[drawn:]) * (self.sequence_length or 1)
-
-    def _epoch_rows(self, rows: int) -> int:
-        """Rows (sequences, if so asked) that one update epoch trains on."""
-        rows, size = self._cut(rows)
-        return epoch_rows(rows, size, self.last_minibatch, self.minibatches_per_epoch)

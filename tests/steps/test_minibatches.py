@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.steps.minibatches import (
-    carried_counts,
-    carried_sizes,
-    carried_total,
-    epoch_rows,
-    epoch_sizes,
-    minibatches_per_epoch,
-)
+from kit.steps.minibatches import epoch_sizes, permutation
 from tests.steps.step_plans import cut
 
 _rows, _size = st.integers(0, 60), st.integers(1, 70)
@@ -35,8 +28,9 @@ def test_four_rows_are_left_of_sixty_four(last, sizes):
 def test_a_pass_is_cut_row_by_row(rows, size, last, limit):
     sizes = [len(minibatch) for minibatch in cut(rows, size, last)]
     assert epoch_sizes(rows, size, last) == sizes
-    assert minibatches_per_epoch(rows, size, last) == len(sizes)
-    assert epoch_rows(rows, size, last, limit) == sum(sizes[:limit])
+    one = permutation(rows, size, last)
+    assert one.minibatches == len(sizes)
+    assert one.rows(len(sizes[:limit])) == sum(sizes[:limit])
 
 
 @given(_rows, _size, st.sampled_from(["carry", "smaller", "drop"]), _rows, _rows)
@@ -45,7 +39,7 @@ def test_a_sampler_that_is_never_reset_goes_from_permutation_to_permutation(
 ):
     one = [len(m) for m in cut(rows, size, "smaller" if last == "carry" else last)]
     endless = list(islice(chain.from_iterable(cycle([one])), drawn + wanted)) if one else []
-    assert carried_sizes(rows, size, last, drawn, wanted) == endless[drawn:]
-    assert carried_total(rows, size, last, drawn + wanted) == sum(endless)
-    counts = Counter(carried_counts(rows, size, last, drawn, wanted))
-    assert +counts == Counter(endless[drawn:])
+    sampler = permutation(rows, size, last)
+    assert sampler.sizes(drawn, wanted) == endless[drawn:]
+    assert sampler.rows(drawn + wanted) == sum(endless)
+    assert +sampler.counts(drawn, wanted) == Counter(endless[drawn:])
