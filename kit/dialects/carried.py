@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from kit.dialects.base import Dialect
@@ -20,7 +20,6 @@ from kit.dialects.fields import Acts, Refused, uses
 from kit.steps.errors import SettingError, show
 
 Use = Literal["counts", "acts", "refused"]
-_MISSING = object()
 
 
 def use_of(cls: type[Dialect]) -> Iterator[tuple[str, Use, str]]:
@@ -101,69 +100,52 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
     said = given.resolved(algo)
     theirs = type(given)(algo=said.algo, version=said.version).resolved()
     default, changed = flat(type(given)()), flat(given)
-    own = type(config)()
     values: dict[str, Any] = {}
     kept: list[str] = []
-    for name, meaning in uses(type(given)).items():
-        use = _use(meaning, said.family)
-        if use is None or not given.applies(name, str(said.algo)):
-            continue
-        if changed[name] == default[name]:
-            kept += _kept(name, use, theirs, config)
-            continue
-        if isinstance(use, Refused):
-            if changed[name] in use.accepted:
+    for name, use in uses(type(given)).items():
+        if isinstance(use, Acts) and use.family not in (None, said.family):
+            if use.otherwise is None:  # here it counts
                 continue
-            why = f"of {given.LIBRARY} is no setting of a recipe"
-            raise SettingError(name, changed[name], why, use.why)
-        setting, value = _meant(name, use, said, config)
-        ours = _get(config, setting)
-        if ours not in (_get(own, setting), value):
-            why = f"of {given.LIBRARY} contradicts {setting}={show(ours)}"
-            works = f"leave one of them out: both mean {setting}"
-            raise SettingError(name, changed[name], why, works)
-        values[setting] = value
-    return values, _lines(given, values, kept)
-
-
-def _use(use: Acts | Refused, family: str) -> Acts | Refused | None:
-    """The use of a field in a family of algorithms; ``None``: it counts."""
-    if isinstance(use, Acts) and use.family not in (None, family):
-        return use.otherwise
-    return use
-
-
-def _meant(name: str, use: Acts, said: Dialect, config: Any) -> tuple[str, Any]:
-    """The recipe's setting of the same meaning, and its value."""
-    value = flat(said)[name]
-    if _get(config, use.setting) is _MISSING:
-        why = f"of {said.LIBRARY} is {use.setting}, which this recipe does not have"
-        raise SettingError(name, value, why, "leave it out, or use a recipe that has it")
-    return use.setting, use.value(value, said)
-
-
-def _kept(name: str, use: Acts | Refused, theirs: Dialect, config: Any) -> list[str]:
-    """A default of the library that differs from the recipe's value, as text."""
-    value = flat(theirs)[name]
-    if isinstance(use, Refused) or value is None:
-        return []
-    ours = _get(config, use.setting)
-    differs = ours is not _MISSING and ours != use.value(value, theirs)
-    return [f"{name}={value} (here {use.setting}={ours})"] if differs else []
-
-
-def _lines(given: Dialect, values: Mapping[str, Any], kept: list[str]) -> list[str]:
-    lines = []
-    if values:
-        told = ", ".join(f"{name}={value}" for name, value in values.items())
-        lines.append(f"taken from {given.NAME}: {told}")
+            use = use.otherwise
+        if not given.applies(name, str(said.algo)):
+            continue
+        if changed[name] != default[name]:
+            values |= _taken(name, changed[name], use, said, config)
+        elif isinstance(use, Acts) and flat(theirs)[name] is not None:
+            value, ours = flat(theirs)[name], _setting(config, use)
+            if ours not in ([], [use.value(value, theirs)]):
+                kept.append(f"{name}={value} (here {use.setting}={ours[0]})")
+    taken = ", ".join(f"{name}={value}" for name, value in values.items())
+    lines = [f"taken from {given.NAME}: {taken}"] if taken else []
     if kept:
         lines.append(f"defaults of {given.NAME} that do not act: {', '.join(kept)}")
-    return lines
+    return values, lines
 
 
-def _get(config: Any, name: str) -> Any:
-    """The setting with a dotted name, or ``_MISSING``."""
-    for part in name.split("."):
-        config = getattr(config, part, _MISSING)
-    return config
+def _taken(
+    name: str, given: Any, use: Acts | Refused, said: Dialect, config: Any
+) -> dict[str, Any]:
+    """The recipe's setting that a changed field sets, and its value."""
+    if isinstance(use, Refused):
+        if given in use.accepted:
+            return {}
+        why = f"of {said.LIBRARY} is no setting of a recipe"
+        raise SettingError(name, given, why, use.why)
+    value, ours = flat(said)[name], _setting(config, use)
+    if not ours:
+        why = f"of {said.LIBRARY} is {use.setting}, which this recipe does not have"
+        raise SettingError(name, value, why, "leave it out, or use a recipe that has it")
+    meant = use.value(value, said)
+    if ours[0] not in (*_setting(type(config)(), use), meant):
+        why = f"of {said.LIBRARY} contradicts {use.setting}={show(ours[0])}"
+        works = f"leave one of them out: both mean {use.setting}"
+        raise SettingError(name, given, why, works)
+    return {use.setting: meant}
+
+
+def _setting(config: Any, use: Acts) -> list[Any]:
+    """The recipe's value of the setting that a field acts as; empty if it has none."""
+    try:
+        return [functools.reduce(getattr, use.setting.split("."), config)]
+    except AttributeError:
+        return []

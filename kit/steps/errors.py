@@ -30,18 +30,10 @@ class SettingError(ValueError):
     """
 
     def __init__(
-        self,
-        field: str,
-        value: Any,
-        why: str,
-        works: Sequence[Any] | str = (),
-        hint: str = "",
+        self, field: str, value: Any, why: str, works: Sequence[Any] | str = (), hint: str = ""
     ) -> None:
-        self.field = field
-        self.value = value
-        self.why = why
-        self.works = works
-        self.hint = hint
+        self.field, self.value, self.why = field, value, why
+        self.works, self.hint = works, hint
         message = f"{field}={show(value)} {why}"
         if isinstance(works, str):
             message += f"; {works}" if works else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from kit.steps.counts import PlannedCounts
@@ -13,29 +14,22 @@ def run_key(plan: PlannedCounts) -> tuple[tuple[str, Any], ...]:
     Pairs of the setting that says it and its value; two plans with equal keys make equal counts in
     every iteration.
     """
-    key: dict[str, Any] = {
-        "num_envs": plan.num_envs,
-        "world_size": plan.world_size,
-        "action_repeat": plan.action_repeat,
-        "max_episode_steps": plan.max_episode_steps,
-        "iterations": plan.iterations,
-        "total_policy_steps": plan.total_policy_steps,
-        "exploration_steps": plan.exploration_steps,
-    }
+    names = ("num_envs", "world_size", "action_repeat", "max_episode_steps", "iterations")
+    key = _same(plan, *names, "total_policy_steps", "exploration_steps")
     key |= _collection(plan) | _random(plan) | _updates(plan) | _evaluation(plan)
     return tuple(key.items())
+
+
+def _same(plan: PlannedCounts, *names: str) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in names}
 
 
 def differing_settings(one: PlannedCounts, other: PlannedCounts) -> list[tuple[str, Any, Any]]:
     """The settings in which two plans differ, with the value of each."""
     ours = {"counting": "exact"} | dict(run_key(one))
     theirs = {"counting": "exact"} | dict(run_key(other))
-    names = list(ours) + [name for name in theirs if name not in ours]
-    return [
-        (name, ours.get(name), theirs.get(name))
-        for name in names
-        if ours.get(name) != theirs.get(name)
-    ]
+    pairs = ((name, ours.get(name), theirs.get(name)) for name in ours | theirs)
+    return [(name, one, other) for name, one, other in pairs if one != other]
 
 
 def _collection(plan: PlannedCounts) -> dict[str, Any]:
@@ -77,10 +71,8 @@ def _updates(plan: PlannedCounts) -> dict[str, Any]:
     key |= _gradient_steps(plan)
     if plan.pretrain_steps == 0 and key.get("gradient_steps_per_iteration") == 0:
         return {"gradient_steps_per_iteration": 0}
-    key["minibatch_size"] = plan.minibatch_size
-    key["sequence_length"] = plan.sequence_length
-    key["minibatches_per_gradient_step"] = plan.minibatches_per_gradient_step or 1
-    return key
+    key |= _same(plan, "minibatch_size", "sequence_length")
+    return key | {"minibatches_per_gradient_step": plan.minibatches_per_gradient_step or 1}
 
 
 def _gradient_steps(plan: PlannedCounts) -> dict[str, Any]:
@@ -98,14 +90,8 @@ def _gradient_steps(plan: PlannedCounts) -> dict[str, Any]:
 
 
 def _on_policy(plan: PlannedCounts) -> dict[str, Any]:
-    key: dict[str, Any] = {
-        "update_epochs": plan.update_epochs,
-        "sequence_length": plan.sequence_length,
-        "minibatch_size": plan.minibatch_size,
-        "last_minibatch": plan.last_minibatch,
-        "minibatches_per_epoch": plan.minibatches_per_epoch,
-        "minibatches_per_gradient_step": plan.minibatches_per_gradient_step,
-    }
+    key = _same(plan, "update_epochs", "sequence_length", "minibatch_size", "last_minibatch")
+    key |= _same(plan, "minibatches_per_epoch", "minibatches_per_gradient_step")
     if plan.prefill_steps and plan.prefill_in_first_batch:
         key["prefill_in_first_batch"] = True
     if plan.is_exact:
@@ -135,14 +121,8 @@ def _same_cut(plan: PlannedCounts, key: dict[str, Any]) -> None:
 
 def _evaluation(plan: PlannedCounts) -> dict[str, Any]:
     if not plan.is_exact:
-        return {
-            "evaluation_every": plan.evaluation_every,
-            "evaluation_every_iterations": plan.evaluation_every_iterations,
-            "evaluation_before_update": plan.evaluation_before_update,
-            "initial_evaluations": plan.initial_evaluations,
-            "final_evaluation": plan.final_evaluation,
-            "evaluation_episodes": plan.evaluation_episodes,
-        }
+        names = [f.name for f in fields(plan) if "evaluation" in f.name]
+        return _same(plan, *names)
     evaluations = plan.evaluations_after(plan.iterations)
     if not evaluations:
         return {"evaluations": 0}

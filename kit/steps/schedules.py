@@ -8,19 +8,13 @@ reaches ``duration``, and stays there.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from kit.steps.errors import SettingError, whole_number
+from kit.steps.errors import SettingError, real_number, whole_number
 
 Schedule = Callable[[int], float]
-
-
-def _finite(field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise SettingError(field, value, "is not a finite number", "use a number such as 3e-4")
-    return float(value)
 
 
 @dataclass(frozen=True)
@@ -31,10 +25,10 @@ class Constant:
     """the value."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", _finite("value", self.value))
+        object.__setattr__(self, "value", real_number("value", self.value))
 
     def __call__(self, count: int) -> float:
-        """Return the value, whatever ``count``."""
+        """The value, whatever ``count``."""
         return self.value
 
 
@@ -50,12 +44,12 @@ class _Ramp:
     """length of the ramp, in units of the counter, at least 1."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "start", _finite("start", self.start))
-        object.__setattr__(self, "end", _finite("end", self.end))
+        object.__setattr__(self, "start", real_number("start", self.start))
+        object.__setattr__(self, "end", real_number("end", self.end))
         whole_number("duration", self.duration, at_least=1)
 
     def __call__(self, count: int) -> float:
-        """Return the value at ``count``."""
+        """The value at ``count``."""
         if count <= 0:
             return self.start
         if count >= self.duration:
@@ -64,7 +58,7 @@ class _Ramp:
         return min(max(value, min(self.start, self.end)), max(self.start, self.end))
 
     def between(self, progress: float) -> float:
-        """Return the value at ``progress``, strictly between 0 and 1."""
+        """The value at ``progress``, strictly between 0 and 1."""
         raise NotImplementedError
 
 
@@ -92,14 +86,10 @@ class Exponential(_Ramp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("start", "end"):
-            if getattr(self, field) <= 0:
-                raise SettingError(
-                    field,
-                    getattr(self, field),
-                    "cannot be reached by a constant factor",
-                    "use a positive value, or the linear schedule",
-                )
+        for field, value in (("start", self.start), ("end", self.end)):
+            if value <= 0:
+                works = "use a positive value, or the linear schedule"
+                raise SettingError(field, value, "cannot be reached by a constant factor", works)
 
     def between(self, progress: float) -> float:
         """Interpolate the logarithm linearly."""
@@ -117,21 +107,17 @@ class Piecewise:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "boundaries", tuple(self.boundaries))
-        object.__setattr__(self, "values", tuple(_finite("values", v) for v in self.values))
+        object.__setattr__(self, "values", tuple(real_number("values", v) for v in self.values))
         if len(self.values) != len(self.boundaries) + 1:
-            raise SettingError(
-                "values",
-                self.values,
-                f"has {len(self.values)} values for {len(self.boundaries)} boundaries",
-                f"give {len(self.boundaries) + 1} values",
-            )
+            why = f"has {len(self.values)} values for {len(self.boundaries)} boundaries"
+            works = f"give {len(self.boundaries) + 1} values"
+            raise SettingError("values", self.values, why, works)
         if any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:])):
             raise SettingError("boundaries", self.boundaries, "does not increase", "sort it")
 
     def __call__(self, count: int) -> float:
-        """Return the value at ``count``."""
-        piece = sum(count >= boundary for boundary in self.boundaries)
-        return self.values[piece]
+        """The value at ``count``."""
+        return self.values[bisect_right(self.boundaries, count)]
 
 
 SCHEDULES: dict[str, Callable[[float, float, int], Schedule]] = {
@@ -143,7 +129,7 @@ SCHEDULES: dict[str, Callable[[float, float, int], Schedule]] = {
 
 
 def make_schedule(kind: str, start: float, end: float, duration: int) -> Schedule:
-    """Return the schedule called ``kind``.
+    """The schedule called ``kind``.
 
     Args:
         kind: ``"constant"``, ``"linear"``, ``"cosine"`` or ``"exponential"``.

@@ -10,25 +10,18 @@ from kit.steps.plan import StepPlan
 
 
 @dataclass
-class OnPolicySteps:
-    """Steps of an on-policy recipe: each batch is trained on once collected, then discarded."""
+class _Steps:
+    """What on-policy and off-policy recipes have in common."""
 
-    total_policy_steps: int = 65_536
+    total_policy_steps: int
     """policy steps of the run, over all envs."""
-    steps_per_env: int | None = 64
-    """policy steps of each env in one iteration; a batch has num_envs times as many. null: whole
-    episodes are collected."""
+    steps_per_env: int | None
+    """policy steps of each env in one iteration; null: whole episodes are collected."""
     min_episodes: int | None = None
     """whole episodes of one iteration, at least; null: one, if min_steps is given."""
     min_steps: int | None = None
     """policy steps of one iteration in whole episodes, at least."""
-    update_epochs: int = 10
-    """passes over each batch."""
-    minibatch_size: int | None = 128
-    """transitions in a minibatch; null: the whole batch."""
-    minibatches: int | None = None
-    """equal minibatches of one epoch, in place of minibatch_size; null: as minibatch_size says."""
-    evaluation_every: int | None = 8_192
+    evaluation_every: int | None = None
     """policy steps between evaluations; null: only after the run."""
     evaluation_episodes: int = 10
     """whole episodes in one evaluation."""
@@ -36,7 +29,7 @@ class OnPolicySteps:
     """what to do with a total that does not divide: error, down or up."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
-        """Return the plan.
+        """The plan of these settings.
 
         Args:
             **environment: fields of the plan that the environment decides: ``num_envs``,
@@ -45,6 +38,27 @@ class OnPolicySteps:
         Raises:
             SettingError: if the settings make no plan.
         """
+        return StepPlan(**asdict(self), **environment)
+
+
+@dataclass
+class OnPolicySteps(_Steps):
+    """Steps of an on-policy recipe: each batch is trained on once collected, then discarded."""
+
+    total_policy_steps: int = 65_536
+    steps_per_env: int | None = 64
+    """policy steps of each env in one iteration; a batch has num_envs times as many. null: whole
+    episodes are collected."""
+    evaluation_every: int | None = 8_192
+    update_epochs: int = 10
+    """passes over each batch."""
+    minibatch_size: int | None = 128
+    """transitions in a minibatch; null: the whole batch."""
+    minibatches: int | None = None
+    """equal minibatches of one epoch, in place of minibatch_size; null: as minibatch_size says."""
+
+    def to_plan(self, **environment: Any) -> StepPlan:
+        """The plan, as for :class:`_Steps`; ``minibatches`` are those of its batch."""
         settings = {**asdict(self), **environment}
         minibatches = settings.pop("minibatches")
         if minibatches is not None:
@@ -56,43 +70,28 @@ class OnPolicySteps:
         """The size of one of ``minibatches`` equal parts of a batch of ``plan``."""
         count = whole_number("minibatches", minibatches, at_least=1)
         if self.minibatch_size not in (None, type(self).minibatch_size):
-            raise SettingError(
-                "minibatches", count, f"contradicts minibatch_size={self.minibatch_size}", [None]
-            )
+            why = f"contradicts minibatch_size={self.minibatch_size}"
+            raise SettingError("minibatches", count, why, [None])
         if plan.collects_episodes:
-            raise SettingError(
-                "minibatches",
-                count,
-                "cannot divide whole episodes, whose number of steps is not known beforehand",
-                [None],
-                "or give minibatch_size",
-            )
+            why = "cannot divide whole episodes, whose number of steps is not known beforehand"
+            raise SettingError("minibatches", count, why, [None], "or give minibatch_size")
         rows = plan.frames_per_batch
         if rows % count:
             divisors = [n for n in range(1, rows + 1) if rows % n == 0]
             nearest = sorted(divisors, key=lambda n: abs(n - count))[:2]
-            raise SettingError(
-                "minibatches",
-                count,
-                f"does not divide the {rows} of one batch "
-                f"(num_envs={plan.num_envs} x steps_per_env={plan.steps_per_env})",
-                sorted(nearest),
-            )
+            batch = f"num_envs={plan.num_envs} x steps_per_env={plan.steps_per_env}"
+            why = f"does not divide the {rows} of one batch ({batch})"
+            raise SettingError("minibatches", count, why, sorted(nearest))
         return rows // count
 
 
 @dataclass
-class OffPolicySteps:
+class OffPolicySteps(_Steps):
     """Steps of an off-policy recipe: minibatches are sampled from a replay buffer."""
 
     total_policy_steps: int = 20_000
-    """policy steps of the run, over all envs."""
     steps_per_env: int | None = 1
-    """policy steps of each env in one iteration; null: whole episodes are collected."""
-    min_episodes: int | None = None
-    """whole episodes of one iteration, at least; null: one, if min_steps is given."""
-    min_steps: int | None = None
-    """policy steps of one iteration in whole episodes, at least."""
+    evaluation_every: int | None = 2_000
     learning_starts: int = 1_000
     """policy steps with random actions before the first gradient step."""
     replay_ratio: Any = 1
@@ -103,21 +102,3 @@ class OffPolicySteps:
     """transitions (with sequence_length: sequences) in a minibatch."""
     sequence_length: int | None = None
     """time steps of each sampled sequence; null: single transitions are sampled."""
-    evaluation_every: int | None = 2_000
-    """policy steps between evaluations; null: only after the run."""
-    evaluation_episodes: int = 10
-    """whole episodes in one evaluation."""
-    rounding: str = "error"
-    """what to do with a total that does not divide: error, down or up."""
-
-    def to_plan(self, **environment: Any) -> StepPlan:
-        """Return the plan.
-
-        Args:
-            **environment: fields of the plan that the environment decides: ``num_envs``,
-                ``action_repeat``, ``max_episode_steps``.
-
-        Raises:
-            SettingError: if the settings make no plan.
-        """
-        return StepPlan(**asdict(self), **environment)

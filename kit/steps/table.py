@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from textwrap import fill
 from typing import Any
 
@@ -13,7 +14,7 @@ Row = tuple[str, str, str, str]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows under a header: first column left, others right, two spaces between."""
+    """Rows under a header: first column left, others right, two spaces between."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     text = []
@@ -82,40 +83,33 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
 
 
 def _count_rows(plan: PlannedCounts, ledger: StepLedger | None) -> list[Row]:
-    end = plan.after(plan.iterations) if plan.is_exact else None
-    at_least = plan.total_policy_steps
-    env_steps = None
-    if end is not None:
-        most = end.policy_steps * plan.action_repeat
-        low = f"{end.policy_steps:,} to " if plan.action_repeat > 1 else ""
-        env_steps = f"{low}{most:,}"
-    planned: list[tuple[str, str, str | None]] = [
-        ("iterations", "iterations", number(end.iterations if end else plan.iterations)),
-        ("policy steps", "policy_steps", number(end.policy_steps if end else at_least)),
-        (
-            "  of these random",
-            "random_policy_steps",
-            number(end.random_policy_steps) if end else None,
-        ),
-        ("env steps", "env_steps", env_steps),
-        ("gradient steps", "gradient_steps", number(end.gradient_steps) if end else None),
-        (
-            "transitions trained on",
-            "samples",
-            number(end.samples) if end and _sized(plan) else None,
-        ),
-        ("evaluations", "evaluations", number(end.evaluations) if end else None),
-    ]
+    labels = {
+        "iterations": "iterations",
+        "policy_steps": "policy steps",
+        "random_policy_steps": "  of these random",
+        "env_steps": "env steps",
+        "gradient_steps": "gradient steps",
+        "samples": "transitions trained on",
+        "evaluations": "evaluations",
+    }
+    planned: dict[str, str] = {
+        "iterations": number(plan.iterations),
+        "policy_steps": number(plan.total_policy_steps),
+    }
+    if plan.is_exact:
+        counts = asdict(plan.after(plan.iterations))
+        planned = {name: number(value) for name, value in counts.items()}
+        steps = counts["policy_steps"]
+        low = f"{steps:,} to " if plan.action_repeat > 1 else ""
+        planned["env_steps"] = f"{low}{steps * plan.action_repeat:,}"
+        if plan.minibatch_size is None and plan.update_epochs is None:
+            del planned["samples"]  # only the buffer knows
     asked = {"policy_steps": plan.asked.get("total_policy_steps", plan.total_policy_steps)}
     asked["random_policy_steps"] = plan.asked.get("random_steps", plan.random_steps)
     rows = []
-    for label, name, value in planned:
+    for name, label in labels.items():
         counted = number(getattr(ledger, name)) if ledger is not None else ""
-        rows.append((label, number(asked.get(name)), value or "as it comes", counted))
+        rows.append((label, number(asked.get(name)), planned.get(name) or "as it comes", counted))
     if ledger is not None:
         rows.append(("episodes", "", "as it comes", number(ledger.episodes)))
     return rows
-
-
-def _sized(plan: PlannedCounts) -> bool:
-    return plan.minibatch_size is not None or plan.update_epochs is not None
