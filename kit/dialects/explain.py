@@ -18,6 +18,14 @@ from kit.steps.plan import StepPlan
 from kit.steps.table import plan_table, text_table
 
 _WIDTH = 100
+_COUNTS = {
+    "iterations": "iterations",
+    "policy_steps": "policy steps",
+    "random_policy_steps": "  of these random",
+    "gradient_steps": "gradient steps",
+    "samples": "transitions trained on",
+    "evaluations": "evaluations",
+}
 
 
 @dataclass
@@ -39,8 +47,11 @@ class Explanation:
         Args:
             iterations: number of iterations to list.
         """
-        said = self._said() if self.settings else []
-        parts = [self.title, "", *said, plan_text(self.plan)]
+        said = " ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
+        parts = [self.title, ""]
+        if said:
+            parts += [fill(said, _WIDTH, initial_indent="  ", subsequent_indent="  "), ""]
+        parts.append(plan_text(self.plan))
         if self.plan.is_exact and self.plan.iterations:
             parts += ["", "Iteration by iteration, then in total: policy steps, gradient steps"]
             parts += [iteration_table(self.plan, iterations)]
@@ -50,24 +61,17 @@ class Explanation:
             parts += [fill(f"- {note}", _WIDTH, subsequent_indent="  ") for note in self.notes]
         return "\n".join(parts)
 
-    def _said(self) -> list[str]:
-        said = " ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
-        indent = "  "
-        return [fill(said, _WIDTH, initial_indent=indent, subsequent_indent=indent), ""]
-
     def to_dict(self, iterations: int = 12) -> dict[str, Any]:
         """The explanation as plain values (JSON)."""
-        exact = self.plan.is_exact and can_count(self.plan)
+        plan = self.plan
+        listed_here = listed(plan, iterations) if plan.is_exact else []
+        rows = [iteration_row(plan, k) for k in listed_here if k is not None]
         return {
             "title": self.title,
             "settings": plain(self.settings),
-            "plan": self.plan.to_dict(),
-            "totals": asdict(self.plan.after(self.plan.iterations)) if exact else None,
-            "iterations": [
-                iteration_row(self.plan, k) for k in listed(self.plan, iterations) if k is not None
-            ]
-            if self.plan.is_exact
-            else None,
+            "plan": plan.to_dict(),
+            "totals": asdict(plan.after(plan.iterations)) if can_count(plan) else None,
+            "iterations": rows if plan.is_exact else None,
             "notes": self.notes,
         }
 
@@ -85,9 +89,8 @@ def explain(settings: Dialect | StepPlan) -> Explanation:
     family = made.family.replace("_", "-")
     algorithm = family if made.algo == made.family else f"{made.algo} ({family})"
     notes = [
-        f"{name}={value} has no effect for {made.algo} in {made.LIBRARY}."
-        for name, value in settings.changed().items()
-        if name in settings.idle_settings()
+        f"{name}={getattr(settings, name)} has no effect for {made.algo} in {made.LIBRARY}."
+        for name in settings.idle_settings()
     ]
     notes += settings.notes()
     version = made.VERSIONS[made.version]
@@ -101,14 +104,27 @@ def plan_text(plan: StepPlan) -> str:
     """The table of a plan; a shorter one if it is too long to simulate."""
     if not plan.is_exact or can_count(plan):
         return plan_table(plan)
-    rows = [
-        ("iterations", f"{plan.iterations:,}"),
-        ("policy steps", f"{plan.total_policy_steps:,}"),
-        ("  of these random", f"{plan.random_steps_until(plan.total_policy_steps):,}"),
-        ("gradient steps", f"about {about_gradient_steps(plan):,}"),
-    ]
+    rows = [(label, total) for label, total in totals(plan).items() if total != "?"]
     why = f"counting={plan.counting} has to be simulated step by step, which is too long here."
     return text_table(("", "planned"), rows) + f"\n{why}"
+
+
+def totals(plan: StepPlan) -> dict[str, str]:
+    """The totals of a run, as far as they are known beforehand."""
+    if not plan.is_exact:
+        unknown = dict.fromkeys(_COUNTS.values(), "not known in advance")
+        return unknown | {"iterations": f"{plan.iterations:,}"}
+    if can_count(plan):
+        counts = asdict(plan.after(plan.iterations))
+        return {label: f"{counts[name]:,}" for name, label in _COUNTS.items()}
+    known = {
+        "iterations": plan.iterations,
+        "policy steps": plan.total_policy_steps,
+        "  of these random": plan.random_steps_until(plan.total_policy_steps),
+        "evaluations": plan.evaluations_after(plan.iterations),
+    }
+    made = dict.fromkeys(_COUNTS.values(), "?") | {n: f"{value:,}" for n, value in known.items()}
+    return made | {"gradient steps": f"about {about_gradient_steps(plan):,}"}
 
 
 def listed(plan: StepPlan, most: int) -> list[int | None]:
@@ -131,65 +147,46 @@ def listed(plan: StepPlan, most: int) -> list[int | None]:
 
 
 def iteration_row(plan: StepPlan, iteration: int) -> dict[str, Any]:
-    """The counts of one iteration, and the totals at its end."""
+    """The counts of one iteration, and the totals at its end; 0 is the start of the run."""
     before = plan.policy_steps_after(iteration - 1) if iteration > 1 else 0
     after = plan.policy_steps_after(iteration)
     near = can_count(plan) or can_follow(plan, iteration, FOLLOWED // 10)
-    steps = plan.gradient_steps(iteration) * plan.world_size if near else None
+    done = plan.gradient_steps_after(iteration) if near else None
+    steps = plan.gradient_steps(iteration) if near and iteration else done
+    whole_buffer = not plan.on_policy and plan.minibatch_size is None
+    counted = near and iteration and not whole_buffer
+    sizes = plan.minibatch_counts(iteration) if counted else {}
     return {
         "iteration": iteration,
         "policy_steps": after - before,
         "random_policy_steps": plan.random_steps_until(after) - plan.random_steps_until(before),
-        "gradient_steps": steps,
-        "minibatches": _minibatches(plan, iteration) if near else None,
+        "gradient_steps": None if steps is None else steps * plan.world_size,
+        "minibatches": sizes if near else None,
         "evaluations": plan.evaluations(iteration),
         "total_policy_steps": after,
-        "total_gradient_steps": (
-            plan.gradient_steps_after(iteration) * plan.world_size if near else None
-        ),
+        "total_gradient_steps": None if done is None else done * plan.world_size,
     }
-
-
-def _minibatches(plan: StepPlan, iteration: int) -> dict[int, int]:
-    if not plan.on_policy and plan.minibatch_size is None:
-        return {}
-    return plan.minibatch_counts(iteration)
 
 
 def iteration_table(plan: StepPlan, most: int) -> str:
     """The iterations to list, as a text table."""
     header = ("iteration", "collects", "random", "updates", "evaluates", "collected", "updated")
+    start = iteration_row(plan, 0)
+    begins = start["evaluations"] or start["policy_steps"]
     rows: list[list[str]] = []
-    if plan.evaluations(0) or plan.policy_steps_after(0):
-        start = plan.policy_steps_after(0)
-        random = plan.random_steps_until(start)
-        rows.append(_cells("start", start, random, 0, plan.evaluations(0), start, 0))
-    for k in listed(plan, most):
+    for k in [*([0] if begins else []), *listed(plan, most)]:
         if k is None:
             rows.append(["..."] + [""] * 6)
             continue
         row = iteration_row(plan, k)
-        collected = row["policy_steps"] - (plan.policy_steps_after(0) if k == 1 else 0)
-        random = row["random_policy_steps"]
-        if k == 1:
-            random -= plan.random_steps_until(plan.policy_steps_after(0))
-        rows.append(
-            _cells(
-                f"{k:,}",
-                collected,
-                random,
-                row["gradient_steps"],
-                row["evaluations"],
-                row["total_policy_steps"],
-                row["total_gradient_steps"],
-            )
-        )
+        if k == 1:  # without what is collected before it
+            for count in ("policy_steps", "random_policy_steps"):
+                row[count] -= start[count]
+        del row["minibatches"]
+        _, *counts = row.values()
+        shown = ["?" if count is None else f"{count:,}" if count else "-" for count in counts]
+        rows.append([f"{k:,}" if k else "start", *shown])
     return text_table(header, rows)
-
-
-def _cells(name: str, *values: int | None) -> list[str]:
-    shown = ["?" if value is None else f"{value:,}" if value else "-" for value in values]
-    return [name, *shown]
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:

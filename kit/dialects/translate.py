@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from kit.dialects.base import ON_POLICY, Dialect
-from kit.dialects.explain import explain, plain, plan_text, shown
-from kit.dialects.timeline import FOLLOWED, about_gradient_steps, can_count
+from kit.dialects.base import ON_POLICY, Dialect, Difference
+from kit.dialects.explain import explain, plain, plan_text, shown, totals
+from kit.dialects.timeline import FOLLOWED
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 from kit.steps.table import text_table
-
-Difference = tuple[str, Any, Any]
-
-_COUNTS = (
-    ("iterations", "iterations"),
-    ("policy_steps", "policy steps"),
-    ("random_policy_steps", "  of these random"),
-    ("gradient_steps", "gradient steps"),
-    ("samples", "transitions trained on"),
-    ("evaluations", "evaluations"),
-)
 
 
 @dataclass
@@ -57,13 +46,13 @@ class Translation:
     def settings(self) -> dict[str, Any]:
         """The settings to type: those that count and are not trivial, and changed ones."""
         made, changed = self.target.resolved(), self.target.changed()
-        shown = made.counting_fields(str(made.algo)) | set(changed)
+        counting = made.counting_fields(str(made.algo))
         values = {
-            f.name: getattr(made, f.name)
-            for f in fields(made)
-            if f.name in shown and f.name != "algo"
+            name: value
+            for name, value in vars(made).items()
+            if name in changed or (name in counting and value not in (None, False, 0, 1))
         }
-        values = {n: v for n, v in values.items() if n in changed or v not in (None, False, 0, 1)}
+        values.pop("algo", None)
         if made.version != next(iter(made.VERSIONS)):
             values["version"] = made.version
         return values
@@ -160,27 +149,8 @@ def counts_table(
     one: StepPlan, other: StepPlan, names: tuple[str, str] = ("first", "second")
 ) -> str:
     """The totals of two runs side by side."""
-    columns = []
-    for plan in (one, other):
-        columns.append([_total(plan, count) for count, _ in _COUNTS])
-    rows = [(label, a, b) for (_, label), a, b in zip(_COUNTS, *columns, strict=True)]
-    return text_table(("", *names), rows)
-
-
-def _total(plan: StepPlan, count: str) -> str:
-    if not plan.is_exact:
-        return f"{plan.iterations:,}" if count == "iterations" else "not known in advance"
-    if can_count(plan):
-        return f"{getattr(plan.after(plan.iterations), count):,}"
-    if count == "gradient_steps":
-        return f"about {about_gradient_steps(plan):,}"
-    known = {
-        "iterations": plan.iterations,
-        "policy_steps": plan.total_policy_steps,
-        "random_policy_steps": plan.random_steps_until(plan.total_policy_steps),
-        "evaluations": plan.evaluations_after(plan.iterations),
-    }
-    return f"{known[count]:,}" if count in known else "?"
+    ours, theirs = totals(one), totals(other)
+    return text_table(("", *names), [(label, ours[label], theirs[label]) for label in ours])
 
 
 def first_difference(
@@ -192,17 +162,11 @@ def first_difference(
     for k in range(1, min(one.iterations, other.iterations, FOLLOWED // 10) + 1):
         ours, theirs = _reached(one, k), _reached(other, k)
         if ours != theirs:
-            return (
-                f"First difference in iteration {k:,}: {names[0]} {_reading(ours)}, "
-                f"{names[1]} {_reading(theirs)}."
-            )
+            return f"First difference in iteration {k:,}: {names[0]} {ours}, {names[1]} {theirs}."
     return ""
 
 
-def _reached(plan: StepPlan, iteration: int) -> tuple[int, int]:
+def _reached(plan: StepPlan, iteration: int) -> str:
     steps = plan.gradient_steps_after(iteration) * plan.world_size
-    return plan.policy_steps_after(iteration), steps
-
-
-def _reading(reached: tuple[int, int]) -> str:
-    return f"has {reached[0]:,} policy steps and {reached[1]:,} gradient steps"
+    played = plan.policy_steps_after(iteration)
+    return f"has {played:,} policy steps and {steps:,} gradient steps"
