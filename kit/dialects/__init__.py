@@ -52,8 +52,7 @@ def dialect(name: str) -> type[Dialect]:
     """
     if name not in DIALECTS:
         raise SettingError("dialect", name, "is not known", nearest_first(name, [*DIALECTS]))
-    module, class_name = DIALECTS[name]
-    made: type[Dialect] = getattr(importlib.import_module(f"kit.dialects.{module}"), class_name)
+    made: type[Dialect] = __getattr__(DIALECTS[name][1])
     return made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -75,28 +74,26 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
 
 
 def _named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings under the names of the dialect's fields; nested ones of it stay nested."""
-    known = {f.name for f in fields(cls)}
+    """Settings under the names of the dialect's fields; groups of it stay groups."""
     made: dict[str, Any] = {}
     for spelling, value in settings.items():
         name = spelling.replace("-", "_")
-        field = _field(cls, name, known)
+        field = _field(cls, name)
         head, _, rest = name.partition(".")
         if field is None and head in cls.GROUPS:
             made.setdefault(head, {})[rest] = value
         elif field is None:
-            raise cls.unknown(name, value, sorted(known | set(cls.PATHS)))
+            raise cls.unknown(name, value, sorted({*cls.__dataclass_fields__, *cls.PATHS}))
         else:
             made[field] = value
     return made
 
 
-def _field(cls: type[Dialect], name: str, known: set[str]) -> str | None:
+def _field(cls: type[Dialect], name: str) -> str | None:
     """The field that a dotted name of the library's configuration means."""
-    if name in cls.PATHS:
-        return cls.PATHS[name]
     section, _, last = name.rpartition(".")
-    return last if last in known and section in cls.SECTIONS else None
+    own = last if section in cls.SECTIONS and last in cls.__dataclass_fields__ else None
+    return cls.PATHS.get(name, own)
 
 
 # -------------------------------------------------------------------- files
@@ -113,22 +110,19 @@ def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str,
         SettingError: if the file cannot be read, has no settings, or leaves the choice open.
     """
     content = _load(path)
-    known = {f.name for f in fields(cls)}
-    flat = _flatten(_chosen(content, cls, known, choice, path))
-    settings: dict[str, Any] = {}
-    for name, value in flat.items():
-        field = _field(cls, name, known)
-        if field is not None and value != "???":
-            settings[field] = _resolved(value, flat)
-    settings = {n: v for n, v in settings.items() if not str(v).startswith("${")}
+    flat = _flatten(_chosen(content, cls, choice, path))
+    named = {_field(cls, name): _resolved(value, flat) for name, value in flat.items()}
+    settings = {name: v for name, v in named.items() if name and not _is_open(v)}
     if not settings:
-        raise SettingError(
-            "file", str(path), f"has no settings of {cls.LIBRARY}", sorted(known)[:8]
-        )
-    if "algo" not in settings:
-        algo = _algorithm(cls, content, path)
-        settings |= {"algo": algo} if algo else {}
-    return settings
+        names = sorted(cls.__dataclass_fields__)[:8]
+        raise SettingError("file", str(path), f"has no settings of {cls.LIBRARY}", names)
+    algo = _algorithm(cls, content, path)
+    return settings if "algo" in settings or not algo else settings | {"algo": algo}
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a value is missing, or an interpolation that leads nowhere."""
+    return value == "???" or str(value).startswith("${")
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -147,12 +141,12 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _chosen(
-    content: dict[str, Any], cls: type[Dialect], known: set[str], choice: str | None, path: Path
+    content: dict[str, Any], cls: type[Dialect], choice: str | None, path: Path
 ) -> dict[str, Any]:
-    """Return one group of a file that has a group of settings for each environment (SB3 zoo)."""
+    """One group of a file that has a group of settings for each environment (SB3 zoo)."""
     groups = {str(n): v for n, v in content.items() if isinstance(v, dict)}
-    sections = set(cls.SECTIONS) | {p.split(".")[0] for p in cls.PATHS}
-    if len(groups) < len(content) or any(name in sections or name in known for name in groups):
+    known = {*cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS), *cls.__dataclass_fields__}
+    if len(groups) < len(content) or known & set(groups):
         return content
     if choice in groups:
         return groups[str(choice)]
@@ -174,7 +168,7 @@ def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _resolved(value: Any, flat: Mapping[str, Any]) -> Any:
-    """Follow an interpolation such as ``${algo.rollout_steps}``; leave what leads nowhere."""
+    """The value of an interpolation such as ``${algo.rollout_steps}``, if it leads anywhere."""
     for _ in range(8):
         found = _INTERPOLATION.match(value) if isinstance(value, str) else None
         if found is None or found[1] not in flat:
@@ -184,15 +178,14 @@ def _resolved(value: Any, flat: Mapping[str, Any]) -> Any:
 
 
 def _algorithm(cls: type[Dialect], content: Mapping[str, Any], path: Path) -> str | None:
-    """Guess the algorithm from the file's list of defaults, or from its name."""
-    told = [path.stem]
+    """The algorithm in the file's list of defaults, or else in its name."""
+    names = [path.stem]
     for entry in content.get("defaults") or []:
         if isinstance(entry, Mapping):
-            told += [str(v) for k, v in entry.items() if str(k).split("/")[-1] == "algo"]
-    for name in reversed(told):
-        word = r"(?<![a-z0-9]){}(?![a-z0-9])"
-        names = (a for a in cls.ALGORITHMS if re.search(word.format(a), name.lower()))
-        best = max(names, key=len, default=None)
-        if best:
-            return best
+            names += [str(v) for k, v in entry.items() if str(k).split("/")[-1] == "algo"]
+    word = r"(?<![a-z0-9]){}(?![a-z0-9])"
+    for name in reversed(names):
+        found = [a for a in cls.ALGORITHMS if re.search(word.format(a), name.lower())]
+        if found:
+            return max(found, key=len)
     return None

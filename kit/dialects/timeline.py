@@ -66,7 +66,8 @@ def _lanes(plan: StepPlan, spans: list[tuple[int, int]]) -> list[str]:
     known = can_count(plan) or (one_by_one and can_follow(plan, spans[-1][1], FOLLOWED // 10))
     collects = "".join(_collects(plan, *span) for span in spans)
     updates = "".join(_updates(plan, *span) for span in spans) if known else "not known here"
-    evaluates = "".join("E" if _evaluates(plan, *span) else " " for span in spans)
+    done = [(plan.evaluations_after(a) if a else 0, plan.evaluations_after(b)) for a, b in spans]
+    evaluates = "".join("E" if after > before else " " for before, after in done)
     lanes = [f"  collect   {collects}", f"  update    {updates}"]
     return [*lanes, f"  evaluate  {evaluates}".rstrip()] if evaluates.strip() else lanes
 
@@ -86,11 +87,6 @@ def _updates(plan: StepPlan, start: int, end: int) -> str:
         return "."
     mean = steps / (end - start)
     return "+" if mean > 9 else str(max(round(mean), 1))
-
-
-def _evaluates(plan: StepPlan, start: int, end: int) -> bool:
-    before = plan.evaluations_after(start) if start else 0
-    return plan.evaluations_after(end) > before
 
 
 def picture(plan: StepPlan, path: str, title: str) -> None:
@@ -149,11 +145,8 @@ def _draw_near(plan: StepPlan, axes: Any) -> None:
         axes.vlines(after, 0, steps, color="black", linewidth=2)
         if plan.evaluations(k):
             axes.plot(after, 0, "v", color="tab:green", clip_on=False)
-    axes.set(xlabel="policy steps", ylabel="gradient steps", title=_caption(start, end))
+    which = f"Iterations {start:,} to {end:,}" if end > start else f"Iteration {start:,}"
+    title = f"{which}: a band is a collection (orange: random), a line the gradient steps then due"
+    axes.set(xlabel="policy steps", ylabel="gradient steps", title=title)
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
-
-
-def _caption(start: int, end: int) -> str:
-    which = f"Iterations {start:,} to {end:,}" if end > start else f"Iteration {start:,}"
-    return f"{which}: a band is a collection (orange: random), a line the gradient steps then due"

@@ -90,6 +90,25 @@ class Fixed(KnownTotals):
         return iterations * self.gradient_steps
 
 
+def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[int]:
+    """The whole numbers that a rule has after its colon.
+
+    Args:
+        plan: an ``UpdatePlan``, for the error.
+        argument: text after the colon, with commas between the numbers.
+        wanted: how many there must be.
+        example: of a rule that works.
+
+    Raises:
+        SettingError: if there are others.
+    """
+    numbers = [text.removesuffix(".0") for text in argument.split(",")]
+    if len(numbers) != wanted or not all(n.isdecimal() and len(n) < 19 for n in numbers):
+        which = "a number" if wanted == 1 else f"{wanted} numbers"
+        raise SettingError("counting", plan.counting, f"needs {which} after the colon", [example])
+    return [int(number) for number in numbers]
+
+
 RuleFactory = Callable[[Any, str], CountingRule]
 """Makes a rule from an ``UpdatePlan`` and the text after the colon of ``counting="name:argument"``.
 """

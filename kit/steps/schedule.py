@@ -54,13 +54,9 @@ class RunSchedule:
         self.plan = plan
         self.log_every = self._period("log_every", log_every, 100)
         self.checkpoint_every = self._period("checkpoint_every", checkpoint_every, 10)
-        self.iterations = self.gradient_steps = 0
-        self.policy_steps = 0
+        self.iterations = self.gradient_steps = self.policy_steps = 0
         if not plan.prefill_is_iteration:  # where only the run knows: the steps asked for
-            exact = plan.is_exact
-            self.policy_steps = (
-                plan.local_prefill_steps * plan.world_size if exact else plan.prefill_steps
-            )
+            self.policy_steps = plan.policy_steps_after(0) if plan.is_exact else plan.prefill_steps
         self._surplus = 0
         self._learning = False
         self._rule = counting_rule(plan.counting)(plan)
@@ -88,8 +84,7 @@ class RunSchedule:
     @property
     def initial_evaluations(self) -> int:
         """Evaluations before the first iteration."""
-        plan = self.plan
-        return plan.evaluations(0) if plan.is_exact else self._evaluations(0, 0)
+        return self._evaluations(0, 0)
 
     def prefilled(self, policy_steps: int) -> None:
         """Correct the size of a separate prefill of whole episodes, which only the run knows.
@@ -134,14 +129,13 @@ class RunSchedule:
         plan = self.plan
         if plan.is_exact:
             return plan.evaluations(iteration)
-        due = iteration > 0 and self._crossed(plan.evaluation_every, before)
-        if plan.evaluation_every_iterations is not None:
-            early = plan.evaluation_before_update
-            due = iteration % plan.evaluation_every_iterations == 0 and (
-                not self.done if early else iteration > 0
-            )
-        due = due or (iteration > 0 and plan.final_evaluation and self.done)
-        return int(due) + (plan.initial_evaluations if iteration == 0 else 0)
+        every, early = plan.evaluation_every_iterations, plan.evaluation_before_update
+        if iteration == 0:
+            return plan.initial_evaluations + (every is not None and early and not self.done)
+        due = self._crossed(plan.evaluation_every, before)
+        if every is not None:
+            due = iteration % every == 0 and not (early and self.done)
+        return int(due or (plan.final_evaluation and self.done))
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the run: plain values."""

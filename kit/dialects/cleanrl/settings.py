@@ -13,79 +13,42 @@ from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
 from kit.dialects.fields import acts, counts, linear_or_constant, refused
 from kit.steps.errors import Count, Natural, SettingError
 
+# fmt: off
 _PPO: dict[str, Any] = {
-    "total_timesteps": 500_000,
-    "num_envs": 4,
-    "num_steps": 128,
-    "num_minibatches": 4,
-    "update_epochs": 4,
-    "learning_rate": 2.5e-4,
-    "anneal_lr": True,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "norm_adv": True,
-    "clip_coef": 0.2,
-    "clip_vloss": True,
-    "ent_coef": 0.01,
-    "vf_coef": 0.5,
-    "max_grad_norm": 0.5,
+    "total_timesteps": 500_000, "num_envs": 4, "num_steps": 128, "num_minibatches": 4,
+    "update_epochs": 4, "learning_rate": 2.5e-4, "anneal_lr": True, "gamma": 0.99,
+    "gae_lambda": 0.95, "norm_adv": True, "clip_coef": 0.2, "clip_vloss": True, "ent_coef": 0.01,
+    "vf_coef": 0.5, "max_grad_norm": 0.5,
 }
 _SAC: dict[str, Any] = {
-    "total_timesteps": 1_000_000,
-    "num_envs": 1,
-    "learning_starts": 5_000,
-    "batch_size": 256,
-    "buffer_size": 1_000_000,
-    "policy_frequency": 2,
-    "target_network_frequency": 1,
-    "gamma": 0.99,
+    "total_timesteps": 1_000_000, "num_envs": 1, "learning_starts": 5_000, "batch_size": 256,
+    "buffer_size": 1_000_000, "policy_frequency": 2, "target_network_frequency": 1, "gamma": 0.99,
     "tau": 0.005,
 }
 _DQN: dict[str, Any] = {
-    "total_timesteps": 500_000,
-    "num_envs": 1,
-    "learning_starts": 10_000,
-    "train_frequency": 10,
-    "batch_size": 128,
-    "buffer_size": 10_000,
-    "target_network_frequency": 500,
-    "learning_rate": 2.5e-4,
-    "gamma": 0.99,
-    "tau": 1.0,
-    "start_e": 1,
-    "end_e": 0.05,
+    "total_timesteps": 500_000, "num_envs": 1, "learning_starts": 10_000, "train_frequency": 10,
+    "batch_size": 128, "buffer_size": 10_000, "target_network_frequency": 500,
+    "learning_rate": 2.5e-4, "gamma": 0.99, "tau": 1.0, "start_e": 1, "end_e": 0.05,
     "exploration_fraction": 0.5,
 }
 _DEFAULTS = {
     "ppo": _PPO,
-    "ppo_continuous_action": _PPO
-    | {
-        "total_timesteps": 1_000_000,
-        "num_envs": 1,
-        "num_steps": 2048,
-        "num_minibatches": 32,
-        "update_epochs": 10,
-        "learning_rate": 3e-4,
-        "ent_coef": 0.0,
+    "ppo_continuous_action": _PPO | {
+        "total_timesteps": 1_000_000, "num_envs": 1, "num_steps": 2048, "num_minibatches": 32,
+        "update_epochs": 10, "learning_rate": 3e-4, "ent_coef": 0.0,
     },
     "ppo_atari": _PPO | {"total_timesteps": 10_000_000, "num_envs": 8, "clip_coef": 0.1},
     "dqn": _DQN,
-    "dqn_atari": _DQN
-    | {
-        "total_timesteps": 10_000_000,
-        "learning_starts": 80_000,
-        "train_frequency": 4,
-        "batch_size": 32,
-        "buffer_size": 1_000_000,
-        "target_network_frequency": 1_000,
-        "learning_rate": 1e-4,
-        "end_e": 0.01,
-        "exploration_fraction": 0.1,
+    "dqn_atari": _DQN | {
+        "total_timesteps": 10_000_000, "learning_starts": 80_000, "train_frequency": 4,
+        "batch_size": 32, "buffer_size": 1_000_000, "target_network_frequency": 1_000,
+        "learning_rate": 1e-4, "end_e": 0.01, "exploration_fraction": 0.1,
     },
     "sac_continuous_action": _SAC,
     "td3_continuous_action": _SAC | {"learning_starts": 25_000},
     "ddpg_continuous_action": _SAC | {"learning_starts": 25_000},
 }
+# fmt: on
 for _short in ("sac", "td3", "ddpg"):
     _DEFAULTS[_short] = _DEFAULTS[f"{_short}_continuous_action"]
 _DQNS, _SACS = ("dqn", "dqn_atari"), ("sac", "sac_continuous_action")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from kit.steps.counting import COUNTING_RULES, CountingRule
+from kit.steps.counting import COUNTING_RULES, CountingRule, rule_numbers
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:
@@ -65,15 +65,11 @@ class TransitionRatio(CountingRule):
 
 def _transition_ratio(plan: UpdatePlan, argument: str) -> TransitionRatio:
     """``dreamer:24``: the ratio is asked from the 24th transition on."""
-    if plan.replay_ratio is None or not argument.isdecimal() or len(argument) > 18:
-        raise SettingError(
-            "counting",
-            plan.counting,
-            "needs replay_ratio, and the first transition after the colon",
-            "use dreamer:1",
-        )
+    (first,) = rule_numbers(plan, argument, 1, "dreamer:1")
+    if plan.replay_ratio is None:
+        raise SettingError("replay_ratio", None, "is needed for counting=dreamer", [1])
     before = (plan.first_training_iteration - 1) * plan.frames_per_batch
-    return TransitionRatio(float(plan.replay_ratio), int(argument), before)
+    return TransitionRatio(float(plan.replay_ratio), first, before)
 
 
 COUNTING_RULES["dreamer"] = _transition_ratio

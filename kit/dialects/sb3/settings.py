@@ -16,37 +16,31 @@ from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
 from kit.steps.errors import LARGEST, Count, Natural, SettingError, one_of, whole_number
 
+# fmt: off
 _ACTOR_CRITIC = {"gamma": 0.99, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
-_PPO = {"gae_lambda": 0.95, "normalize_advantage": True, "clip_range": 0.2, "learning_rate": 3e-4}
-_A2C = {"gae_lambda": 1.0, "normalize_advantage": False, "learning_rate": 7e-4}
 _OFF_POLICY: dict[str, Any] = {
-    "gamma": 0.99,
-    "tau": 0.005,
-    "learning_starts": 100,
-    "batch_size": 256,
-    "train_freq": 1,
-    "gradient_steps": 1,
-    "buffer_size": 1_000_000,
+    "gamma": 0.99, "tau": 0.005, "learning_starts": 100, "batch_size": 256, "train_freq": 1,
+    "gradient_steps": 1, "buffer_size": 1_000_000,
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "ppo": {"n_steps": 2048, "batch_size": 64, "n_epochs": 10} | _ACTOR_CRITIC | _PPO,
-    "a2c": {"n_steps": 5, "n_epochs": 1} | _ACTOR_CRITIC | _A2C,
+    "ppo": _ACTOR_CRITIC | {
+        "n_steps": 2048, "batch_size": 64, "n_epochs": 10, "gae_lambda": 0.95,
+        "normalize_advantage": True, "clip_range": 0.2, "learning_rate": 3e-4,
+    },
+    "a2c": _ACTOR_CRITIC | {
+        "n_steps": 5, "n_epochs": 1, "gae_lambda": 1.0, "normalize_advantage": False,
+        "learning_rate": 7e-4,
+    },
     "sac": _OFF_POLICY | {"target_update_interval": 1, "learning_rate": 3e-4, "ent_coef": "auto"},
     "td3": _OFF_POLICY | {"policy_delay": 2, "learning_rate": 1e-3},
     "ddpg": _OFF_POLICY | {"policy_delay": 1, "learning_rate": 1e-3},
-    "dqn": _OFF_POLICY
-    | {
-        "batch_size": 32,
-        "train_freq": 4,
-        "target_update_interval": 10_000,
-        "learning_rate": 1e-4,
-        "tau": 1.0,
-        "max_grad_norm": 10,
-        "exploration_fraction": 0.1,
-        "exploration_initial_eps": 1.0,
-        "exploration_final_eps": 0.05,
+    "dqn": _OFF_POLICY | {
+        "batch_size": 32, "train_freq": 4, "target_update_interval": 10_000, "learning_rate": 1e-4,
+        "tau": 1.0, "max_grad_norm": 10, "exploration_fraction": 0.1,
+        "exploration_initial_eps": 1.0, "exploration_final_eps": 0.05,
     },
 }
+# fmt: on
 
 
 def _hidden_sizes(value: Any, settings: Any) -> Any:

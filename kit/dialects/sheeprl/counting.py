@@ -233,7 +233,7 @@ def _processes(plan: StepPlan, algo: str) -> int:
     if not algo.endswith("decoupled") or plan.world_size > 1:
         return plan.world_size
     rule, _, trainers = plan.counting.partition(":")
-    return 1 + int(float(trainers)) if rule == "sheeprl-0.5.7-decoupled" else 2
+    return 1 + int(trainers) if rule == "sheeprl-0.5.7-decoupled" else 2
 
 
 def _on_policy_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def _train_every_from(plan: StepPlan, algo: str) -> dict[str, Any]:
     rule, _, numbers = plan.counting.partition(":")
     period, at_first = 1, steps + plan.pretrain_steps
     if rule == "sheeprl-0.5.0":
-        period, at_first = (int(float(number)) for number in numbers.split(","))
+        period, at_first = map(int, numbers.split(","))
     starts = plan.random_steps
     if "finetuning" in algo:  # it plays no random actions
         starts = plan.first_training_iteration * each

@@ -11,7 +11,7 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from kit.steps.counting import COUNTING_RULES, CountingRule, KnownTotals
+from kit.steps.counting import COUNTING_RULES, CountingRule, KnownTotals, rule_numbers
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:
@@ -130,26 +130,16 @@ def _ratio(plan: UpdatePlan) -> float:
     return float(plan.replay_ratio)
 
 
-def _numbers(plan: UpdatePlan, argument: str, wanted: int, optional: int = 0) -> list[float]:
-    try:
-        numbers = [float(text) for text in argument.split(",")] if argument else []
-    except ValueError:
-        numbers = []
-    enough = wanted <= len(numbers) <= wanted + optional
-    if not enough or min(numbers[:wanted]) < 0 or not all(map(math.isfinite, numbers)):
-        rule = plan.counting.partition(":")[0]
-        raise SettingError(
-            "counting", plan.counting, f"needs {wanted} numbers after the colon", f"use {rule}:1"
-        )
-    return numbers
-
-
 def _current(plan: UpdatePlan, argument: str) -> SheeprlRatio:
     """0.8.4; ``sheeprl:steps`` or ``sheeprl:steps,prev`` continues where a run was saved."""
-    if not argument:
-        return SheeprlRatio(_ratio(plan))
-    steps, *prev = _numbers(plan, argument, 1, optional=1)
-    return SheeprlRatio(_ratio(plan), start=int(steps), prev=prev[0] if prev else None)
+    steps, _, prev = argument.partition(",")
+    try:
+        start, paid = int(steps or 0), float(prev) if prev else None
+    except ValueError:
+        start, paid = -1, None
+    if start < 0 or not math.isfinite(paid or 0):
+        raise SettingError("counting", plan.counting, "needs a number after the colon", ["sheeprl"])
+    return SheeprlRatio(_ratio(plan), start=start, prev=paid)
 
 
 def _july_2024(plan: UpdatePlan, argument: str) -> SheeprlRatio:
@@ -161,28 +151,24 @@ def _july_2024(plan: UpdatePlan, argument: str) -> SheeprlRatio:
 def _july_2024_sac(plan: UpdatePlan, argument: str) -> SheeprlRatio:
     """0.5.7, SAC: the prefill is subtracted in iterations, and one iteration is added."""
     del argument
-    each = plan.num_envs * plan.world_size
+    processes = plan.world_size
+    each = plan.num_envs * processes
     random = plan.random_steps // each
     before = (max(random, 1) - 1) * each - (random - (random > 0)) + each
-    return _PretrainingRatio(
-        _ratio(plan),
-        plan.pretrain_steps,
-        start=before,
-        processes=plan.world_size,
-        divisor=plan.world_size,
-    )
+    shared = {"start": before, "processes": processes, "divisor": processes}
+    return _PretrainingRatio(_ratio(plan), plan.pretrain_steps, **shared)
 
 
 def _july_2024_decoupled(plan: UpdatePlan, argument: str) -> SheeprlRatio:
     """0.5.7, decoupled SAC: one process plays, the others share its policy steps."""
-    (trainers,) = _numbers(plan, argument, 1)
-    return _PretrainingRatio(_ratio(plan), plan.pretrain_steps, divisor=max(int(trainers), 1))
+    (trainers,) = rule_numbers(plan, argument, 1, "sheeprl-0.5.7-decoupled:1")
+    return _PretrainingRatio(_ratio(plan), plan.pretrain_steps, divisor=max(trainers, 1))
 
 
 def _train_every(plan: UpdatePlan, argument: str) -> TrainEvery:
     """February 2024: ``sheeprl-0.5.0:period,first``."""
-    period, first = _numbers(plan, argument, 2)
-    return TrainEvery(max(int(period), 1), int(first), plan.gradient_steps_per_iteration or 0)
+    period, first = rule_numbers(plan, argument, 2, "sheeprl-0.5.0:1,1")
+    return TrainEvery(max(period, 1), first, plan.gradient_steps_per_iteration or 0)
 
 
 COUNTING_RULES.update(

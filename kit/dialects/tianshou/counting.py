@@ -23,46 +23,34 @@ INITIAL_TESTS = {"1.1.0": 2, "2.0.1": 1, "documented": 0}
 
 @dataclass(kw_only=True)
 class Sampling:
-    """Settings of tianshou, resolved and checked."""
+    """Settings of tianshou, resolved and checked, under names in common to both generations.
 
+    The fields of a generation say at their place which of these names they have.
+    """
+
+    family: str
+    version: str
+    epochs: int
+    epoch_steps: int
+    envs: int
+    collect: int | None
+    collect_episodes: int | None = None
+    episode_length: int | None = None
+    batch_size: int | None
+    repeat: int | None
+    per_sample: float
+    start: int
+    start_random: bool
+    test_episodes: int
+    buffer: int
     names: Any = None
     """the settings of one generation, for their names in messages."""
-    family: str
-    """on-policy, off-policy or offline."""
-    version: str
-    """behaviour that is meant."""
-    epochs: int
-    """epochs asked for."""
-    epoch_steps: int
-    """environment steps of one epoch; gradient steps, if offline."""
-    envs: int
-    """training environments."""
-    collect: int | None
-    """environment steps of one collection asked for; ``None``: episodes, or none if offline."""
-    collect_episodes: int | None = None
-    """episodes of one collection."""
-    episode_length: int | None = None
-    """steps of every episode, if they are known to be equally long."""
-    batch_size: int | None
-    """transitions in a minibatch; ``None``: all."""
-    repeat: int | None
-    """passes over the collected batch."""
-    per_sample: float
-    """gradient steps per collected step."""
-    start: int
-    """environment steps before training."""
-    start_random: bool
-    """whether they have random actions."""
-    test_episodes: int
-    """episodes of one test."""
-    buffer: int
-    """transitions in the replay buffer asked for."""
     stops: bool = False
     """whether the first test after an epoch ends the run."""
 
     # ------------------------------------------------------------------ counts
     def up(self, steps: int) -> int:
-        """Round up to equally many steps of each environment."""
+        """``steps``, rounded up to equally many of each environment."""
         return -(-steps // self.envs) * self.envs
 
     @property
@@ -75,7 +63,10 @@ class Sampling:
         """Environment steps of one collection."""
         if self.collect is not None:
             return self.up(self.collect)
-        return (self.collect_episodes or 0) * (self.episode_length or 0)
+        if self.episode_length is None:
+            why = "is needed where episodes are collected"
+            raise SettingError("episode_length", None, why, "give it")
+        return (self.collect_episodes or 0) * self.episode_length
 
     @property
     def trainings_per_epoch(self) -> int:
@@ -108,44 +99,30 @@ class Sampling:
     # ------------------------------------------------------------------ plan
     def plan(self) -> dict[str, Any]:
         """The settings of the plan."""
-        if self.family == OFFLINE:  # an epoch is so many gradient steps
-            return {
-                "iterations": self.epochs_run,
-                "steps_per_env": 0,
-                "gradient_steps_per_iteration": self.epoch_steps,
-                "minibatch_size": self.batch_size,
-                **self._tests(1),
-            }
-        if self.collect is not None:
-            batch: dict[str, Any] = {"steps_per_env": self.collected // self.envs}
-        elif self.episode_length is None:
-            why = "is needed where episodes are collected"
-            raise SettingError("episode_length", None, why, "give it")
-        else:
-            batch = {"min_episodes": self.collect_episodes, "episode_length": self.episode_length}
-        return {
-            "iterations": self.epochs_run * self.trainings_per_epoch,
-            "num_envs": self.envs,
-            "prefill_steps": self.start if self.collect is None else self.up(self.start),
-            "prefill_random": self.start_random,
-            "random_steps": 0,
-            **batch,
-            **(self._on_policy() if self.family == ON_POLICY else self._off_policy()),
-            **self._tests(self.trainings_per_epoch),
-        }
-
-    def _tests(self, every: int) -> dict[str, Any]:
-        if not self.test_episodes:
-            return {}
-        return {
+        offline = self.family == OFFLINE  # an epoch is so many gradient steps
+        every = 1 if offline else self.trainings_per_epoch
+        made: dict[str, Any] = {
+            "iterations": self.epochs_run * every,
+            "minibatch_size": self.batch_size,
             "initial_evaluations": INITIAL_TESTS[self.version],
             "evaluation_every_iterations": every,
             "evaluation_episodes": self.test_episodes,
         }
-
-    def _off_policy(self) -> dict[str, Any]:
-        steps = self.gradient_steps()
-        return {"gradient_steps_per_iteration": steps, "minibatch_size": self.batch_size}
+        if not self.test_episodes:
+            made = {name: value for name, value in made.items() if "evaluation" not in name}
+        if offline:
+            return made | {"steps_per_env": 0, "gradient_steps_per_iteration": self.epoch_steps}
+        start = self.up(self.start)
+        if self.collect is not None:
+            made["steps_per_env"] = self.collected // self.envs
+        else:
+            start = self.start
+            made |= {"min_episodes": self.collect_episodes, "episode_length": self.episode_length}
+        made |= {"num_envs": self.envs, "random_steps": 0}
+        made |= {"prefill_steps": start, "prefill_random": self.start_random}
+        if self.family == ON_POLICY:
+            return made | self._on_policy()
+        return made | {"gradient_steps_per_iteration": self.gradient_steps()}
 
     def _on_policy(self) -> dict[str, Any]:
         documented = self.version == "documented"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, KnownTotals
+from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, KnownTotals, rule_numbers
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:
@@ -108,11 +108,8 @@ def arguments(plan: UpdatePlan) -> tuple[int, int, int]:
     Raises:
         SettingError: if it names none.
     """
-    numbers = plan.counting.partition(":")[2].split(",")
-    if not all(text.isdecimal() and len(text) < 18 for text in numbers) or len(numbers) != 3:
-        why = "needs buffer size, epochs and minibatches of an epoch after the colon"
-        raise SettingError("counting", plan.counting, why, f"use {RULE}:1000,1,1")
-    buffer_size, epochs, limit = map(int, numbers)
+    argument = plan.counting.partition(":")[2]
+    buffer_size, epochs, limit = rule_numbers(plan, argument, 3, f"{RULE}:1000,1,1")
     if not limit or plan.minibatch_size is None or plan.update_epochs is not None:
         name, value = ("minibatch_size", plan.minibatch_size) if limit else ("counting", 0)
         raise SettingError(name, value, f"cannot be with counting={RULE}", [1])

@@ -47,7 +47,7 @@ class TorchRLSettings(Dialect):
     collector_total_frames: int | None = None
     """policy steps after which the collector ends; ``None`` or -1: never."""
     frame_skip: Count = counts("action_repeat", 1)
-    """env steps of one policy step, as the trainer is told."""
+    """env steps of one policy step, as the trainer counts it."""
     init_random_frames: int | None = None
     """frames with random actions, rounded up to whole batches: the collector counts policy steps,
     and the trainer begins to train after as many env steps."""
