@@ -89,7 +89,7 @@ class TestPyrado:
 
 
 class TestSB3:
-    def test_gradient_steps_are_not_scaled_by_the_copies(self):
+    def test_gradient_steps_are_not_scaled_by_the_envs(self):
         plan = SB3(algo="sac", n_envs=4, gradient_steps=1, total_timesteps=400).to_plan()
         assert plan.gradient_steps(50) == 1
         assert any("replay ratio of 1/4" in note for note in SB3(algo="sac", n_envs=4).notes())
@@ -108,9 +108,9 @@ class TestSB3:
         assert plan.policy_steps_after(plan.first_training_iteration) == 100
         assert SB3.from_plan(plan, version="documented").to_plan() == plan
 
-    @pytest.mark.parametrize(("starts", "copies", "first"), [(10, 1, 11), (16, 4, 20), (0, 2, 2)])
-    def test_training_begins_strictly_after_learning_starts(self, starts, copies, first):
-        plan = SB3(algo="sac", n_envs=copies, learning_starts=starts, total_timesteps=99).to_plan()
+    @pytest.mark.parametrize(("starts", "n_envs", "first"), [(10, 1, 11), (16, 4, 20), (0, 2, 2)])
+    def test_training_begins_strictly_after_learning_starts(self, starts, n_envs, first):
+        plan = SB3(algo="sac", n_envs=n_envs, learning_starts=starts, total_timesteps=99).to_plan()
         assert plan.policy_steps_after(plan.first_training_iteration) == first
 
     def test_random_steps_are_rounded_up_to_vector_steps(self):
@@ -167,7 +167,7 @@ class TestTorchRL:
         plan = TorchRL(**settings).to_plan()
         assert plan.minibatch_sizes(1) == [4, 4, 2, 4, 4, 2]
 
-    def test_a_growing_buffer_is_permuted_anew_whenever_it_has_grown(self):
+    def test_a_growing_buffer_is_permuted_again_whenever_it_has_grown(self):
         settings = TorchRL(frames_per_batch=6, total_frames=60, batch_size=4, buffer_size=20,
                            sampler="without_replacement", iterate=True, drop_last=True,
                            num_epochs=3, optim_steps_per_batch=3)  # fmt: skip
@@ -204,7 +204,7 @@ class TestCleanRL:
         steps = gradient_steps(plan.to_plan())
         assert [k for k, due in enumerate(steps, 1) if due] == [31, 41, 51]
 
-    def test_sac_counts_steps_of_all_copies_at_once(self):
+    def test_sac_counts_steps_of_all_envs_at_once(self):
         plan = CleanRL(algo="sac", num_envs=2, total_timesteps=100, learning_starts=10).to_plan()
         assert plan.total_policy_steps == 200
         assert plan.random_steps == 20

@@ -48,9 +48,9 @@ def test_a_plan_that_was_made_can_be_explained(name):
     for _ in range(300):
         settings = random_settings(name, draw, nasty=0.02)
         if isinstance(outcome(name, settings), StepPlan):
-            told = explain(dialect(name).from_settings(settings))
-            assert told.text()
-            assert told.to_dict()
+            explained = explain(dialect(name).from_settings(settings))
+            assert explained.text()
+            assert explained.to_dict()
 
 
 @pytest.mark.parametrize("name", EVERY_DIALECT)

@@ -91,7 +91,7 @@ def test_a_plan_of_a_dialect_goes_through_json(name):
 
 
 @every_dialect
-def test_the_schedule_runs_the_plan_and_goes_on_after_a_resume(name):
+def test_the_schedule_runs_the_plan_and_continues_after_a_resume(name):
     draw = random.Random(name)
     for _ in range(150):
         plan = plan_of(name, random_settings(name, draw, nasty=0))

@@ -32,7 +32,7 @@ def test_a2c_makes_one_gradient_step_from_all_minibatches():
     before = Sheeprl(**settings, version="0.5.7").to_plan()
     assert now.gradient_steps(1) == before.gradient_steps(1) == 1
     assert now.minibatch_sizes(1) == [2] * 10
-    assert before.minibatch_sizes(1) == [8, 8, 4]  # two time steps of four copies, and one
+    assert before.minibatch_sizes(1) == [8, 8, 4]  # two time steps of four envs, and one
 
 
 def test_learning_starts_are_rounded_down_and_their_last_iteration_trains():
@@ -127,7 +127,7 @@ def test_gradient_steps_are_per_process():
     assert plan.after(20).gradient_steps == 36
 
 
-def test_a_resumed_run_goes_on_with_its_ratio():
+def test_a_resumed_run_continues_its_ratio():
     first = Sheeprl(algo="sac", num_envs=1, total_steps=50, learning_starts=5, replay_ratio=0.3)
     longer = Sheeprl(algo="sac", num_envs=1, total_steps=80, learning_starts=5, replay_ratio=0.3)
     rest = longer.resumed(first)
@@ -136,7 +136,7 @@ def test_a_resumed_run_goes_on_with_its_ratio():
     assert gradient_steps(rest) == gradient_steps(whole)[50:]
 
 
-def test_a_resumed_run_without_its_buffer_waits_and_trains_anew():
+def test_a_resumed_run_without_its_buffer_waits_and_then_trains():
     settings = {"algo": "sac", "num_envs": 2, "learning_starts": 8, "buffer_checkpoint": False}
     settings["per_rank_pretrain_steps"] = 5
     rest = Sheeprl(**settings, total_steps=60).resumed(Sheeprl(**settings, total_steps=20))
@@ -167,7 +167,7 @@ def test_before_0_8_the_old_settings_won_so_that_an_ended_run_stayed_ended():
     assert rest.iterations == 0
 
 
-def test_what_its_settings_mean_is_told():
+def test_its_notes_say_what_the_settings_mean():
     notes = Sheeprl(algo="sac", num_envs=3, total_steps=100, learning_starts=10).notes()
     assert any("1 are never played" in note for note in notes)
     assert any("rounded down to 9 policy steps" in note for note in notes)

@@ -16,8 +16,8 @@ BAD = {
     "total less than one iteration": ({"total_policy_steps": 3}, "total_policy_steps"),
     "total contradicts iterations": ({"iterations": 7}, "total_policy_steps"),
     "negative": ({"num_envs": -1}, "num_envs"),
-    "zero copies": ({"num_envs": 0}, "num_envs"),
-    "half a copy": ({"num_envs": 1.5}, "num_envs"),
+    "zero envs": ({"num_envs": 0}, "num_envs"),
+    "half an env": ({"num_envs": 1.5}, "num_envs"),
     "not a number": ({"num_envs": math.nan}, "num_envs"),
     "infinite": ({"steps_per_env": math.inf}, "steps_per_env"),
     "a text": ({"num_envs": "four"}, "num_envs"),
@@ -51,7 +51,7 @@ BAD = {
 BAD_BATCHES = {
     "minibatch larger than the batch": ({"minibatch_size": 100}, "minibatch_size"),
     "sequences that do not fit": ({"sequence_length": 5, "minibatch_size": 1}, "sequence_length"),
-    "newest of some copies": ({"train_on_newest": 6}, "train_on_newest"),
+    "newest of some envs": ({"train_on_newest": 6}, "train_on_newest"),
     "carried gradients": (
         {"last_minibatch": "carry", "minibatches_per_gradient_step": 2},
         "last_minibatch",

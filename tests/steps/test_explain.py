@@ -1,4 +1,4 @@
-"""What a plan will do is told iteration by iteration, drawn, and translated."""
+"""A plan is explained iteration by iteration, drawn, and translated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.steps.step_plans import episode_plans, step_plans
 
 @settings(max_examples=60)
 @given(step_plans() | episode_plans())
-def test_any_plan_can_be_told(plan):
-    told = explain(plan)
-    assert told.text()
-    data = json.loads(json.dumps(told.to_dict()))
+def test_any_plan_can_be_explained(plan):
+    explained = explain(plan)
+    assert explained.text()
+    data = json.loads(json.dumps(explained.to_dict()))
     totals = plan.after(plan.iterations)
     assert data["totals"]["gradient_steps"] == totals.gradient_steps
     assert data["totals"]["policy_steps"] == totals.policy_steps
@@ -55,7 +55,7 @@ def test_a_long_run_is_drawn_whole_too():
     assert "The whole run" in timeline(StepPlan(iterations=1000))
 
 
-def test_a_run_too_long_to_follow_is_told_about():
+def test_a_run_too_long_to_follow_has_approximate_counts():
     plan = Dreamer(train_ratio=33.3, steps=10**12).to_plan()
     assert not can_count(plan)
     text = explain(plan).text()
@@ -63,7 +63,7 @@ def test_a_run_too_long_to_follow_is_told_about():
     assert "too long here" in text
 
 
-def test_the_settings_the_version_and_the_traps_are_told():
+def test_the_settings_the_version_and_the_caveats_are_shown():
     text = explain(SB3(algo="sac", n_envs=4, total_timesteps=1000)).text()
     assert text.startswith("Stable-Baselines3 2.9.2, sac (off-policy)")
     assert "replay ratio of 1/4" in " ".join(text.split())
@@ -71,9 +71,9 @@ def test_the_settings_the_version_and_the_traps_are_told():
     assert "Follows the documentation, not the code" in " ".join(text.split())
 
 
-def test_a_setting_that_means_nothing_is_told():
-    told = explain(Tianshou(algo="ppo", update_per_step=0.5, num_train_envs=1))
-    assert told.notes[0] == "update_per_step=0.5 has no effect for ppo in tianshou."
+def test_a_setting_without_effect_is_a_caveat():
+    explained = explain(Tianshou(algo="ppo", update_per_step=0.5, num_train_envs=1))
+    assert explained.notes[0] == "update_per_step=0.5 has no effect for ppo in tianshou."
 
 
 @pytest.mark.parametrize("source", [SB3(algo="sac"), DreamerPaper(steps=30_000)])
@@ -97,7 +97,7 @@ def test_a_run_that_can_be_said_is_said():
     }
 
 
-def test_what_cannot_be_said_is_told():
+def test_what_cannot_be_expressed_is_listed():
     made = translate(SB3(algo="sac", n_envs=4, gradient_steps=1, total_timesteps=1000), Sheeprl)
     assert made.settings()["replay_ratio"] == 0.25
     assert made.differences == [("first_training_iteration", 26, 25)]
@@ -131,7 +131,7 @@ def test_two_ways_to_say_the_same_run():
     assert text.startswith("Identical runs")
 
 
-def test_where_two_runs_part_is_told():
+def test_the_first_difference_of_two_runs_is_shown():
     one = SB3(algo="sac", n_envs=4, total_timesteps=400).to_plan()
     other = Sheeprl(algo="sac", num_envs=4, total_steps=400, replay_ratio=1.0).to_plan()
     text = compare_text(one, other, ("sb3", "sheeprl"))

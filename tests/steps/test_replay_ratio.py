@@ -33,7 +33,7 @@ def test_what_was_due_is_the_floor_whatever_the_increments(ratio, increments):
 
 
 @given(st.fractions(0, 5, max_denominator=50), st.lists(st.integers(0, 50), max_size=20))
-def test_it_goes_on_after_a_resume(ratio, increments):
+def test_it_continues_after_a_resume(ratio, increments):
     running, saved = ReplayRatio(ratio), ReplayRatio(ratio)
     for steps in increments:
         again = ReplayRatio(ratio)

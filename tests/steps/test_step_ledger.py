@@ -33,16 +33,16 @@ def test_a_run_that_keeps_its_plan_differs_in_nothing(plan):
     assert run(plan).compare(plan) == []
 
 
-def test_each_count_that_differs_is_told():
+def test_each_count_that_differs_is_named():
     plan = StepPlan(iterations=10, num_envs=4, replay_ratio=1, minibatch_size=8)
     ledger = run(plan)
     ledger.collected(4, 4, 0)
     ledger.updated(8, 1)
     ledger.evaluated(10)
-    told = {difference.name: str(difference) for difference in ledger.compare(plan)}
-    assert told["policy_steps"] == "policy_steps: planned 40, counted 44"
-    assert told["gradient_steps"] == "gradient_steps: planned 40, counted 41"
-    assert set(told) == {"policy_steps", "gradient_steps", "samples", "evaluations"}
+    shown = {difference.name: str(difference) for difference in ledger.compare(plan)}
+    assert shown["policy_steps"] == "policy_steps: planned 40, counted 44"
+    assert shown["gradient_steps"] == "gradient_steps: planned 40, counted 41"
+    assert set(shown) == {"policy_steps", "gradient_steps", "samples", "evaluations"}
 
 
 def test_env_steps_are_between_one_and_the_action_repeat_for_each_policy_step():
@@ -75,7 +75,7 @@ def test_totals_are_local_counts_of_all_processes():
 
 
 @given(step_plans())
-def test_it_goes_on_after_a_resume(plan):
+def test_it_continues_after_a_resume(plan):
     ledger = run(plan)
     again = StepLedger(plan.world_size)
     again.load_state_dict(json.loads(json.dumps(ledger.state_dict())))

@@ -242,7 +242,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_spelling():
         StepPlan.from_dict({"num_env": 3, "iterations": 1})
 
 
-def test_replace_derives_the_iterations_anew():
+def test_replace_derives_the_iterations_again():
     plan = StepPlan(total_policy_steps=100, num_envs=10)
     assert plan.replace(num_envs=5).iterations == 20
     assert plan.replace(iterations=3).total_policy_steps == 30
