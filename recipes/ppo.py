@@ -39,10 +39,14 @@ class Config(OnPolicyConfig):
     """Loss of torchrl.objectives (ClipPPOLoss, KLPENPPOLoss, PPOLoss), or module:Class."""
     clip_epsilon: Positive = 0.2
     """Clipping range of the probability ratio."""
+    clip_value: Positive | None = None
+    """Clipping range of the value around its last estimate; null: not clipped."""
     entropy_coeff: NotNegative = 0.0
     """Weight of the entropy bonus."""
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
+    critic_loss: Literal["l2", "l1", "smooth_l1"] = "l2"
+    """Distance between value and return: squared, absolute, or both (Huber)."""
     normalize_advantage: bool = True
     """Whether advantages are normalised to mean 0 and deviation 1 in each minibatch."""
     gae_lambda: UnitInterval = 0.95
@@ -65,16 +69,10 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     shape: dict[str, Any] = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
     actor = make_actor(env, **shape, body=body, initial_log_std=cfg.initial_log_std).to(cfg.device)
     critic = make_value(env, **shape, body=body).to(cfg.device)
-    loss = experiment.make_loss(
-        make_loss or cfg.loss,
-        actor,
-        critic,
-        clip_epsilon=cfg.clip_epsilon,
-        entropy_coeff=cfg.entropy_coeff,
-        critic_coeff=cfg.critic_coeff,
-        normalize_advantage=cfg.normalize_advantage,
-        loss_critic_type="l2",
-    )
+    clips = {"clip_epsilon": cfg.clip_epsilon, "clip_value": cfg.clip_value}
+    weights = {"entropy_coeff": cfg.entropy_coeff, "critic_coeff": cfg.critic_coeff}
+    form = {"normalize_advantage": cfg.normalize_advantage, "loss_critic_type": cfg.critic_loss}
+    loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **clips, **weights, **form)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, eps=1e-5, fused=True)
     return experiment.trainer(
         env,

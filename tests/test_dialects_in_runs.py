@@ -144,6 +144,27 @@ def test_coefficients_of_another_library_reach_the_loss() -> None:
     assert float(loss.critic_coeff) == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize(("given", "clipped"), [(0.4, 0.4), (True, 0.2), (False, None)])
+def test_the_value_loss_of_nip_reaches_the_loss(given: Any, clipped: float | None) -> None:
+    trainer = ppo.build(small(ppo, Nip(**NIP, loss_critic_type="l1", clip_value=given)))
+    loss = trainer.loss_module
+    assert loss.loss_critic_type == "l1"
+    assert loss.clip_value is None if clipped is None else loss.clip_value == pytest.approx(clipped)
+    trainer.run()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        CleanRL(total_timesteps=64, num_envs=2, num_steps=8, num_minibatches=2, clip_vloss=True),
+        CleanRL(total_timesteps=64, num_envs=2, num_steps=8, num_minibatches=2, clip_coef=0.3),
+    ],
+)
+def test_a_value_that_another_library_clips_is_clipped_if_it_is_said(given: Any) -> None:
+    loss = ppo.build(small(ppo, given)).loss_module
+    assert (loss.clip_value is None) == (given.clip_vloss is None)
+
+
 def test_discount_target_and_buffer_of_pyrado_reach_sac() -> None:
     steps = Pyrado(max_iter=2, memory_size=200, num_init_memory_steps=30, num_updates_per_step=1,
                    min_steps=10, batch_size=4, episode_length=EPISODE, gamma=0.5, tau=0.75,

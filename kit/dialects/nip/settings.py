@@ -18,6 +18,12 @@ from kit.steps.errors import Count, Natural, SettingError, nearest_first, real_n
 _ONE = "actor and critic have one learning rate"
 
 
+def _clip_value(value: Any, settings: Any) -> Any:
+    """The clip range of the value; ``True`` is that of the policy, which nip leaves at 0.2."""
+    del settings
+    return {False: None, True: 0.2}[value] if isinstance(value, bool) else value
+
+
 @dataclass
 class LrFactors:
     """Factors of the learning rate."""
@@ -75,11 +81,9 @@ class NipSettings(WrappedDialect):
     """whether the learning rate falls linearly, to ``lr / num_iterations`` in the last one."""
     max_grad_norm: float = acts("max_grad_norm", 1.0)
     """largest norm of the gradients."""
-    loss_critic_type: str = acts("loss_critic_type", "smooth_l1")
+    loss_critic_type: str = acts("critic_loss", "smooth_l1")
     """loss of the critic: ``l1``, ``l2`` or ``smooth_l1``."""
-    clip_value: float | bool | None = acts(
-        "clip_value", False, lambda value, _: None if value is False else value
-    )
+    clip_value: float | bool | None = acts("clip_value", False, _clip_value)
     """clip range of the value; ``True``: that of the policy; ``False`` or ``None``: none."""
     normalize_observations: bool = acts("env.normalize_observation", True)
     """whether observations are normalised, with statistics of random actions before training."""
