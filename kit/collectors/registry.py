@@ -130,30 +130,23 @@ def process_seed(seed: int, rank: int) -> int:
 
 
 def _named(collector: str | Callable[..., BaseCollector]) -> Any:
-    """Return a collector's class by its name.
+    """A collector's class by its name.
 
     Raises:
         SettingError: if there is none.
     """
-    if not isinstance(collector, str):
-        return collector
-    if collector not in COLLECTORS:
+    if isinstance(collector, str) and collector not in COLLECTORS:
         near = nearest_first(collector, [*COLLECTORS])
         raise SettingError("collector", collector, "is no collector", near)
-    return COLLECTORS[collector]
+    return COLLECTORS[collector] if isinstance(collector, str) else collector
 
 
 def _check_fits(make: Any, plan: StepPlan) -> None:
     """Refuse a collector of steps for a plan of whole episodes, and the other way round."""
     whole = isinstance(make, type) and issubclass(make, EpisodeCollector)
-    steps = make in (VectorCollector, TensorCollector, Collector)
-    if plan.collects_episodes and steps:
-        raise SettingError(
-            "collector",
-            make.__name__,
-            "collects steps, where the plan has whole episodes",
-            ["episode", "async"],
-        )
+    if plan.collects_episodes and make in (VectorCollector, TensorCollector, Collector):
+        why = "collects steps, where the plan has whole episodes"
+        raise SettingError("collector", make.__name__, why, ["episode", "async"])
     if whole and not plan.collects_episodes:
         raise SettingError(
             "collector",
@@ -165,21 +158,17 @@ def _check_fits(make: Any, plan: StepPlan) -> None:
 
 def _amounts(plan: StepPlan) -> dict[str, Any]:
     """Return how much one process collects."""
-    exact = plan.is_exact
-    total = plan.total_policy_steps if exact else None
+    total = plan.total_policy_steps if plan.is_exact else None
     prefill = plan.prefill_steps
-    local = plan.local_prefill_steps * plan.world_size if prefill and exact else prefill
+    local = plan.local_prefill_steps * plan.world_size if prefill and plan.is_exact else prefill
     at_random = max(plan.random_steps, local if plan.prefill_random else 0)
-    amounts: dict[str, Any] = {
-        **_per_process(plan, init_random_frames=at_random, prefill_frames=prefill)
-    }
+    amounts: dict[str, Any] = _per_process(
+        plan, init_random_frames=at_random, prefill_frames=prefill
+    )
     amounts["total_frames"] = -1 if total is None else total // plan.world_size
-    if plan.collects_episodes:
-        amounts["min_episodes"], amounts["min_steps"] = plan.min_episodes, plan.min_steps
-        amounts["episode_length"] = plan.episode_length
-    else:
-        amounts["frames_per_batch"] = plan.frames_per_batch
-    return amounts
+    episodes = ["min_episodes", "min_steps", "episode_length"]
+    batch = episodes if plan.collects_episodes else ["frames_per_batch"]
+    return amounts | {name: getattr(plan, name) for name in batch}
 
 
 def _per_process(plan: StepPlan, **totals: int) -> dict[str, int]:
@@ -224,14 +213,9 @@ def _torchrl(
     del seed, rank  # TorchRL's policies use PyTorch's random numbers, environments have their own
     amounts = _amounts(plan)
     for field in ("prefill_frames", "exploration_frames"):
-        if kwargs.get(field) or amounts.get(field):
-            raise SettingError(
-                "collector",
-                "torchrl",
-                f"knows no {field}",
-                "use collector='vector', or leave it out of the plan",
-            )
-    del amounts["prefill_frames"]
+        if kwargs.pop(field, 0) or amounts.pop(field, 0):
+            works = "use collector='vector', or leave it out of the plan"
+            raise SettingError("collector", "torchrl", f"knows no {field}", works)
     at_random, size = amounts["init_random_frames"], amounts["frames_per_batch"]
     if at_random % size:
         raise SettingError(

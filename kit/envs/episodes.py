@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +40,9 @@ def info_means(episodes: Iterable[Episode]) -> dict[str, float]:
     return {name: statistics.fmean(known) for name, known in values.items()}
 
 
-@dataclass
+_SUMS = ("returns", "lengths", "env_steps")
+
+
 class EpisodeStatistics:
     """Running sums of the open episode of each environment.
 
@@ -49,12 +50,10 @@ class EpisodeStatistics:
         num_envs: number of environments.
     """
 
-    num_envs: int
-
-    def __post_init__(self) -> None:
-        self.returns = np.zeros(self.num_envs, np.float64)
-        self.lengths = np.zeros(self.num_envs, np.int64)
-        self.env_steps = np.zeros(self.num_envs, np.int64)
+    def __init__(self, num_envs: int) -> None:
+        self.returns = np.zeros(num_envs, np.float64)
+        self.lengths = np.zeros(num_envs, np.int64)
+        self.env_steps = np.zeros(num_envs, np.int64)
 
     def add(
         self,
@@ -113,20 +112,14 @@ class EpisodeStatistics:
 
     def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
         """Begin new episodes, in all environments or those of ``mask``."""
-        chosen: Any = ... if mask is None else mask
-        self.returns[chosen] = 0.0
-        self.lengths[chosen] = self.env_steps[chosen] = 0
+        for name in _SUMS:
+            getattr(self, name)[... if mask is None else mask] = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The running sums: lists of numbers."""
-        return {
-            "returns": self.returns.tolist(),
-            "lengths": self.lengths.tolist(),
-            "env_steps": self.env_steps.tolist(),
-        }
+        return {name: getattr(self, name).tolist() for name in _SUMS}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        self.returns[...] = state_dict["returns"]
-        self.lengths[...] = state_dict["lengths"]
-        self.env_steps[...] = state_dict["env_steps"]
+        for name in _SUMS:
+            getattr(self, name)[...] = state_dict[name]

@@ -15,11 +15,6 @@ from kit.steps.errors import SettingError
 if TYPE_CHECKING:
     import torch
 
-try:  # what np.clip ends in, without its way through three functions of Python
-    from numpy._core.umath import clip as _clip  # type: ignore[attr-defined, unused-ignore]
-except ImportError:
-    _clip = np.clip
-
 Key = str | tuple[str, ...]
 Arrays = dict[Key, NDArray[Any]]
 """Arrays by key; the leading dimension counts envs."""
@@ -65,11 +60,10 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
                 "use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of them "
                 "(gymnasium.wrappers.FlattenObservation makes a Box of most spaces)",
             )
-        key: Key = path if root == "action" and path else (path[0] if len(path) == 1 else path)
-        if root == "action" and path:
-            key = (root, *path)
+        full = (root, *path) if root == "action" or not path else path
+        key: Key = full[0] if len(full) == 1 else full
         shape = tuple(int(size) for size in inner.shape or ())
-        found.append(Leaf(key or root, path, inner, shape, _stored_type(inner)))
+        found.append(Leaf(key, path, inner, shape, _stored_type(inner)))
     if not found:
         raise SettingError(field, space, "has no entry", "give it at least one")
     return found
@@ -128,13 +122,7 @@ class ActionConverter:
         self.space, self.leaves, self.num_envs = space, found, num_envs
         self._plain = len(found) == 1 and not found[0].path
         self._integers = isinstance(space, gym.spaces.Discrete)
-        self._entries = [_Entry(leaf) for leaf in found]
-        self._box: tuple[Any, ...] | None = None
-        one = self._entries[0]
-        if self._plain and one.bounds is not None:
-            # NumPy needs half the time for arrays of one shape.
-            bounds = [np.broadcast_to(bound, (num_envs, *one.shape)).copy() for bound in one.bounds]
-            self._box = (one.key, one.dtype, *bounds)
+        self._entries = [_Entry(leaf, num_envs) for leaf in found]
 
     def __call__(self, actions: Mapping[Key, NDArray[Any]]) -> Any:
         """Return actions of all envs: an array, or nested dictionaries of arrays.
@@ -154,11 +142,6 @@ class ActionConverter:
 
     def rows(self, actions: Mapping[Key, NDArray[Any]]) -> Sequence[Any]:
         """Return one action for each env."""
-        if self._box is not None:  # the commonest kind in one go: this is called in every step
-            key, dtype, low, high = self._box
-            values = actions[key]
-            if values.dtype == dtype and values.shape == low.shape:
-                return _clip(values, low, high)  # type: ignore[no-any-return]
         if self._plain:
             values = self._entries[0](actions)
             return values.tolist() if self._integers else values  # type: ignore[return-value]
@@ -169,7 +152,7 @@ class ActionConverter:
 class _Entry:
     """Makes the values of one array members of its space."""
 
-    def __init__(self, leaf: Leaf) -> None:
+    def __init__(self, leaf: Leaf, num_envs: int) -> None:
         space = leaf.space
         self.key, self.shape = leaf.key, leaf.shape
         self.dtype = None if space is None else space.dtype
@@ -178,7 +161,9 @@ class _Entry:
         self.bounds: tuple[Any, Any] | None = None
         if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind == "f":
             bounded = np.isfinite(space.low).any() or np.isfinite(space.high).any()
-            self.bounds = (space.low, space.high) if bounded else None
+            # NumPy needs half the time for arrays of one shape.
+            whole = [np.stack([bound] * num_envs) for bound in (space.low, space.high)]
+            self.bounds = (whole[0], whole[1]) if bounded else None
 
     def __call__(self, actions: Mapping[Key, NDArray[Any]]) -> NDArray[Any]:
         values = actions[self.key]
@@ -190,14 +175,13 @@ class _Entry:
                 [self.shape],
             )
         if self.shifted:
-            shifted: NDArray[Any] = values + self.start
-            return shifted
+            return values + self.start  # type: ignore[no-any-return]
         if self.dtype is not None and values.dtype.kind == "f" and values.dtype != self.dtype:
             values = values.astype(self.dtype)
         if self.bounds is None:
             return values
-        clipped: NDArray[Any] = _clip(values, *self.bounds)
-        return clipped
+        low, high = self.bounds  # two plain calls take a fraction of the time of np.clip
+        return np.minimum(np.maximum(values, low), high)  # type: ignore[no-any-return]
 
 
 def _row(tree: Any, number: int) -> Any:

@@ -153,13 +153,9 @@ def _decode(value: Any, present: Any = None) -> Any:
         return value
     if "generator" in value:
         state = _decode(value["generator"])
-        bits = getattr(np.random, state["bit_generator"])()
-        generator = present if isinstance(present, np.random.Generator) else None
-        if (
-            generator is None
-            or generator.bit_generator.state["bit_generator"] != bits.state["bit_generator"]
-        ):
-            generator = np.random.Generator(bits)
+        kind = getattr(np.random, state["bit_generator"])
+        same = isinstance(present, np.random.Generator) and type(present.bit_generator) is kind
+        generator = present if same else np.random.Generator(kind())
         generator.bit_generator.state = state
         return generator
     if "random_state" in value:

@@ -74,20 +74,21 @@ def _convert(space, values):
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5))
 def test_box_actions_are_clipped_to_the_bounds(values):
     space = Box(np.float32(-2), np.float32(0.5), (len(values),), np.float32)
-    converted = _convert(space, np.array([values], np.float32))
+    given = np.array([values, values], np.float32)
+    converted = _convert(space, given)
     assert converted.dtype == np.float32
-    assert np.array_equal(converted, np.clip(np.array([values], np.float32), -2, np.float32(0.5)))
+    assert np.array_equal(converted, np.clip(given, -2, np.float32(0.5)))
     assert space.contains(converted[0])
 
 
 def test_unbounded_and_integer_boxes_are_left_alone():
-    values = np.array([[1e9, -1e9]], np.float32)
+    values = np.array([[1e9, -1e9]] * 2, np.float32)
     assert np.array_equal(_convert(Box(-np.inf, np.inf, (2,)), values), values)
     assert _convert(Box(0, 9, (1,), np.int64), [[3]]).tolist() == [[3]]
 
 
 def test_actions_have_the_type_of_their_space():
-    assert _convert(Box(-1, 1, (1,), np.float64), np.ones((1, 1), np.float32)).dtype == np.float64
+    assert _convert(Box(-1, 1, (1,), np.float64), np.ones((2, 1), np.float32)).dtype == np.float64
 
 
 def test_discrete_actions_are_shifted_by_start():

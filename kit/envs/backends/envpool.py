@@ -91,10 +91,7 @@ class EnvPoolBackend(EnvBackend):
             self._spaces = self.pool.observation_space, self.pool.action_space
 
     def reset(
-        self,
-        observation: Arrays,
-        seeds: Sequence[int] | None = None,
-        mask: Mask | None = None,
+        self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
         """Reset all envs, or those of ``mask``; of the seeds the first one is used."""
         if seeds is not None and int(seeds[0]) % 2**31 != self._seed:

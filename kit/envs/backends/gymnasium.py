@@ -49,10 +49,7 @@ class GymnasiumBackend(EnvBackend):
         )
 
     def reset(
-        self,
-        observation: Arrays,
-        seeds: Sequence[int] | None = None,
-        mask: Mask | None = None,
+        self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
         """Reset through the vector environment."""
         options = None if mask is None or mask.all() else {"reset_mask": mask}
@@ -61,12 +58,9 @@ class GymnasiumBackend(EnvBackend):
             first, _ = self.vector.reset(seed=seed, options=options)
         except Exception as error:
             raise fault_of(self.name, None, error, "reset()") from error
+        rows: Any = ... if mask is None else mask
         for leaf in self.observation_leaves:
-            value = value_at(first, leaf.path)
-            if mask is None:
-                observation[leaf.key][...] = value
-            else:
-                observation[leaf.key][mask] = value[mask]
+            observation[leaf.key][rows] = value_at(first, leaf.path)[rows]
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step through the vector environment; put each last observation in its place."""
@@ -145,31 +139,22 @@ class _SameStepCartPole(gym.vector.VectorWrapper):  # type: ignore[misc, unused-
 
     def __init__(self, env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
         super().__init__(env)
-        self.metadata = {
-            **env.metadata,
-            "autoreset_mode": gym.vector.AutoresetMode.DISABLED,
-        }
+        self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.DISABLED}
 
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
         """Reset all envs, or those of ``options["reset_mask"]``."""
+        core = self.env.unwrapped
         mask = (options or {}).get("reset_mask")
         if mask is None:
             # One generator serves all envs, so the first seed seeds them all.
-            first: tuple[NDArray[Any], dict[str, Any]] = self.env.reset(
-                seed=seed[0] if isinstance(seed, list) else seed
-            )
-            return first
-        core = self.env.unwrapped
-        count = int(mask.sum())
-        core.state[:, mask] = core.np_random.uniform(core.low, core.high, (4, count))
-        core.steps[mask] = 0
-        core.prev_done[mask] = False
+            self.env.reset(seed=seed[0] if isinstance(seed, list) else seed)
+        else:
+            core.state[:, mask] = core.np_random.uniform(core.low, core.high, (4, int(mask.sum())))
+            core.steps[mask] = 0
+            core.prev_done[mask] = False
         return core.state.T.astype(np.float32), {}
-
-
-_SAME_STEP = {"CartPoleVectorEnv": _SameStepCartPole}
 
 
 def make_native(
@@ -191,12 +176,10 @@ def make_native(
         raise SettingError(
             "env.vectorization", "native", f"is not offered by {spec.id}", ["sync", "async"]
         )
-    if max_episode_steps is not None:
-        kwargs["max_episode_steps"] = max_episode_steps
-    elif spec.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = spec.max_episode_steps
+    limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
+    if limit is not None:
+        kwargs["max_episode_steps"] = limit
     vector = gym.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    same_step = _SAME_STEP.get(type(vector.unwrapped).__name__)
-    if same_step is not None:
-        vector = same_step(vector)
+    if type(vector.unwrapped).__name__ == "CartPoleVectorEnv":
+        vector = _SameStepCartPole(vector)
     return NativeBackend(vector, spec.id)

@@ -31,10 +31,7 @@ class TensorBackend(EnvBackend):
         self._describe(name, env.num_envs, *env.gymnasium_spaces())
 
     def reset(
-        self,
-        observation: Arrays,
-        seeds: Sequence[int] | None = None,
-        mask: Mask | None = None,
+        self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
         """Reset all envs, or those of ``mask``; one generator serves all, so the first seed."""
         seed = None if seeds is None else int(seeds[0])

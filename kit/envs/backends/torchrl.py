@@ -71,10 +71,7 @@ class TorchRLBackend(EnvBackend):
         return spec.clone().expand(1, *spec.shape)
 
     def reset(
-        self,
-        observation: Arrays,
-        seeds: Sequence[int] | None = None,
-        mask: Mask | None = None,
+        self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
         """Reset through TorchRL; of the seeds the first one is used, as TorchRL derives others."""
         try:
