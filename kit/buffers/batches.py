@@ -136,6 +136,7 @@ class ReplayBatches:
         self.buffer = buffer
         self.n_step = n_step
         self._direct = DirectRows(buffer)
+        self._keys: frozenset[Any] = frozenset()
         self.sequences = buffer.sampler if isinstance(buffer.sampler, SequenceSampler) else None
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
             works = "use n_step=1: rewards are computed again for single transitions"
@@ -153,7 +154,7 @@ class ReplayBatches:
         Raises:
             SettingError: if the sampler cannot tell the environments of this batch apart.
         """
-        del keys  # a buffer is filled before its loss is known to read anything
+        self._keys = frozenset(keys)
         if self.n_step is not None:
             batch = self.n_step.inv(batch)
             if batch is None:
@@ -206,7 +207,7 @@ class ReplayBatches:
             yield drawn if self.sequences is None else [self.sequences.cut(m) for m in drawn]
 
     def _sample(self, size: int) -> TensorDictBase:
-        sampled = self._direct.sample(size)
+        sampled = self._direct.sample(size, self._keys)
         if sampled is None:
             own = self.buffer.batch_size == size
             sampled = self.buffer.sample() if own else self.buffer.sample(size)

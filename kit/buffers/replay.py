@@ -63,8 +63,9 @@ def make_replay_buffer(
             raise SettingError("n_step", n_step, "does not go with sequences", works)
         sampler = SequenceSampler(length)
     buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(size, device=device),
-        writer=SliceWriter(),
+        # "Compilable" counters are numbers; the others lock memory shared with other processes.
+        storage=LazyTensorStorage(size, device=device, compilable=True),
+        writer=SliceWriter(compilable=True),
         sampler=sampler or RandomSampler(),
         batch_size=batch_size,
     )

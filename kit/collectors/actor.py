@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -17,7 +18,6 @@ from torchrl.modules.utils import get_primers_from_module
 from kit.envs.backends.base import Mask
 from kit.envs.spaces import Arrays, Key, Leaf
 from kit.fast.traced import Traced
-from kit.fast.watch import Watch
 from kit.modules.numpy_policy import NotInNumpy, NumpyPolicy
 from kit.steps import SettingError
 from kit.steps.errors import one_of
@@ -29,6 +29,7 @@ FastPolicy = Literal["auto", "exact", "module"]
 IS_INIT = "is_init"
 """Key under which a policy finds whether an observation is the first of its episode."""
 
+_NO_CONTEXT: AbstractContextManager[Any] = contextlib.nullcontext()
 _FOREVER = 2**62
 _AHEAD = 128
 """Random actions that are drawn at once, at most."""
@@ -136,7 +137,6 @@ class Actor:
         self._recorded: list[Sequence[Tensor]] = []
         self.keeps_outputs = True
         self.numpy: NumpyPolicy | None = None
-        self._watch = Watch(policy)
         self._wants_numpy = fast_policy == "auto" and policy is not None
         self._not_in_numpy = "" if self._wants_numpy else f"fast_policy={fast_policy!r}"
         if self._wants_numpy:
@@ -145,11 +145,13 @@ class Actor:
     def _compute_in_numpy(self) -> None:
         """Have NumPy compute the policy's actions, if it can."""
         assert self.runner is not None
+        before = self.numpy
         try:
             if not self._on_cpu:
                 raise NotInNumpy(f"it runs on {self.device}")
             kind = self.runner.exploration_type
             self.numpy = NumpyPolicy(self.runner.policy, self.num_envs, kind)
+            self.numpy.continue_from(before)
         except NotInNumpy as reason:
             self.numpy, self._not_in_numpy = None, str(reason)
         self.runner.is_recurrent = self.numpy is None
@@ -170,33 +172,41 @@ class Actor:
         """Notice policies that have changed; once per batch."""
         for runner in self._runners:
             if runner is self.runner and self.numpy is not None:
-                changed = self._watch.changed() or not self.numpy.is_valid()
+                changed = not self.numpy.is_valid()
             else:
                 changed = runner.prepare() and runner is self.runner and self._wants_numpy
             if changed:
                 self._compute_in_numpy()
 
-    def begin(self, policy_steps: int = 0, steps: int = 0) -> AbstractContextManager[Any]:
-        """Begin a batch.
+    def is_ready(self, policy_steps: int, steps: int) -> bool:
+        """Whether a batch needs nothing of PyTorch: NumPy acts, and has its random numbers."""
+        numpy = self.numpy
+        return numpy is not None and policy_steps >= self._policy_from and numpy.has_noise(steps)
+
+    def begin(
+        self, policy_steps: int = 0, steps: int = 0, into: NDArray[Any] | None = None
+    ) -> AbstractContextManager[Any]:
+        """Begin a batch, after :meth:`prepare`.
 
         Args:
             policy_steps: of all environments so far.
             steps: time steps of the batch; 0: it is not known how many.
+            into: where NumPy may write the actions of all time steps, ``[steps, num_envs, ...]``.
 
         Returns:
             The context in which to act: inference mode, which is cheaper, wherever no call may have
             to make parameters.
         """
-        self.prepare()
         self._recorded = []
         if steps and policy_steps < self._random_until:
             left = (self._random_until - policy_steps) // self.num_envs
             self._random.begin(min(left, steps), left)
         if self.numpy is not None:
             before = max(self._policy_from - policy_steps, 0) // self.num_envs
-            self.numpy.begin(max(steps - before, 0))
+            self.numpy.begin(max(steps - before, 0), None if before else into)
+            return _NO_CONTEXT
         replays = self._runners and all(runner.replays for runner in self._runners)
-        return torch.inference_mode() if replays else contextlib.nullcontext()
+        return torch.inference_mode() if replays else _NO_CONTEXT
 
     def __call__(
         self, observation: Arrays, policy_steps: int = 0, active: Mask | None = None
@@ -343,14 +353,18 @@ class Actor:
             runner.restart()
 
     def seeded(self) -> None:
-        """Forget random actions drawn ahead: there are new random numbers."""
+        """Forget random numbers drawn ahead: there are new ones."""
         self._random.clear()
+        if self.numpy is not None:
+            self.numpy.noise = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return hidden state, and random actions drawn ahead."""
+        """Return hidden state, and random numbers drawn ahead."""
+        noise = [] if self.numpy is None else self.numpy.noise
         return {
             "runners": [runner.state_dict() for runner in self._runners],
             "random": self._random.state_dict(),
+            "noise": torch.from_numpy(np.stack(noise)) if noise else None,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -358,6 +372,8 @@ class Actor:
         for runner, state in zip(self._runners, state_dict["runners"], strict=True):
             runner.load_state_dict(state)
         self._random.load_state_dict(state_dict["random"])
+        if self.numpy is not None and state_dict["noise"] is not None:
+            self.numpy.noise = [*state_dict["noise"].numpy().copy()]
 
 
 class RandomActions:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -110,8 +110,12 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         if self.closed:
             raise RuntimeError("this collector was shut down; make a new one")
         self._iter += 1
-        with torch.no_grad(), self._random_numbers.in_use():
+        with self._prepared():
             return self._collect()
+
+    def _prepared(self) -> AbstractContextManager[Any]:
+        """Prepare a batch and return the context in which it is collected."""
+        return self._random_numbers
 
     @abc.abstractmethod
     def _collect(self) -> TensorDictBase:
@@ -283,6 +287,8 @@ class StepsCollector(KitCollector):
 class RandomNumbers:
     """Random numbers of a collector's own: other uses of PyTorch's do not change them.
 
+    Within ``with random_numbers:`` PyTorch draws from them, and records no gradients.
+
     Args:
         seed: where they begin.
         device: where the policy runs; a GPU has random numbers of its own.
@@ -290,6 +296,7 @@ class RandomNumbers:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.device = device
+        self._no_grad = torch.no_grad()
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -299,23 +306,23 @@ class RandomNumbers:
         if self.device.type == "cuda":
             self._on_device = torch.Generator(self.device).manual_seed(seed).get_state()
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Let PyTorch's functions use these numbers, and put back the others afterwards."""
-        outside = torch.get_rng_state()
-        on_device = None
+    def __enter__(self) -> None:
+        """Let PyTorch's functions use these numbers, and record no gradients."""
+        self._no_grad.__enter__()
+        self._outside = torch.get_rng_state()
         torch.set_rng_state(self._state)
         if self._on_device is not None:
-            on_device = torch.cuda.get_rng_state(self.device)
+            self._outside_device = torch.cuda.get_rng_state(self.device)
             torch.cuda.set_rng_state(self._on_device, self.device)
-        try:
-            yield
-        finally:
-            self._state = torch.get_rng_state()
-            torch.set_rng_state(outside)
-            if on_device is not None:
-                self._on_device = torch.cuda.get_rng_state(self.device)
-                torch.cuda.set_rng_state(on_device, self.device)
+
+    def __exit__(self, *error: object) -> None:
+        """Put back the others."""
+        self._state = torch.get_rng_state()
+        torch.set_rng_state(self._outside)
+        if self._on_device is not None:
+            self._on_device = torch.cuda.get_rng_state(self.device)
+            torch.cuda.set_rng_state(self._outside_device, self.device)
+        self._no_grad.__exit__(*error)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where they stand."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from kit.collectors.rollout_buffer import (
     Span,
 )
 from kit.envs.backends.base import Mask, StepArrays
-from kit.envs.episodes import EpisodeStatistics
+from kit.envs.episodes import EpisodeStatistics, Infos
 from kit.envs.errors import EnvironmentFault
 from kit.envs.make import make_env
 from kit.envs.vector_env import VectorEnv
@@ -136,6 +137,8 @@ class VectorCollector(StepsCollector):
         [torch.Size([2, 5]), torch.Size([2, 5])]
     """
 
+    _buffer: RolloutBuffer | None = None
+
     def __init__(
         self,
         create_env_fn: EnvBase | Callable[[], EnvBase],
@@ -160,7 +163,6 @@ class VectorCollector(StepsCollector):
         self._actor = _actor(self, exploration_policy, exploration_type, fast_policy)
         self._statistics = EpisodeStatistics(self.num_envs)
         self._episode_ids = EpisodeIds(self.num_envs)
-        self._buffer: RolloutBuffer | None = None
         self._on_host = self.storing_device.type == self.policy_device.type == "cpu"
 
     @property
@@ -169,6 +171,13 @@ class VectorCollector(StepsCollector):
         return self._actor.path
 
     # ------------------------------------------------------------------ one batch
+    def _prepared(self) -> AbstractContextManager[Any]:
+        self._actor.prepare()
+        ready = self._actor.is_ready(self.policy_steps, self.steps_per_env)
+        if ready and not (self.is_prefill or self.env.backend.uses_torch):
+            return contextlib.nullcontext()
+        return super()._prepared()
+
     def _collect_steps(self, steps: int) -> TensorDictBase:
         if self.reset_at_each_iter and self._iter > 0:
             self.env.restart()
@@ -176,7 +185,7 @@ class VectorCollector(StepsCollector):
         buffer = self._begin(steps)
         schedule = EveryStep(self.num_envs, self.policy_steps)
         try:
-            with self._actor.begin(self.policy_steps, steps):
+            with self._actor.begin(self.policy_steps, steps, buffer.actions):
                 rollout(self.env, self._actor, buffer.rows, schedule)
             buffer.end(self._episode_ids)
             outputs = self._checked_outputs(buffer)
@@ -186,8 +195,8 @@ class VectorCollector(StepsCollector):
             if isinstance(error, EnvironmentFault):
                 raise error.at(schedule.policy_steps // self.num_envs) from error
             raise
-        self._count(buffer)
         batch = buffer.tensordict(outputs)
+        self._count(buffer)
         return batch if self._on_host else batch.to(self.storing_device)
 
     def _begin(self, steps: int) -> RolloutBuffer:
@@ -197,8 +206,11 @@ class VectorCollector(StepsCollector):
             buffer.begin_again(present)
             return buffer
         if buffer is None or buffer.is_full or buffer.steps != steps:
+            self._take_in()
             batches = 1 if self.reuse else max(CHUNK // steps, 1)
-            buffer = self._buffer = RolloutBuffer(self.env, steps, batches)
+            numpy = self._actor.numpy
+            actions = None if numpy is None else numpy.actions
+            buffer = self._buffer = RolloutBuffer(self.env, steps, batches, actions)
         buffer.begin(present)
         return buffer
 
@@ -206,27 +218,54 @@ class VectorCollector(StepsCollector):
         """Return the policy's outputs; refuse NaN, the policy's first."""
         taken = self.policy_steps // self.num_envs
         outputs = self._actor.outputs()
-        check_policy(outputs, buffer.acted_on, self._actor.action_keys, taken)
-        buffer.check_finite(self.env.name, self._statistics, taken)
+        if doubtful := buffer.doubtful_actions() | outputs:
+            check_policy(doubtful, buffer.acted_on, self._actor.action_keys, taken)
+        if buffer.has_nan():
+            self._take_in()
+            buffer.check_finite(self.env.name, self._statistics, taken)
         return outputs
 
     def _count(self, buffer: RolloutBuffer) -> None:
-        whole, frames = buffer.whole, buffer.steps * self.num_envs
-        rewards, finished, infos = buffer.episode_rewards, [], self.env.take_infos()
-        if buffer.any_done:
-            flags = whole.terminated, whole.truncated
-            finished = self._statistics.add(rewards, *flags, whole.env_steps, infos)
-        else:
-            self._statistics.go_on(rewards, whole.env_steps)
+        frames = buffer.steps * self.num_envs
         self.random_policy_steps += self._actor.random_steps(self.policy_steps, frames)
         self.policy_steps += frames
-        self.env_steps += int(whole.env_steps.sum())
         self.environment_errors = self.env.backend.faults
+        infos = self.env.take_infos()
+        if buffer.any_done or buffer.is_full:
+            self._take_in(infos)
+
+    def _take_in(self, infos: Infos = {}) -> None:  # noqa: B006
+        """Count env steps and episodes of the batches since the last call.
+
+        Args:
+            infos: of the last of these batches; no episode ended in the others.
+        """
+        buffer = self._buffer
+        if buffer is None:
+            return
+        *results, env_steps = buffer.uncounted()
+        if not len(env_steps):
+            return
+        earlier = len(env_steps) - buffer.steps
+        infos = {(earlier + step, env): info for (step, env), info in infos.items()}
+        finished = self._statistics.add(*results, env_steps, infos)
+        self._env_steps += int(env_steps.sum())
         self.episodes += len(finished)
         self._finished += finished
 
+    @property
+    def env_steps(self) -> int:
+        """Env steps so far."""
+        self._take_in()
+        return self._env_steps
+
+    @env_steps.setter
+    def env_steps(self, value: int) -> None:
+        self._env_steps = value
+
     def _restart(self) -> None:
         """All environments have begun new episodes."""
+        self._take_in()
         self._statistics.restart()
         self._episode_ids.restart()
         self._actor.restart()
@@ -254,6 +293,7 @@ class VectorCollector(StepsCollector):
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return counters, random numbers, open episodes and the state of the environments."""
+        self._take_in()
         state = super().state_dict()
         state["statistics"] = self._statistics.state_dict()
         state["episode_ids"] = self._episode_ids.present.tolist()
@@ -267,6 +307,7 @@ class VectorCollector(StepsCollector):
         Where the environments could not give their state, their open episodes are closed and new
         ones begin; ``exact_resume`` is then false.
         """
+        self._take_in()
         super().load_state_dict(state_dict)
         self._statistics.load_state_dict(state_dict["statistics"])
         self._episode_ids.present[...] = state_dict["episode_ids"]
@@ -362,6 +403,7 @@ class EpisodeCollector(KitCollector):
 
     # ------------------------------------------------------------------ one batch
     def _collect(self) -> TensorDictBase:
+        self._actor.prepare()
         prefill = self.policy_steps < self.prefill_frames
         least = (self.prefill_frames, 1) if prefill else (self.min_steps, self.min_episodes)
         self._actor.restart()
@@ -418,6 +460,7 @@ class EpisodeCollector(KitCollector):
         state = super().state_dict()
         state["idle_env_steps"] = self.idle_env_steps
         state["strayed"] = self._strayed.tolist()
+        state["actor"] = self._actor.state_dict()
         state["env"] = self.env.full_state()
         return state
 
@@ -430,6 +473,7 @@ class EpisodeCollector(KitCollector):
         super().load_state_dict(state_dict)
         self.idle_env_steps = int(state_dict["idle_env_steps"])
         self._strayed[...] = state_dict["strayed"]
+        self._actor.load_state_dict(state_dict["actor"])
         self.exact_resume = self.env.load_full_state(state_dict["env"])
         if not self.exact_resume:
             self._strayed[...] = False

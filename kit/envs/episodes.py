@@ -63,7 +63,10 @@ class EpisodeStatistics:
         env_steps: NDArray[np.int32] | None = None,
         infos: Infos = {},  # noqa: B006
     ) -> list[Episode]:
-        """Take in a batch and return the episodes that ended in it, in the order they ended.
+        """Take in time steps and return the episodes that ended in them, in the order they ended.
+
+        Rewards are added one after the other, so that it makes no difference how many are taken in
+        at a time.
 
         Args:
             reward: ``[steps, num_envs]``, before normalisation.
@@ -72,43 +75,33 @@ class EpisodeStatistics:
             env_steps: ``[steps, num_envs]``; ``None``: one for each policy step.
             infos: of the episodes that ended, where they have any.
         """
-        ended = terminated | truncated
-        if not ended.any():
-            self.go_on(reward, env_steps)
-            return []
         steps = len(reward)
-        rewards = reward.cumsum(axis=0, dtype=np.float64)
+        returns = np.add.accumulate(np.concatenate([self.returns[None], reward]), dtype=np.float64)
         if env_steps is None:
-            made = np.broadcast_to(np.arange(1, steps + 1)[:, None], rewards.shape)
+            made = np.broadcast_to(np.arange(1, steps + 1)[:, None], reward.shape)
         else:
             made = env_steps.cumsum(axis=0, dtype=np.int64)
         finished: list[Episode] = []
-        # What an open episode brought into the batch, minus what came before its first step in it.
-        for step, env in np.argwhere(ended).tolist():
+        # Of an open episode: what was summed before its first step, and where that is.
+        before = np.zeros(self.num_envs)
+        for step, env in np.argwhere(terminated | truncated).tolist():
             finished.append(
                 Episode(
                     env=env,
-                    episode_return=float(self.returns[env] + rewards[step, env]),
+                    episode_return=float(returns[step + 1, env] - before[env]),
                     length=int(self.lengths[env]) + step + 1,
                     env_steps=int(self.env_steps[env] + made[step, env]),
                     terminated=bool(terminated[step, env]),
                     info=infos.get((step, env), {}),
                 )
             )
-            self.returns[env] = -rewards[step, env]
+            before[env] = returns[step + 1, env]
             self.lengths[env] = -(step + 1)
             self.env_steps[env] = -made[step, env]
-        self.returns += rewards[-1]
+        self.returns = returns[-1] - before
         self.lengths += steps
         self.env_steps += made[-1]
         return finished
-
-    def go_on(self, reward: NDArray[np.float32], env_steps: NDArray[np.int32] | None) -> None:
-        """Take in a batch in which no episode ended."""
-        # A cumulative sum adds in the order of the steps; np.sum does not, and rounds differently.
-        self.returns += reward[0] if len(reward) == 1 else reward.cumsum(0, np.float64)[-1]
-        self.lengths += len(reward)
-        self.env_steps += len(reward) if env_steps is None else np.add.reduce(env_steps)
 
     def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
         """Begin new episodes, in all environments or those of ``mask``."""

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 
 _SETTINGS = (bool, int, float, str, tuple, NoneType)
 _PARTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+"""Dictionaries that every module has as long as it lives; the entries of five are watched."""
 
 
 class Watch:
@@ -36,19 +38,13 @@ class Watch:
     def changed(self) -> bool:
         """Whether anything is different from the last call."""
         try:
-            if (
-                [*map(len, self._sizes)] == self._lengths
-                and [*map(id, _entries(self._all_held))] == self._identities
-                and _entries(self._all_places) == self._entries
-            ):
+            if [*map(len, self._sizes)] == self._lengths and self._present() == self._identities:
                 return False
-        except (RuntimeError, KeyError):  # a number became a tensor, or a name another one
+        except KeyError:  # a name became another one
             pass
         before = (self._places, self._values, self._held, self._tensors)
         self._look()
         return not _same(before, (self._places, self._values, self._held, self._tensors))
-
-    look_closely = changed
 
     def settings(self) -> list[tuple[dict[str, Any], str, Any]]:
         """Every plain attribute: where it is, its name and its value."""
@@ -57,14 +53,17 @@ class Watch:
     def _look(self) -> None:
         self._sizes = [d for one in self.watched for d in _dictionaries(one)]
         self._lengths = [*map(len, self._sizes)]
-        entries = [(d, name, value) for d in self._sizes for name, value in d.items()]
+        entries = [(d, n, v) for d in self._sizes for n, v in d.items() if n not in _OF_MODULES]
         self._places = [(d, n) for d, n, value in entries if type(value) in _SETTINGS]
         self._held = [(d, n) for d, n, v in entries if isinstance(v, (Tensor, dict)) or callable(v)]
         self._values = [_plain(place[name]) for place, name in self._places]
         self._tensors = [place[name] for place, name in self._held]
-        self._all_places, self._all_held = _by_place(self._places), _by_place(self._held)
-        self._identities = [*map(id, _entries(self._all_held))]
-        self._entries = _entries(self._all_places)
+        self._getters = _by_place([*self._places, *self._held])
+        self._identities = self._present()
+
+    def _present(self) -> list[int]:
+        """Identities of all that is watched; a new value that is equal is looked at closely."""
+        return [*map(id, itertools.chain.from_iterable([get(d) for get, d in self._getters]))]
 
 
 _Getters = list[tuple[Callable[[Any], tuple[Any, ...]], Any]]
@@ -72,16 +71,12 @@ _Getters = list[tuple[Callable[[Any], tuple[Any, ...]], Any]]
 
 def _by_place(entries: Sequence[tuple[Any, Any]]) -> _Getters:
     """Return what gets all entries of each dictionary in one call: this is done very often."""
-    getters: _Getters = []
-    for _, of_one in itertools.groupby(entries, key=lambda entry: id(entry[0])):
-        places, names = zip(*of_one)
-        # One name alone would not be got as a tuple.
-        getters.append((operator.itemgetter(*names, names[0]), places[0]))
-    return getters
-
-
-def _entries(getters: _Getters) -> list[Any]:
-    return [entry for get, place in getters for entry in get(place)]
+    names: dict[int, list[Any]] = {}
+    for place, name in entries:
+        names.setdefault(id(place), []).append(name)
+    places = {id(place): place for place, _ in entries}
+    # One name alone would not be got as a tuple.
+    return [(operator.itemgetter(*found, found[0]), places[n]) for n, found in names.items()]
 
 
 def _plain(value: Any) -> Any:

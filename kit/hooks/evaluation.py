@@ -77,8 +77,10 @@ class Evaluator:
         schedule = _Shares(env, self.episodes)
         self._actor.restart()
         numbers = RandomNumbers(self.seed + number, self.device)
-        with torch.no_grad(), numbers.in_use(), _evaluated(self.policy), self._actor.begin():
-            rollout(env, self._actor, _rows(env), schedule)
+        with numbers, _evaluated(self.policy):
+            self._actor.prepare()
+            with self._actor.begin():
+                rollout(env, self._actor, _rows(env), schedule)
         return schedule.finished
 
     def close(self) -> None:

@@ -9,7 +9,9 @@ distribution of the network's outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,12 +32,28 @@ Array = NDArray[Any]
 MOST_PRODUCTS = 2**18
 """Largest layer that NumPy computes, in multiplications for all environments."""
 
-ACTIVATIONS: dict[type[nn.Module], Callable[[Array, Array], Any]] = {
-    nn.Tanh: np.tanh,
-    SigmoidTanh: np.tanh,
-    nn.ReLU: lambda x, out: np.maximum(x, 0.0, out),
+_AHEAD = 128
+"""Time steps for which random numbers are drawn at once, at least."""
+
+# A function of a module is looked up at every use.
+add, dot, exp, maximum, multiply, tanh = np.add, np.dot, np.exp, np.maximum, np.multiply, np.tanh
+
+
+def _relu(values: Array) -> None:
+    maximum(values, _ZERO, out=values)
+
+
+def _tanh(values: Array) -> None:
+    tanh(values, values)
+
+
+_ZERO = np.zeros(1, np.float32)
+ACTIVATIONS: dict[type[nn.Module], Callable[[Array], None]] = {
+    nn.Tanh: _tanh,
+    SigmoidTanh: _tanh,
+    nn.ReLU: _relu,
 }
-"""Called with an array and where the result is written."""
+"""In place."""
 
 
 class NotInNumpy(RuntimeError):
@@ -52,6 +70,9 @@ class NumpyPolicy:
         num_envs: rows of an observation.
         exploration_type: ``RANDOM`` samples actions, ``DETERMINISTIC`` takes the likeliest.
 
+    Attributes:
+        noise: random numbers drawn ahead, one array for each time step, the next one last.
+
     Raises:
         NotInNumpy: if it is another policy, or so large that PyTorch is as fast.
     """
@@ -65,30 +86,70 @@ class NumpyPolicy:
         self.policy, self.num_envs = policy, num_envs
         self.samples = exploration_type is ExplorationType.RANDOM
         self.out_keys = [key for key in policy.out_keys if not str(key).startswith("_")]
-        self._parameters = [(p, p.data_ptr()) for p in policy.parameters()]
         self._layers = _layers(network, num_envs)
         self._sampler = _SAMPLERS[head.distribution](head, num_envs)
-        self._noise: list[Array] = []
+        self.noise: list[Array] = []
+        self._rows: Iterator[Any] = itertools.repeat(None)
+        self._into: Array | None = None
         self._actions: list[Array] = []
         self._columns: list[Array] = []
-        self._expected = 0
         (self._seen,) = policy.module[0].in_keys
         self._head, self._sampling = head, policy.module[-1]
         self._densities = Traced(self._written, head, policy.module[-1], name="")
+        self._keeps_columns = self.out_keys != [self.key]
+        self._addresses = [parameter.data_ptr for parameter in policy.parameters()]
+        self._places = [address() for address in self._addresses]
+        modules = list(policy.modules())
+        self._hooks = [m._forward_hooks for m in modules] + [m._forward_pre_hooks for m in modules]
+        self._entries = [d for m in modules for d in (m._modules, m._parameters) if d]
+        self._known = [*itertools.chain.from_iterable([d.values() for d in self._entries])]
+        self._identities = [*map(id, self._known)]
 
     def is_valid(self) -> bool:
-        """Whether parameters are where they were."""
-        return all(parameter.data_ptr() == place for parameter, place in self._parameters)
+        """Whether parameters are where they were, and modules what they were."""
+        present = itertools.chain.from_iterable([d.values() for d in self._entries])
+        return (
+            [*map(id, present)] == self._identities
+            and [address() for address in self._addresses] == self._places
+            and not any(self._hooks)
+        )
 
-    def begin(self, steps: int) -> None:
+    # ------------------------------------------------------------------ random numbers
+    def continue_from(self, other: NumpyPolicy | None) -> None:
+        """Take over what another policy has drawn ahead, if it draws from the same distribution."""
+        if other is not None and type(self._sampler) is type(other._sampler):
+            if self._sampler.shape == other._sampler.shape:
+                self.noise = other.noise
+
+    def has_noise(self, steps: int) -> bool:
+        """Whether random numbers have been drawn for so many time steps, as far as any are used."""
+        return len(self.noise) >= steps or not self.samples
+
+    def _draw(self, steps: int) -> None:
+        """Draw for time steps, in their order; many at once where that draws the same numbers."""
+        if self._sampler.at_once:
+            steps = max(steps, _AHEAD)
+        self.noise = [*self._sampler.noise(steps)][::-1] + self.noise
+
+    # ------------------------------------------------------------------ a batch
+    def begin(self, steps: int, into: Array | None = None) -> None:
         """Begin a batch.
 
         Args:
-            steps: expected time steps, for which random numbers are drawn with the first one.
+            steps: expected time steps, for which random numbers are drawn if none are left.
+            into: where actions are written, ``[steps, num_envs, ...]``; ``None``: to memory of
+                this object.
         """
+        if not self.has_noise(steps):
+            self._draw(steps - len(self.noise))
         self._sampler.refresh()
-        self._actions, self._noise, self._columns = [], [], []
-        self._expected = steps
+        self._actions, self._columns = [], []
+        self._into, self._rows = into, itertools.repeat(None) if into is None else iter(into)
+
+    @property
+    def actions(self) -> tuple[Any, tuple[int, ...], Any]:
+        """Key, shape ``[num_envs, ...]`` and type of the actions of a time step."""
+        return self.key, self._sampler.actions, self._sampler.dtype
 
     @property
     def steps(self) -> int:
@@ -103,39 +164,47 @@ class NumpyPolicy:
         """
         value = observation[self._seen]
         for weight, bias, out, activate in self._layers[:-1]:
-            np.dot(value, weight, out)
-            np.add(out, bias, out)
+            dot(value, weight, out)
+            add(out, bias, out)
             if activate is not None:
-                activate(out, out)
+                activate(out)
             value = out
-        weight, bias, _, _ = self._layers[-1]
-        value = np.dot(value, weight)  # memory of its own: it is kept
-        value += bias
-        self._columns.append(value)
-        if not self.samples:
-            action = self._sampler.likeliest(value)
+        weight, bias, out, _ = self._layers[-1]
+        if self._keeps_columns:
+            value = dot(value, weight)  # memory of its own
+            self._columns.append(value)
         else:
-            step = len(self._actions)
-            if step == len(self._noise):
-                self._noise += list(self._sampler.noise(max(self._expected - step, 1)))
-            action = self._sampler.sample(value, self._noise[step])
+            value = dot(value, weight, out)
+        add(value, bias, value)
+        if self.samples:
+            if not self.noise:
+                self._draw(1)
+            action = self._sampler.sample(value, self.noise.pop(), next(self._rows))
+        else:
+            action = self._sampler.likeliest(value, next(self._rows))
         self._actions.append(action)
         return {self.key: action}
 
     def outputs(self) -> dict[Any, Tensor]:
-        """Return all that the policy writes in the steps since :meth:`begin`.
+        """Return the policy's outputs in the steps since :meth:`begin`.
 
         Returns:
-            By key, ``[num_envs, steps, ...]``.
+            By key, ``[num_envs, steps, ...]``, without actions that were written elsewhere.
         """
-        actions = _stacked(self._actions)
-        if self.out_keys == [self.key]:
+        if self._into is None:
+            actions = _stacked(self._actions)
+        elif self._keeps_columns:
+            actions = torch.from_numpy(self._into.swapaxes(0, 1))
+        else:
+            return {}
+        if not self._keeps_columns:
             return {self.key: actions}
         with torch.no_grad():
             self._densities.refresh()
             written = self._densities({"columns": _stacked(self._columns), "action": actions})
         found = {**written, self.key: actions}
-        return {key: found[key] for key in self.out_keys}
+        written_here = self.out_keys if self._into is None else set(self.out_keys) - {self.key}
+        return {key: found[key] for key in self.out_keys if key in written_here}
 
     def _written(self, inputs: Any) -> dict[Any, Tensor]:
         """Parameters of the distribution and, where they are asked for, log-probabilities."""
@@ -207,36 +276,40 @@ class _Sampler:
     Args:
         head: says which distribution they are parameters of.
         num_envs: rows.
+
+    Attributes:
+        shape: of the random numbers of a time step, ``[num_envs, ...]``.
+        actions: shape of the actions of a time step, ``[num_envs, ...]``.
+        dtype: of actions.
+        at_once: whether one call draws for many time steps what a call for each draws.
     """
 
     fill: Callable[..., Tensor] = Tensor.normal_
+    dtype: Any = np.float32
 
     def __init__(self, head: Any, num_envs: int) -> None:
         self.head = head
-        self._shape = (num_envs, *getattr(head, "shape", (head.columns,)))
-        self._at_once = self._draws_alike()
+        self.shape = self.actions = (num_envs, *getattr(head, "shape", (head.columns,)))
+        self.at_once = self._draws_alike()
 
     def refresh(self) -> None:
         """Compute what depends on parameters alone; once per batch."""
 
     def noise(self, steps: int) -> Array:
         """Draw what sampling needs, ``[steps, num_envs, ...]``, in the order of the steps."""
-        return self._draw(steps, self._at_once).numpy()  # type: ignore[no-any-return]
+        return self._draw(steps, self.at_once).numpy()  # type: ignore[no-any-return]
 
     def _draw(self, steps: int, at_once: bool) -> Tensor:
-        if steps == 1:
-            return type(self).fill(torch.empty(1, *self._shape))
         if at_once:
             # With other memory in between, or PyTorch draws many at once in another order.
-            apart = torch.empty(steps, *self._shape, 2)[..., 0]
+            apart = torch.empty(steps, *self.shape, 2)[..., 0]
             return type(self).fill(apart).contiguous()
-        whole = torch.empty(steps, *self._shape)
+        whole = torch.empty(steps, *self.shape)
         for row in whole.unbind():
             type(self).fill(row)
         return whole
 
     def _draws_alike(self) -> bool:
-        """Whether one call draws for many steps what a call for each step does."""
         with torch.random.fork_rng(devices=[]):
             before = torch.get_rng_state()
             found = []
@@ -245,12 +318,18 @@ class _Sampler:
                 found.append((self._draw(16, at_once), torch.get_rng_state()))
         return all(torch.equal(*both) for both in zip(*found))
 
-    def sample(self, columns: Array, noise: Array) -> Array:
-        """Return actions, ``[num_envs, ...]``, as an array of their own."""
+    def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
+        """Return actions, ``[num_envs, ...]``.
+
+        Args:
+            columns: of the network, overwritten by nobody else until the next time step.
+            noise: random numbers of this time step.
+            out: where they are written; ``None``: to an array of their own.
+        """
         raise NotImplementedError
 
-    def likeliest(self, columns: Array) -> Array:
-        """Return the likeliest actions, ``[num_envs, ...]``, as an array of their own."""
+    def likeliest(self, columns: Array, out: Array | None) -> Array:
+        """Return the likeliest actions, ``[num_envs, ...]``."""
         raise NotImplementedError
 
 
@@ -258,15 +337,20 @@ class _Categorical(_Sampler):
     """The winner of an exponential race, as :class:`~kit.modules.distributions.Categorical`."""
 
     fill = Tensor.exponential_
+    dtype = np.intp
+
+    def __init__(self, head: Any, num_envs: int) -> None:
+        super().__init__(head, num_envs)
+        self.actions = (num_envs,)
 
     def noise(self, steps: int) -> Array:
         return np.log(super().noise(steps))  # type: ignore[no-any-return]
 
-    def sample(self, columns: Array, noise: Array) -> Array:
-        return (columns - noise).argmax(-1)  # type: ignore[no-any-return]
+    def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
+        return (columns - noise).argmax(-1, out)  # type: ignore[no-any-return]
 
-    def likeliest(self, columns: Array) -> Array:
-        return columns.argmax(-1)  # type: ignore[no-any-return]
+    def likeliest(self, columns: Array, out: Array | None) -> Array:
+        return columns.argmax(-1, out)  # type: ignore[no-any-return]
 
 
 class _Normal(_Sampler):
@@ -275,14 +359,11 @@ class _Normal(_Sampler):
     def refresh(self) -> None:
         self._scale = self.head.log_scale.detach().exp().numpy()
 
-    def noise(self, steps: int) -> Array:
-        return super().noise(steps) * self._scale  # type: ignore[no-any-return]
+    def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
+        return add(columns, multiply(noise, self._scale, out), out)  # type: ignore[no-any-return]
 
-    def sample(self, columns: Array, noise: Array) -> Array:
-        return columns + noise  # type: ignore[no-any-return]
-
-    def likeliest(self, columns: Array) -> Array:
-        return columns.copy()
+    def likeliest(self, columns: Array, out: Array | None) -> Array:
+        return np.positive(columns, out)  # type: ignore[no-any-return]
 
 
 class _TanhNormal(_Sampler):
@@ -292,28 +373,41 @@ class _TanhNormal(_Sampler):
         super().__init__(head, num_envs)
         low, high = (head.keywords[name].numpy() for name in ("low", "high"))
         self._middle, self._half = (high + low) / 2, (high - low) / 2
+        self._bounds = self._middle.item(0), self._half.item(0)
         self._limit = np.float32(1 - torch.finfo(torch.float32).resolution)  # TorchRL's safe tanh
+        # Python computes one number faster than NumPy an array of one.
+        self._single = num_envs * head.size == 1
 
-    def _squashed(self, value: Array) -> Array:
-        np.tanh(value, out=value)
-        np.maximum(value, -self._limit, out=value)
+    def _squashed(self, value: Array, out: Array | None) -> Array:
+        value = tanh(value, out)
+        maximum(value, -self._limit, out=value)
         np.minimum(value, self._limit, out=value)
-        value *= self._half
-        value += self._middle
-        return value
+        multiply(value, self._half, value)
+        return add(value, self._middle, value)  # type: ignore[no-any-return]
 
-    def sample(self, columns: Array, noise: Array) -> Array:
+    def _one(self, columns: Array, noise: Array, out: Array | None) -> Array:
+        """Sample a single number."""
+        (mean, raw), head, limit = columns[0].tolist(), self.head, float(self._limit)
+        middle, half = (head.most + head.least) / 2, (head.most - head.least) / 2
+        value = math.tanh(mean + math.exp(middle + half * math.tanh(raw)) * noise.item())
+        out = np.empty(self.shape, np.float32) if out is None else out
+        out[...] = self._bounds[0] + self._bounds[1] * min(max(value, -limit), limit)
+        return out
+
+    def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
+        if self._single:
+            return self._one(columns, noise, out)
         size, head = self.head.size, self.head
-        scale = np.tanh(columns[:, size:])
+        scale = tanh(columns[:, size:])
         scale *= (head.most - head.least) / 2
         scale += (head.most + head.least) / 2
-        np.exp(scale, out=scale)
-        scale *= noise
-        scale += columns[:, :size]
-        return self._squashed(scale)
+        exp(scale, scale)
+        multiply(scale, noise, scale)
+        add(scale, columns[:, :size], scale)
+        return self._squashed(scale, out)
 
-    def likeliest(self, columns: Array) -> Array:
-        return self._squashed(columns[:, : self.head.size].copy())
+    def likeliest(self, columns: Array, out: Array | None) -> Array:
+        return self._squashed(columns[:, : self.head.size], out)
 
 
 _SAMPLERS: dict[Any, type[_Sampler]] = {

@@ -7,7 +7,6 @@ spent or faked.
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,15 +42,16 @@ class StepArrays(NamedTuple):
     raw_reward: NDArray[np.float32] | None = None
     """rewards before normalisation, where they are normalised, ``[num_envs]``."""
 
-    def rows(self) -> Iterator[StepArrays]:
-        """Yield one after the other of many steps, as views."""
-        raw = itertools.repeat(None) if self.raw_reward is None else self.raw_reward
-        flags = self.terminated, self.truncated
-        following, present = _rows(self.next_observation), _rows(self.observation)
-        return map(StepArrays, following, present, self.reward, *flags, self.env_steps, raw)
+    def at(self, index: int) -> StepArrays:
+        """Views of one entry of the first dimension."""
+        arrays = [
+            {k: a[index] for k, a in array.items()} if isinstance(array, dict) else array[index]
+            for array in self[:-1]
+        ]
+        return StepArrays(*arrays, None if self.raw_reward is None else self.raw_reward[index])
 
 
-def _rows(arrays: Arrays) -> Iterator[Arrays]:
+def rows_of(arrays: Arrays) -> Iterator[Arrays]:
     """Yield arrays of each step, by key; iterating takes a third of the time of indexing."""
     if len(arrays) == 1:
         ((key, array),) = arrays.items()
@@ -68,6 +68,7 @@ class EnvBackend(ABC):
         observation_leaves: arrays of an observation.
         action_leaves: arrays of an action.
         steps_some: whether :meth:`step` can leave envs out.
+        uses_torch: whether environments draw random numbers of PyTorch's.
         restarts: faults that are recovered from; the next one is raised.
         faults: faults recovered from so far.
         infos: numbers in the ``info`` of the last step of an episode, by number of the environment,
@@ -82,6 +83,7 @@ class EnvBackend(ABC):
     action_leaves: list[Leaf]
     convert: ActionConverter
     steps_some = False
+    uses_torch = False
     restarts = 0
     faults = 0
     infos: Mapping[int, Mapping[str, float]] = {}

@@ -26,6 +26,8 @@ class TensorBackend(EnvBackend):
         name: its id.
     """
 
+    uses_torch = True
+
     def __init__(self, env: TensorEnv, name: str) -> None:
         self.env = env
         self._describe(name, env.num_envs, *env.gymnasium_spaces())

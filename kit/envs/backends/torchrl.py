@@ -36,6 +36,8 @@ class TorchRLBackend(EnvBackend):
         SettingError: if it has several batch dimensions or several rewards.
     """
 
+    uses_torch = True
+
     def __init__(self, env: EnvBase, action_repeat: int = 1) -> None:
         self.env, self.action_repeat = env, action_repeat
         if env.batch_dims > 1:
