@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,28 +20,26 @@ class _Rows:
     """All rows of one entry of the storage.
 
     Args:
-        key: of the entry.
+        path: names of the entry, from the root.
         tensor: ``[max_size, ...]``.
     """
 
-    def __init__(self, key: Any, tensor: Tensor) -> None:
-        self.key, self.tensor = key, tensor
+    def __init__(self, path: tuple[str, ...], tensor: Tensor) -> None:
+        self.path, self.tensor = path, tensor
         # NumPy takes a quarter of PyTorch's time for so few rows.
-        self.array = tensor.numpy() if tensor.device.type == "cpu" else None
+        self.array = tensor.numpy() if tensor.is_cpu else None
 
     def write(self, rows: slice, value: Tensor) -> None:
         """Write ``[num_envs, steps, ...]`` in the order of time."""
-        if self.array is None or value.device.type != "cpu":
+        if self.array is None or not value.is_cpu:
             self.tensor[rows] = value.transpose(0, 1).flatten(0, 1)
-        elif value.numel() == self.array[rows].size == value.shape[0] * value.shape[1]:
-            self.array[rows].reshape(-1)[...] = value.numpy().swapaxes(0, 1).reshape(-1)
         else:
             array = value.numpy().swapaxes(0, 1)
             self.array[rows] = array.reshape(-1, *array.shape[2:])
 
-    def read(self, index: Tensor, places: NDArray[np.int64]) -> Tensor:
-        """Copy the rows of an index, given as a tensor and as an array."""
-        if self.array is None:
+    def read(self, index: Tensor, places: NDArray[np.int64] | None) -> Tensor:
+        """Copy the rows of an index, given as a tensor and, on the host, as an array."""
+        if self.array is None or places is None:
             return self.tensor[index]
         return torch.from_numpy(self.array.take(places, 0))
 
@@ -71,8 +69,7 @@ class DirectRows:
             and not self.writer.tracks_generations
         )
         self._shown: Any = None
-        self._rows: list[_Rows] = []
-        self._sizes: dict[Any, int] = {}
+        self._rows: dict[tuple[str, ...], _Rows] = {}
 
     def _look(self) -> bool:
         """Whether there are rows, which are looked up again where the storage has others."""
@@ -81,17 +78,9 @@ class DirectRows:
         rows = self.storage._storage
         if rows is not self._shown:
             self._shown = rows
-            self._rows = [_Rows(key, rows.get(key)) for key in rows.keys(True, True)]
-            nested = {row.key[:-1]: rows.get(row.key[:-1]) for row in self._rows if _nested(row)}
-            self._sizes = {key: len(group.keys()) for key, group in nested.items()}
-            self._size = len(rows.keys()) - ("index" in rows.keys())
+            self._rows = {path: _Rows(path, value) for path, value in _leaves(rows)}
+            self._index = self._rows.pop(("index",), None)
         return True
-
-    def _has_entries_of(self, batch: TensorDictBase) -> bool:
-        """Whether a batch has the entries that are stored, and no others."""
-        return len(batch.keys()) - ("index" in batch.keys()) == self._size and all(
-            len(batch.get(key).keys()) == size for key, size in self._sizes.items()
-        )
 
     def extend(self, batch: TensorDictBase) -> bool:
         """Store a batch ``[num_envs, steps]`` in the order of time; return whether that was done.
@@ -101,30 +90,24 @@ class DirectRows:
         if not self._look():
             return False
         count, start = batch.numel(), self.writer._cursor
-        rows = slice(start, start + count)
-        if rows.stop > self.storage.max_size:
+        end = start + count
+        values = dict(_leaves(batch))
+        values.pop(("index",), None)
+        if end > self.storage.max_size or values.keys() != self._rows.keys():
             return False
-        try:
-            values = [batch.get(row.key) for row in self._rows if row.key != "index"]
-            same = self._has_entries_of(batch)
-        except (KeyError, AttributeError):
-            return False
-        if not same:
-            return False
-        taken = iter(values)
-        for row in self._rows:
-            if row.key == "index":
-                torch.arange(rows.start, rows.stop, out=row.tensor[rows])
-            else:
-                row.write(rows, next(taken))
-        self.storage._set_last_cursor(rows.stop - 1)
+        rows = slice(start, end)
+        for path, value in values.items():
+            self._rows[path].write(rows, value)
+        if self._index is not None:
+            torch.arange(start, end, out=self._index.tensor[rows])
+        self.storage._set_last_cursor(end - 1)
         self.storage._len = min(self.storage._len + count, self.storage.max_size)
         self.storage._bump_mutation_revision()
-        self.writer._cursor = rows.stop % self.storage.max_size
+        self.writer._cursor = end % self.storage.max_size
         self.writer._write_count += count
         return True
 
-    def sample(self, size: int, keys: Sequence[Any] = ()) -> TensorDictBase | None:
+    def sample(self, size: int, keys: Collection[Any] = ()) -> TensorDictBase | None:
         """Draw a minibatch ``[size]``; ``None`` where the buffer is not plain.
 
         Args:
@@ -134,19 +117,31 @@ class DirectRows:
         if not self._look():
             return None
         index, _ = self.buffer.sampler.sample(self.storage, size)
-        places = index.numpy() if index.device.type == "cpu" else None
-        wanted = [row for row in self._rows if not keys or row.key in keys]
+        places = index.numpy() if index.is_cpu else None
         root: dict[str, Any] = {"index": index}
-        for row in wanted:
-            group, name = root, row.key
-            if isinstance(name, tuple):
-                for part in name[:-1]:
-                    group = group.setdefault(part, {})
-                name = name[-1]
-            if name != "index":
-                group[name] = row.read(index, places)
-        return TensorDict(root, [size])
+        for path, rows in self._rows.items():
+            if not keys or path in keys or path[0] in keys:
+                group = root
+                for name in path[:-1]:
+                    group = group.setdefault(name, {})
+                group[path[-1]] = rows.read(index, places)
+        return _tensordict(root, torch.Size([size]))
 
 
-def _nested(row: _Rows) -> bool:
-    return isinstance(row.key, tuple)
+def _leaves(rows: TensorDictBase) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yield paths and tensors; a fifth of the time of ``keys(True, True)`` and ``get``."""
+    for name, value in rows.items():
+        if isinstance(value, TensorDictBase):
+            for path, leaf in _leaves(value):
+                yield (name, *path), leaf
+        else:
+            yield (name,), value
+
+
+def _tensordict(entries: dict[str, Any], size: torch.Size) -> TensorDictBase:
+    """Nest TensorDicts without the checks of their shapes, a tenth of their time."""
+    nested = {
+        name: _tensordict(value, size) if isinstance(value, dict) else value
+        for name, value in entries.items()
+    }
+    return TensorDict._new_unsafe(nested, size)  # type: ignore[no-any-return, unused-ignore]
