@@ -136,7 +136,6 @@ class ReplayBatches:
         self.buffer = buffer
         self.n_step = n_step
         self._direct = DirectRows(buffer)
-        self._keys: frozenset[Any] = frozenset()
         self.sequences = buffer.sampler if isinstance(buffer.sampler, SequenceSampler) else None
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
             works = "use n_step=1: rewards are computed again for single transitions"
@@ -154,7 +153,7 @@ class ReplayBatches:
         Raises:
             SettingError: if the sampler cannot tell the environments of this batch apart.
         """
-        self._keys = frozenset(keys)
+        del keys  # a buffer is filled before its loss is known to read anything
         if self.n_step is not None:
             batch = self.n_step.inv(batch)
             if batch is None:
@@ -192,7 +191,7 @@ class ReplayBatches:
         Raises:
             SettingError: if nothing has been stored yet.
         """
-        if not len(self.buffer):
+        if not (self._direct.can_sample or len(self.buffer)):
             raise SettingError(
                 "learning_starts",
                 plan.learning_starts,
@@ -203,11 +202,12 @@ class ReplayBatches:
         if plan.sequence_length is not None:
             size *= plan.sequence_length
         for _ in range(limit):
-            drawn = [self._sample(size) for _ in range(plan.minibatches_per_gradient_step or 1)]
+            several = range(plan.minibatches_per_gradient_step or 1)
+            drawn = [self._sample(size) for _ in several]
             yield drawn if self.sequences is None else [self.sequences.cut(m) for m in drawn]
 
     def _sample(self, size: int) -> TensorDictBase:
-        sampled = self._direct.sample(size, self._keys)
+        sampled = self._direct.sample(size)
         if sampled is None:
             own = self.buffer.batch_size == size
             sampled = self.buffer.sample() if own else self.buffer.sample(size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,22 +20,21 @@ class _Rows:
     """All rows of one entry of the storage.
 
     Args:
-        path: names of the entry, from the root.
         tensor: ``[max_size, ...]``.
     """
 
-    def __init__(self, path: tuple[str, ...], tensor: Tensor) -> None:
-        self.path, self.tensor = path, tensor
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
         # NumPy takes a quarter of PyTorch's time for so few rows.
         self.array = tensor.numpy() if tensor.is_cpu else None
+        self._shape = (-1, *tensor.shape[1:])
 
     def write(self, rows: slice, value: Tensor) -> None:
         """Write ``[num_envs, steps, ...]`` in the order of time."""
         if self.array is None or not value.is_cpu:
             self.tensor[rows] = value.transpose(0, 1).flatten(0, 1)
         else:
-            array = value.numpy().swapaxes(0, 1)
-            self.array[rows] = array.reshape(-1, *array.shape[2:])
+            self.array[rows] = value.numpy().swapaxes(0, 1).reshape(self._shape)
 
     def read(self, index: Tensor, places: NDArray[np.int64] | None) -> Tensor:
         """Copy the rows of an index, given as a tensor and, on the host, as an array."""
@@ -78,7 +77,7 @@ class DirectRows:
         rows = self.storage._storage
         if rows is not self._shown:
             self._shown = rows
-            self._rows = {path: _Rows(path, value) for path, value in _leaves(rows)}
+            self._rows = {path: _Rows(value) for path, value in _leaves(rows)}
             self._index = self._rows.pop(("index",), None)
         return True
 
@@ -99,7 +98,7 @@ class DirectRows:
         for path, value in values.items():
             self._rows[path].write(rows, value)
         if self._index is not None:
-            torch.arange(start, end, out=self._index.tensor[rows])
+            self._index.write(rows, torch.arange(start, end).unsqueeze(0))
         self.storage._set_last_cursor(end - 1)
         self.storage._len = min(self.storage._len + count, self.storage.max_size)
         self.storage._bump_mutation_revision()
@@ -107,24 +106,26 @@ class DirectRows:
         self.writer._write_count += count
         return True
 
-    def sample(self, size: int, keys: Collection[Any] = ()) -> TensorDictBase | None:
-        """Draw a minibatch ``[size]``; ``None`` where the buffer is not plain.
+    @property
+    def can_sample(self) -> bool:
+        """Whether the buffer is plain, and not empty."""
+        return self._look() and self.storage._len > 0
 
-        Args:
-            size: transitions.
-            keys: the only ones that will be read; empty: any may be.
-        """
-        if not self._look():
+    def sample(self, size: int) -> TensorDictBase | None:
+        """Draw a minibatch ``[size]``; ``None`` where :attr:`can_sample` is false."""
+        storage = self.storage
+        if not self.can_sample:
             return None
-        index, _ = self.buffer.sampler.sample(self.storage, size)
+        index = torch.randint(  # as RandomSampler draws
+            0, storage._len, (size,), generator=storage._rng, device=storage.device
+        )
         places = index.numpy() if index.is_cpu else None
         root: dict[str, Any] = {"index": index}
         for path, rows in self._rows.items():
-            if not keys or path in keys or path[0] in keys:
-                group = root
-                for name in path[:-1]:
-                    group = group.setdefault(name, {})
-                group[path[-1]] = rows.read(index, places)
+            group = root
+            for name in path[:-1]:
+                group = group.setdefault(name, {})
+            group[path[-1]] = rows.read(index, places)
         return _tensordict(root, torch.Size([size]))
 
 

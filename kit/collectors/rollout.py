@@ -243,13 +243,15 @@ class VectorCollector(StepsCollector):
         buffer = self._buffer
         if buffer is None:
             return
-        *results, env_steps = buffer.uncounted()
-        if not len(env_steps):
+        new = buffer.uncounted()
+        if not len(new.reward):
             return
-        earlier = len(env_steps) - buffer.steps
+        reward = new.reward if new.raw_reward is None else new.raw_reward
+        earlier = len(reward) - buffer.steps
         infos = {(earlier + step, env): info for (step, env), info in infos.items()}
-        finished = self._statistics.add(*results, env_steps, infos)
-        self._env_steps += int(env_steps.sum())
+        ended = new.terminated, new.truncated
+        finished = self._statistics.add(reward, *ended, new.env_steps, infos)
+        self._env_steps += int(new.env_steps.sum())
         self.episodes += len(finished)
         self._finished += finished
 

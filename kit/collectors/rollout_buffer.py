@@ -27,7 +27,6 @@ Row = tuple[Arrays, StepArrays]
 """What a time step acts on, and where it is written."""
 
 
-
 class RolloutBuffer:
     """Memory of several consecutive batches, time first.
 
@@ -95,7 +94,9 @@ class RolloutBuffer:
             return array.reshape(*shape, *array.shape[3:])
 
         def each(batches: slice) -> Iterator[Arrays]:
-            rows = [[r for block in a[:, batches] for r in block] for a in self._observation.values()]
+            rows = [
+                [r for block in a[:, batches] for r in block] for a in self._observation.values()
+            ]
             return (dict(zip(self._observation, row)) for row in zip(*rows))
 
         results = self._results
@@ -124,7 +125,8 @@ class RolloutBuffer:
     @property
     def done(self) -> Mask:
         """Whether each step of the present batch ended an episode, ``[steps, num_envs]``."""
-        return self._done[self.present]
+        done: Mask = self._done[self.present]
+        return done
 
     @property
     def is_full(self) -> bool:
@@ -165,19 +167,16 @@ class RolloutBuffer:
             np.logical_or(*flags, out=self.done)
             episodes.number(self.done, self._ids[self.present])
 
-    def uncounted(self) -> tuple[NDArray[Any], ...]:
-        """Rewards before normalisation, both flags and env steps of batches not yet asked for.
-
-        They are those that :meth:`tensordict` has returned.
+    def uncounted(self) -> StepArrays:
+        """Results of the batches that :meth:`tensordict` has returned since the last call.
 
         Returns:
-            Arrays ``[steps, num_envs]``, all batches one after the other.
+            Arrays ``[steps, num_envs]``, all batches one after the other, without observations.
         """
-        new, results = slice(self._counted, self._given), self._results
+        new, shape = slice(self._counted, self._given), (-1, self._done.shape[2])
         self._counted = self._given
-        reward = results.reward if results.raw_reward is None else results.raw_reward
-        arrays = reward, results.terminated, results.truncated, results.env_steps
-        return tuple(array[new].reshape(-1, array.shape[2]) for array in arrays)
+        numbers = [None if a is None else a[new].reshape(shape) for a in self._results[2:]]
+        return StepArrays({}, {}, *numbers)  # type: ignore[arg-type]
 
     def tensordict(self, outputs: Tensors) -> TensorDictBase:
         """Return the present batch, ``[num_envs, steps]``.
@@ -218,7 +217,7 @@ class RolloutBuffer:
         """Whether a reward or an observation of the present batch may be NaN."""
         results, present = self._results, self.present
         arrays = results.reward, *results.next_observation.values()
-        return any([may_be_nan(array[present]) for array in arrays])
+        return any(may_be_nan(array[present]) for array in arrays)
 
     def check_finite(self, name: str, statistics: EpisodeStatistics, taken: int) -> None:
         """Refuse NaN, naming environment and step.

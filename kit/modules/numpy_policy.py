@@ -117,9 +117,8 @@ class NumpyPolicy:
     # ------------------------------------------------------------------ random numbers
     def continue_from(self, other: NumpyPolicy | None) -> None:
         """Take over what another policy has drawn ahead, if it draws from the same distribution."""
-        if other is not None and type(self._sampler) is type(other._sampler):
-            if self._sampler.shape == other._sampler.shape:
-                self.noise = other.noise
+        if other is not None and self._sampler.draws == other._sampler.draws:
+            self.noise = other.noise
 
     def has_noise(self, steps: int) -> bool:
         """Whether random numbers have been drawn for so many time steps, as far as any are used."""
@@ -291,6 +290,11 @@ class _Sampler:
         self.head = head
         self.shape = self.actions = (num_envs, *getattr(head, "shape", (head.columns,)))
         self.at_once = self._draws_alike()
+
+    @property
+    def draws(self) -> tuple[Any, ...]:
+        """Distribution and shape of the random numbers."""
+        return type(self), self.shape
 
     def refresh(self) -> None:
         """Compute what depends on parameters alone; once per batch."""

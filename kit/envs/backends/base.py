@@ -44,11 +44,12 @@ class StepArrays(NamedTuple):
 
     def at(self, index: int) -> StepArrays:
         """Views of one entry of the first dimension."""
-        arrays = [
-            {k: a[index] for k, a in array.items()} if isinstance(array, dict) else array[index]
-            for array in self[:-1]
-        ]
-        return StepArrays(*arrays, None if self.raw_reward is None else self.raw_reward[index])
+        following, present = (
+            {key: array[index] for key, array in arrays.items()}
+            for arrays in (self.next_observation, self.observation)
+        )
+        numbers = [None if array is None else array[index] for array in self[2:]]
+        return StepArrays(following, present, *numbers)  # type: ignore[arg-type]
 
 
 def rows_of(arrays: Arrays) -> Iterator[Arrays]:
