@@ -192,6 +192,7 @@ class VectorCollector(StepsCollector):
         except BaseException as error:
             self.env.abandon()  # where its environments are is not known, and nothing was counted
             self._restart()
+            self._buffer = None
             if isinstance(error, EnvironmentFault):
                 raise error.at(schedule.policy_steps // self.num_envs) from error
             raise
@@ -462,7 +463,6 @@ class EpisodeCollector(KitCollector):
         state = super().state_dict()
         state["idle_env_steps"] = self.idle_env_steps
         state["strayed"] = self._strayed.tolist()
-        state["actor"] = self._actor.state_dict()
         state["env"] = self.env.full_state()
         return state
 
@@ -475,7 +475,6 @@ class EpisodeCollector(KitCollector):
         super().load_state_dict(state_dict)
         self.idle_env_steps = int(state_dict["idle_env_steps"])
         self._strayed[...] = state_dict["strayed"]
-        self._actor.load_state_dict(state_dict["actor"])
         self.exact_resume = self.env.load_full_state(state_dict["env"])
         if not self.exact_resume:
             self._strayed[...] = False

@@ -125,9 +125,6 @@ class NumpyPolicy:
         return len(self.noise) >= steps or not self.samples
 
     def _draw(self, steps: int) -> None:
-        """Draw for time steps, in their order; many at once where that draws the same numbers."""
-        if self._sampler.at_once:
-            steps = max(steps, _AHEAD)
         self.noise = [*self._sampler.noise(steps)][::-1] + self.noise
 
     # ------------------------------------------------------------------ a batch
@@ -139,8 +136,9 @@ class NumpyPolicy:
             into: where actions are written, ``[steps, num_envs, ...]``; ``None``: to memory of
                 this object.
         """
-        if not self.has_noise(steps):
-            self._draw(steps - len(self.noise))
+        missing = steps - len(self.noise)
+        if self.samples and missing > 0:  # many at once, where that draws the same numbers
+            self._draw(max(missing, _AHEAD) if self._sampler.at_once else missing)
         self._sampler.refresh()
         self._actions, self._columns = [], []
         self._into, self._rows = into, itertools.repeat(None) if into is None else iter(into)
