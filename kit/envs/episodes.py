@@ -83,7 +83,7 @@ class EpisodeStatistics:
             made = env_steps.cumsum(axis=0, dtype=np.int64)
         finished: list[Episode] = []
         # Of an open episode: what was summed before its first step, and where that is.
-        before = np.zeros(self.num_envs)
+        before = np.zeros_like(self.returns)
         for step, env in np.argwhere(terminated | truncated).tolist():
             finished.append(
                 Episode(
