@@ -289,6 +289,47 @@ def hundred_episodes(recipe: Any, seed: int, folder: Path) -> float:
     return learnt(recipe.build(config))
 
 
+def test_dqn_bootstraps_after_several_steps_with_as_many_discounts():
+    """The return is R + gamma**m Q: m steps, fewer at the end of an episode; 0 Q after a fall."""
+
+    def collected(n_step: int) -> Trainer:
+        config = recipes.dqn.Config(
+            env=EnvConfig(id="CartPole-v1", num_envs=1, max_episode_steps=20), runs=None,
+            steps=OffPolicySteps(
+                total_policy_steps=250, steps_per_env=1, learning_starts=250, minibatch_size=4,
+                evaluation_every=None, evaluation_episodes=1,
+            ),
+            progress=False, hidden_sizes=[8], gamma=0.5, n_step=n_step,
+        )  # fmt: skip
+        trainer = recipes.dqn.build(config)
+        trainer.run()
+        return trainer
+
+    single = collected(1).replay_buffer[:]  # the same actions, as they are at random
+    several = collected(3)
+    stored, loss = several.replay_buffer[:], several.loss_module
+    for parameters, value in (
+        (loss.value_network_params, 0.0), (loss.target_value_network_params, 8.0)
+    ):  # fmt: skip
+        parameters.data.zero_()
+        constant_value = parameters.flatten_keys(".").values(True, True)
+        next(leaf for leaf in constant_value if leaf.shape == (2,)).data.fill_(value)
+    ends = single["next", "done"].flatten().tolist()
+    falls = single["next", "terminated"].flatten().tolist()
+    expected, found = [], []
+    for first in range(len(stored)):
+        last = next((k for k in range(first, first + 3) if ends[k]), first + 2)
+        steps = last - first + 1
+        rewards = sum(0.5**k for k in range(steps))
+        expected.append(rewards + (0.0 if falls[last] else 0.5**steps * 8.0))
+        with torch.no_grad():  # that far from the value of 0, the Huber loss is the distance - 0.5
+            found.append(float(loss(stored[first : first + 1])["loss"]) + 0.5)
+    assert found == expected
+    assert len(stored) == 247
+    cuts = [end and not fall for end, fall in zip(ends, falls)]
+    assert any(falls[:247]) and any(cuts[:247])
+
+
 @pytest.mark.parametrize(
     ("recipe", "env", "others"),
     [
