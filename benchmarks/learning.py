@@ -1,19 +1,22 @@
 """What the recipes learn with their defaults: several seeds, with their spread.
 
-Run with ``python -m benchmarks.learning``.
+Run with ``python -m benchmarks.learning``, or for some cases alone with their names, such as
+``"SAC, Pendulum-v1"``: rows of the others stay as they were measured.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.measure import machine, markdown_table, write_results
+from benchmarks.measure import RESULTS, machine, markdown_table, write_results
 
 CASES: dict[str, tuple[str, list[str], int, float]] = {
     "PPO, CartPole-v1": ("ppo", [], 5, 475.0),
@@ -21,11 +24,18 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
         "ppo", ["env.id=Pendulum-v1", "steps.total_policy_steps=199_680"], 3, -250.0,
     ),
     "SAC, Pendulum-v1": ("sac", [], 3, -180.0),
+    "DQN, CartPole-v1": ("dqn", [], 5, 475.0),
+    "TD3, Pendulum-v1": ("td3", [], 5, -180.0),
+    "A2C, CartPole-v1": ("a2c", [], 5, 475.0),
+    "REINFORCE, CartPole-v1": ("reinforce", [], 5, 475.0),
 }  # fmt: skip
 """Recipe, settings beyond its defaults, seeds, and the return to reach."""
 
+Result = tuple[int, float, float, float]
+"""Policy steps, mean return, its spread over episodes, seconds of training."""
 
-def train(recipe: str, settings: Sequence[str], seed: int) -> tuple[int, float, float, float]:
+
+def train(recipe: str, settings: Sequence[str], seed: int) -> Result:
     """Train once; return policy steps, mean return of 100 further episodes, spread, seconds."""
     import importlib
 
@@ -46,34 +56,59 @@ def train(recipe: str, settings: Sequence[str], seed: int) -> tuple[int, float, 
     )  # fmt: skip
 
 
-def report(workers: int = 1) -> Path:
-    """Train every case with every seed, write the table and return its path."""
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = {
-            name: [pool.submit(train, recipe, settings, seed) for seed in range(seeds)]
-            for name, (recipe, settings, seeds, _) in CASES.items()
-        }
-        results = {name: [job.result() for job in found] for name, found in jobs.items()}
-    rows = []
-    for name, found in results.items():
-        returns = [result[1] for result in found]
-        target = CASES[name][3]
-        reached = sum(value >= target for value in returns)
-        rows.append([
-            name,
-            f"{found[0][0]:,}",
-            ", ".join(f"{value:.1f}" for value in returns),
-            f"{statistics.fmean(returns):.1f} ± {statistics.pstdev(returns):.1f}",
-            f"{target:g}: {reached} of {len(returns)}",
-            f"{statistics.median(result[3] for result in found):.0f}",
-        ])  # fmt: skip
-    header = ["", "policy steps", "return of each seed", "mean ± std", "target reached", "seconds"]
+HEADER = [
+    "", "policy steps", "return of each seed", "mean ± std", "target reached", "seconds",
+    "measured",
+]  # fmt: skip
+
+
+def row(name: str, results: Sequence[Result]) -> list[str]:
+    """The row of a case in the table."""
+    returns = [result[1] for result in results]
+    target = CASES[name][3]
+    reached = sum(value >= target for value in returns)
+    return [
+        name,
+        f"{max(result[0] for result in results):,}",
+        ", ".join(f"{value:.1f}" for value in returns),
+        f"{statistics.fmean(returns):.1f} ± {statistics.pstdev(returns):.1f}",
+        f"{target:g}: {reached} of {len(returns)}",
+        f"{statistics.median(result[3] for result in results):.0f}",
+        str(date.today()),
+    ]
+
+
+def rows_before() -> dict[str, list[str]]:
+    """Rows of the present table, by name of their case."""
+    path = RESULTS / "learning.md"
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    return {cells[0]: cells for cells in found if cells[0] in CASES and len(cells) == len(HEADER)}
+
+
+def report(names: Sequence[str] = (), workers: int = 1) -> Path:
+    """Train cases with every seed, write the table after each, and return its path.
+
+    Args:
+        names: of :data:`CASES`; all by default.
+        workers: trainings at a time.
+    """
+    rows = rows_before()
     text = (
         f"{machine(1)}, {workers} runs at a time. Return: mean of 100 episodes with deterministic "
         "actions after the run, in environments with other seeds.\n\n"
     )
-    return write_results("learning", "Learning", text + markdown_table(header, rows))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for name in names or CASES:
+            recipe, settings, seeds, _ = CASES[name]
+            jobs = [pool.submit(train, recipe, settings, seed) for seed in range(seeds)]
+            rows[name] = row(name, [job.result() for job in jobs])
+            table = markdown_table(HEADER, [rows[case] for case in CASES if case in rows])
+            path = write_results("learning", "Learning", text + table)
+    return path
 
 
 if __name__ == "__main__":
-    print(report().read_text())
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="case", help="all by default")
+    print(report(parser.parse_args().names).read_text())

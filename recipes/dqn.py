@@ -1,4 +1,4 @@
-"""Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016).
+"""Double deep Q-learning (van Hasselt et al. 2016) with n-step returns and soft target updates.
 
 python -m recipes.dqn env.id=Acrobot-v1 steps.total_policy_steps=100_000 seed=1
 python -m recipes.dqn --help
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.modules import EGreedyModule
-from torchrl.objectives import HardUpdate
+from torchrl.objectives import SoftUpdate
 
 from kit.config import Count, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
@@ -32,7 +32,7 @@ class Config(OffPolicyConfig):
             total_policy_steps=50_000, steps_per_env=250, replay_ratio="1/2", minibatch_size=128
         )
     )
-    hidden_sizes: list[int] = field(default_factory=lambda: [256, 256])
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of the Q-network."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
@@ -46,9 +46,13 @@ class Config(OffPolicyConfig):
     """Probability of a random action after the exploration phase; it begins at 1."""
     exploration_share: Positive = 0.16
     """Share of the run in which epsilon falls linearly."""
-    target_update_every: Count = 50
-    """Gradient steps between two copies of the Q-network to the target network."""
-    learning_rate: Positive = 1e-3
+    tau: UnitInterval = 0.005
+    """Polyak averaging coefficient of the target network; 1: it is replaced."""
+    target_update_every: Count = 1
+    """Gradient steps between two updates of the target network."""
+    n_step: Count = 3
+    """Rewards summed before bootstrapping."""
+    learning_rate: Positive = 2e-3
     """Initial learning rate of Adam."""
     anneal: Literal["linear", "cosine", "constant"] = "linear"
     """Schedule of the learning rate, down to 0 at the end of the run."""
@@ -61,13 +65,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     experiment = Experiment(cfg, algorithm="dqn")
     env = experiment.make_env(actions="discrete")
     network = make_q_network(env, cfg.hidden_sizes, cfg.activation, dueling=cfg.dueling)
-    loss = experiment.make_loss(
-        make_loss or cfg.loss,
-        network,
-        delay_value=True,
-        double_dqn=cfg.double_dqn,
-        loss_function="smooth_l1",
-    )
+    huber = {"loss_function": "smooth_l1"}
+    targets = {"delay_value": True, "double_dqn": cfg.double_dqn}
+    loss = experiment.make_loss(make_loss or cfg.loss, network, **targets, **huber)
     loss.make_value_estimator(gamma=cfg.gamma)
     explore = EGreedyModule(env.action_spec, eps_init=1.0, eps_end=float(cfg.epsilon_end))
     policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
@@ -77,7 +77,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         optimizer,
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
-        target_updater=HardUpdate(loss, value_network_update_interval=0),  # Update keeps count
+        target_updater=SoftUpdate(loss, tau=cfg.tau),
         target_update_every=cfg.target_update_every,
     )
     exploration = AnnealExploration(explore, share_of_run=cfg.exploration_share)
