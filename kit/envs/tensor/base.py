@@ -1,7 +1,7 @@
 """The base of environments written in torch: thousands of them, stepped together on any device.
 
-A subclass writes three pure functions: how an episode begins, what an action does, and what the
-agent sees. Everything else (time limits, action repeat, autoreset, returns, random numbers, saving,
+A subclass writes pure functions: how an episode begins, what an action does, and what the agent
+sees. Everything else (time limits, action repeat, autoreset, returns, random numbers, saving,
 TorchRL's interface) is here, and none of it reads a tensor on the host.
 """
 
