@@ -181,25 +181,14 @@ class Dialect(ABC):
         Raises:
             SettingError: if no settings of this library come near.
         """
-        if not isinstance(plan, StepPlan):
-            raise SettingError("plan", plan, "is not a StepPlan", "give a StepPlan")
-        if plan.iterations is None:
-            why = f"is open, and {cls.LIBRARY} needs it"
-            raise SettingError("iterations", None, why, "give it")
-        for name, (wanted, why) in cls.CANNOT.items():
-            if getattr(plan, name) != wanted:
-                episodes = "steps_per_env" if wanted else "min_episodes"
-                said = {"on_policy": "update_epochs", "collects_episodes": episodes}
-                shown = said.get(name, name)
-                why = f"cannot be expressed in {cls.LIBRARY}: {why}"
-                raise SettingError(shown, getattr(plan, shown), why)
+        cls._refuse(plan)
         nearest, refusal = None, None
         given = settings.get("algo")
         family = ON_POLICY if plan.on_policy else OFF_POLICY
         for algo in [given] if given else cls._algorithms_for(plan):
+            kept = {**settings, "algo": algo} if algo else settings
+            same = cls._same_as(str(algo) if algo in cls.ALGORITHMS else family)
             try:
-                kept = {**settings, "algo": algo} if algo else settings
-                same = cls._same_as(str(algo) if algo in cls.ALGORITHMS else family)
                 made = cls(
                     **{n: getattr(plan, of) for n, of in same.items()} | cls._from(plan, kept)
                 )
@@ -216,6 +205,23 @@ class Dialect(ABC):
             assert refusal is not None
             raise refusal
         return nearest
+
+    @classmethod
+    def _refuse(cls, plan: StepPlan) -> None:
+        """Refuse what no settings of this library come near."""
+        if not isinstance(plan, StepPlan):
+            raise SettingError("plan", plan, "is not a StepPlan", "give a StepPlan")
+        if plan.iterations is None:
+            why = f"is open, and {cls.LIBRARY} needs it"
+            raise SettingError("iterations", None, why, "give it")
+        for name, (wanted, why) in cls.CANNOT.items():
+            if getattr(plan, name) != wanted:
+                episodes = "steps_per_env" if wanted else "min_episodes"
+                shown = {"on_policy": "update_epochs", "collects_episodes": episodes}.get(
+                    name, name
+                )
+                why = f"cannot be expressed in {cls.LIBRARY}: {why}"
+                raise SettingError(shown, getattr(plan, shown), why)
 
     @staticmethod
     def _algorithms_for(plan: StepPlan) -> Iterable[str | None]:

@@ -87,29 +87,24 @@ class CollectionPlan:
     def _episodes_for(self, steps: int, episodes: int) -> int:
         """Policy steps of the whole episodes that reach both minima."""
         if self.episode_length is None:
-            raise SettingError(
-                "episode_length",
-                None,
-                "leaves the length of whole episodes unknown, so counts are known as they come",
-                "give episode_length where all episodes are equally long",
-            )
+            why = "leaves the length of whole episodes unknown, so counts are known as they come"
+            works = "give episode_length where all episodes are equally long"
+            raise SettingError("episode_length", None, why, works)
         length = self.episode_length
         return max(-(-steps // length), episodes) * length
 
     def collected(self, iteration: int) -> int:
         """Policy steps of one process in ``iteration`` (from 1), without a separate prefill."""
-        if iteration == 1 and self.prefill_is_iteration:
-            return self.local_prefill_steps
-        return self.frames_per_batch
+        prefills = iteration == 1 and self.prefill_is_iteration
+        return self.local_prefill_steps if prefills else self.frames_per_batch
 
     def policy_steps_after(self, iteration: int) -> int:
         """Policy steps of all processes at the end of ``iteration``."""
-        if self.prefill_is_iteration:
-            if iteration == 0:
-                return 0
-            iteration -= 1
-        each = self.frames_per_batch if iteration else 0
-        return (self.local_prefill_steps + iteration * each) * self.world_size
+        if self.prefill_is_iteration and iteration == 0:
+            return 0
+        batches = iteration - self.prefill_is_iteration
+        collected = batches * self.frames_per_batch if batches else 0
+        return (self.local_prefill_steps + collected) * self.world_size
 
     def random_steps_until(self, policy_steps: int) -> int:
         """How many of the first ``policy_steps`` have random actions."""

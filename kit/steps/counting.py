@@ -130,18 +130,15 @@ def counting_rule(counting: str) -> Callable[[Any], CountingRule]:
         SettingError: if there is no such rule.
     """
     name, _, argument = counting.partition(":")
+    module = f"kit.dialects.{name.split('-')[0]}"
+    if name not in COUNTING_RULES and name.split("-")[0].isidentifier():
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
     if name not in COUNTING_RULES:
-        module = name.split("-")[0]
-        if module.isidentifier():
-            try:
-                importlib.import_module(f"kit.dialects.{module}")
-            except ModuleNotFoundError as error:
-                if error.name != f"kit.dialects.{module}":
-                    raise
-    if name not in COUNTING_RULES:
-        rules = ", ".join(nearest_first(name, [*COUNTING_RULES])[:6])
-        raise SettingError(
-            "counting", counting, "is not a counting rule", ["exact"], f"known are {rules}"
-        )
+        known = f"known are {', '.join(nearest_first(name, [*COUNTING_RULES])[:6])}"
+        raise SettingError("counting", counting, "is not a counting rule", ["exact"], known)
     factory = COUNTING_RULES[name]
     return lambda plan: factory(plan, argument)

@@ -77,12 +77,8 @@ class StepPlan(PlannedCounts):
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:
-                raise SettingError(
-                    name,
-                    values[name],
-                    "is not a setting of a plan",
-                    nearest_first(name, known)[:3],
-                )
+                works = nearest_first(name, known)[:3]
+                raise SettingError(name, values[name], "is not a setting of a plan", works)
         return cls(**values)
 
     def replace(self, **changes: Any) -> StepPlan:

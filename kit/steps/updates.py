@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 
 from kit.steps.collection import CollectionPlan
 from kit.steps.counting import counting_rule
@@ -115,8 +116,9 @@ class UpdatePlan(CollectionPlan):
             start = array("q", [0, rule.advance(self.collected(first))])
             object.__setattr__(self, "_followed", (rule, start))
         rule, reached = self._followed  # type: ignore[attr-defined]
-        while len(reached) <= trainings:
-            reached.append(reached[-1] + rule.advance(self.frames_per_batch))
+        each = self.frames_per_batch
+        steps = (rule.advance(each) for _ in range(trainings + 1 - len(reached)))
+        reached.extend(accumulate(steps, initial=reached.pop()))
         done: int = reached[trainings]
         return done
 

@@ -19,18 +19,14 @@ def resumed(new: SheeprlSettings, first: SheeprlSettings) -> StepPlan:
     buffer is filled with the policy, and then it trains as a new run does. Before 0.8.4 all old
     settings win, so that a run that has ended stays ended.
     """
-    before = first.to_plan()
-    ran = resumed_settings(new, first)
-    whole = ran.to_plan()
-    done = before.iterations
-    random = max(whole.random_steps - before.total_policy_steps, 0)
+    before, whole = first.to_plan(), resumed_settings(new, first).to_plan()
     changes: dict[str, Any] = {
-        "iterations": max(whole.iterations - done, 0),
-        "random_steps": random,
+        "iterations": max(whole.iterations - before.iterations, 0),
+        "random_steps": max(whole.random_steps - before.total_policy_steps, 0),
         "asked": {},
     }
     if not whole.on_policy:
-        changes |= _updates(new, first, done, whole)
+        changes |= _updates(new, first, before.iterations, whole)
     return whole.replace(**changes)
 
 
@@ -53,9 +49,8 @@ def _updates(
         return made
     asked = resumed_ratio(new, first)
     made["pretrain_steps"] = whole.pretrain_steps * (wait > 0)
-    if whole.counting == "exact" and asked.prev in (None, asked.steps):
-        return made
-    if new.version != "0.8.4":  # nothing is left to do
+    counts_exactly = whole.counting == "exact" and asked.prev in (None, asked.steps)
+    if counts_exactly or new.version != "0.8.4":  # before, nothing is left to do
         return made
     prev = "" if asked.prev is None else f",{asked.prev!r}"
     return made | {"counting": f"sheeprl:{asked.steps}{prev}"}
