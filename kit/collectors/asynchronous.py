@@ -261,12 +261,9 @@ def _maker(create_env_fn: Any) -> Callable[[], EnvBase]:
         return create_env_fn  # type: ignore[no-any-return]
     again = getattr(create_env_fn, "make_again", None)
     if again is None:
-        raise SettingError(
-            "env",
-            type(create_env_fn).__name__,
-            "cannot be made again in the process that collects",
-            "pass a function that makes it, or an environment of make_env",
-        )
+        why = "cannot be made again in the process that collects"
+        works = "pass a function that makes it, or an environment of make_env"
+        raise SettingError("env", type(create_env_fn).__name__, why, works)
     return again  # type: ignore[no-any-return]
 
 

@@ -148,12 +148,9 @@ def _check_fits(make: Any, plan: StepPlan) -> None:
         why = "collects steps, where the plan has whole episodes"
         raise SettingError("collector", make.__name__, why, ["episode", "async"])
     if whole and not plan.collects_episodes:
-        raise SettingError(
-            "collector",
-            "episode",
-            f"collects whole episodes, where the plan has steps_per_env={plan.steps_per_env}",
-            f"give steps_per_env=null with min_steps={plan.frames_per_batch} or with min_episodes",
-        )
+        why = f"collects whole episodes, where the plan has steps_per_env={plan.steps_per_env}"
+        works = f"give steps_per_env=null with min_steps={plan.frames_per_batch} or min_episodes"
+        raise SettingError("collector", "episode", why, works)
 
 
 def _amounts(plan: StepPlan) -> dict[str, Any]:
@@ -187,12 +184,9 @@ def _written_in_torch(env: Any, device: torch.device | str | None) -> Any:
     if isinstance(env.backend, TensorBackend) and env.backend.env.device.type == here:
         return env
     if env.make_again is None or env.name not in TENSOR_ENVS:
-        raise SettingError(
-            "collector",
-            "tensor",
-            f"needs an environment written in torch, which {env.name} is not",
-            "use one of " + ", ".join(TENSOR_ENVS) + ", or collector='vector'",
-        )
+        why = f"needs an environment written in torch, which {env.name} is not"
+        works = f"use one of {', '.join(TENSOR_ENVS)}, or collector='vector'"
+        raise SettingError("collector", "tensor", why, works)
     again = env.make_again(vectorization="tensor", device=device)
     again.normalizer = env.normalizer
     env.close(raise_if_closed=False)
@@ -218,13 +212,9 @@ def _torchrl(
             raise SettingError("collector", "torchrl", f"knows no {field}", works)
     at_random, size = amounts["init_random_frames"], amounts["frames_per_batch"]
     if at_random % size:
-        raise SettingError(
-            "random_steps",
-            at_random,
-            f"is not a whole number of TorchRL's batches of {size} policy steps",
-            [at_random // size * size, -(-at_random // size) * size],
-            "or use collector='vector'",
-        )
+        why = f"is not a whole number of TorchRL's batches of {size} policy steps"
+        near = [at_random // size * size, -(-at_random // size) * size]
+        raise SettingError("random_steps", at_random, why, near, "or use collector='vector'")
     kwargs.pop("exploration_policy", None)
     return Collector(
         env,

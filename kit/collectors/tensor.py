@@ -85,9 +85,8 @@ class TensorCollector(StepsCollector):
         self.env, self._outer = as_tensor_env(create_env_fn)
         self.device = torch.device(self.env.device)
         if device is not None and torch.device(device).type != self.device.type:
-            raise SettingError(
-                "device", str(device), "is not the environment's", [str(self.device)]
-            )
+            works = [str(self.device)]
+            raise SettingError("device", str(device), "is not the environment's", works)
         self._ended = FinishedEpisodes(self.env.num_envs, self.device)
         self._repeated = torch.zeros((), dtype=torch.int64, device=self.device)
         super().__init__(
@@ -168,10 +167,8 @@ class TensorCollector(StepsCollector):
         size = self.env.observe(self.env.episodes.physics).shape[-1]
         for key, known in self.normalizer.observation.items():
             if (key, known.mean.shape) != ("observation", (size,)):
-                shape = tuple(known.mean.shape)
-                raise SettingError(
-                    "normalizer", (key, shape), "is of another environment", [("observation", size)]
-                )
+                given, works = (key, tuple(known.mean.shape)), [("observation", size)]
+                raise SettingError("normalizer", given, "is of another environment", works)
         return self.normalizer
 
     def _begin(self) -> bool:
@@ -305,12 +302,9 @@ def as_tensor_env(create_env_fn: Any) -> tuple[TensorEnv, VectorEnv | None]:
     if isinstance(env, VectorEnv) and isinstance(env.backend, TensorBackend):
         outer, env = env, env.backend.env
     if not isinstance(env, TensorEnv):
-        raise SettingError(
-            "collector",
-            "tensor",
-            f"needs an environment written in torch, not {type(env).__name__}",
-            "make_env(..., vectorization='tensor') with one of: " + ", ".join(TENSOR_ENVS),
-        )
+        why = f"needs an environment written in torch, not {type(env).__name__}"
+        works = f"make_env(..., vectorization='tensor') with one of: {', '.join(TENSOR_ENVS)}"
+        raise SettingError("collector", "tensor", why, works)
     return env, outer
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import gymnasium as gym
 import torch
@@ -92,7 +91,7 @@ def make_env(
         raise _not_a_maker(id)
     arguments = dict(locals())
     arguments |= arguments.pop("kwargs")
-    around = _Around(
+    options = _Options(
         action_repeat=whole_number("env.action_repeat", action_repeat, at_least=1),
         max_episode_steps=_optional("env.max_episode_steps", max_episode_steps),
         wrappers=tuple(wrappers),
@@ -102,13 +101,13 @@ def make_env(
     )
     num_envs = whole_number("env.num_envs", num_envs, at_least=1)
     if isinstance(id, (EnvBase, gym.vector.VectorEnv)):
-        backend, make_again = _made_before(id, num_envs, around), None
+        backend, make_again = _made_before(id, num_envs, options), None
     else:
         make_again = functools.partial(make_env, **arguments)
         if vectorization in ("sync", "async"):
-            backend = _one_by_one(id, num_envs, vectorization, around, kwargs)
+            backend = _one_by_one(id, num_envs, vectorization, options, kwargs)
         else:
-            backend = _together(id, num_envs, vectorization, around, seed, device, kwargs)
+            backend = _together(id, num_envs, vectorization, options, seed, device, kwargs)
     normalizer = None
     if normalize_observation or normalize_reward:
         normalizer = Normalizer(
@@ -125,12 +124,9 @@ def make_env(
 
 def _not_a_maker(id: Any) -> SettingError:
     if isinstance(id, gym.Env):
-        return SettingError(
-            "env.id",
-            id,
-            "is one environment, of which no others can be made",
-            f"pass a function that makes it: lambda: {type(id.unwrapped).__name__}(...)",
-        )
+        why = "is one environment, of which no others can be made"
+        works = f"pass a function that makes it: lambda: {type(id.unwrapped).__name__}(...)"
+        return SettingError("env.id", id, why, works)
     return SettingError("env.id", id, "is neither a name nor a function", ["CartPole-v1"])
 
 
@@ -138,8 +134,7 @@ def _optional(field: str, value: Any) -> int | None:
     return None if value is None else whole_number(field, value, at_least=1)
 
 
-@dataclass(frozen=True)
-class _Around:
+class _Options(NamedTuple):
     """Options of each environment, or of the vector environment."""
 
     action_repeat: int = 1
@@ -155,44 +150,33 @@ class _Around:
         Raises:
             SettingError: if something else was asked for.
         """
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default and field.name not in allowed:
-                raise SettingError(
-                    f"env.{field.name}",
-                    value,
-                    f"is not possible with {what}",
-                    [field.default],
-                    "or an id with vectorization='sync' or 'async'",
-                )
+        for name, value in self._asdict().items():
+            default = self._field_defaults[name]
+            if value != default and name not in allowed:
+                works = "or an id with vectorization='sync' or 'async'"
+                why = f"is not possible with {what}"
+                raise SettingError(f"env.{name}", value, why, [default], works)
 
 
 def _one_by_one(
-    id: EnvSpec | MakeEnv,
-    num_envs: int,
-    vectorization: str,
-    around: _Around,
-    kwargs: dict[str, Any],
+    id: EnvSpec | MakeEnv, num_envs: int, vectorization: str, options: _Options, kwargs: Any
 ) -> EnvBackend:
     """Gymnasium environments made one by one."""
     name = id.id if isinstance(id, EnvSpec) else _name(id)
     if vectorization == "sync":
-        others = (field.name for field in fields(around) if field.name != "num_workers")
-        around.allow("vectorization='sync'", *others)
+        options.allow("vectorization='sync'", *options._fields[:-1])  # all but num_workers
+    repeat, limit, wrappers, wanted, restarts, workers = options
 
     def made(action_mask: bool) -> EnvBackend:
-        options = (around.action_repeat, around.max_episode_steps, around.wrappers, action_mask)
-        make = functools.partial(make_single_env, id, *options, kwargs)
-        restarts = around.restart_on_error
+        one = functools.partial(make_single_env, id, repeat, limit, wrappers, action_mask, kwargs)
         if vectorization == "async":
-            count = around.num_workers
-            return WorkersBackend(make, num_envs, name, num_workers=count, restarts=restarts)
-        return SerialBackend(make, num_envs, name, restarts=restarts)
+            return WorkersBackend(one, num_envs, name, num_workers=workers, restarts=restarts)
+        return SerialBackend(one, num_envs, name, restarts=restarts)
 
-    backend = made(bool(around.action_mask))
-    masks = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
-    if around.action_mask is None and isinstance(backend.action_space, masks):
-        probe = functools.partial(make_single_env, id, wrappers=around.wrappers, kwargs=kwargs)
+    backend = made(bool(wanted))
+    masked = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
+    if wanted is None and isinstance(backend.action_space, masked):
+        probe = functools.partial(make_single_env, id, wrappers=wrappers, kwargs=kwargs)
         if gives_action_mask(probe):
             backend.close()
             return made(True)
@@ -208,17 +192,17 @@ def _together(
     id: str | EnvSpec | MakeEnv,
     num_envs: int,
     vectorization: str,
-    around: _Around,
+    options: _Options,
     seed: int,
     device: torch.device | str | None,
-    kwargs: dict[str, Any],
+    kwargs: Any,
 ) -> EnvBackend:
     """Vector environments of other libraries, and those written in torch."""
     if not isinstance(id, (str, EnvSpec)):
         raise SettingError("env.id", id, f"must be a name where vectorization={vectorization!r}")
     repeats = ("action_repeat",) if vectorization == "tensor" else ()
-    around.allow(f"vectorization={vectorization!r}", "max_episode_steps", *repeats)
-    limit = around.max_episode_steps
+    options.allow(f"vectorization={vectorization!r}", "max_episode_steps", *repeats)
+    limit = options.max_episode_steps
     if vectorization == "native":
         assert isinstance(id, EnvSpec)
         return make_native(id, num_envs, limit, **kwargs)
@@ -231,17 +215,17 @@ def _together(
 
     kwargs = {"device": device, "max_episode_steps": limit, "seed": seed, **kwargs}
     try:
-        env = make_tensor_env(id, num_envs, action_repeat=around.action_repeat, **kwargs)
+        env = make_tensor_env(id, num_envs, action_repeat=options.action_repeat, **kwargs)
     except TypeError as error:
         raise SettingError("env.kwargs", kwargs, f"are refused by {id}: {error}") from None
     return TensorBackend(env, id)
 
 
 def _made_before(
-    env: EnvBase | gym.vector.VectorEnv[Any, Any, Any], num_envs: int, around: _Around
+    env: EnvBase | gym.vector.VectorEnv[Any, Any, Any], num_envs: int, options: _Options
 ) -> EnvBackend:
     """A vector environment of TorchRL or Gymnasium."""
-    around.allow(f"a {type(env).__name__} that was made before")
+    options.allow(f"a {type(env).__name__} that was made before")
     if isinstance(env, EnvBase):
         from kit.envs.backends.torchrl import TorchRLBackend
 

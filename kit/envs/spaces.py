@@ -53,13 +53,11 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
     found = []
     for path, inner in _walk(space, ()):
         if not isinstance(inner, _KINDS):
-            raise SettingError(
-                field,
-                inner,
-                "is a space this kit has no array for",
+            works = (
                 "use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of them "
-                "(gymnasium.wrappers.FlattenObservation makes a Box of most spaces)",
+                "(gymnasium.wrappers.FlattenObservation makes a Box of most spaces)"
             )
+            raise SettingError(field, inner, "is a space this kit has no array for", works)
         full = (root, *path) if root == "action" or not path else path
         key: Key = full[0] if len(full) == 1 else full
         shape = tuple(int(size) for size in inner.shape or ())
@@ -69,12 +67,7 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
     return found
 
 
-_KINDS = (
-    gym.spaces.Box,
-    gym.spaces.Discrete,
-    gym.spaces.MultiDiscrete,
-    gym.spaces.MultiBinary,
-)
+_KINDS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
 def _walk(
@@ -168,12 +161,8 @@ class _Entry:
     def __call__(self, actions: Mapping[Key, NDArray[Any]]) -> NDArray[Any]:
         values = actions[self.key]
         if values.shape[1:] != self.shape:
-            raise SettingError(
-                str(self.key),
-                values.shape[1:],
-                "is not the shape of the environment's action",
-                [self.shape],
-            )
+            why = "is not the shape of the environment's action"
+            raise SettingError(str(self.key), values.shape[1:], why, [self.shape])
         if self.shifted:
             return values + self.start  # type: ignore[no-any-return]
         if self.dtype is not None and values.dtype.kind == "f" and values.dtype != self.dtype:

@@ -59,7 +59,7 @@ class _Normal(_Parameters):
         self.log_scale = nn.Parameter(torch.full(self.shape, float(initial_log_std)))
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
-        loc = columns if len(self.shape) == 1 else columns.unflatten(-1, self.shape)  # type: ignore[no-untyped-call]
+        loc = _shaped(columns, self.shape)
         return loc, self.log_scale.exp().expand_as(loc)
 
 
@@ -83,9 +83,7 @@ class _TanhNormal(_Parameters):
         loc, raw = columns.split(self.size, dim=-1)  # type: ignore[no-untyped-call]
         middle, half = (self.most + self.least) / 2, (self.most - self.least) / 2
         scale = (middle + half * raw.tanh()).exp()
-        if len(self.shape) == 1:
-            return loc, scale
-        return loc.unflatten(-1, self.shape), scale.unflatten(-1, self.shape)
+        return _shaped(loc, self.shape), _shaped(scale, self.shape)
 
 
 class _Scaled(_Parameters):
@@ -102,9 +100,12 @@ class _Scaled(_Parameters):
         self.register_buffer("half_range", (high - low) / 2)
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
-        if len(self.shape) != 1:
-            columns = columns.unflatten(-1, self.shape)  # type: ignore[no-untyped-call]
+        columns = _shaped(columns, self.shape)
         return (torch.addcmul(self.centre, columns.tanh(), self.half_range),)
+
+
+def _shaped(columns: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return columns if len(shape) == 1 else columns.unflatten(-1, shape)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Heads(nn.Module):
@@ -185,28 +186,20 @@ def make_actor(
         module = TensorDictSequential(
             body, TensorDictModule(head, in_keys=["features", *masks], out_keys=parameters)
         )
-    spec = env.full_action_spec if len(heads) > 1 else env.action_spec
-    if len(heads) == 1:
-        (key, head_), *_ = heads.items()
-        return ProbabilisticActor(
-            module,
-            in_keys=parameters,
-            out_keys=[key],
-            distribution_class=head_.distribution,
-            distribution_kwargs=head_.keywords,
-            return_log_prob=return_log_prob,
-            spec=spec,
-        )
+    one = next(iter(heads.values()))
+    several = {
+        "distribution_map": {key: head.distribution for key, head in heads.items()},
+        "extra_kwargs": {key: head.keywords for key, head in heads.items()},
+    }
+    is_one = len(heads) == 1
     return ProbabilisticActor(
         module,
-        in_keys=["params"],
+        in_keys=parameters if is_one else ["params"],
         out_keys=list(heads),
-        distribution_class=CompositeDistribution,
-        distribution_kwargs={
-            "distribution_map": {key: head.distribution for key, head in heads.items()},
-            "extra_kwargs": {key: head.keywords for key, head in heads.items()},
-        },
+        distribution_class=one.distribution if is_one else CompositeDistribution,
+        distribution_kwargs=one.keywords if is_one else several,
         return_log_prob=return_log_prob,
+        spec=env.action_spec if is_one else None,
     )
 
 
@@ -216,10 +209,8 @@ def _deterministic(
     leaf = _only_action(env, "Box", "a deterministic policy", "make_q_network")
     spec = env.full_action_spec[leaf.key]
     if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
-        kind = type(spec).__name__
-        raise SettingError(
-            "action_space", kind, "has no bounds for a deterministic policy", ["Box with bounds"]
-        )
+        why = "has no bounds for a deterministic policy"
+        raise SettingError("action_space", type(spec).__name__, why, ["Box with bounds"])
     head = _Scaled(tuple(spec.shape[1:]), spec.space.low[0].clone(), spec.space.high[0].clone())
     keys, network = _network(env, head.columns, hidden_sizes, activation, orthogonal, 0.01)
     return Actor(Heads(network, [head]), in_keys=keys, out_keys=[leaf.key], spec=spec[0].clone())
@@ -232,12 +223,9 @@ def _only_action(env: Any, space: str, algorithm: str, other: str) -> Any:
     if not more and leaf.dtype.kind in kinds:
         return leaf
     found = ", ".join(str(leaf.space or leaf.dtype) for leaf in env.action_leaves)
-    raise SettingError(
-        "action_space",
-        found,
-        f"does not suit {algorithm}, which needs one {space} action",
-        f"use {other}, or an environment with a {space} action space",
-    )
+    why = f"does not suit {algorithm}, which needs one {space} action"
+    works = f"use {other}, or an environment with a {space} action space"
+    raise SettingError("action_space", found, why, works)
 
 
 def _parameter_keys(heads: dict[Any, _Parameters]) -> list[Any]:
@@ -271,18 +259,11 @@ def _head(env: Any, key: Any, continuous: Continuous, initial_log_std: float) ->
             return _Normal(shape or (1,), initial_log_std)
         if isinstance(spec, Bounded):
             return _TanhNormal(shape, spec.space.low[0].clone(), spec.space.high[0].clone())
-        raise SettingError(
-            "action_space",
-            str(key),
-            "has no bounds to squash actions to",
-            "use continuous='normal'",
-        )
-    raise SettingError(
-        "action_space",
-        type(spec).__name__,
-        f"({key}) is not a kind of action that this policy can choose",
-        ["Discrete", "MultiDiscrete", "Box"],
-    )
+        why = "has no bounds to squash actions to"
+        raise SettingError("action_space", str(key), why, "use continuous='normal'")
+    why = f"({key}) is not a kind of action that this policy can choose"
+    kinds = ["Discrete", "MultiDiscrete", "Box"]
+    raise SettingError("action_space", type(spec).__name__, why, kinds)
 
 
 def _network(
