@@ -15,11 +15,10 @@ FOLLOWED = 600_000
 
 def can_count(plan: StepPlan) -> bool:
     """Whether all counts of a plan are known at once, or after a short while."""
-    if not plan.is_exact:
-        return False
-    if plan.counting == "exact" or can_follow(plan, plan.iterations):
-        return True
-    return counting_rule(plan.counting)(plan).total(1, plan.frames_per_batch) is not None
+    if not plan.is_exact or can_follow(plan, plan.iterations):
+        return plan.is_exact
+    each = plan.frames_per_batch
+    return counting_rule(plan.counting)(plan).total(1, each, each) is not None
 
 
 def can_follow(plan: StepPlan, iteration: int, most: int = FOLLOWED) -> bool:

@@ -29,17 +29,18 @@ class CountingRule(ABC):
             Gradient steps of one process that are due before the next collection.
         """
 
-    def total(self, trainings: int, policy_steps: int) -> int | None:
-        """The gradient steps of a run's first ``trainings`` training iterations.
+    def total(self, trainings: int, policy_steps: int, first: int) -> int | None:
+        """The gradient steps of the first training iterations of a new run.
 
         Args:
             trainings: training iterations.
-            policy_steps: of one process in each of them.
+            policy_steps: of one process in each of them but the first.
+            first: policy steps of one process in the first.
 
         Returns:
             ``None`` where only following the run tells.
         """
-        del trainings, policy_steps
+        del trainings, policy_steps, first
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,9 +70,9 @@ class KnownTotals(CountingRule):
         self.iteration += 1
         return self.after(self.iteration) - self.after(self.iteration - 1)
 
-    def total(self, trainings: int, policy_steps: int) -> int:
+    def total(self, trainings: int, policy_steps: int, first: int) -> int:
         """The gradient steps of the first ``trainings`` iterations."""
-        del policy_steps
+        del policy_steps, first
         return self.after(trainings)
 
 

@@ -86,5 +86,10 @@ class ReplayRatio(CountingRule):
         )
         return due
 
+    def total(self, trainings: int, policy_steps: int, first: int) -> int:
+        """The gradient steps of the first ``trainings`` iterations."""
+        steps = first + (trainings - 1) * policy_steps
+        return self.ratio.numerator * steps // self.ratio.denominator
+
     def __repr__(self) -> str:
         return f"ReplayRatio({self.ratio})"

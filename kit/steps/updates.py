@@ -84,30 +84,10 @@ class UpdatePlan(CollectionPlan):
         first = self.first_training_iteration
         if iteration < first:
             return 0
-        if self.counting != "exact":
-            return self._foreign_after(iteration, first)
-        trained = iteration - first + 1
-        done = self.pretrain_steps
-        if self.replay_ratio is not None:
-            before = self.policy_steps_after(first) // self.world_size - self.collected(first)
-            steps = self.policy_steps_after(iteration) // self.world_size - before
-            return done + self.replay_ratio.numerator * steps // self.replay_ratio.denominator
-        if self.gradient_steps_per_iteration is not None:
-            return done + trained * self.gradient_steps_per_iteration
-        done += self.epoch_gradient_steps(self.rows(first))
-        if trained > 1:
-            done += (trained - 1) * self.epoch_gradient_steps(self.rows(first + 1))
-        return done
-
-    def _foreign_after(self, iteration: int, first: int) -> int:
-        """Count with the rule of another library: in one go if it can, else step by step."""
         rule, trainings = counting_rule(self.counting)(self), iteration - first + 1
-        done = 0 if rule.pretrains else self.pretrain_steps
-        if self.collected(first) == self.frames_per_batch:
-            known = rule.total(trainings, self.frames_per_batch)
-            if known is not None:
-                return done + known
-        return done + self._followed_until(trainings, first)
+        known = rule.total(trainings, self.frames_per_batch, self.collected(first))
+        due = self._followed_until(trainings, first) if known is None else known
+        return due + (0 if rule.pretrains else self.pretrain_steps)
 
     def _followed_until(self, trainings: int, first: int) -> int:
         """Follow the rule; its results are kept, so that each iteration is followed once."""

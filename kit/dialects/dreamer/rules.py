@@ -52,13 +52,14 @@ class TransitionRatio(CountingRule):
         self.prev += repeats / self.ratio
         return repeats
 
-    def total(self, trainings: int, policy_steps: int) -> int | None:
+    def total(self, trainings: int, policy_steps: int, first: int) -> int | None:
         """The gradient steps of ``trainings`` iterations, if floats make no difference."""
         last = self.transitions + trainings * policy_steps
         ratio = Fraction(self.ratio)
         if ratio == 0 or last < self.first:
             return 0
-        if last >= _EXACT_FLOATS or (ratio.denominator != 1 and (1 / ratio).denominator != 1):
+        of_two = ratio.denominator == 1 or (1 / ratio).denominator == 1
+        if last >= _EXACT_FLOATS or not of_two or first != policy_steps:
             return None
         return 1 + int((last - self.first) * ratio)
 

@@ -67,23 +67,23 @@ class SheeprlRatio(CountingRule):
         self.prev += due / self.ratio
         return due
 
-    def total(self, trainings: int, policy_steps: int) -> int | None:
+    def total(self, trainings: int, policy_steps: int, first: int) -> int | None:
         """The gradient steps of ``trainings`` iterations, if floats make no difference.
 
         They make none for whole ratios and for powers of two, as long as all steps are whole.
         """
         each = policy_steps * self.processes
         last = self.steps + trainings * each
-        if self.prev is not None or last >= _EXACT_FLOATS or trainings < 1:
+        if self.prev is not None or last >= _EXACT_FLOATS or first != policy_steps:
             return None
         if (self.steps + each) % self.divisor or each % self.divisor:
             return None
         ratio = Fraction(self.ratio)
         if ratio and ratio.denominator != 1 and (1 / ratio).denominator != 1:
             return None
-        first = (self.steps + each) // self.divisor
-        asked = min(self.pretrain, first) if self.pretrain else first
-        return int(asked * ratio) + int((last // self.divisor - first) * ratio)
+        at_first = (self.steps + each) // self.divisor
+        asked = min(self.pretrain, at_first) if self.pretrain else at_first
+        return int(asked * ratio) + int((last // self.divisor - at_first) * ratio)
 
 
 def first_due(ratio: float, policy_steps: int) -> int:
