@@ -157,6 +157,12 @@ def test_offline_an_epoch_is_gradient_steps():
     assert plan.total_policy_steps == 0
 
 
+def test_a_reward_that_ends_the_run_is_a_number():
+    with pytest.raises(SettingError, match="stop_rew='many' is not a number"):
+        Tianshou(stop_rew="many").to_plan()
+    assert any("stop_rew=3 ends the run" in note for note in Tianshou(stop_rew=3.0).notes())
+
+
 def test_the_buffer_holds_equally_many_transitions_of_each_environment():
     assert Tianshou(buffer_size=31, num_train_envs=3).buffer_capacity() == 33
 

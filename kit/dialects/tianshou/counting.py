@@ -168,8 +168,9 @@ def sampling(settings: TianshouSettings) -> Sampling:
     if settings.family == ON_POLICY:
         whole_number("repeat_per_collect", settings.repeat_per_collect)
     stop, known = settings.stop_rew, settings.test_return
-    if stop is not None and known is not None:
-        made.stops = real_number("test_return", known) >= real_number("stop_rew", stop)
+    if stop is not None:
+        reached = real_number("stop_rew", stop)
+        made.stops = known is not None and real_number("test_return", known) >= reached
     return made
 
 
