@@ -18,6 +18,8 @@ from kit.collectors.actor import Actor, FastPolicy, Policy, PolicyPath, Tensors,
 from kit.collectors.base import KitCollector, StepsCollector, check_policy
 from kit.collectors.rollout_buffer import (
     CHUNK,
+    SMALL,
+    Batches,
     EpisodeBuffer,
     EpisodeIds,
     RolloutBuffer,
@@ -138,6 +140,8 @@ class VectorCollector(StepsCollector):
     """
 
     _buffer: RolloutBuffer | None = None
+    _batches: Batches | None = None
+    _gives_away = False
 
     def __init__(
         self,
@@ -196,23 +200,26 @@ class VectorCollector(StepsCollector):
             if isinstance(error, EnvironmentFault):
                 raise error.at(schedule.policy_steps // self.num_envs) from error
             raise
-        batch = buffer.tensordict(outputs)
+        assert self._batches is not None
+        batch = self._batches.take(outputs, self._episode_ids)
         self._count(buffer)
         return batch if self._on_host else batch.to(self.storing_device)
 
     def _begin(self, steps: int) -> RolloutBuffer:
         """Return memory for the next batch, ready to be written to."""
-        present, buffer = self.env.start(), self._buffer
-        if self.reuse and buffer is not None and buffer.steps == steps:
-            buffer.begin_again(present)
-            return buffer
-        if buffer is None or buffer.is_full or buffer.steps != steps:
+        buffer = self._buffer
+        if buffer is None or buffer.steps != steps or self._gives_away:
             self._take_in()
-            batches = 1 if self.reuse else max(CHUNK // steps, 1)
             numpy = self._actor.numpy
-            actions = None if numpy is None else numpy.actions
-            buffer = self._buffer = RolloutBuffer(self.env, steps, batches, actions)
-        buffer.begin(present)
+            buffer = RolloutBuffer(self.env, steps, None if numpy is None else numpy.actions)
+            size = sum(array.nbytes for array in buffer.entries().values())
+            self._gives_away = size > SMALL and not self.reuse
+            self._buffer, self._batches = buffer, None
+        if self._batches is None or (self._batches.is_full and not self.reuse):
+            self._take_in()
+            copied = not (self.reuse or self._gives_away)
+            self._batches = Batches(buffer, max(CHUNK // steps, 1) if copied else 0)
+        buffer.begin()
         return buffer
 
     def _checked_outputs(self, buffer: RolloutBuffer) -> Tensors:
@@ -232,7 +239,7 @@ class VectorCollector(StepsCollector):
         self.policy_steps += frames
         self.environment_errors = self.env.backend.faults
         infos = self.env.take_infos()
-        if buffer.any_done or buffer.is_full:
+        if buffer.any_done or (self._batches is not None and self._batches.is_full):
             self._take_in(infos)
 
     def _take_in(self, infos: Infos = {}) -> None:  # noqa: B006
@@ -241,18 +248,15 @@ class VectorCollector(StepsCollector):
         Args:
             infos: of the last of these batches; no episode ended in the others.
         """
-        buffer = self._buffer
-        if buffer is None:
+        if self._batches is None:
             return
-        new = buffer.uncounted()
-        if not len(new.reward):
+        reward, terminated, truncated, env_steps = self._batches.uncounted()
+        if not len(reward):
             return
-        reward = new.reward if new.raw_reward is None else new.raw_reward
-        earlier = len(reward) - buffer.steps
+        earlier = len(env_steps) - self._batches.steps
         infos = {(earlier + step, env): info for (step, env), info in infos.items()}
-        ended = new.terminated, new.truncated
-        finished = self._statistics.add(reward, *ended, new.env_steps, infos)
-        self._env_steps += int(new.env_steps.sum())
+        finished = self._statistics.add(reward, terminated, truncated, env_steps, infos)
+        self._env_steps += int(env_steps.sum())
         self.episodes += len(finished)
         self._finished += finished
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,201 +22,112 @@ from kit.envs.vector_env import VectorEnv
 CHUNK = 128
 """Time steps for which memory is made at once, at least."""
 
+SMALL = 2**22
+"""Bytes up to which batches are copied; larger ones are given away with their memory."""
+
+_FLAGS = ("done", "terminated", "truncated")
+
 Row = tuple[Arrays, StepArrays]
 """What a time step acts on, and where it is written."""
 
 
 class RolloutBuffer:
-    """Memory of several consecutive batches, time first.
+    """Memory of one batch, time first, that environments write to.
 
-    Batches of few steps share an allocation: arrays, their rows and the TensorDicts that show them
-    are made for all of its batches at once. No batch is written to again after the next has begun,
-    so each belongs to who receives it.
+    Its rows are made once; a batch is a copy (see :class:`Batches`), or this memory itself.
 
     Args:
         env: whose observations and rewards are written.
         steps: time steps of a batch.
-        batches: for which there is memory.
         actions: key, shape ``[num_envs, ...]`` and type of actions that the policy writes here;
             ``None``: it does not.
 
     Attributes:
-        rows: of the present batch.
+        rows: one for each time step.
+        whole: arrays of all steps but for what is acted on, ``[steps, num_envs, ...]``.
+        acted_on: observations, ``[steps, num_envs, ...]``.
         actions: where the policy writes its actions, ``[steps, num_envs, ...]``, or ``None``.
-        any_done: whether one of the present batch's steps ended an episode.
+        done: whether each step ended an episode, ``[steps, num_envs]``.
+        any_done: whether one did.
+        episode_ids: number of each step's episode where one ended, ``[steps, num_envs]``.
     """
 
-    rows: list[Row]
-    actions: NDArray[Any] | None = None
-    any_done: bool
-
     def __init__(
-        self,
-        env: VectorEnv,
-        steps: int,
-        batches: int = 1,
-        actions: tuple[Key, tuple[int, ...], Any] | None = None,
+        self, env: VectorEnv, steps: int, actions: tuple[Key, tuple[int, ...], Any] | None = None
     ) -> None:
-        self.steps, self.batches = steps, batches
-        shape = batches, steps, env.num_envs
-        one_more = steps + 1, env.num_envs
+        self.env, self.steps = env, steps
+        shape = steps, env.num_envs
         leaves = env.observation_leaves
-        self._observation = {
-            leaf.key: _aligned(batches, (*one_more, *leaf.shape), leaf.dtype) for leaf in leaves
+        seen = {
+            leaf.key: np.empty((steps + 1, env.num_envs, *leaf.shape), leaf.dtype)
+            for leaf in leaves
         }
-        raw = np.empty(shape, np.float32) if env.needs_raw_reward else None
-        self._results = StepArrays(
+        self.acted_on = {key: array[:-1] for key, array in seen.items()}
+        self.whole = StepArrays(
             {leaf.key: np.empty((*shape, *leaf.shape), leaf.dtype) for leaf in leaves},
-            {key: array[:, 1:] for key, array in self._observation.items()},
+            {key: array[1:] for key, array in seen.items()},
             np.empty(shape, np.float32),
             np.zeros(shape, np.bool_),
             np.zeros(shape, np.bool_),
             np.ones(shape, np.int32),
-            raw,
+            np.empty(shape, np.float32) if env.needs_raw_reward else None,
         )
-        self._done, self._ids = np.zeros(shape, np.bool_), np.zeros(shape, np.int64)
-        self._actions: dict[Key, NDArray[Any]] = {}
+        self.done, self.episode_ids = np.zeros(shape, np.bool_), np.zeros(shape, np.int64)
+        self.any_done = False
+        self.actions: NDArray[Any] | None = None
+        self.action_key: Key = ""
         if actions is not None:
-            key, rows, dtype = actions
-            self._actions = {key: np.empty((batches, steps, *rows), dtype)}
-        self._may_be_nan = actions is not None and np.dtype(actions[2]).kind == "f"
-        self._rows = self._all_rows()
-        self._tensordicts: Sequence[TensorDictBase] = ()
-        self._used = self._given = self._counted = 0
-        self._numbered = -1
+            self.action_key, rows, dtype = actions
+            self.actions = np.empty((steps, *rows), dtype)
+        self.rows: list[Row] = list(zip(rows_of(self.acted_on), self.whole.rows()))
 
-    def _all_rows(self) -> list[Row]:
-        """The rows of all batches: cheaper to make at once."""
-        shape = self.batches * self.steps, self._done.shape[2]
-
-        def flat(array: NDArray[Any]) -> NDArray[Any]:
-            return array.reshape(*shape, *array.shape[3:])
-
-        def each(batches: slice) -> Iterator[Arrays]:
-            rows = [
-                [r for block in a[:, batches] for r in block] for a in self._observation.values()
-            ]
-            return (dict(zip(self._observation, row)) for row in zip(*rows))
-
-        results = self._results
-        following = {key: flat(array) for key, array in results.next_observation.items()}
-        raw = itertools.repeat(None) if results.raw_reward is None else flat(results.raw_reward)
-        flags = flat(results.terminated), flat(results.truncated)
-        numbers = flat(results.reward), *flags, flat(results.env_steps), raw
-        written = map(StepArrays, rows_of(following), each(slice(1, None)), *numbers)
-        return list(zip(each(slice(None, -1)), written))
-
-    @property
-    def present(self) -> int:
-        """Number of the present batch."""
-        return self._used - 1
-
-    @property
-    def whole(self) -> StepArrays:
-        """Arrays of the present batch but for what is acted on, ``[steps, num_envs, ...]``."""
-        return self._results.at(self.present)
-
-    @property
-    def acted_on(self) -> Arrays:
-        """Observations that the present batch acts on, ``[steps, num_envs, ...]``."""
-        return {key: array[self.present, :-1] for key, array in self._observation.items()}
-
-    @property
-    def done(self) -> Mask:
-        """Whether each step of the present batch ended an episode, ``[steps, num_envs]``."""
-        done: Mask = self._done[self.present]
-        return done
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there is no memory for another batch."""
-        return self._used == self.batches
-
-    def begin(self, present: Arrays) -> None:
-        """Go on to the memory of the next batch.
-
-        Args:
-            present: the observation to act on first, copied.
-        """
-        first = self._used * self.steps
-        self.rows = self._rows[first : first + self.steps]
-        for array in self._actions.values():
-            self.actions = array[self._used]
-        self._used += 1
-        for key, row in self.rows[0][0].items():
+    def begin(self) -> None:
+        """Begin a batch: what is acted on first is copied here."""
+        present, first = self.env.start(), self.rows[0][0]
+        for key, row in first.items():
             row[...] = present[key]
-
-    def begin_again(self, present: Arrays) -> None:
-        """Overwrite the present batch with the next one."""
-        results = self._results
-        results.terminated[...] = results.truncated[...] = self._done[...] = False
-        results.env_steps[...] = 1
-        self._used, self._tensordicts = 0, ()
-        self._given, self._counted, self._numbered = 0, 0, -1
-        self.begin(present)
+        self.env.acts_on(first)
+        self.whole.env_steps[...] = 1
+        if self.any_done:
+            self.whole.terminated[...] = self.whole.truncated[...] = self.done[...] = False
 
     def end(self, episodes: EpisodeIds) -> None:
         """Note which steps ended an episode, and to which episode each belongs."""
-        if episodes.changes != self._numbered:  # once for all batches in which no episode ends
-            self._ids[self.present :] = episodes.present
-            self._numbered = episodes.changes
-        flags = self._results.terminated[self.present], self._results.truncated[self.present]
-        self.any_done = _some(flags[0]) or _some(flags[1])
+        whole = self.whole
+        self.any_done = _some(whole.terminated) or _some(whole.truncated)
         if self.any_done:
-            np.logical_or(*flags, out=self.done)
-            episodes.number(self.done, self._ids[self.present])
+            np.logical_or(whole.terminated, whole.truncated, out=self.done)
+            episodes.number(self.done, self.episode_ids)
 
-    def uncounted(self) -> StepArrays:
-        """Results of the batches that :meth:`tensordict` has returned since the last call.
+    @property
+    def episode_rewards(self) -> NDArray[np.float32]:
+        """Rewards before normalisation, ``[steps, num_envs]``."""
+        raw = self.whole.raw_reward
+        return self.whole.reward if raw is None else raw
 
-        Returns:
-            Arrays ``[steps, num_envs]``, all batches one after the other, without observations.
-        """
-        new, shape = slice(self._counted, self._given), (-1, self._done.shape[2])
-        self._counted = self._given
-        numbers = [None if a is None else a[new].reshape(shape) for a in self._results[2:]]
-        return StepArrays({}, {}, *numbers)  # type: ignore[arg-type]
-
-    def tensordict(self, outputs: Tensors) -> TensorDictBase:
-        """Return the present batch, ``[num_envs, steps]``.
-
-        Args:
-            outputs: of the policy, ``[num_envs, steps, ...]``; entries under ``next`` go there.
-                Actions that are already here may be left out.
-        """
-        if not self._tensordicts:
-            self._tensordicts = self._views().unbind(0)
-        batch = self._tensordicts[self._used - 1]
-        self._given = self._used
-        for key, value in outputs.items():
-            batch.set(key, value)
-        return batch
-
-    def _views(self) -> TensorDictBase:
-        """Return a TensorDict ``[batches, num_envs, steps]`` that shows the arrays."""
-        shape = [self.batches, self._done.shape[2], self.steps]
-        results = self._results
-        following: dict[Any, Tensor] = {k: _view(a) for k, a in results.next_observation.items()}
-        following["done"] = _view(self._done).unsqueeze(-1)
-        for name in ("reward", "terminated", "truncated"):
-            following[name] = _view(getattr(results, name)).unsqueeze(-1)
-        root: dict[Any, Any] = {key: _view(a[:, :-1]) for key, a in self._observation.items()}
-        root |= {key: _view(array) for key, array in self._actions.items()}
-        root["collector"] = TensorDict({"traj_ids": _view(self._ids)}, shape)
-        root["next"] = TensorDict(following, shape)
-        return TensorDict(root, shape)
+    def entries(self) -> dict[Any, NDArray[Any]]:
+        """The arrays of a batch by key, ``[steps, num_envs, ...]``."""
+        whole = self.whole
+        found: dict[Any, NDArray[Any]] = dict(self.acted_on)
+        found |= {("next", *_path(key)): array for key, array in whole.next_observation.items()}
+        found["next", "reward"] = whole.reward[..., None]
+        for name, flags in zip(_FLAGS, (self.done, whole.terminated, whole.truncated)):
+            found["next", name] = flags[..., None]
+        found["collector", "traj_ids"] = self.episode_ids
+        if self.actions is not None:
+            found[self.action_key] = self.actions
+        return found
 
     def doubtful_actions(self) -> Tensors:
         """The actions that were written here, if some may be NaN."""
-        if self.actions is None or not self._may_be_nan or not may_be_nan(self.actions):
+        if self.actions is None or not may_be_nan(self.actions):
             return {}
-        return {key: torch.from_numpy(self.actions.swapaxes(0, 1)) for key in self._actions}
+        return {self.action_key: torch.from_numpy(self.actions.swapaxes(0, 1))}
 
     def has_nan(self) -> bool:
-        """Whether a reward or an observation of the present batch may be NaN."""
-        results, present = self._results, self.present
-        arrays = results.reward, *results.next_observation.values()
-        return any(may_be_nan(array[present]) for array in arrays)
+        """Whether a reward or an observation may be NaN."""
+        following = self.whole.next_observation.values()
+        return may_be_nan(self.whole.reward) or any(map(may_be_nan, following))
 
     def check_finite(self, name: str, statistics: EpisodeStatistics, taken: int) -> None:
         """Refuse NaN, naming environment and step.
@@ -239,6 +149,81 @@ class RolloutBuffer:
                 length = step - int(ends[-1]) - 1 if len(ends) else length
                 text = f"returned NaN as {what}, {length} policy steps into its episode"
                 raise EnvironmentFault(name, env, text, taken + step)
+
+
+class Batches:
+    """Batches of a rollout buffer, each the receiver's own; those of few steps share an allocation.
+
+    Args:
+        buffer: what they are copies of.
+        count: batches for which there is memory; 0: the only batch is the buffer's own memory.
+    """
+
+    def __init__(self, buffer: RolloutBuffer, count: int) -> None:
+        self._buffer, self.steps, self._count = buffer, buffer.steps, count
+        self._used = self._counted = 0
+        entries = buffer.entries()
+        copies = {k: _aligned(count, a.shape, a.dtype) for k, a in entries.items()}
+        flags = [key for key in entries if key[-1] in (*_FLAGS, "traj_ids")]
+        for key in flags:
+            copies[key][...] = 0
+        self._pairs = [(copies[key], entries[key]) for key in entries if key not in flags]
+        self._flag_pairs = [(copies[key], entries[key]) for key in flags]
+        self._ids, self._numbered = copies["collector", "traj_ids"], -1
+        # For the counts, as what was handed out may have been changed.
+        whole = buffer.whole._replace(reward=buffer.episode_rewards)
+        self._counts = [np.zeros((count, *a.shape), a.dtype) for a in whole[2:6]]
+        self._count_pairs = list(zip(self._counts, whole[2:6]))
+        shown = copies if count else {key: array[None] for key, array in entries.items()}
+        shape = [max(count, 1), buffer.env.num_envs, buffer.steps]
+        views = {k: torch.from_numpy(a).transpose(1, 2) for k, a in shown.items()}
+        self._whole = TensorDict(views, shape)
+        self._tensordicts = self._whole.unbind(0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no memory for another batch."""
+        return self._used >= self._count
+
+    def take(self, outputs: Tensors, episodes: EpisodeIds) -> TensorDictBase:
+        """Return the batch in the buffer, ``[num_envs, steps]``.
+
+        Args:
+            outputs: of the policy, ``[num_envs, steps, ...]``; entries under ``next`` go there.
+                Actions that are in the buffer may be left out.
+            episodes: numbers of the episodes.
+        """
+        buffer, number = self._buffer, self._used
+        self._used += 1
+        if not self._count:
+            if not buffer.any_done:
+                buffer.episode_ids[...] = episodes.present
+        else:
+            for copies, array in (*self._pairs, *self._count_pairs):
+                copies[number] = array
+            if self._numbered != episodes.changes:  # once for all in which no episode ends
+                self._ids[number:] = episodes.present
+                self._numbered = episodes.changes
+            if buffer.any_done:
+                for copies, array in self._flag_pairs:
+                    copies[number] = array
+        batch = self._tensordicts[number] if self._count else self._whole[0]
+        for key, value in outputs.items():
+            batch.set(key, value)
+        return batch
+
+    def uncounted(self) -> list[NDArray[Any]]:
+        """Rewards before normalisation, terminated, truncated and env steps since the last call.
+
+        Returns:
+            Arrays ``[steps, num_envs]``, those of several batches one after the other.
+        """
+        new, shape = slice(self._counted, self._used), (-1, self._buffer.env.num_envs)
+        self._counted = self._used
+        if self._count:
+            return [array[new].reshape(shape) for array in self._counts]
+        whole = self._buffer.whole._replace(reward=self._buffer.episode_rewards)
+        return [*whole[2:6]] if new.stop > new.start else [array[:0] for array in whole[2:6]]
 
 
 class EpisodeIds:
@@ -314,7 +299,7 @@ class EpisodeBuffer:
         """Yield rows without end."""
         while True:
             chunk = RolloutBuffer(self.env, CHUNK)
-            chunk.begin(self.env.start())
+            chunk.begin()
             self._chunks.append(chunk)
             for row in chunk.rows:
                 self.steps += 1
@@ -434,6 +419,10 @@ class _Places:
 
 
 # ---------------------------------------------------------------------- arrays
+def _path(key: Key) -> tuple[str, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
 def _aligned(count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an array ``[count, *shape]`` whose blocks lie as if each were an array of its own.
 
@@ -442,11 +431,6 @@ def _aligned(count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[
     size = int(np.prod(shape))
     padded = -(-size * dtype.itemsize // 16) * 16 // dtype.itemsize
     return np.empty((count, padded), dtype)[:, :size].reshape(count, *shape)
-
-
-def _view(array: NDArray[Any]) -> Tensor:
-    """Return a tensor ``[batches, num_envs, steps, ...]`` of an array with steps before envs."""
-    return torch.from_numpy(array).transpose(1, 2)
 
 
 def _some(flags: Mask) -> bool:

@@ -106,6 +106,10 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             self.restart()
         return self._now.observation
 
+    def acts_on(self, observation: Arrays) -> None:
+        """Take note that the present observation is elsewhere; where it was may be written to."""
+        self._now.observation = self.backend.present = observation
+
     def restart(self, mask: Mask | None = None) -> Arrays:
         """Begin new episodes and return the observations of all envs.
 

@@ -44,12 +44,12 @@ def column(batch, key, copy=0):
 
 # ---------------------------------------------------------------------- a copy that raises
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(("frames", "reuse"), [(1, False), (6, False), (6, True)])
 def test_the_episode_of_a_copy_that_raises_is_truncated_and_the_batch_stays_exact(
-    tmp_path, vectorization, reuse
+    tmp_path, vectorization, frames, reuse
 ):
     env = make_env(raising(tmp_path, 5, length=4), vectorization=vectorization, restart_on_error=1)
-    collector = VectorCollector(env, frames_per_batch=6, total_frames=12, reuse=reuse)
+    collector = VectorCollector(env, frames_per_batch=frames, total_frames=12, reuse=reuse)
     batch = collected(collector)
     assert column(batch, "truncated") == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
     assert column(batch, "terminated") == [0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0]

@@ -127,6 +127,48 @@ def test_normalised_rewards_are_reported_as_they_were():
 
 
 # ---------------------------------------------------------------------- memory and seeds
+@pytest.mark.parametrize("steps_per_env", [1, 2, 5])
+def test_what_becomes_of_a_batch_does_not_change_what_is_counted(steps_per_env):
+    ours, other = (steps(steps_per_env=steps_per_env) for _ in range(2))
+    for _ in range(12):
+        batch, wanted = ours.collect(), other.collect()
+        for key in ("reward", "done", "terminated", "truncated"):
+            batch["next", key].zero_()
+        assert torch.equal(batch["observation"], wanted["observation"])
+        assert torch.equal(batch["collector", "traj_ids"], wanted["collector", "traj_ids"])
+    assert ours.take_episodes() == other.take_episodes()
+    assert (ours.env_steps, ours.episodes) == (other.env_steps, other.episodes)
+    assert ours.episodes == 2 * (12 * steps_per_env // 3)
+
+
+@pytest.mark.parametrize("steps_per_env", [1, 7])
+def test_returns_do_not_depend_on_when_they_are_asked_for(steps_per_env):
+    asked, other = (
+        VectorCollector(
+            make_env("Pendulum-v1", 2, max_episode_steps=21), steps_per_env=steps_per_env
+        )
+        for _ in range(2)
+    )
+    for _ in range(63 // steps_per_env):
+        asked.collect()
+        assert asked.env_steps == asked.policy_steps
+        asked.state_dict()
+        other.collect()
+    assert len(other._finished) == 6
+    assert asked.take_episodes() == other.take_episodes()
+
+
+def test_memory_of_large_batches_is_given_away_and_not_written_again(monkeypatch):
+    monkeypatch.setattr("kit.collectors.rollout.SMALL", 0)
+    given, copied = steps(steps_per_env=4), steps(steps_per_env=4)
+    batches = [given.collect() for _ in range(3)]
+    monkeypatch.setattr("kit.collectors.rollout.SMALL", 2**22)
+    for batch in batches:
+        wanted = copied.collect()
+        assert all(torch.equal(batch[key], wanted[key]) for key in wanted.keys(True, True))
+    assert given.take_episodes() == copied.take_episodes()
+
+
 def test_with_reuse_each_batch_overwrites_the_one_before():
     collector = steps(steps_per_env=2, reuse=True)
     first, second = collector.collect(), collector.collect()

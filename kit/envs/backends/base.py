@@ -7,6 +7,7 @@ spent or faked.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,14 +43,12 @@ class StepArrays(NamedTuple):
     raw_reward: NDArray[np.float32] | None = None
     """rewards before normalisation, where they are normalised, ``[num_envs]``."""
 
-    def at(self, index: int) -> StepArrays:
-        """Views of one entry of the first dimension."""
-        following, present = (
-            {key: array[index] for key, array in arrays.items()}
-            for arrays in (self.next_observation, self.observation)
-        )
-        numbers = [None if array is None else array[index] for array in self[2:]]
-        return StepArrays(following, present, *numbers)  # type: ignore[arg-type]
+    def rows(self) -> Iterator[StepArrays]:
+        """Yield one after the other of many steps, as views."""
+        raw = itertools.repeat(None) if self.raw_reward is None else self.raw_reward
+        flags = self.terminated, self.truncated
+        following, present = rows_of(self.next_observation), rows_of(self.observation)
+        return map(StepArrays, following, present, self.reward, *flags, self.env_steps, raw)
 
 
 def rows_of(arrays: Arrays) -> Iterator[Arrays]:
@@ -69,6 +68,7 @@ class EnvBackend(ABC):
         observation_leaves: arrays of an observation.
         action_leaves: arrays of an action.
         steps_some: whether :meth:`step` can leave envs out.
+        present: the observation of all envs before the next step.
         uses_torch: whether environments draw random numbers of PyTorch's.
         restarts: faults that are recovered from; the next one is raised.
         faults: faults recovered from so far.
@@ -84,6 +84,7 @@ class EnvBackend(ABC):
     action_leaves: list[Leaf]
     convert: ActionConverter
     steps_some = False
+    present: Arrays
     uses_torch = False
     restarts = 0
     faults = 0

@@ -59,7 +59,6 @@ class SerialBackend(EnvBackend):
         self._seeds = list(range(num_envs))
         self._rebuilt = [0] * num_envs  # how often
         self._next_seeds: dict[int, int] = {}
-        self._present: Arrays = {}
 
     def reset(
         self,
@@ -73,7 +72,7 @@ class SerialBackend(EnvBackend):
         for number in range(self.num_envs):
             if mask is None or mask[number]:
                 self._reset(number, observation, None if seeds is None else seeds[number])
-        self._present = observation
+        self.present = observation
 
     def _reset(self, number: int, arrays: Arrays, seed: int | None = None) -> None:
         while True:
@@ -89,7 +88,7 @@ class SerialBackend(EnvBackend):
         self.infos = {}
         numbers: Sequence[int] = self._numbers
         if active is not None:
-            hold(~active, result, self._present)
+            hold(~active, result, self.present)
             result.env_steps[~active] = 0
             numbers = np.flatnonzero(active).tolist()
         ended: list[int] = []
@@ -98,7 +97,7 @@ class SerialBackend(EnvBackend):
             result.next_observation[key][...] = array
         for number in ended:
             self._reset(number, result.observation)
-        self._present = result.observation
+        self.present = result.observation
         return recovered
 
     def _step(
@@ -150,7 +149,7 @@ class SerialBackend(EnvBackend):
             EnvironmentFault: if no restart is left.
         """
         self._rebuild(number, error, "step()")
-        hold(number, result, self._present)
+        hold(number, result, self.present)
         result.truncated[number] = True
 
     def _write(self, number: int, seen: Any, arrays: Arrays) -> None:

@@ -75,7 +75,6 @@ class WorkersBackend(EnvBackend):
         how = pickle.dumps(CloudpickleWrapper((make, name, restarts)))
         self._workers = [_Worker(how, memory, a, b) for a, b in itertools.pairwise(bounds)]
         self._seeds = list(range(num_envs))
-        self._present: Arrays = {}
         self._closing = weakref.finalize(self, _stop, self._workers)
         try:
             for worker in self._workers:
@@ -102,7 +101,7 @@ class WorkersBackend(EnvBackend):
         chosen: Any = ... if mask is None else mask
         for key, values in observation.items():
             values[chosen] = self._arrays.result.observation[key][chosen]
-        self._present = observation
+        self.present = observation
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step the envs, all workers at once."""
@@ -125,7 +124,7 @@ class WorkersBackend(EnvBackend):
         for worker in dead:
             recovered[worker.envs] = True
             self._truncate(worker, result, active)
-        self._present = result.observation
+        self.present = result.observation
         return recovered if recovered.any() else None
 
     def _receive(self, worker: _Worker) -> Any:
@@ -164,7 +163,7 @@ class WorkersBackend(EnvBackend):
     def _truncate(self, worker: _Worker, result: StepArrays, active: Mask | None) -> None:
         """Close the episodes of a worker that died, and begin others in a new process."""
         envs = worker.envs
-        hold(envs, result, self._present)
+        hold(envs, result, self.present)
         self._revive(worker)
         result.truncated[envs] = True
         result.env_steps[envs] = 1 if active is None else active[envs]
