@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.cli.launch import explains_itself
+from kit.cli.launch import errors_in_one_line
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import find_run, read_config
 from kit.config.plain import from_plain
@@ -136,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=12345, help="of the environments")
     parser.add_argument("--video", type=Path, help="MP4 file for one episode")
     given = parser.parse_args(argv)
-    try:
+    with errors_in_one_line():
         episodes = whole_number("episodes", given.episodes, at_least=1)
         seed = whole_number("seed", given.seed)
         folder = find_run(given.run, Path(given.runs), field="run")
@@ -155,11 +154,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             shown = run.record(given.video, seed)
             print(f"{given.video}: one episode, return {shown['evaluation/return']:,.1f}")
         run.close()
-    except Exception as error:
-        if not explains_itself(error):
-            raise
-        print(f"\nerror: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import os
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import textwrap
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,11 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
         print(help_text(config_class, chosen.get("steps", "kit")))
         return
     try:
-        base = _base(config_class, recipe, arguments)
-        arguments = _without_commas(arguments)
-        _check_names(base, arguments)
-        _compose(base, arguments, _Job(recipe, config_class, build))
-    except Exception as error:
-        if not explains_itself(error):
-            raise
-        print(f"\nerror: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        with errors_in_one_line():
+            base = _base(config_class, recipe, arguments)
+            arguments = _without_commas(arguments)
+            _check_names(base, arguments)
+            _compose(base, arguments, _Job(recipe, config_class, build))
     except KeyboardInterrupt:
         print("\nstopped; resume it with resume=latest", file=sys.stderr)
         raise SystemExit(130) from None
@@ -107,10 +104,20 @@ def _job_elsewhere(recipe: Recipe, config_class: str, build: str) -> _Job:
     return job
 
 
-def explains_itself(error: BaseException) -> bool:
-    """Whether the message of an error tells a user what to do, so that no trace is needed."""
-    faults = (EnvironmentFault, PolicyFault, HookError)
-    return isinstance(error, (SettingError, *faults, NotFinite, NotSaved, PlanNotKept))
+_EXPLAINED = (
+    SettingError, EnvironmentFault, PolicyFault, HookError, NotFinite, NotSaved, PlanNotKept,
+)  # fmt: skip
+"""Errors whose message says what to do, so that no trace is needed."""
+
+
+@contextlib.contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """End the process with one line where an error explains itself."""
+    try:
+        yield
+    except _EXPLAINED as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 # ---------------------------------------------------------------------- settings and overrides
@@ -126,7 +133,12 @@ def _base(
     values: dict[str, Any] = to_plain(config_class())
     if "preset" in chosen:
         file = Path(sys.modules[config_class.__module__].__file__ or "")
-        _update(values, _preset(chosen["preset"], file.parent / "presets" / recipe.name))
+        presets = {f.stem: f for f in (file.parent / "presets" / recipe.name).glob("*.yaml")}
+        name = chosen["preset"]
+        if name not in presets:
+            near = nearest_first(name, sorted(presets))
+            raise SettingError("preset", name, "does not exist", near)
+        _update(values, yaml.safe_load(presets[name].read_text()))
     steps = chosen.get("steps", "kit")
     if steps in DIALECTS:
         values["steps"] = to_plain(dialect(steps)())
@@ -148,16 +160,6 @@ def _resumed(
             why = "cannot be chosen again for a run that is resumed"
             raise SettingError(name, chosen[name], why, "leave it out")
     return typing.cast("dict[str, Any]", to_plain(from_plain(config_class, saved)))
-
-
-def _preset(name: str, presets: Path) -> dict[str, Any]:
-    """Read ``presets/<recipe>/<name>.yaml``."""
-    there = sorted(path.stem for path in presets.glob("*.yaml"))
-    if name not in there:
-        raise SettingError("preset", name, "does not exist", nearest_first(name, there))
-    values = yaml.safe_load((presets / f"{name}.yaml").read_text())
-    assert isinstance(values, dict)
-    return values
 
 
 def _update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
@@ -237,8 +239,8 @@ def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
 
 def _is_argument(base: Mapping[str, Any], key: str) -> bool:
     """Whether a setting is an argument of a class: ``env.kwargs.gravity``, of the environment."""
-    places = ("env.kwargs", "collector_kwargs")
-    return any(f"{key}.".startswith(f"{p}.") and p.split(".")[0] in base for p in places)
+    inside = f"{key}.".startswith(("env.kwargs.", "collector_kwargs."))
+    return inside and key.split(".")[0] in base
 
 
 def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
@@ -271,11 +273,11 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
         ],
     }
     ConfigStore.instance().store(name=name, node=node)
-    before, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    logging.getLogger("hydra").setLevel(logging.ERROR)
+    argv, environment = sys.argv, dict(os.environ)
     sys.argv = [job.recipe.name, *plain]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise what is wrong instead of printing it and leaving
     try:
-        logging.getLogger("hydra").setLevel(logging.ERROR)
         hydra.main(version_base="1.3", config_path=None, config_name=name)(job)()
         if job.failed:
             raise job.failed[0]
@@ -283,10 +285,9 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
         reason = str(error).splitlines()[0].rstrip(".")
         raise SettingError("command line", " ".join(plain), f"is refused: {reason}") from None
     finally:
-        sys.argv = before
-        del os.environ["HYDRA_FULL_ERROR"]
-        if full is not None:
-            os.environ["HYDRA_FULL_ERROR"] = full
+        sys.argv = argv
+        os.environ.pop("HYDRA_FULL_ERROR")
+        os.environ |= environment
 
 
 # ---------------------------------------------------------------------- help
@@ -313,17 +314,12 @@ def help_text(config_class: type[RunConfig], steps: str = "kit") -> str:
     ]
     for dotted, default, kind, text in settings(config):
         lines.append(f"  {dotted}={_shown(default)}  ({kind})")
-        lines += textwrap.wrap(
-            text.replace("``", ""), 92, initial_indent="      ", subsequent_indent="      "
-        )
+        wrapped = textwrap.wrap(text.replace("``", ""), 86)
+        lines += textwrap.indent("\n".join(wrapped), " " * 6).split("\n")
     return "\n".join(lines)
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(str, value)) + "]"
-    return str(value)
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,13 +19,13 @@ Refusal = tuple[Any, ...]
 """Arguments of a ``SettingError``."""
 
 
-def refuse(refusals: Iterator[Refusal]) -> None:
+def refuse(*refusals: Iterator[Refusal]) -> None:
     """Raise the first refusal, if there is one.
 
     Raises:
         SettingError: with its field, value, reason and what works.
     """
-    for refusal in refusals:
+    for refusal in itertools.chain(*refusals):
         raise SettingError(*refusal)
 
 
@@ -113,7 +114,7 @@ _UNDONE = "leaves the plan's gradient steps undone"
 
 
 def in_updates(
-    plan: StepPlan, *, update: Any, loss_module: Any, advantage: Any, stages: Stages
+    plan: StepPlan, update: Any, loss_module: Any, advantage: Any, stages: Stages
 ) -> Iterator[Refusal]:
     """Gradient steps that are never made, or whose loss lacks its input."""
     if not plan.trains:
@@ -142,7 +143,7 @@ def in_updates(
         yield "minibatch_size", size, why, [plan.frames_per_batch]
 
 
-def in_hooks(plan: StepPlan, *, update: Any, buffer: Any, stages: Stages) -> Iterator[Refusal]:
+def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterator[Refusal]:
     """What the hooks registered until a run begins leave undone.
 
     Gradient steps that are never made, samples that are never held, or a stepper of TorchRL, which

@@ -144,19 +144,18 @@ class Stages:
             self._call(stage, operation, *arguments)
         self._began |= stage == "setup"
 
-    def pipe(self, stage: str, batch: Any) -> Any:
-        """Pass ``batch`` through every operation; one that returns nothing leaves it as it is."""
-        for operation in self._operations[stage]:
-            result = self._call(stage, operation, batch)
-            batch = _taken(result, batch, stage, operation)
-        return batch
+    def pipe(self, stage: str, batch: Any, before: Any = None) -> Any:
+        """Pass ``batch`` through every operation; one that returns nothing leaves it as it is.
 
-    def losses(self, minibatch: TensorDictBase, losses: TensorDictBase) -> TensorDictBase:
-        """Pass losses through every operation of ``process_loss``."""
-        for operation in self._operations["process_loss"]:
-            result = self._call("process_loss", operation, minibatch, losses)
-            losses = _taken(result, losses, "process_loss", operation)
-        return losses
+        Args:
+            stage: whose operations are called.
+            batch: their argument, and their result.
+            before: an argument before it: the minibatch, where losses are passed through.
+        """
+        for operation in self._operations[stage]:
+            arguments = (batch,) if before is None else (before, batch)
+            batch = _taken(self._call(stage, operation, *arguments), batch, stage, operation)
+        return batch
 
     def optimize(self, losses: TensorDictBase, clip_grad_norm: bool, clip_norm: Any) -> Any:
         """Let every operation of ``optimizer`` make its gradient step; return the losses."""

@@ -169,21 +169,17 @@ def _once_logged(hook: Any, trainer: TorchRLProtocol) -> Callable[[Any], None]:
     TorchRL raises where the metric is unknown; the kit's columns come with the first row, with the
     first finished episode or with the first evaluation.
     """
-    known = trainer._log_dict
+    known, monitor = trainer._log_dict, str(hook.monitor)
+    to_come = monitor in trainer.ledger.counters() or monitor.startswith(_COLUMN_GROUPS)
 
     def look(batch: Any) -> None:
-        to_come = hook.monitor in trainer.ledger.counters() or str(hook.monitor).startswith(
-            _COLUMN_GROUPS
-        )
-        if hook.monitor in known or not to_come:
+        if monitor in known or not to_come:
             hook(batch)
 
     def end() -> None:
-        if hook.monitor not in known:
-            warnings.warn(
-                f"EarlyStopping never found {hook.monitor!r}; columns are {', '.join(known)}",
-                stacklevel=2,
-            )
+        if monitor not in known:
+            what = f"EarlyStopping never found {monitor!r}; columns are {', '.join(known)}"
+            warnings.warn(what, stacklevel=2)
 
     look.__qualname__ = type(hook).__name__  # its name in errors
     trainer.register_op("shutdown", end)

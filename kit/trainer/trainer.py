@@ -98,8 +98,10 @@ class Trainer(TorchRLProtocol):
     ) -> None:
         minibatches = as_minibatches(buffer)
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
-        checks.refuse(checks.in_collection(plan, collector, minibatches, advantage))
-        checks.refuse(checks.in_evaluation(plan, evaluate))
+        checks.refuse(
+            checks.in_collection(plan, collector, minibatches, advantage),
+            checks.in_evaluation(plan, evaluate),
+        )
         super().__init__(
             plan, collector, update, minibatches,
             logger=logger, loss_module=loss_module, optimizer=optimizer,
@@ -121,13 +123,10 @@ class Trainer(TorchRLProtocol):
             self.add(NaNGuard())
         if progress and Console not in registered:
             self.add(Console(progress if isinstance(progress, str) else ""))
-        checks.refuse(checks.in_learning_rates(self.registered_modules))
         checks.refuse(
-            checks.in_updates(
-                plan, update=update, loss_module=self.loss_module, advantage=advantage,
-                stages=self.stages,
-            )
-        )  # fmt: skip
+            checks.in_learning_rates(self.registered_modules),
+            checks.in_updates(plan, update, self.loss_module, advantage, self.stages),
+        )
         if resume_from is not None:
             self.load(resume_from)
 
@@ -140,9 +139,10 @@ class Trainer(TorchRLProtocol):
             HookError: if a hook raises.
             EnvironmentFault: if an environment fails.
         """
-        checks.refuse(checks.in_learning_rates(self.registered_modules))
-        hooked = {"update": self.update, "buffer": self.buffer, "stages": self.stages}
-        checks.refuse(checks.in_hooks(self.plan, **hooked))
+        checks.refuse(
+            checks.in_learning_rates(self.registered_modules),
+            checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
+        )
         with self._lifecycle():
             if self.ledger.iterations == 0:
                 self.begin()
@@ -192,15 +192,14 @@ class Trainer(TorchRLProtocol):
         self.stages.fire("pre_optim_steps")
         if self.advantage is not None:
             batch = self.advantage(batch)
-        first, empty_epochs = True, 0
+        made: int | None = None
         while due and not self._skip_phase:
             self.log("pre_epoch_log", batch)
             processed = self.stages.pipe("pre_epoch", batch)
-            if first or self.stages["pre_epoch"]:
+            if made is None or self.stages["pre_epoch"]:
                 self._fill(processed)
-            made = self._train_epoch(due)
-            first, empty_epochs = False, 0 if made else empty_epochs + 1
-            if empty_epochs == 2:
+            before, made = made, self._train_epoch(due)
+            if before == made == 0:
                 name = type(self.buffer).__name__
                 raise SettingError("buffer", name, "has no minibatch to train on")
             due -= made
@@ -285,10 +284,8 @@ class Trainer(TorchRLProtocol):
         self.batches.count_environment(self.ledger)
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(self.folder / "checkpoints", self._parts())
-        counters = self.ledger.counters()
-        self.last_checkpoint = self._checkpoints.save(
-            self.schedule.progress, {"counters": counters}
-        )
+        metadata = {"counters": self.ledger.counters()}
+        self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
         return self.last_checkpoint
 
     def load(self, checkpoint: Path | str) -> Trainer:

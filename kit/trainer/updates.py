@@ -50,7 +50,7 @@ def _open_step(
     for minibatch in minibatches:
         losses = compute(minibatch)
         _after_loss(trainer, minibatch)
-        parts.append(stages.losses(minibatch, losses))
+        parts.append(stages.pipe("process_loss", losses, minibatch))
     losses = TensorDict(weighted_mean(parts, [minibatch.numel() for minibatch in minibatches]))
     if not stages["optimizer"]:
         metrics: dict[str, Tensor] = update.minimize(losses)
