@@ -14,7 +14,7 @@ from kit.fast.traced import Traced
 
 
 def discounted_suffix_sums(values: Tensor, factors: Tensor) -> Tensor:
-    """Return ``x`` with ``x[t] = values[t] + factors[t] * x[t + 1]``, and ``x`` zero past the end.
+    """The ``x`` with ``x[t] = values[t] + factors[t] * x[t + 1]``, and ``x`` zero past the end.
 
     Time is the last dimension. The recursion is solved by doubling, in about ``log2(steps)`` tensor
     operations and without reading anything on the host.
@@ -42,7 +42,7 @@ def generalized_advantages(
     gamma: float | Tensor,
     lmbda: float | Tensor,
 ) -> Tensor:
-    """Return generalised advantages (Schulman et al. 2016, eq. 16).
+    """Generalised advantages (Schulman et al. 2016, eq. 16).
 
     The value after a terminated step is zero; after a truncated one it is ``next_value``, the value
     of the true last observation.
@@ -112,7 +112,7 @@ class RewardToGo(nn.Module):
 
 
 def _normalized(advantage: Tensor, mask: Tensor | None) -> Tensor:
-    """Return advantages ``[..., 1]`` of mean 0 and standard deviation 1 where ``mask`` is true."""
+    """Advantages ``[..., 1]`` of mean 0 and standard deviation 1 where ``mask`` is true."""
     if mask is None:
         weight = torch.ones_like(advantage)
     else:
@@ -161,7 +161,7 @@ class GAE(torchrl_value.GAE):
         return tensordict
 
     def _estimates(self, batch: TensorDictBase) -> dict[Any, Tensor]:
-        """Return advantages, value targets and the values of both observations, by key."""
+        """Advantages, value targets and the values of both observations, by key."""
         names = self.tensor_keys
         ends = [batch.get(("next", key)) for key in (names.reward, names.done, names.terminated)]
         value = self.value_network(batch.exclude("next")).get(names.value)

@@ -66,7 +66,7 @@ class Update(OptimizationStepper):
         clip_value: largest absolute value of a gradient; ``None``: unclipped.
         target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks.
         target_update_every: steps between two target updates: a number of gradient steps, or text
-            such as ``"1_000 policy steps"``. Policy steps are those that :meth:`advance` is told.
+            such as ``"1_000 policy steps"``. Policy steps are the argument of :meth:`advance`.
         compile: ``"auto"``: loss, gradients and (of fused optimisers) the whole gradient step are
             recorded once per minibatch shape and replayed as tensor operations without Python, or
             as a CUDA graph, with bitwise the same results; eager where that is not possible.

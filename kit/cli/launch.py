@@ -274,7 +274,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     }
     ConfigStore.instance().store(name=name, node=node)
     logging.getLogger("hydra").setLevel(logging.ERROR)
-    argv, environment = sys.argv, dict(os.environ)
+    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [job.recipe.name, *plain]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise what is wrong instead of printing it and leaving
     try:
@@ -286,8 +286,9 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
         raise SettingError("command line", " ".join(plain), f"is refused: {reason}") from None
     finally:
         sys.argv = argv
-        os.environ.pop("HYDRA_FULL_ERROR")
-        os.environ |= environment
+        del os.environ["HYDRA_FULL_ERROR"]
+        if full is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full
 
 
 # ---------------------------------------------------------------------- help

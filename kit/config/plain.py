@@ -22,7 +22,7 @@ PLAN = "plan"
 
 
 def to_plain(config: Any) -> Any:
-    """Return a dataclass as nested dictionaries, lists and plain values."""
+    """A dataclass as nested dictionaries, lists and plain values."""
     if isinstance(config, StepPlan):
         return {"dialect": PLAN, **config.to_dict()}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):

@@ -12,29 +12,29 @@ from kit.testing.trial import Run
 
 
 def whole_episodes(batch: TensorDictBase) -> bool:
-    """Return whether a batch is one of whole episodes, padded or one after the other."""
+    """Whether a batch is one of whole episodes, padded or one after the other."""
     return batch.ndim == 1 or batch.get(("collector", "mask"), None) is not None
 
 
 def size(batch: TensorDictBase) -> int:
-    """Return the number of steps without padding."""
+    """The number of steps without padding."""
     mask = batch.get(("collector", "mask"), None)
     return batch.numel() if mask is None else int(mask.sum())
 
 
 def rows(batch: TensorDictBase) -> TensorDictBase:
-    """Return the transitions of a batch, env by env in the order of time, without padding."""
+    """The transitions of a batch, env by env in the order of time, without padding."""
     mask = batch.get(("collector", "mask"), None)
     return batch.reshape(-1) if mask is None else batch[mask]
 
 
 def integers(action: Tensor) -> Tensor:
-    """Return actions as integers, also where they are one-hot."""
+    """Actions as integers, also where they are one-hot."""
     return action.argmax(-1) if action.ndim > 1 else action
 
 
 def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
-    """Return steps that follow one another, each sequence from the beginning of an episode.
+    """Steps that follow one another, each sequence from the beginning of an episode.
 
     Where batches cut episodes these are the steps of each env: two sequences, if the envs begin
     again in between. Where batches are whole episodes they are the episodes.
@@ -45,13 +45,17 @@ def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
     """
     if whole_episodes(run.batches[0]):
         return [episode for batch in run.batches for episode in _episodes_of(batch)]
-    parts = (run.batches[: run.anew], run.batches[run.anew :])
-    copies = range(num_envs)
-    return [torch.cat([batch[copy] for batch in part]) for part in parts if part for copy in copies]
+    parts = (run.batches[: run.restarted], run.batches[run.restarted :])
+    return [
+        torch.cat([batch[env] for batch in part])
+        for part in parts
+        if part
+        for env in range(num_envs)
+    ]
 
 
-def begins_anew(batches: Sequence[TensorDictBase], loaded: int) -> int:
-    """Return the number of the batch with which envs leave the episodes that they were in.
+def restart(batches: Sequence[TensorDictBase], loaded: int) -> int:
+    """The number of the batch with which envs leave the episodes that they were in.
 
     The first one that is made after loading; there can be others that were made before saving.
 
@@ -70,7 +74,7 @@ def begins_anew(batches: Sequence[TensorDictBase], loaded: int) -> int:
 
 
 def ages(done: Tensor) -> Tensor:
-    """Return the number of each step in its episode, from 1.
+    """The number of each step in its episode, from 1.
 
     Args:
         done: whether each step of a sequence ended an episode, ``[steps]``.
@@ -83,7 +87,7 @@ def ages(done: Tensor) -> Tensor:
 def equal(
     one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], rounding: float = 0.0
 ) -> bool:
-    """Return whether batches are the same: bit by bit, or floating numbers but for rounding.
+    """Whether batches are the same: bit by bit, or floating numbers but for rounding.
 
     Args:
         one: batches.

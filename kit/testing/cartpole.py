@@ -22,7 +22,7 @@ def _rules() -> CartPole:
 
 
 def expected(observation: Tensor, action: Tensor) -> Outcome:
-    """Return the results of steps, in float64.
+    """The results of steps, in float64.
 
     Args:
         observation: ``[..., 4]``.
@@ -41,7 +41,7 @@ def expected(observation: Tensor, action: Tensor) -> Outcome:
 
 
 def begins(observation: Tensor) -> Tensor:
-    """Return whether everything is as near to zero as at a start."""
+    """Whether everything is as near to zero as at a start."""
     return (observation.abs() <= FARTHEST_START).all(-1)
 
 
@@ -60,7 +60,7 @@ CARTPOLE = World(
 """CartPole as Gymnasium defines it, made by any library.
 
 The limit is one that most episodes of a random policy reach, some do not, and a few reach in the
-step in which they terminate. An observation does not tell its episode: transitions are checked one
-by one, and episodes by how steps follow one another. A state that is within 1e-5 of a bound may
+step in which they terminate. An observation does not identify its episode: transitions are checked
+one by one, and episodes by how steps follow one another. A state within 1e-5 of a bound may
 count as beyond it or not.
 """

@@ -1,4 +1,4 @@
-"""A conformance suite for collectors: the kit's, TorchRL's and anybody's.
+"""A conformance suite for collectors: the kit's, TorchRL's and those of third parties.
 
     def make(case):
         env = counter_env(case)
@@ -29,7 +29,7 @@ import torch
 
 from kit.envs import VectorEnv
 from kit.steps.errors import one_of
-from kit.testing.batches import begins_anew, equal
+from kit.testing.batches import equal, restart
 from kit.testing.one_run import ONE_RUN
 from kit.testing.tensor_counter import COUNTING
 from kit.testing.trial import BrokenPromise, Make, Run, Trial, take_episodes
@@ -37,12 +37,12 @@ from kit.testing.world import CollectorCase, World
 
 
 def counter_env(case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:
-    """Return the environment of a case: the one that counts."""
+    """The environment of a case: the one that counts."""
     return COUNTING.env(case, vectorization, **kwargs)
 
 
 def counter_policy(env: Any, seed: int = 0) -> Any:
-    """Return a policy that samples, with the same weights for the same seed."""
+    """A policy that samples, with the same weights for the same seed."""
     return COUNTING.policy(env, seed)
 
 
@@ -77,8 +77,8 @@ def check_collector(
     names = [one_of("promises", name, known) for name in (promises or known)]
     for case in world.cases if cases is None else cases:
         trial = Trial(make, replace(case), world, exact_resume)
-        for name in names:
-            PROMISES[name](trial)
+        for trial.promise in names:
+            PROMISES[trial.promise](trial)
     return names
 
 
@@ -86,9 +86,9 @@ def check_collector(
 def _seeds(trial: Trial) -> None:
     """The same seed gives the same batches, another one others."""
     one, two = trial.whole.batches, trial.run().batches
-    trial.demand("seeds", equal(one, two), "the same seed gives other batches")
+    trial.demand(equal(one, two), "the same seed gives other batches")
     other = trial.run(seed=trial.case.seed + 1).batches
-    trial.demand("seeds", not equal(one, other), "another seed gives the same batches")
+    trial.demand(not equal(one, other), "another seed gives the same batches")
 
 
 def _plain(trial: Trial) -> None:
@@ -99,33 +99,33 @@ def _plain(trial: Trial) -> None:
     plain = trial.run(fast=False).batches
     exact = getattr(trial.whole.collector, "exact_policy", True)
     good = equal(trial.whole.batches, plain, 0.0 if exact else _ROUNDING)
-    trial.demand("plain", good, "the fast path gives other batches")
+    trial.demand(good, "the fast path gives other batches")
 
 
 def _random_numbers(trial: Trial) -> None:
-    """Nobody else's random numbers are used or disturbed."""
+    """PyTorch's global random numbers are neither used nor changed."""
     runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
         runs.append(trial.run().batches)
         undisturbed = torch.equal(before, torch.get_rng_state())
-        trial.demand("random_numbers", undisturbed, "disturbs PyTorch's")
-    trial.demand("random_numbers", equal(runs[0], runs[1]), "depends on PyTorch's")
+        trial.demand(undisturbed, "disturbs PyTorch's")
+    trial.demand(equal(runs[0], runs[1]), "depends on PyTorch's")
 
 
 def _memory(trial: Trial) -> None:
-    """A batch belongs to the receiver: later ones do not change it, and he may change it."""
+    """A batch belongs to the receiver: later ones do not change it, and it may be changed."""
     collector = trial.make(trial.case)
     try:
         iterator = iter(collector)
         first = next(iterator)
         kept = first.clone()
         second = next(iterator)
-        trial.demand("memory", equal([kept], [first]), "a later batch changed the first one")
+        trial.demand(equal([kept], [first]), "a later batch changed the first one")
         kept = second.clone()
         first.zero_()
-        trial.demand("memory", equal([kept], [second]), "batches share memory")
+        trial.demand(equal([kept], [second]), "batches share memory")
     finally:
         collector.shutdown()
 
@@ -134,39 +134,39 @@ def _checkpoint(trial: Trial) -> None:
     """A collector continues from a saved state, in the middle of episodes, bit by bit."""
     half = len(trial.whole.batches) // 2
     saving = trial.make(trial.case)
-    going_on = trial.make(replace(trial.case, seed=trial.case.seed + 100))
+    resumed = trial.make(replace(trial.case, seed=trial.case.seed + 100))
     try:
         iterator = iter(saving)
         before = [next(iterator).clone() for _ in range(half)]
         file = io.BytesIO()
         torch.save(dict(saving.state_dict()), file)
         file.seek(0)
-        going_on.load_state_dict(torch.load(file, weights_only=True))
-        exact = bool(getattr(going_on, "exact_resume", True))
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        exact = bool(getattr(resumed, "exact_resume", True))
         claimed = exact or not trial.exact_resume
-        trial.demand("checkpoint", claimed, "does not go on exactly, as exact_resume says")
-        batches = [*before, *[batch.clone() for batch in going_on]]
-        anew = 0 if exact else begins_anew(batches, half)
-        run = Run(batches, take_episodes(going_on), going_on, anew)
+        trial.demand(claimed, "does not resume exactly, as exact_resume says")
+        batches = [*before, *[batch.clone() for batch in resumed]]
+        restarted = 0 if exact else restart(batches, half)
+        run = Run(batches, take_episodes(resumed), resumed, restarted)
     finally:
         saving.shutdown()
-        going_on.shutdown()
-    (_went_on_exactly if exact else _began_anew)(trial, run)
+        resumed.shutdown()
+    (_check_exact if exact else _check_restarted)(trial, run)
 
 
-def _went_on_exactly(trial: Trial, run: Run) -> None:
-    """Nothing tells a run that was saved and went on from one that did not."""
+def _check_exact(trial: Trial, run: Run) -> None:
+    """A resumed run is the uninterrupted one."""
     whole = trial.whole
     good = equal(whole.batches, run.batches)
-    trial.demand("checkpoint", good, "other batches come after loading a saved state")
+    trial.demand(good, "other batches come after loading a saved state")
     for name in ("policy_steps", "env_steps", "episodes"):
         counted = [getattr(one.collector, name, None) for one in (whole, run)]
-        trial.demand("checkpoint", counted[0] == counted[1], f"{name} are {counted}")
+        trial.demand(counted[0] == counted[1], f"{name} are {counted}")
     reported = whole.episodes, run.episodes
-    trial.demand("checkpoint", reported[0] == reported[1], f"reports are {reported}")
+    trial.demand(reported[0] == reported[1], f"reports are {reported}")
 
 
-def _began_anew(trial: Trial, run: Run) -> None:
+def _check_restarted(trial: Trial, run: Run) -> None:
     """Both parts of a run are right, and their counts are those of one run.
 
     The open episodes are given up: they have an end in no batch, and are neither counted nor
@@ -176,7 +176,7 @@ def _began_anew(trial: Trial, run: Run) -> None:
         try:
             check(trial, run)
         except BrokenPromise as broken:
-            what = f"after a new beginning, {name}: {broken.what}"
+            what = f"after a restart, {name}: {broken.what}"
             raise BrokenPromise("checkpoint", trial.case, what) from broken
 
 
@@ -187,7 +187,7 @@ _SECONDS_TO_END = 5.0
 def _shutdown(trial: Trial) -> None:
     """Nothing is left after :meth:`shutdown`: no process, no thread; twice is fine."""
     # A whole run comes first: libraries keep some threads from their first use on.
-    trial.demand("shutdown", bool(trial.whole.batches), "there is no batch")
+    trial.demand(bool(trial.whole.batches), "there is no batch")
     gc.collect()
     processes, threads = set(multiprocessing.active_children()), set(threading.enumerate())
     others = _threads_of_libraries()
@@ -196,17 +196,17 @@ def _shutdown(trial: Trial) -> None:
     collector.shutdown()
     collector.shutdown()
     left = set(multiprocessing.active_children()) - processes
-    trial.demand("shutdown", not left, f"processes are left: {left}")
+    trial.demand(not left, f"processes are left: {left}")
     alive = {t for t in set(threading.enumerate()) - threads if not t.daemon and t.is_alive()}
-    trial.demand("shutdown", not alive, f"threads are left: {alive}")
+    trial.demand(not alive, f"threads are left: {alive}")
     until = time.monotonic() + _SECONDS_TO_END
     while (more := _threads_of_libraries() - others) and time.monotonic() < until:
         time.sleep(0.01)
-    trial.demand("shutdown", not more, f"threads are left that are not Python's: {more}")
+    trial.demand(not more, f"threads are left that are not Python's: {more}")
 
 
 def _threads_of_libraries() -> set[int]:
-    """Return the threads that Python did not start; none where they are unknown."""
+    """The threads that Python did not start; none where they are unknown."""
     tasks = Path("/proc/self/task")
     found = {int(task.name) for task in tasks.iterdir()} if tasks.exists() else set()
     return found - {thread.native_id for thread in threading.enumerate()}

@@ -23,7 +23,7 @@ def counts(trial: Trial, run: Run) -> None:
         good &= sum(sizes[:-1]) < case.total_frames <= sum(sizes)
     else:
         good = sizes == [case.frames_per_batch] * case.batches
-    trial.demand("counts", good, f"batches of {sizes} policy steps")
+    trial.demand(good, f"batches of {sizes} policy steps")
     if not isinstance(collector, KitCollector):
         return
     counted = {name: getattr(collector, name) for name in collector._COUNTERS}
@@ -34,7 +34,7 @@ def counts(trial: Trial, run: Run) -> None:
         "episodes": sum(int(batch["next", "done"].sum()) for batch in run.batches),
         "environment_errors": 0,
     }
-    trial.demand("counts", counted == wanted, f"counted {counted}, the batches have {wanted}")
+    trial.demand(counted == wanted, f"counted {counted}, the batches have {wanted}")
 
 
 def transitions(trial: Trial, run: Run) -> None:
@@ -47,16 +47,16 @@ def transitions(trial: Trial, run: Run) -> None:
             if wanted is None:
                 continue
             same = found.shape == wanted.shape
-            trial.demand("transitions", same, f"next {name} has shape {tuple(found.shape)}")
+            trial.demand(same, f"next {name} has shape {tuple(found.shape)}")
             allowed = trial.world.tolerance if name == "observation" else 0.0
             good = (found.double() - wanted.double()).abs() <= allowed
             if name == "terminated" and outcome.undecided is not None:
                 good |= outcome.undecided
             for step in (~good).any(-1).nonzero().flatten().tolist():
                 what = f"next {name} is {found[step].tolist()}, not {wanted[step].tolist()}"
-                trial.demand("transitions", False, f"{what}, after {_acted(steps[step])}")
+                trial.demand(False, f"{what}, after {_acted(steps[step])}")
         done = steps["next", "terminated"] | steps["next", "truncated"]
-        trial.demand("transitions", torch.equal(steps["next", "done"], done), "done is wrong")
+        trial.demand(torch.equal(steps["next", "done"], done), "done is wrong")
 
 
 def _acted(step: TensorDictBase) -> str:
@@ -71,10 +71,10 @@ def continuity(trial: Trial, run: Run) -> None:
         begins = trial.world.begins(seen)
         follows = (seen[1:] == following[:-1]).all(-1)
         good = bool(torch.where(done[:-1], begins[1:], follows).all() and begins[0])
-        trial.demand("continuity", good, f"observations are {seen}, ends {done}")
+        trial.demand(good, f"observations are {seen}, ends {done}")
         truncated, age = steps["next", "truncated"].squeeze(-1), ages(done)
         good = torch.equal(truncated, age >= trial.world.limit)
-        trial.demand("continuity", good, f"truncated is {truncated} in steps {age} of episodes")
+        trial.demand(good, f"truncated is {truncated} in steps {age} of episodes")
 
 
 def trajectories(trial: Trial, run: Run) -> None:
@@ -93,7 +93,7 @@ def trajectories(trial: Trial, run: Run) -> None:
             begun = int(place[-1]) + 1
     pairs = set(zip(numbers, episodes))
     good = len(pairs) == len(set(numbers)) == len(set(episodes))
-    trial.demand("trajectories", good, f"numbers and episodes are {sorted(pairs)}")
+    trial.demand(good, f"numbers and episodes are {sorted(pairs)}")
 
 
 def reports(trial: Trial, run: Run) -> None:
@@ -102,7 +102,7 @@ def reports(trial: Trial, run: Run) -> None:
         (e.length, round(e.episode_return, 3), e.env_steps, e.terminated) for e in run.episodes
     )
     again = take_episodes(run.collector)
-    trial.demand("reports", not again, "episodes are reported twice")
+    trial.demand(not again, "episodes are reported twice")
     sums: dict[int, list[float]] = {}
     ended = []
     names = (("collector", "traj_ids"), *[("next", n) for n in ("reward", "done", "terminated")])
@@ -114,7 +114,7 @@ def reports(trial: Trial, run: Run) -> None:
             if done:
                 length = len(sums[number])
                 ended.append((length, round(sum(sums[number]), 3), length, terminated))
-    trial.demand("reports", reported == sorted(ended), f"{reported} for {sorted(ended)}")
+    trial.demand(reported == sorted(ended), f"{reported} for {sorted(ended)}")
 
 
 ONE_RUN: dict[str, Callable[[Trial, Run], None]] = {

@@ -23,7 +23,7 @@ class TensorCounter(TensorEnv):
     observation_high: ClassVar[tuple[float, ...]] = (float("inf"),) * 3
 
     def initial_state(self, uniform: Tensor) -> Tensor:
-        """Return the number, and no step yet."""
+        """The number, and no step yet."""
         return torch.cat((uniform, torch.zeros_like(uniform), torch.zeros_like(uniform)))
 
     def transition(self, physics: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,7 +34,7 @@ class TensorCounter(TensorEnv):
         return torch.stack((number, count, action)), number + (count + 10 * action), terminated
 
     def observe(self, physics: Tensor) -> Tensor:
-        """Return number, count and last action."""
+        """Number, count and last action."""
         return physics.T
 
 
@@ -42,7 +42,7 @@ TENSOR_ENVS[COUNTER] = (TensorCounter, {})
 
 
 def expected(observation: Tensor, action: Tensor) -> Outcome:
-    """Return the results of steps.
+    """The results of steps.
 
     Args:
         observation: ``[..., 3]``.

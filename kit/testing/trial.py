@@ -40,7 +40,7 @@ class Run:
     """that it reported; none where it reports none."""
     collector: BaseCollector
     """shut down."""
-    anew: int = 0
+    restarted: int = 0
     """number of the batch with which all envs begin new episodes: the first, or a later one where
     a saved run continues without the state of its environments."""
 
@@ -53,7 +53,12 @@ class Trial:
         case: what it is made for.
         world: where.
         exact_resume: whether a saved run has to continue bit for bit.
+
+    Attributes:
+        promise: name of the one under trial.
     """
+
+    promise = ""
 
     def __init__(
         self, make: Make, case: CollectorCase, world: World, exact_resume: bool = True
@@ -74,16 +79,12 @@ class Trial:
         finally:
             collector.shutdown()
 
-    def demand(self, promise: str, kept: bool, what: str) -> None:
-        """Say that a promise is broken, unless it is kept.
-
-        Raises:
-            BrokenPromise: if it is not.
-        """
+    def demand(self, kept: bool, what: str) -> None:
+        """Raise ``BrokenPromise`` of the promise under trial, unless it is kept."""
         if not kept:
-            raise BrokenPromise(promise, self.case, what)
+            raise BrokenPromise(self.promise, self.case, what)
 
 
 def take_episodes(collector: BaseCollector) -> list[Episode]:
-    """Return the metrics of a collector; nothing where it reports nothing."""
+    """The episodes that a collector reports; TorchRL's report none."""
     return collector.take_episodes() if isinstance(collector, KitCollector) else []

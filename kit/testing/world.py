@@ -70,12 +70,12 @@ class World:
     cases: tuple[CollectorCase, ...]
     """sizes to put collectors on trial with, unless given."""
     episode: Callable[[Tensor], Tensor] | None = None
-    """a number by which observations tell their episode, ``[...]``; ``None`` where they do not."""
+    """number of the episode of observations, ``[...]``; ``None`` where they do not contain it."""
     tolerance: float = 0.0
     """by which next observations may differ, for rounding; all else is exact."""
 
     def env(self, case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:
-        """Return the environment of a case.
+        """The environment of a case.
 
         Args:
             case: says how many envs, and their seed.
@@ -86,7 +86,7 @@ class World:
         return make_env(self.id, case.num_envs, vectorization=vectorization, **kwargs)
 
     def policy(self, env: Any, seed: int = 0) -> Any:
-        """Return a policy that samples, with the same weights for the same seed."""
+        """A policy that samples, with the same weights for the same seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return make_actor(env, hidden_sizes=(8,))

@@ -148,7 +148,7 @@ class PolicyState:
         return {name: value for name, value in own if _memory(value) not in trained}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Copy into the policies what :meth:`state_dict` returned."""
+        """Restore a state of :meth:`state_dict`, in place."""
         with torch.no_grad():
             for name, value in self.state_dict().items():
                 value.copy_(state_dict[name])

@@ -44,7 +44,7 @@ def test_a_kind_on_envpool_keeps_every_promise_but_that_a_saved_run_goes_on_exac
     pytest.importorskip("envpool")
     make = ENVPOOL_KINDS[kind]
     assert check_collector(make, world=CARTPOLE, exact_resume=False) == list(PROMISES)
-    with pytest.raises(BrokenPromise, match=r"^checkpoint: does not go on exactly"):
+    with pytest.raises(BrokenPromise, match=r"^checkpoint: does not resume exactly"):
         check_collector(make, world=CARTPOLE, promises=["checkpoint"])
 
 

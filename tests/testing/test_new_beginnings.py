@@ -98,7 +98,7 @@ def test_a_collector_that_only_claims_to_go_on_exactly_is_found(world, exact_res
 @WORLDS
 def test_new_beginnings_have_to_be_allowed(world):
     check(VectorCollector, world, exact_resume=False)
-    with pytest.raises(BrokenPromise, match=r"^checkpoint: does not go on exactly"):
+    with pytest.raises(BrokenPromise, match=r"^checkpoint: does not resume exactly"):
         check(VectorCollector, world, exact_resume=True)
 
 
@@ -115,7 +115,7 @@ def test_new_beginnings_have_to_be_allowed(world):
     ],
 )
 def test_what_is_wrong_after_a_new_beginning_is_named(kind, promise, world):
-    with pytest.raises(BrokenPromise, match=f"^checkpoint: after a new beginning, {promise}: "):
+    with pytest.raises(BrokenPromise, match=f"^checkpoint: after a restart, {promise}: "):
         check(kind, world)
 
 
@@ -129,7 +129,7 @@ def test_a_collector_that_could_go_on_exactly_but_says_no_has_to_begin_anew():
         env = COUNTING.env(case)
         return SaysNo(env, COUNTING.policy(env), **amounts(case))
 
-    with pytest.raises(BrokenPromise, match="after a new beginning, continuity"):
+    with pytest.raises(BrokenPromise, match="after a restart, continuity"):
         check_collector(make, exact_resume=False)
 
 

@@ -22,7 +22,7 @@ def gradient_steps(plan: StepPlan) -> list[int]:
     """Gradient steps of one process in each listed iteration.
 
     Raises:
-        SettingError: if the run is too long to follow; nobody has observed such a one.
+        SettingError: if the run is too long to follow; none was observed.
     """
     if plan.counting != "exact" and plan.iterations > FOLLOWED:
         why = "are more than were ever recorded: is the length of the run missing?"
@@ -55,7 +55,7 @@ def evaluations(plan: StepPlan) -> list[int]:
 
 
 def renamed(params: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Return settings with some of them under the dialect's name."""
+    """Settings with some of them under the dialect's name."""
     return {names.get(name, name): value for name, value in params.items()}
 
 

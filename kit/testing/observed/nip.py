@@ -32,8 +32,8 @@ def expect(case: Mapping[str, Any]) -> Expectation:
 
 def _settings(case: Mapping[str, Any], params: dict[str, Any]) -> Nip:
     sizes = re.findall(r"(\d+) (train|test)", str(params.get("dataset", "")))
-    told = {name: int(size) for size, name in sizes}
-    facts = {"dataset_size": told.get("train"), "test_dataset_size": told.get("test")}
+    found = {name: int(size) for size, name in sizes}
+    facts = {"dataset_size": found.get("train"), "test_dataset_size": found.get("test")}
     algo = str(case.get("algo", "vanilla_ppo")).lower()
     return Nip(**facts | known(Nip, params) | {"algo": algo, "version": "ccb3561"})
 

@@ -152,12 +152,12 @@ def _ratio_calls(ratio: SheeprlRatio, plan: StepPlan) -> list[list[float]]:
 
 
 def _figures_of_rules(observed: Mapping[str, Any], plan: StepPlan) -> dict[str, Any]:
-    """Figures that are told for all iterations from one on."""
+    """Figures of all iterations from one on, which are recorded as one."""
     figures: dict[str, Any] = {}
     for name in observed:
-        told = re.fullmatch(r"gradient_steps_per_iteration_per_rank_from_(\d+)", str(name))
-        if told and int(told[1]) <= plan.iterations:
-            figures[name] = plan.gradient_steps(int(told[1]))
+        found = re.fullmatch(r"gradient_steps_per_iteration_per_rank_from_(\d+)", str(name))
+        if found and int(found[1]) <= plan.iterations:
+            figures[name] = plan.gradient_steps(int(found[1]))
     return figures
 
 
