@@ -9,27 +9,17 @@ from typing import Any, ClassVar, Literal, Protocol
 from torch import Tensor
 from torchrl.trainers import TrainerHookBase
 
+from kit.logging.journal import Journal
 from kit.steps import StepLedger, StepPlan
 
 Kind = Literal["step", "observer"]
-
-
-class JournalView(Protocol):
-    """The rows so far."""
-
-    @property
-    def latest(self) -> Mapping[str, float | int]:
-        """Newest value of every column."""
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds of the run so far."""
 
 
 class HookedTrainer(Protocol):
     """What a hook may read of a trainer, and ask of it."""
 
     plan: StepPlan
+    journal: Journal
     ledger: StepLedger
     config: dict[str, Any]
     folder: Path | None
@@ -38,10 +28,6 @@ class HookedTrainer(Protocol):
     last_metrics: Mapping[str, Tensor] | None
     update: Any
     registered_modules: dict[str, Any]
-
-    @property
-    def journal(self) -> JournalView:
-        """Rows and seconds so far."""
 
     @property
     def policy_steps(self) -> int:
@@ -58,6 +44,11 @@ class HookedTrainer(Protocol):
 
     def skip_rest_of_update(self) -> None:
         """End this update phase after this epoch."""
+
+
+def snake_case(cls: type) -> str:
+    """The name of a class in small letters: ``TimeLimit`` is ``time_limit``."""
+    return "".join("_" + c.lower() if c.isupper() else c for c in cls.__name__)[1:]
 
 
 class Hook(TrainerHookBase):
@@ -77,7 +68,7 @@ class Hook(TrainerHookBase):
     @property
     def name(self) -> str:
         """Name under which it is registered; two hooks of a trainer differ in it."""
-        return "".join("_" + c.lower() if c.isupper() else c for c in type(self).__name__)[1:]
+        return snake_case(type(self))
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Register the operations of this hook; subclasses may extend it with ``register_op``."""

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torchrl.trainers import EarlyStopping
 
 from kit.buffers import Minibatches
+from kit.hooks.base import snake_case
 from kit.logging.journal import Journal
 from kit.logging.loggers import RowLogger
 from kit.steps import SettingError, StepLedger, StepPlan
@@ -85,12 +86,10 @@ class TorchRLProtocol:
         if isinstance(hook, type) or not callable(getattr(hook, "register", None)):
             works = "give an object with register(trainer, name), or use register_op(stage, f)"
             raise SettingError("hook", hook, "is no hook", works)
-        if name is None and not _names_itself(hook):
-            name = "".join("_" + c.lower() if c.isupper() else c for c in type(hook).__name__)[1:]
-        if name is None:
-            hook.register(self)
-        else:
-            hook.register(self, name)
+        own = inspect.signature(hook.register).parameters.get("name")
+        if name is None and (own is None or own.default is own.empty):
+            name = snake_case(type(hook))
+        hook.register(self, *filter(None, [name]))
         return self
 
     def register_op(self, dest: str, op: Callable[..., Any], **kwargs: Any) -> None:
@@ -184,9 +183,3 @@ def _once_logged(hook: Any, trainer: TorchRLProtocol) -> Callable[[Any], None]:
     look.__qualname__ = type(hook).__name__  # its name in errors
     trainer.register_op("shutdown", end)
     return look
-
-
-def _names_itself(hook: Any) -> bool:
-    """Whether a hook has a name of its own when ``register`` is called without one."""
-    name = inspect.signature(hook.register).parameters.get("name")
-    return name is not None and name.default is not inspect.Parameter.empty
