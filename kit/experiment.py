@@ -97,17 +97,15 @@ class Experiment:
         """
         cfg, plan = self.cfg, self.plan
         settings = {
-            "id": cfg.env.id,
+            **vars(cfg.env),
             "num_envs": plan.num_envs,
-            "vectorization": cfg.env.vectorization,
             "action_repeat": plan.action_repeat,
             "max_episode_steps": plan.max_episode_steps,
-            "normalize_observation": cfg.env.normalize_observation,
-            "normalize_reward": cfg.env.normalize_reward,
             "seed": cfg.seed,
             "gamma": cfg.gamma,
         }
-        env = make_env(**{**settings, **cfg.env.kwargs, **changes})
+        settings |= settings.pop("kwargs")
+        env = make_env(**{**settings, **changes})
         if actions is not None:
             _check_actions(env, actions, self.algorithm)
         return env

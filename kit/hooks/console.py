@@ -46,12 +46,12 @@ class Console(Hook):
         """Print the plan, and start the progress bar where there is a terminal."""
         plan, done = self.trainer.plan, self.trainer.policy_steps
         self.console.print(f"\n[bold]{self.title}[/bold]\n" if self.title else "")
-        self.console.print(plan.table(), markup=False)
+        lines = [plan.table()]
         if done:
-            self.console.print(f"\nresumed at {done:,} policy steps")
+            lines.append(f"\nresumed at {done:,} policy steps")
         if self.trainer.folder is not None:
-            self.console.print(f"\nrun folder: {self.trainer.folder}", markup=False)
-        self.console.print()
+            lines.append(f"\nrun folder: {self.trainer.folder}")
+        self.console.print("\n".join([*lines, ""]), markup=False)
         if self.console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.completed:,.0f} policy steps"),
@@ -92,26 +92,23 @@ class Console(Hook):
 
     def end(self) -> None:
         """Print the ledger."""
+        trainer, latest = self.trainer, self.trainer.journal.latest
         if self._progress is not None:
-            self._progress.update(self._task, completed=self.trainer.policy_steps)
+            self._progress.update(self._task, completed=trainer.policy_steps)
             self._progress.stop()
             self._progress = None
-        self.console.print()
-        self.console.print(self.trainer.plan.table(self.trainer.ledger), markup=False)
-        if self.trainer.stop_reason:
-            self.console.print(f"\nstopped early: {self.trainer.stop_reason}", markup=False)
-        latest = self.trainer.journal.latest
+        lines = ["", trainer.plan.table(trainer.ledger)]
+        if trainer.stop_reason:
+            lines.append(f"\nstopped early: {trainer.stop_reason}")
         if "evaluation/return" in latest:
-            episodes = self.trainer.plan.evaluation_episodes
-            self.console.print(
-                f"\nlast evaluation: return {_short(latest['evaluation/return'])} "
-                f"± {_short(latest['evaluation/return_std'])} "
-                f"over {episodes} episode{'s' if episodes != 1 else ''}"
-            )
-        self.console.print(f"seconds: {self.trainer.journal.elapsed:.1f}")
-        folder = self.trainer.folder
-        if folder is not None and (folder / "curve.png").is_file():
-            self.console.print(f"learning curve: {folder / 'curve.png'}", markup=False)
+            mean, std = (_short(latest[f"evaluation/return{which}"]) for which in ("", "_std"))
+            episodes = trainer.plan.evaluation_episodes
+            over = f"over {episodes} episode{'s' if episodes != 1 else ''}"
+            lines.append(f"\nlast evaluation: return {mean} ± {std} {over}")
+        lines.append(f"seconds: {trainer.journal.elapsed:.1f}")
+        if trainer.folder is not None and (trainer.folder / "curve.png").is_file():
+            lines.append(f"learning curve: {trainer.folder / 'curve.png'}")
+        self.console.print("\n".join(lines), markup=False)
 
 
 def _short(value: float) -> str:

@@ -6,10 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-
-from kit.steps.errors import SettingError
 
 COUNTER = "kit/Counter-v0"
 """Its id for Gymnasium, once this module is imported."""
@@ -52,36 +49,10 @@ class Counter(gym.Env[NDArray[np.float32], int]):  # type: ignore[misc, unused-i
         return np.array([self.number, self.count, action], np.float32)
 
 
-def vector_counter(
-    num_envs: int = 1,
-    max_episode_steps: int = LIMIT,
-    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
-) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """Several counters as one vector environment of Gymnasium, the vector entry point of the id.
-
-    Args:
-        num_envs: number of environments.
-        max_episode_steps: steps after which an episode is truncated.
-        autoreset_mode: of Gymnasium; ``NEXT_STEP`` is not offered: it spends a step.
-
-    Raises:
-        SettingError: if it is asked to spend a step on each reset.
-    """
-    if autoreset_mode == AutoresetMode.NEXT_STEP:
-        works = ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"]
-        why = "spends a step on each reset"
-        raise SettingError("env.autoreset_mode", autoreset_mode, why, works)
-
-    def make() -> gym.Env[Any, Any]:
-        return gym.wrappers.TimeLimit(Counter(), max_episode_steps)
-
-    return gym.vector.SyncVectorEnv([make] * num_envs, autoreset_mode=autoreset_mode)
-
-
 if COUNTER not in gym.registry:
     gym.register(
         COUNTER,
         entry_point="kit.testing.counter:Counter",
-        vector_entry_point="kit.testing.counter:vector_counter",
+        vector_entry_point="kit.testing.vector_counter:VectorCounter",
         max_episode_steps=LIMIT,
     )

@@ -1,4 +1,4 @@
-"""The environment that counts, as a vector environment of Gymnasium."""
+"""The environment that counts, stepping all its environments itself."""
 
 from __future__ import annotations
 
