@@ -82,7 +82,7 @@ class AsyncCollector(KitCollector):
         self.max_staleness = whole_number("max_staleness", max_staleness)
         self.storing_device = torch.device(storing_device)
         self._slots: dict[int, TensorDictBase] = {}
-        self._arrived: deque[tuple[str, Any]] = deque()
+        self._arrived: deque[dict[str, Any]] = deque()  # batches
         self._taken, self._published = 0, -1
         self.staleness = 0
         self._staleness_since_row: list[int] = []
@@ -120,7 +120,7 @@ class AsyncCollector(KitCollector):
         if self.closed:
             raise RuntimeError("this collector was shut down; make a new one")
         self.update_policy_weights_()
-        _, facts = self._await("batch")
+        facts = self._await("batch")
         self._iter += 1
         self.staleness = self._taken - facts["version"]
         self._staleness_since_row.append(self.staleness)
@@ -164,18 +164,15 @@ class AsyncCollector(KitCollector):
         except (OSError, ValueError) as error:
             raise self._death() from error
 
-    def _await(self, wanted: str) -> tuple[str, Any]:
-        """Return the next message of a kind; batches that come before are kept."""
-        for number, (kind, _) in enumerate(self._arrived):
-            if kind == wanted:
-                message = self._arrived[number]
-                del self._arrived[number]
-                return message
+    def _await(self, wanted: str) -> Any:
+        """The next message of a kind; batches that come before are kept."""
+        if wanted == "batch" and self._arrived:
+            return self._arrived.popleft()
         while True:
-            message = self._receive()
-            if message[0] == wanted:
-                return message
-            self._arrived.append(message)
+            kind, value = self._receive()
+            if kind == wanted:
+                return value
+            self._arrived.append(value)
 
     def _receive(self) -> tuple[str, Any]:
         while True:
@@ -205,10 +202,7 @@ class AsyncCollector(KitCollector):
         self._await("seeded")
 
     def shutdown(
-        self,
-        timeout: float | None = None,
-        close_env: bool = True,
-        raise_on_error: bool = True,
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
         """End the process; the collector cannot be used afterwards."""
         del timeout, raise_on_error
@@ -227,12 +221,12 @@ class AsyncCollector(KitCollector):
         """
         state = super().state_dict()
         self._send(("state",))
-        state["collector"] = self._await("state")[1]
+        state["collector"] = self._await("state")
         state["taken"] = self._taken
         state["published"] = self._published
         state["under_way"] = [
             {**facts, "batch": facts["batch"].clone().to_dict(), "shape": [*facts["batch"].shape]}
-            for _, facts in self._arrived
+            for facts in self._arrived
         ]
         state["staleness"] = [self.staleness, [*self._staleness_since_row]]
         return state
@@ -242,10 +236,10 @@ class AsyncCollector(KitCollector):
         super().load_state_dict(state_dict)
         made = int(state_dict["taken"]) + len(state_dict["under_way"])
         self._send(("load", state_dict["collector"], made))
-        self.exact_resume = self._await("loaded")[1]
+        self.exact_resume = self._await("loaded")
         self._taken, self._published = int(state_dict["taken"]), int(state_dict["published"])
         self._arrived = deque(
-            ("batch", {**facts, "batch": TensorDict(facts["batch"], facts["shape"])})
+            {**facts, "batch": TensorDict(facts["batch"], facts["shape"])}
             for facts in state_dict["under_way"]
         )
         self.staleness, self._staleness_since_row = state_dict["staleness"]

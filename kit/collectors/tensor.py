@@ -88,7 +88,7 @@ class TensorCollector(StepsCollector):
             works = [str(self.device)]
             raise SettingError("device", str(device), "is not the environment's", works)
         self._ended = FinishedEpisodes(self.env.num_envs, self.device)
-        self._repeated = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         super().__init__(
             self.env.num_envs,
             reset_at_each_iter=reset_at_each_iter,
@@ -189,10 +189,8 @@ class TensorCollector(StepsCollector):
     def _count(self, memory: TensorMemory) -> None:
         self.policy_steps += memory.steps * self.num_envs
         self._ended.add(memory)
-        if memory.repeats:
-            self._repeated += memory.step["env_steps"].sum()
-        else:
-            self._known_env_steps += memory.steps * self.num_envs
+        frames = memory.steps * self.num_envs
+        self._env_steps += memory.step["env_steps"].sum() if memory.repeats else frames
 
     def _trajectories(self, memory: TensorMemory) -> Tensor:
         """Numbers of episodes in the whole run; those of one env are ``num_envs`` apart."""
@@ -219,17 +217,14 @@ class TensorCollector(StepsCollector):
 
     # Counts that are on the device; reading them waits for it.
 
-    _known_env_steps = 0
-
     @property
     def env_steps(self) -> int:
         """Env steps so far."""
-        return self._known_env_steps + int(self._repeated)
+        return int(self._env_steps)
 
     @env_steps.setter
     def env_steps(self, value: int) -> None:
-        self._known_env_steps = value
-        self._repeated.zero_()
+        self._env_steps.fill_(value)
 
     @property
     def episodes(self) -> int:
@@ -257,10 +252,7 @@ class TensorCollector(StepsCollector):
         self._restart()
 
     def shutdown(
-        self,
-        timeout: float | None = None,
-        close_env: bool = True,
-        raise_on_error: bool = True,
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
         """Release the programs; the collector cannot be used afterwards."""
         del timeout, close_env, raise_on_error

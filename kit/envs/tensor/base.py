@@ -275,18 +275,10 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         before = self.episodes
         after, step = self._play(before, tensordict["action"])
-        terminated, truncated = step.terminated.unsqueeze(-1), step.truncated.unsqueeze(-1)
-        result = TensorDict(
-            {
-                "observation": step.next_observation,
-                "reward": step.reward.unsqueeze(-1),
-                "done": terminated | truncated,
-                "terminated": terminated,
-                "truncated": truncated,
-            },
-            batch_size=self.batch_size,
-            device=self.device,
-        )
+        columns = {n: getattr(step, n).unsqueeze(-1) for n in ("reward", "terminated", "truncated")}
+        columns["done"] = columns["terminated"] | columns["truncated"]
+        columns["observation"] = step.next_observation
+        result = TensorDict(columns, batch_size=self.batch_size, device=self.device)
         moving = tensordict.get("_step", None)
         if moving is not None:  # TorchRL asks that the other envs stand still.
             moving = moving.view(self.num_envs)
@@ -378,14 +370,12 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             SettingError: if the state is of another environment, number of envs or dtype.
                 Nothing has been changed then.
         """
-        extra, physics = state_dict.get("_extra_state"), state_dict.get("physics")
-        if extra is not None and physics is not None:
-            name = type(self).__name__
-            for field, here, saved in (
-                ("environment", name, extra["environment"]),
-                ("num_envs", self.num_envs, physics.shape[-1]),
-                ("dtype", self.dtype, physics.dtype),
-            ):
-                if here != saved:
-                    raise SettingError(field, here, "is not that of the saved state", [saved])
+        physics = state_dict["physics"]
+        for field, here, saved in (
+            ("environment", type(self).__name__, state_dict["_extra_state"]["environment"]),
+            ("num_envs", self.num_envs, physics.shape[-1]),
+            ("dtype", self.dtype, physics.dtype),
+        ):
+            if here != saved:
+                raise SettingError(field, here, "is not that of the saved state", [saved])
         return super().load_state_dict(state_dict, strict=strict, assign=False)
