@@ -24,7 +24,7 @@ from kit.config.plain import check
 from kit.dialects import as_plan
 from kit.dialects.carried import take
 from kit.envs import VectorEnv, make_env
-from kit.hooks import Evaluator, LearningCurve, TimeLimit
+from kit.hooks import Evaluator, LearningCurve, StopWhen, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first
@@ -196,6 +196,8 @@ class Experiment:
             hooks += [run, LearningCurve(run.folder)]
         if cfg.time_limit is not None:
             hooks.append(TimeLimit(cfg.time_limit))
+        if cfg.stop_at_return is not None:
+            hooks.append(StopWhen("evaluation/return", reached=cfg.stop_at_return))
         hooks += _listed("hooks", given)
         loggers = [*self._loggers(), *_listed("logger", given)]
         chosen = {**wired, **given}

@@ -176,6 +176,19 @@ def test_discount_target_and_buffer_of_pyrado_reach_sac() -> None:
     assert trainer.replay_buffer._storage.max_size == 200
 
 
+@pytest.mark.parametrize(("reward", "epochs"), [(-1e9, 1), (1.0, 3)])
+def test_tianshous_run_ends_after_the_first_epoch_whose_test_reaches_its_reward(
+    reward: float, epochs: int
+) -> None:
+    steps = {"num_epochs": 3, "step_per_epoch": 40, "step_per_collect": 20, "num_train_envs": 2}
+    given = Tianshou(**steps, batch_size=8, stop_rew=reward)
+    trainer = ppo.build(small(ppo, given))  # returns of Pendulum are negative
+    ledger = trainer.run()
+    assert ledger.policy_steps == 40 * epochs
+    assert ledger.evaluations == 2 + epochs  # tianshou 1.x tests twice before the first epoch
+    assert (trainer.stop_reason is not None) == (epochs < 3)
+
+
 def test_a_contradiction_is_refused_before_anything_is_built() -> None:
     with pytest.raises(SettingError, match=r"lr=0\.5 of nip contradicts learning_rate=0\.1"):
         ppo.build(small(ppo, Nip(**NIP, lr=0.5), learning_rate=0.1))

@@ -67,6 +67,8 @@ class RunConfig:
     """Policy steps between two checkpoints; null: a tenth of the run."""
     time_limit: Positive | None = None
     """Seconds after which the run ends, with the iteration under way; null: none."""
+    stop_at_return: float | None = None
+    """Mean return of an evaluation at which the run ends; null: none."""
     progress: bool = True
     """Whether plan, progress and ledger are shown in the terminal."""
 

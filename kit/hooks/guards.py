@@ -78,7 +78,7 @@ class StopWhen(Hook):
 
     Args:
         metric: name of a column of the rows.
-        reached: value at which to stop; ``None``: no such value.
+        reached: value at which to stop, after an iteration at least; ``None``: no such value.
         patience: rows with the metric but without a new best value, after which to stop; ``None``:
             never.
         mode: whether more (``max``) or less (``min``) is better.
@@ -107,7 +107,8 @@ class StopWhen(Hook):
         if self.metric not in row:
             return
         value = row[self.metric] * self.sign
-        if self.reached is not None and value >= self.reached * self.sign:
+        trained = row.get("iterations", 1) > 0
+        if self.reached is not None and trained and value >= self.reached * self.sign:
             self.trainer.request_stop(f"{self.metric} reached {row[self.metric]:g}")
         if self.best is None or value > self.best:
             self.best, self.waited = value, 0

@@ -180,7 +180,7 @@ def test_the_kits_own_words_take_nothing():
         (SB3(policy_kwargs={"net_arch": {"pi": [8], "vf": [4]}}), "the same for actor and critic"),
         (SB3(use_sde=True, algo="ppo"), "use_sde=True"),
         (Tianshou(replay_buffer_stack_num=4), "replay_buffer_stack_num=4 .*stack frames"),
-        (Tianshou(stop_rew=3.0), "stop_rew=3.0 .*EarlyStopping"),
+        (Tianshou(stop_rew=3.0), "stop_rew=3.0 of tianshou is stop_at_return"),
         (Pyrado(algo="ppo", critic=GAE(num_epoch=3)), r"critic\.num_epoch=3 .*one optimiser"),
     ],
 )

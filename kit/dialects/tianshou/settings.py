@@ -106,7 +106,7 @@ class Tianshou1Settings(TianshouSettings):
     update_per_step: float = _as("per_sample", 1.0, (OFF_POLICY,))
     """gradient steps per collected step (off-policy): ``round(update_per_step * c)`` in each
     training step, where a half goes to the even number and 0 is an error."""
-    stop_rew: float | None = fact(use=Refused("add TorchRL's EarlyStopping to the hooks"))
+    stop_rew: float | None = fact(use=Acts("stop_at_return"))
     """mean return of a test at which the run ends, after that epoch (``stop_fn``)."""
     test_return: float | None = fact()
     """return of every test episode, where it is known beforehand."""
