@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Dialect
-from kit.dialects.fields import Acts, Refused, acts, fact, refused
+from kit.dialects.fields import Acts, acts, fact, refused
 from kit.steps.errors import Count, Natural
 
 _ALGORITHMS = {
