@@ -149,7 +149,8 @@ def _check_fits(make: Any, plan: StepPlan) -> None:
         raise SettingError("collector", make.__name__, why, ["episode", "async"])
     if whole and not plan.collects_episodes:
         why = f"collects whole episodes, where the plan has steps_per_env={plan.steps_per_env}"
-        works = f"give steps_per_env=null with min_steps={plan.frames_per_batch} or min_episodes"
+        least = f"min_steps={plan.frames_per_batch}"
+        works = f"give steps_per_env=null with {least} or with min_episodes"
         raise SettingError("collector", "episode", why, works)
 
 
