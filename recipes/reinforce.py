@@ -30,7 +30,7 @@ class Config(OnPolicyConfig):
         default_factory=lambda: OnPolicySteps(
             total_policy_steps=96_000,
             steps_per_env=None,
-            min_steps=1_000,
+            min_steps=500,
             update_epochs=1,
             minibatch_size=None,
             evaluation_every=20_000,
@@ -44,7 +44,7 @@ class Config(OnPolicyConfig):
     """Loss of torchrl.objectives, or module:Class."""
     normalize_advantage: bool = True
     """Whether advantages are normalised to mean 0 and deviation 1 in each batch."""
-    learning_rate: Positive = 3e-3
+    learning_rate: Positive = 5e-3
     """Initial learning rate of Adam."""
     anneal: Literal["linear", "cosine", "constant"] = "constant"
     """Schedule of the learning rate; all but constant end at 0."""
