@@ -16,6 +16,11 @@ from torchrl.data.replay_buffers.samplers import RandomSampler
 from kit.buffers.writer import SliceWriter
 
 
+def on_host(tensor: Tensor) -> bool:
+    """Whether NumPy can show a tensor, without waiting for a device."""
+    return tensor.is_cpu
+
+
 class _Rows:
     """All rows of one entry of the storage.
 
@@ -26,12 +31,12 @@ class _Rows:
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         # NumPy takes a quarter of PyTorch's time for so few rows.
-        self.array = tensor.numpy() if tensor.is_cpu else None
+        self.array = tensor.numpy() if on_host(tensor) else None
         self._shape = (-1, *tensor.shape[1:])
 
     def write(self, rows: slice, value: Tensor) -> None:
         """Write ``[num_envs, steps, ...]`` in the order of time."""
-        if self.array is None or not value.is_cpu:
+        if self.array is None or not on_host(value):
             self.tensor[rows] = value.transpose(0, 1).flatten(0, 1)
         else:
             self.array[rows] = value.numpy().swapaxes(0, 1).reshape(self._shape)
@@ -119,7 +124,7 @@ class DirectRows:
         index = torch.randint(  # as RandomSampler draws
             0, storage._len, (size,), generator=storage._rng, device=storage.device
         )
-        places = index.numpy() if index.is_cpu else None
+        places = index.numpy() if on_host(index) else None
         root: dict[str, Any] = {"index": index}
         for path, rows in self._rows.items():
             group = root
