@@ -3,7 +3,7 @@
     python -m benchmarks.collection [--rounds 11]
 
 All cases of one column run in turn in one process, round by round, each in batches of 128 policy
-steps of each copy; a figure is the median of the rounds, a ratio the median of the rounds' ratios.
+steps of each env; a figure is the median of the rounds, a ratio the median of the rounds' ratios.
 Everything but worker processes runs on one thread: PyTorch has one thread in all processes.
 
 What is kept: the kit's collectors and the loops by hand keep observation, action, log-probability,
@@ -13,8 +13,8 @@ it always does; tianshou keeps no log-probability. The policy of TorchRL's rows 
 and TorchRL's distributions; "kit, TorchRL's policy" is the kit's collector with that policy object.
 The kit's collector has NumPy make a small policy's operations; "exact policy": PyTorch makes them.
 
-The environment alone is stepped copy after copy in this process, with actions drawn before, and
-nothing is kept. Two worker processes step two copies at the same time, so rows with workers are
+The environment alone is stepped env after env in this process, with actions drawn before, and
+nothing is kept. Two worker processes step two envs at the same time, so rows with workers are
 compared with the environment alone in the same workers, messages included. "Environment and bare
 network" adds three ``addmm`` and two ``tanh`` to each step of the environment alone, and nothing
 else: no loop that calls a network of PyTorch in every step is faster.
@@ -55,8 +55,8 @@ def kit(
 
     Args:
         id: of the environment.
-        num_envs: number of copies.
-        vectorization: how the copies are stepped.
+        num_envs: number of envs.
+        vectorization: how the envs are stepped.
         theirs: whether the policy is that of TorchRL's rows.
         exact: whether PyTorch has to make the policy's operations.
     """
@@ -99,7 +99,7 @@ KIT: dict[str, Maker] = {
     "kit, sync, TorchRL's policy": functools.partial(kit, theirs=True),
 }
 LOOPS: dict[str, Maker] = {
-    "loop by hand over copies": rivals.loop_of_copies,
+    "loop by hand over envs": rivals.loop_of_envs,
     "loop by hand over SyncVectorEnv": rivals.loop_of_vector,
 }
 NATIVE_LOOP: dict[str, Maker] = {
@@ -131,10 +131,10 @@ class Target:
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     at_least: dict[int, float]
-    """by number of copies."""
+    """by number of envs."""
 
     def lines(self, columns: dict[Column, Figures]) -> Iterator[list[str]]:
-        """Yield a line of the table for each number of copies."""
+        """Yield a line of the table for each number of envs."""
         for num_envs, least in self.at_least.items():
             figures = columns[self.id, num_envs]
             ours, theirs = _best(figures, self.ours), _best(figures, self.theirs)
@@ -205,7 +205,7 @@ def main(rounds: int = 11) -> Path:
     text = (
         f"{machine(THREADS, ['stable_baselines3', 'tianshou', 'mujoco'])}; {rounds} rounds.\n\n"
         f"{rates(columns)}\n\n{explained}\n## Targets\n\n"
-        f"{markdown_table(['copies: ours / theirs', 'at least', 'ratio', 'reached'], lines)}"
+        f"{markdown_table(['envs: ours / theirs', 'at least', 'ratio', 'reached'], lines)}"
     )
     return write_results("collection", "Collection: policy steps per second", text)
 

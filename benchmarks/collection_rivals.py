@@ -19,7 +19,7 @@ from torch import nn
 SECONDS = 0.25
 """how long a case collects in each round, at least."""
 STEPS = 128
-"""policy steps of each copy in a batch."""
+"""policy steps of each env in a batch."""
 
 
 class Case:
@@ -60,18 +60,18 @@ def random_actions(space: gym.Space[Any], count: int) -> list[Any]:
 
 def environment_alone(id: str, num_envs: int) -> Case:
     """Copies stepped one after the other, with actions drawn before; nothing is kept."""
-    copies = [gym.make(id, disable_env_checker=True) for _ in range(num_envs)]
-    for number, copy in enumerate(copies):
-        copy.reset(seed=number)
-    drawn = random_actions(copies[0].action_space, STEPS * num_envs)
+    envs = [gym.make(id, disable_env_checker=True) for _ in range(num_envs)]
+    for number, env in enumerate(envs):
+        env.reset(seed=number)
+    drawn = random_actions(envs[0].action_space, STEPS * num_envs)
 
     def collect() -> int:
         actions = iter(drawn)
         for _ in range(STEPS):
-            for copy in copies:
-                _, _, terminated, truncated, _ = copy.step(next(actions))
+            for env in envs:
+                _, _, terminated, truncated, _ = env.step(next(actions))
                 if terminated or truncated:
-                    copy.reset()
+                    env.reset()
         return STEPS * num_envs
 
     return Case(collect)
@@ -82,10 +82,10 @@ def environment_and_network(id: str, num_envs: int) -> Case:
 
     Nothing is sampled, clipped or kept: what no loop with a network of PyTorch can be faster than.
     """
-    copies = [gym.make(id, disable_env_checker=True) for _ in range(num_envs)]
-    seen = np.stack([copy.reset(seed=n)[0] for n, copy in enumerate(copies)]).astype(np.float32)
-    drawn = random_actions(copies[0].action_space, STEPS * num_envs)
-    outputs = np.asarray(drawn[0]).size if copies[0].action_space.shape else 2
+    envs = [gym.make(id, disable_env_checker=True) for _ in range(num_envs)]
+    seen = np.stack([env.reset(seed=n)[0] for n, env in enumerate(envs)]).astype(np.float32)
+    drawn = random_actions(envs[0].action_space, STEPS * num_envs)
+    outputs = np.asarray(drawn[0]).size if envs[0].action_space.shape else 2
     layers = [value.detach() for value in network(seen.shape[1], outputs).parameters()]
     (w1, b1), (w2, b2), (w3, b3) = ((layers[n].t(), layers[n + 1]) for n in (0, 2, 4))
 
@@ -95,10 +95,10 @@ def environment_and_network(id: str, num_envs: int) -> Case:
         for _ in range(STEPS):
             hidden = torch.addmm(b1, torch.from_numpy(seen), w1).tanh()
             torch.addmm(b3, torch.addmm(b2, hidden, w2).tanh(), w3)
-            for number, copy in enumerate(copies):
-                now, _, terminated, truncated, _ = copy.step(next(actions))
+            for number, env in enumerate(envs):
+                now, _, terminated, truncated, _ = env.step(next(actions))
                 if terminated or truncated:
-                    now, _ = copy.reset()
+                    now, _ = env.reset()
                 seen[number] = now
         return STEPS * num_envs
 
@@ -140,15 +140,15 @@ class _Batch:
         self.terminated, self.truncated = np.empty((2, *size), np.bool_)
 
 
-def loop_of_copies(id: str, num_envs: int) -> Case:
-    """A loop by hand over a list of copies."""
-    copies = [gym.make(id, disable_env_checker=True) for _ in range(num_envs)]
-    head, bounds = _Head(copies[0]), copies[0].action_space
-    seen = np.stack([copy.reset(seed=0)[0] for copy in copies]).astype(np.float32)
+def loop_of_envs(id: str, num_envs: int) -> Case:
+    """A loop by hand over a list of envs."""
+    envs = [gym.make(id, disable_env_checker=True) for _ in range(num_envs)]
+    head, bounds = _Head(envs[0]), envs[0].action_space
+    seen = np.stack([env.reset(seed=0)[0] for env in envs]).astype(np.float32)
 
     @torch.inference_mode()
     def collect() -> int:
-        batch = _Batch(num_envs, copies[0])
+        batch = _Batch(num_envs, envs[0])
         for step in range(STEPS):
             batch.observation[step] = seen
             action, log_prob = head(torch.from_numpy(seen))
@@ -157,14 +157,14 @@ def loop_of_copies(id: str, num_envs: int) -> Case:
                 chosen = action.tolist()
             else:
                 chosen = list(np.clip(action.numpy(), bounds.low, bounds.high))
-            for number, copy in enumerate(copies):
-                now, reward, terminated, truncated, _ = copy.step(chosen[number])
+            for number, env in enumerate(envs):
+                now, reward, terminated, truncated, _ = env.step(chosen[number])
                 batch.next_observation[step, number] = now
                 batch.reward[step, number] = reward
                 batch.terminated[step, number] = terminated
                 batch.truncated[step, number] = truncated
                 if terminated or truncated:
-                    now, _ = copy.reset()
+                    now, _ = env.reset()
                 seen[number] = now
         return STEPS * num_envs
 
@@ -219,9 +219,9 @@ def torchrl(id: str, num_envs: int, processes: int | None = None) -> Case:
 
     Args:
         id: of the environment.
-        num_envs: number of copies.
-        processes: of ``ParallelEnv``, each with an equal share of the copies in a ``SerialEnv``;
-            ``None``: one ``SerialEnv`` here, or the environment itself where there is one copy.
+        num_envs: number of envs.
+        processes: of ``ParallelEnv``, each with an equal share of the envs in a ``SerialEnv``;
+            ``None``: one ``SerialEnv`` here, or the environment itself where there is one.
     """
     from torchrl.collectors import Collector
     from torchrl.envs import GymEnv, ParallelEnv, SerialEnv
@@ -251,7 +251,7 @@ def torchrl(id: str, num_envs: int, processes: int | None = None) -> Case:
 
 
 def torchrl_policy(env: Any) -> Any:
-    """Return a policy of TorchRL's and PyTorch's parts, for one copy of an environment."""
+    """Return a policy of TorchRL's and PyTorch's parts, for one environment."""
     from tensordict.nn import NormalParamExtractor, TensorDictModule
     from torchrl.modules import IndependentNormal, ProbabilisticActor
 
@@ -290,7 +290,7 @@ def stable_baselines3(id: str, num_envs: int) -> Case:
 
 
 def tianshou(id: str, num_envs: int) -> Case:
-    """Collector of tianshou 2, over copies in this process, with a buffer of one batch."""
+    """Collector of tianshou 2, over envs in this process, with a buffer of one batch."""
     from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
     from tianshou.data import Collector, VectorReplayBuffer
     from tianshou.env import DummyVectorEnv

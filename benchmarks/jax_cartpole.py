@@ -72,8 +72,8 @@ class JaxCartPole:
     """Collects batches with one compiled program each.
 
     Args:
-        num_envs: copies.
-        steps: policy steps of each copy in a batch.
+        num_envs: environments.
+        steps: policy steps of each env in a batch.
         activation: of the policy's hidden layers: tanh or relu.
         device: where it runs; JAX's first of this platform: cpu or gpu.
     """

@@ -1,6 +1,6 @@
 """PPO on CartPole-v1, end to end with everything on, against Stable-Baselines3.
 
-One copy, batches of 128, 10 epochs, minibatches of 64, 65,536 policy steps, the same networks and
+One environment, batches of 128, 10 epochs, minibatches of 64, 65,536 policy steps, the same networks and
 the same number of gradient steps; rows to CSV, progress shown, the policy evaluated at the end.
 
     python -m benchmarks.ppo

@@ -1,6 +1,6 @@
 """Policy steps per second of environments written in torch, with a policy, collected into batches.
 
-Run with ``python -m benchmarks.tensor_envs [--threads 1 2] [--copies 64 1024 4096]``, or with
+Run with ``python -m benchmarks.tensor_envs [--threads 1 2] [--num-envs 64 1024 4096]``, or with
 ``--device cuda``, where blocks of steps are CUDA graphs.
 
 Every figure is the median of interleaved rounds. The kit's ``TensorCollector`` samples actions of a
@@ -29,7 +29,7 @@ from benchmarks.measure import interleaved, machine, markdown_table, median, rat
 from kit.modules.networks import SigmoidTanh
 
 STEPS = 64
-"""policy steps of each copy in a batch."""
+"""policy steps of each env in a batch."""
 SECONDS = 0.5
 """how long one case runs in a round, at least."""
 ACTIVATIONS = {"tanh": torch.tanh, "sigmoid_tanh": SigmoidTanh(), "relu": torch.relu}
@@ -59,25 +59,25 @@ def rate_of(call: Callable[[], Any], policy_steps: int, device: torch.device) ->
     return run
 
 
-def collector(id: str, copies: int, device: torch.device, activation: str | None) -> Case:
+def collector(id: str, num_envs: int, device: torch.device, activation: str | None) -> Case:
     """The kit's collector; without a policy actions are drawn at random."""
     from kit.collectors import TensorCollector
     from kit.envs import make_env
     from kit.modules import make_actor
 
-    env = make_env(id, copies, vectorization="tensor", device=device, seed=0)
+    env = make_env(id, num_envs, vectorization="tensor", device=device, seed=0)
     actor = None
     if activation is not None:
         actor = make_actor(env, hidden_sizes=(64, 64), activation=activation).to(device)
     batches = iter(TensorCollector(env, actor, steps_per_env=STEPS, seed=0))
-    return rate_of(lambda: next(batches), STEPS * copies, device)
+    return rate_of(lambda: next(batches), STEPS * num_envs, device)
 
 
-def network(copies: int, device: torch.device, activation: str | None) -> Case:
+def network(num_envs: int, device: torch.device, activation: str | None) -> Case:
     """The network alone, or its matrix products alone."""
     sizes = ((4, 64), (64, 64), (64, 2))
     layers = [nn.Linear(*size).requires_grad_(False).to(device) for size in sizes]
-    inputs = [torch.randn(copies, size, device=device) for size, _ in sizes]
+    inputs = [torch.randn(num_envs, size, device=device) for size, _ in sizes]
     between = ACTIVATIONS[activation] if activation else None
 
     def products() -> None:
@@ -88,36 +88,36 @@ def network(copies: int, device: torch.device, activation: str | None) -> Case:
         assert between is not None
         layers[2](between(layers[1](between(layers[0](inputs[0])))))
 
-    return rate_of(whole if between else products, copies, device)
+    return rate_of(whole if between else products, num_envs, device)
 
 
-def jax_scan(copies: int, device: torch.device, activation: str) -> Case:
+def jax_scan(num_envs: int, device: torch.device, activation: str) -> Case:
     """The same in JAX."""
     from benchmarks.jax_cartpole import JaxCartPole
 
     platform = "gpu" if device.type == "cuda" else "cpu"
-    return rate_of(JaxCartPole(copies, STEPS, activation, platform), STEPS * copies, device)
+    return rate_of(JaxCartPole(num_envs, STEPS, activation, platform), STEPS * num_envs, device)
 
 
-def cases_of(copies: int, device: torch.device) -> dict[str, Case]:
-    """Everything that is measured with one number of copies."""
-    cases = {"floor: three matrix products": network(copies, device, None)}
+def cases_of(num_envs: int, device: torch.device) -> dict[str, Case]:
+    """Everything that is measured with one number of envs."""
+    cases = {"floor: three matrix products": network(num_envs, device, None)}
     for activation in ACTIVATIONS:
-        cases[f"floor: network, {activation}"] = network(copies, device, activation)
-    cases["CartPole-v1, random actions"] = collector("CartPole-v1", copies, device, None)
+        cases[f"floor: network, {activation}"] = network(num_envs, device, activation)
+    cases["CartPole-v1, random actions"] = collector("CartPole-v1", num_envs, device, None)
     for activation in ACTIVATIONS:
-        cases[f"CartPole-v1, {activation}"] = collector("CartPole-v1", copies, device, activation)
+        cases[f"CartPole-v1, {activation}"] = collector("CartPole-v1", num_envs, device, activation)
         if importlib.util.find_spec("jax") and activation in JAX_ACTIVATIONS:
-            cases[f"CartPole-v1 in JAX, {activation}"] = jax_scan(copies, device, activation)
+            cases[f"CartPole-v1 in JAX, {activation}"] = jax_scan(num_envs, device, activation)
     for id in OTHERS:
-        cases[f"{id}, tanh"] = collector(id, copies, device, "tanh")
+        cases[f"{id}, tanh"] = collector(id, num_envs, device, "tanh")
     return cases
 
 
-def table(copies: Sequence[int], device: torch.device, rounds: int) -> str:
+def table(num_envs: Sequence[int], device: torch.device, rounds: int) -> str:
     """Measure with the present number of threads and return a table."""
     columns: list[dict[str, list[float]]] = []
-    for number in copies:
+    for number in num_envs:
         columns.append(interleaved(cases_of(number, device), rounds))
     rows = [
         [name, *(f"{median(column[name]) / 1e3:,.0f}" for column in columns)] for name in columns[0]
@@ -130,7 +130,7 @@ def table(copies: Sequence[int], device: torch.device, rounds: int) -> str:
             if other in columns[0]:
                 ratios = (f"{ratio(column[ours], column[other]):.2f}" for column in columns)
                 rows.append([f"*CartPole-v1, {activation}: share {what}*", *ratios])
-    return markdown_table(["", *(f"{number:,} copies" for number in copies)], rows)
+    return markdown_table(["", *(f"{number:,} envs" for number in num_envs)], rows)
 
 
 @torch.no_grad()
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] = ()) -> Path:
     """Measure, write a table for each number of threads, and return its path."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count() or 1])
-    parser.add_argument("--copies", type=int, nargs="+", default=[64, 1024, 4096])
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 1024, 4096])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     given = parser.parse_args(arguments)
