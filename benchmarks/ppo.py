@@ -1,7 +1,7 @@
 """PPO on CartPole-v1, end to end with everything on, against Stable-Baselines3.
 
-One environment, batches of 128, 10 epochs, minibatches of 64, 65,536 policy steps, the same networks and
-the same number of gradient steps; rows to CSV, progress shown, the policy evaluated at the end.
+One environment, batches of 128, 10 epochs, minibatches of 64, 65,536 policy steps, the same
+networks and number of gradient steps; rows to CSV, progress shown, the policy evaluated at the end.
 
     python -m benchmarks.ppo
 """

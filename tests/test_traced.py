@@ -192,6 +192,27 @@ def test_an_attribute_that_is_set_to_what_it_was_is_no_change():
     assert not watch.changed()
 
 
+def test_shapes_that_never_come_again_are_not_recorded_for_ever():
+    linear = nn.Linear(3, 2)
+    run = traced(linear)
+    for rows in range(1, 60):
+        given = torch.randn(rows, 3)
+        assert torch.equal(run({"x": given})["y"], linear(given))
+    assert run.programs == 0
+    assert run.reason == "almost every call has inputs of another shape"
+
+
+def test_a_shape_that_comes_again_keeps_its_program_among_many_others():
+    linear = nn.Linear(3, 2)
+    run = traced(linear)
+    for rows in range(2, 60):
+        for given in (torch.randn(1, 3), torch.randn(rows, 3)):
+            assert torch.equal(run({"x": given})["y"], linear(given))
+        assert run.programs <= 21
+    assert run.replays
+    assert not run.reason
+
+
 def test_what_changes_before_every_call_is_not_recorded_for_ever():
     module = Scaled()
     call = traced(module)

@@ -21,7 +21,8 @@ Outputs = Mapping[Key, Tensor]
 Function = Callable[[Inputs], Outputs]
 
 _PATIENCE = 20
-"""After so many recordings in a row that were dropped before a replay a function runs eagerly."""
+"""After so many recordings in a row without a replay, dropped or never called again with inputs of
+their shape (whole episodes), a function runs eagerly."""
 
 
 class Traced:
@@ -132,10 +133,20 @@ class Traced:
         values = [inputs.get(key) for key in self._keys]
         program = self._programs.get(_signature(values))
         if program is None:
-            return self._record(inputs)
+            self._forget_what_never_came_again()
+            return self.function(inputs.copy()) if self.reason else self._record(inputs)
         if not program.verified:
             return self._verify(program, inputs, values)
         return program(values)
+
+    def _forget_what_never_came_again(self) -> None:
+        """Drop programs of shapes that were seen once; run eagerly if there are no others."""
+        seen_again = {k: program for k, program in self._programs.items() if program.verified}
+        if len(self._programs) - len(seen_again) < _PATIENCE:
+            return
+        self._programs = seen_again
+        if not seen_again:
+            self._keys, self.reason = [], "almost every call has inputs of another shape"
 
     def _record(self, inputs: Inputs) -> Outputs:
         given = inputs.copy()
