@@ -210,6 +210,7 @@ class ForgetsRandomNumbers(VectorCollector):
     def load_state_dict(self, state_dict: OrderedDict) -> None:
         own = self._random_numbers.state_dict()
         super().load_state_dict(OrderedDict(state_dict, random_numbers=own))
+        self._actor.seeded()  # nor those drawn ahead
 
 
 class ForgetsOpenEpisodes(VectorCollector):
