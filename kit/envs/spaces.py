@@ -136,8 +136,12 @@ class ActionConverter:
     def rows(self, actions: Mapping[Key, NDArray[Any]]) -> Sequence[Any]:
         """Return one action for each env."""
         if self._plain:
-            values = self._entries[0](actions)
-            return values.tolist() if self._integers else values  # type: ignore[return-value]
+            entry = self._entries[0]
+            if not self._integers:
+                return entry(actions)  # type: ignore[return-value]
+            values = actions[entry.key]
+            chosen = values if values.ndim == 1 and not entry.shifted else entry(actions)
+            return chosen.tolist()  # type: ignore[no-any-return]
         converted = self(actions)
         return [_row(converted, number) for number in range(self.num_envs)]
 

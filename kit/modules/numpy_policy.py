@@ -39,21 +39,19 @@ _AHEAD = 128
 add, dot, exp, maximum, multiply, tanh = np.add, np.dot, np.exp, np.maximum, np.multiply, np.tanh
 
 
-def _relu(values: Array) -> None:
-    maximum(values, _ZERO, out=values)
-
-
-def _tanh(values: Array) -> None:
-    tanh(values, values)
-
-
 _ZERO = np.zeros(1, np.float32)
-ACTIVATIONS: dict[type[nn.Module], Callable[[Array], None]] = {
-    nn.Tanh: _tanh,
-    SigmoidTanh: _tanh,
+
+
+def _relu(values: Array, out: Array) -> None:
+    maximum(values, _ZERO, out=out)
+
+
+ACTIVATIONS: dict[type[nn.Module], Callable[[Array, Array], Any]] = {
+    nn.Tanh: tanh,
+    SigmoidTanh: tanh,
     nn.ReLU: _relu,
 }
-"""In place."""
+"""Called with an array and where the result is written."""
 
 
 class NotInNumpy(RuntimeError):
@@ -86,7 +84,7 @@ class NumpyPolicy:
         self.policy, self.num_envs = policy, num_envs
         self.samples = exploration_type is ExplorationType.RANDOM
         self.out_keys = [key for key in policy.out_keys if not str(key).startswith("_")]
-        self._layers = _layers(network, num_envs)
+        *self._hidden, self._last = _layers(network, num_envs)
         self._sampler = _SAMPLERS[head.distribution](head, num_envs)
         self.noise: list[Array] = []
         self._rows: Iterator[Any] = itertools.repeat(None)
@@ -160,13 +158,13 @@ class NumpyPolicy:
             observation: by key, ``[num_envs, ...]``.
         """
         value = observation[self._seen]
-        for weight, bias, out, activate in self._layers[:-1]:
+        for weight, bias, out, activate in self._hidden:
             dot(value, weight, out)
             add(out, bias, out)
             if activate is not None:
-                activate(out)
+                activate(out, out)
             value = out
-        weight, bias, out, _ = self._layers[-1]
+        weight, bias, out, _ = self._last
         if self._keeps_columns:
             value = dot(value, weight)  # memory of its own
             self._columns.append(value)

@@ -54,7 +54,8 @@ class SerialBackend(EnvBackend):
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._repeats = one.has_wrapper_attr("env_steps")
         leaf = self.observation_leaves[0]
-        self._key, self._shape = leaf.key, None if leaf.path else leaf.shape
+        # Observations of this shape are written as they are; none is of the shape "".
+        self._key, self._shape = leaf.key, "" if leaf.path else leaf.shape
         self._numbers = range(num_envs)
         self._seeds = list(range(num_envs))
         self._rebuilt = [0] * num_envs  # how often
@@ -85,14 +86,17 @@ class SerialBackend(EnvBackend):
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step environments one by one."""
-        self.infos = {}
-        numbers: Sequence[int] = self._numbers
+        numbers = iter(self._numbers)
         if active is not None:
             hold(~active, result, self.present)
             result.env_steps[~active] = 0
-            numbers = np.flatnonzero(active).tolist()
+            numbers = iter(np.flatnonzero(active).tolist())
+        chosen = self.convert.rows(actions)
+        self.infos, recovered = {}, None
         ended: list[int] = []
-        recovered = self._step(iter(numbers), self.convert.rows(actions), result, ended)
+        while not self._step(numbers, chosen, result, ended):
+            recovered = np.zeros(self.num_envs, np.bool_) if recovered is None else recovered
+            recovered[ended[-1]] = True
         for key, array in result.observation.items():
             result.next_observation[key][...] = array
         for number in ended:
@@ -102,7 +106,7 @@ class SerialBackend(EnvBackend):
 
     def _step(
         self, numbers: Iterator[int], chosen: Sequence[Any], result: StepArrays, ended: list[int]
-    ) -> Mask | None:
+    ) -> bool:
         """Step environments; what they observe is written to ``result.observation``.
 
         Args:
@@ -112,35 +116,32 @@ class SerialBackend(EnvBackend):
             ended: environments whose episode ended are appended.
 
         Returns:
-            Environments that recovered from a fault; ``None``: none.
+            Whether all have stepped; otherwise the one that was appended last has failed.
         """
-        envs, reward, number, shape = self.envs, result.reward, 0, self._shape
-        observation = None if shape is None else result.observation[self._key]
-        recovered, value = None, 0.0
-        while True:
-            try:
-                for number in numbers:
-                    seen, value, terminated, truncated, info = envs[number].step(chosen[number])
-                    reward[number] = value
-                    if observation is not None and getattr(seen, "shape", None) == shape:
-                        observation[number] = seen
-                    else:
-                        self._write(number, seen, result.observation)
-                    if self._repeats:
-                        result.env_steps[number] = info["env_steps"]
-                    if terminated or truncated:
-                        result.terminated[number] = terminated
-                        result.truncated[number] = truncated
-                        ended.append(number)
-                        if info and (numbers_of_it := info_numbers(info)):
-                            self.infos = {**self.infos, number: numbers_of_it}
-                return recovered
-            except Exception as error:
-                _check_api(error, value)
-                recovered = np.zeros(self.num_envs, np.bool_) if recovered is None else recovered
-                recovered[number] = True
-                ended.append(number)
-                self._mend(number, error, result)
+        envs, reward, number, value = self.envs, result.reward, 0, 0.0
+        observation, shape = result.observation.get(self._key), self._shape
+        try:
+            for number in numbers:
+                seen, value, terminated, truncated, info = envs[number].step(chosen[number])
+                reward[number] = value
+                if getattr(seen, "shape", None) == shape:
+                    observation[number] = seen  # type: ignore[index]
+                else:
+                    self._write(number, seen, result.observation)
+                if self._repeats:
+                    result.env_steps[number] = info["env_steps"]
+                if terminated or truncated:
+                    result.terminated[number] = terminated
+                    result.truncated[number] = truncated
+                    ended.append(number)
+                    if info and (numbers_of_it := info_numbers(info)):
+                        self.infos = {**self.infos, number: numbers_of_it}
+        except Exception as error:
+            _check_api(error, value)
+            ended.append(number)
+            self._mend(number, error, result)
+            return False
+        return True
 
     def _mend(self, number: int, error: Exception, result: StepArrays) -> None:
         """Rebuild an environment that failed, and truncate its episode.
