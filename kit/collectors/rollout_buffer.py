@@ -18,6 +18,7 @@ from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.spaces import Arrays, Key
 from kit.envs.vector_env import VectorEnv
+from kit.fast.nested import nested
 
 CHUNK = 128
 """Time steps for which memory is made at once, at least."""
@@ -105,17 +106,17 @@ class RolloutBuffer:
         raw = self.whole.raw_reward
         return self.whole.reward if raw is None else raw
 
-    def entries(self) -> dict[Any, NDArray[Any]]:
-        """The arrays of a batch by key, ``[steps, num_envs, ...]``."""
+    def entries(self) -> dict[tuple[str, ...], NDArray[Any]]:
+        """The arrays of a batch by path, ``[steps, num_envs, ...]``."""
         whole = self.whole
-        found: dict[Any, NDArray[Any]] = dict(self.acted_on)
+        found = {_path(key): array for key, array in self.acted_on.items()}
         found |= {("next", *_path(key)): array for key, array in whole.next_observation.items()}
         found["next", "reward"] = whole.reward[..., None]
         for name, flags in zip(_FLAGS, (self.done, whole.terminated, whole.truncated)):
             found["next", name] = flags[..., None]
         found["collector", "traj_ids"] = self.episode_ids
         if self.actions is not None:
-            found[self.action_key] = self.actions
+            found[_path(self.action_key)] = self.actions
         return found
 
     def doubtful_actions(self) -> Tensors:
@@ -174,11 +175,14 @@ class Batches:
         whole = buffer.whole._replace(reward=buffer.episode_rewards)
         self._counts = [np.zeros((count, *a.shape), a.dtype) for a in whole[2:6]]
         self._count_pairs = list(zip(self._counts, whole[2:6]))
-        shown = copies if count else {key: array[None] for key, array in entries.items()}
-        shape = [max(count, 1), buffer.env.num_envs, buffer.steps]
-        views = {k: torch.from_numpy(a).transpose(1, 2) for k, a in shown.items()}
-        self._whole = TensorDict(views, shape)
-        self._tensordicts = self._whole.unbind(0)
+        self._size = buffer.env.num_envs, buffer.steps
+        self._tensordicts: Sequence[TensorDictBase] = ()
+        if count > 1:
+            views = {k: torch.from_numpy(a).transpose(1, 2) for k, a in copies.items()}
+            self._tensordicts = nested(views, [count, *self._size]).unbind(0)
+        else:
+            shown = {key: array[0] for key, array in copies.items()} if count else entries
+            self._views = {k: torch.from_numpy(a).transpose(0, 1) for k, a in shown.items()}
 
     @property
     def is_full(self) -> bool:
@@ -207,7 +211,8 @@ class Batches:
             if buffer.any_done:
                 for copies, array in self._flag_pairs:
                     copies[number] = array
-        batch = self._tensordicts[number] if self._count else self._whole[0]
+        tensordicts = self._tensordicts
+        batch = tensordicts[number] if tensordicts else nested(self._views, self._size)
         for key, value in outputs.items():
             batch.set(key, value)
         return batch
