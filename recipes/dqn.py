@@ -46,8 +46,8 @@ class Config(OffPolicyConfig):
     """Probability of a random action after the exploration phase; it begins at 1."""
     exploration_share: Positive = 0.16
     """Share of the run in which epsilon falls linearly."""
-    tau: UnitInterval = 0.005
-    """Polyak averaging coefficient of the target network; 1: it is replaced."""
+    tau: UnitInterval | None = None
+    """Polyak coefficient of the target network; null: 0.005, or 1 if it is updated more rarely."""
     target_update_every: Count = 1
     """Gradient steps between two updates of the target network."""
     n_step: Count = 3
@@ -65,19 +65,19 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     experiment = Experiment(cfg, algorithm="dqn")
     env = experiment.make_env(actions="discrete")
     network = make_q_network(env, cfg.hidden_sizes, cfg.activation, dueling=cfg.dueling)
-    huber = {"loss_function": "smooth_l1"}
-    targets = {"delay_value": True, "double_dqn": cfg.double_dqn}
-    loss = experiment.make_loss(make_loss or cfg.loss, network, **targets, **huber)
+    options = {"delay_value": True, "double_dqn": cfg.double_dqn, "loss_function": "smooth_l1"}
+    loss = experiment.make_loss(make_loss or cfg.loss, network, **options)
     loss.make_value_estimator(gamma=cfg.gamma)
     explore = EGreedyModule(env.action_spec, eps_init=1.0, eps_end=float(cfg.epsilon_end))
     policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
+    tau = cfg.tau if cfg.tau is not None else 0.005 if cfg.target_update_every == 1 else 1.0
     update = Update(
         loss,
         optimizer,
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
-        target_updater=SoftUpdate(loss, tau=cfg.tau),
+        target_updater=SoftUpdate(loss, tau=tau),
         target_update_every=cfg.target_update_every,
     )
     exploration = AnnealExploration(explore, share_of_run=cfg.exploration_share)

@@ -289,6 +289,19 @@ def hundred_episodes(recipe: Any, seed: int, folder: Path) -> float:
     return learnt(recipe.build(config))
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, 0.995),
+        ({"target_update_every": 50}, 0.0),
+        ({"target_update_every": 50, "tau": 0.1}, 0.9),
+    ],
+)
+def test_a_target_network_of_dqn_that_is_updated_rarely_is_replaced(given, kept):
+    config = recipes.dqn.Config(runs=None, progress=False, **given)
+    assert recipes.dqn.build(config).update.target_updater.eps == pytest.approx(kept)
+
+
 def test_dqn_bootstraps_after_several_steps_with_as_many_discounts():
     """The return is R + gamma**m Q: m steps, fewer at the end of an episode; 0 Q after a fall."""
 

@@ -19,7 +19,13 @@ from kit.fast.nested import nested
 
 def on_host(tensor: Tensor) -> bool:
     """Whether NumPy can show a tensor, without waiting for a device."""
-    return tensor.is_cpu
+    return tensor.is_cpu and tensor.dtype in _OF_NUMPY and not tensor.requires_grad
+
+
+_OF_NUMPY = frozenset(
+    {torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8}
+    | {torch.int8, torch.int16, torch.int32, torch.int64}
+)
 
 
 class _Rows:
@@ -53,7 +59,7 @@ class DirectRows:
     """Writes and samples rows of a plain replay buffer, entry by entry.
 
     What is stored, sampled and drawn at random is what TorchRL's ``extend`` and ``sample`` store,
-    sample and draw; one transition costs a tenth. Plain is a buffer of one dimension in memory,
+    sample and draw; with less Python in between. Plain is a buffer of one dimension in memory,
     written in turn, sampled uniformly, without transforms or threads.
 
     Args:
@@ -63,18 +69,26 @@ class DirectRows:
     def __init__(self, buffer: ReplayBuffer) -> None:
         self.buffer = buffer
         self.storage, self.writer = buffer.storage, buffer.writer
-        self.is_plain = (
+        self._may_be_plain = (
             type(buffer) is TensorDictReplayBuffer
             and type(self.storage) is LazyTensorStorage
             and type(self.writer) is SliceWriter
-            and type(buffer.sampler) is RandomSampler
             and self.storage.ndim == 1
-            and not len(buffer.transform)
             and not getattr(buffer, "_prefetch", False)
             and not self.writer.tracks_generations
         )
         self._shown: Any = None
         self._rows: dict[tuple[str, ...], _Rows] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing else is asked of the buffer; transforms and samplers may come later."""
+        buffer = self.buffer
+        return (
+            self._may_be_plain
+            and type(buffer.sampler) is RandomSampler
+            and not len(buffer.transform)
+        )
 
     def _look(self) -> bool:
         """Whether there are rows, which are looked up again where the storage has others."""

@@ -241,6 +241,8 @@ class Actor:
 
     def _tensors(self, observation: Arrays) -> Tensors:
         if self._on_cpu:
+            if self.is_recurrent:  # it may keep what it is given, and this memory is used again
+                observation = {key: array.copy() for key, array in observation.items()}
             return {key: torch.from_numpy(array) for key, array in observation.items()}
         return {k: torch.from_numpy(array).to(self.device) for k, array in observation.items()}
 
@@ -372,8 +374,9 @@ class Actor:
         for runner, state in zip(self._runners, state_dict["runners"], strict=True):
             runner.load_state_dict(state)
         self._random.load_state_dict(state_dict["random"])
-        if self.numpy is not None and state_dict["noise"] is not None:
-            self.numpy.noise = [*state_dict["noise"].numpy().copy()]
+        if self.numpy is not None:
+            noise = state_dict["noise"]
+            self.numpy.noise = [] if noise is None else [*noise.numpy().copy()]
 
 
 class RandomActions:
@@ -545,9 +548,9 @@ class PolicyRunner:
         return self._keep_hidden(outputs, pool)
 
     def _learn_what_is_read(self) -> None:
-        """Note which outputs are read again in the next step."""
+        """Note which outputs are read again in the next step, or belong to the next step's row."""
         read = set(self._traced.keys_read)
-        kept = {_read_as(key) for key in self._written} & read
+        kept = {_read_as(key) for key in self._written} & {*read, *self._fed}
         self._hidden = {key: value for key, value in self._hidden.items() if key in kept}
         own_starts = IS_INIT in read and IS_INIT not in self._given
         self.is_recurrent = bool(kept or self._fed or own_starts)

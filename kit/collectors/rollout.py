@@ -317,7 +317,7 @@ class VectorCollector(StepsCollector):
         self._take_in()
         super().load_state_dict(state_dict)
         self._statistics.load_state_dict(state_dict["statistics"])
-        self._episode_ids.present[...] = state_dict["episode_ids"]
+        self._episode_ids.load(state_dict["episode_ids"])
         self._actor.load_state_dict(state_dict["actor"])
         self.exact_resume = self.env.load_full_state(state_dict["env"])
         if not self.exact_resume:

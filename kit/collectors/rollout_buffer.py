@@ -1,4 +1,4 @@
-"""Memory of rollouts: environments write to its rows, batches are views of it."""
+"""Memory of rollouts: environments write to its rows, batches are copies of it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ SMALL = 2**22
 """Bytes up to which batches are copied; larger ones are given away with their memory."""
 
 _FLAGS = ("done", "terminated", "truncated")
+_AT_ENDS = frozenset({*(("next", name) for name in _FLAGS), ("collector", "traj_ids")})
+"""Entries that are only written where an episode ends."""
 
 Row = tuple[Arrays, StepArrays]
 """What a time step acts on, and where it is written."""
@@ -165,11 +167,10 @@ class Batches:
         self._used = self._counted = 0
         entries = buffer.entries()
         copies = {k: _aligned(count, a.shape, a.dtype) for k, a in entries.items()}
-        flags = [key for key in entries if key[-1] in (*_FLAGS, "traj_ids")]
-        for key in flags:
+        for key in _AT_ENDS:
             copies[key][...] = 0
-        self._pairs = [(copies[key], entries[key]) for key in entries if key not in flags]
-        self._flag_pairs = [(copies[key], entries[key]) for key in flags]
+        self._pairs = [(copies[key], entries[key]) for key in entries if key not in _AT_ENDS]
+        self._pairs_at_ends = [(copies[key], entries[key]) for key in _AT_ENDS]
         self._ids, self._numbered = copies["collector", "traj_ids"], -1
         # For the counts, as what was handed out may have been changed.
         whole = buffer.whole._replace(reward=buffer.episode_rewards)
@@ -209,7 +210,7 @@ class Batches:
                 self._ids[number:] = episodes.present
                 self._numbered = episodes.changes
             if buffer.any_done:
-                for copies, array in self._flag_pairs:
+                for copies, array in self._pairs_at_ends:
                     copies[number] = array
         tensordicts = self._tensordicts
         batch = tensordicts[number] if tensordicts else nested(self._views, self._size)
@@ -261,6 +262,11 @@ class EpisodeIds:
                 ids[end + 1 :, env] = following
                 self.present[env] = following
                 following += 1
+
+    def load(self, present: Sequence[int]) -> None:
+        """Continue with the numbers of other open episodes."""
+        self.changes += 1
+        self.present[...] = present
 
     def restart(self) -> None:
         """Begin new episodes in all environments."""

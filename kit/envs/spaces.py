@@ -171,8 +171,8 @@ class _Entry:
             return values + self.start  # type: ignore[no-any-return]
         if self.dtype is not None and values.dtype.kind == "f" and values.dtype != self.dtype:
             values = values.astype(self.dtype)
-        if self.bounds is None:
-            return values
+        if self.bounds is None:  # the environment may keep or change it, and the batch has it, too
+            return values.copy()
         low, high = self.bounds  # two plain calls take a fraction of the time of np.clip
         return np.minimum(np.maximum(values, low), high)  # type: ignore[no-any-return]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.envs.transforms import RenameTransform
 
 from kit.buffers import ReplayBatches, make_replay_buffer
 from kit.buffers.writer import SliceWriter
@@ -75,3 +76,20 @@ def test_other_entries_than_before_are_left_to_torchrl():
     del fewer["action"]
     buffer.extend(fewer)
     assert len(buffer.buffer) == 12
+
+
+def test_entries_that_numpy_does_not_know_are_stored_and_sampled():
+    buffer = make_replay_buffer(20, 8)
+    for number in range(4):
+        new = batch(10 * number)
+        buffer.extend(new.set("features", new["observation"].bfloat16()))
+    found = buffer._sample(8)
+    assert found["features"].dtype == torch.bfloat16
+    assert torch.equal(found["features"], found["observation"].bfloat16())
+
+
+def test_a_transform_that_is_appended_later_is_applied():
+    buffer = make_replay_buffer(20, 8)
+    buffer.extend(batch(0))
+    buffer.buffer.append_transform(RenameTransform(["observation"], ["seen"]))
+    assert "seen" in buffer._sample(8).keys()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 from torchrl.collectors import BaseCollector
+from torchrl.data import Unbounded
+from torchrl.envs.transforms import TensorDictPrimer
 
 from kit.collectors import VectorCollector
 from kit.envs import make_env
+from kit.modules import make_actor
 from kit.steps import SettingError
 from kit.testing import CollectorCase, counter_env
 from kit.testing.counter import COUNTER
@@ -139,6 +143,110 @@ def test_what_becomes_of_a_batch_does_not_change_what_is_counted(steps_per_env):
     assert ours.take_episodes() == other.take_episodes()
     assert (ours.env_steps, ours.episodes) == (other.env_steps, other.episodes)
     assert ours.episodes == 2 * (12 * steps_per_env // 3)
+
+
+class Remembers(gym.Env):
+    """Observes the action before the last one, which it has kept, and changes what it was given."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+
+    def reset(self, **_):
+        self.before = np.zeros(1, np.float32)
+        return self.before.copy(), {}
+
+    def step(self, action):
+        seen, self.before = self.before.copy(), action
+        return seen, 0.0, False, False, {}
+
+
+class Spoils(Remembers):
+    def step(self, action):
+        action *= 0
+        return super().step(action)
+
+
+@pytest.mark.parametrize("fast_policy", ["auto", "exact"])
+@pytest.mark.parametrize("steps_per_env", [1, 3])
+def test_an_environment_may_keep_the_action_it_was_given_or_change_it(steps_per_env, fast_policy):
+    found = []
+    for kind in (Remembers, Spoils):
+        env = make_env(kind, 2)
+        torch.manual_seed(0)
+        actor = make_actor(env, (8,), orthogonal=False)
+        collector = VectorCollector(
+            env, actor, steps_per_env=steps_per_env, fast_policy=fast_policy
+        )
+        batches = torch.cat([collector.collect() for _ in range(6)], dim=1)
+        found.append((batches["action"], batches["next", "observation"]))
+    (actions, seen), (spoilt, _) = found
+    assert torch.equal(seen[:, 1:], actions[:, :-1])
+    assert (spoilt != 0).all()
+
+
+class RemembersWhatItSaw(TensorDictModuleBase):
+    """Its hidden state is the observation of the step before."""
+
+    in_keys = ("observation", "previous")
+    out_keys = ("action", ("next", "previous"))
+
+    def __init__(self, reads_it):
+        super().__init__()
+        self.reads_it = reads_it
+
+    def forward(self, tensordict):
+        seen = tensordict["observation"]
+        before = tensordict["previous"] if self.reads_it else 0
+        tensordict["action"] = (seen > before)[..., 2].long()
+        return tensordict.set(("next", "previous"), seen)
+
+    def make_tensordict_primer(self):
+        return TensorDictPrimer({"previous": Unbounded((4,))}, expand_specs=True)
+
+
+@pytest.mark.parametrize("reads_it", [True, False])
+@pytest.mark.parametrize("steps_per_env", [1, 3])
+def test_a_policy_may_keep_the_observation_it_was_given(steps_per_env, reads_it):
+    policy = RemembersWhatItSaw(reads_it)
+    collector = VectorCollector(make_env("CartPole-v1", 2), policy, steps_per_env=steps_per_env)
+    batch = torch.cat([collector.collect() for _ in range(24 // steps_per_env)], dim=1)
+    going_on = ~batch["next", "done"][:, :-1, 0]
+    wanted = batch["observation"][:, :-1][going_on]
+    assert torch.equal(batch["previous"][:, 1:][going_on], wanted)
+
+
+def test_an_observation_may_be_called_as_the_collector_s_own_entries():
+    class Named(gym.Env):
+        observation_space = gym.spaces.Dict(traj_ids=gym.spaces.Box(0, 99, (1,)))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, **_):
+            self.time = 0
+            return {"traj_ids": np.zeros(1, np.float32)}, {}
+
+        def step(self, action):
+            self.time += 1
+            return {"traj_ids": np.full(1, self.time, np.float32)}, 0.0, False, False, {}
+
+    collector = VectorCollector(make_env(Named, 1), steps_per_env=1)
+    seen = [collector.collect()["traj_ids"].item() for _ in range(5)]
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_a_collector_that_was_used_continues_from_the_state_of_another():
+    def made():
+        env = make_env("CartPole-v1", 2, max_episode_steps=5)
+        torch.manual_seed(0)
+        return VectorCollector(env, make_actor(env, (8,)), steps_per_env=1)
+
+    saved, used = made(), made()
+    state = saved.state_dict()  # before a random number was drawn
+    for _ in range(13):
+        used.collect()
+    used.load_state_dict(state)
+    for _ in range(20):
+        batch, wanted = used.collect(), saved.collect()
+        assert [k for k in batch.keys(True, True) if not torch.equal(batch[k], wanted[k])] == []
 
 
 @pytest.mark.parametrize("steps_per_env", [1, 7])
