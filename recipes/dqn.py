@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
-from torchrl.modules import EGreedyModule
 from torchrl.objectives import SoftUpdate
 
 from kit.config import Count, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealExploration, AnnealLearningRate
 from kit.modules import make_q_network
+from kit.modules.exploration import EpsilonGreedy
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -68,7 +68,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     options = {"delay_value": True, "double_dqn": cfg.double_dqn, "loss_function": "smooth_l1"}
     loss = experiment.make_loss(make_loss or cfg.loss, network, **options)
     loss.make_value_estimator(gamma=cfg.gamma)
-    explore = EGreedyModule(env.action_spec, eps_init=1.0, eps_end=float(cfg.epsilon_end))
+    explore = EpsilonGreedy(env, eps_init=1.0, eps_end=float(cfg.epsilon_end))
     policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
     tau = cfg.tau if cfg.tau is not None else 0.005 if cfg.target_update_every == 1 else 1.0

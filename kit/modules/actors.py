@@ -173,7 +173,7 @@ def make_actor(
     heads = {leaf.key: _head(env, leaf.key, *kinds) for leaf in env.action_leaves}
     columns = sum(head.columns for head in heads.values())
     parameters = _parameter_keys(heads)
-    masks = _masks(env, columns) if parameters == ["logits"] else []
+    masks = action_masks(env, columns) if parameters == ["logits"] else []
     kind = _MaskedHeads if masks else Heads
     if body is None:
         keys, network = _network(env, columns, hidden_sizes, activation, orthogonal, 0.01, masks)
@@ -372,17 +372,29 @@ def make_q_network(
         kind = type(spec).__name__
         raise SettingError("action_space", kind, "is not one choice", ["Discrete"])
     choices = int(spec.n)
-    masks = _masks(env, choices)
+    masks = action_masks(env, choices)
     keys, network = _network(
         env, choices + dueling, hidden_sizes, activation, False, 1.0, without=masks
     )
+    values: nn.Module = nn.Sequential(network, _Dueling()) if dueling else network
     return QValueActor(
-        nn.Sequential(network, _Dueling()) if dueling else network,
-        in_keys=keys,
+        _MaskedValues(values) if masks else values,
+        in_keys=[*keys, *masks],
         spec=spec[0].clone(),
         action_key=leaf.key,
-        action_mask_key=masks[0] if masks else None,
     )
+
+
+class _MaskedValues(nn.Module):
+    """Q-values, the lowest finite number where the last input, a mask of any type, is false."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        values: Tensor = self.network(*inputs[:-1])
+        return values.masked_fill(inputs[-1] == 0, torch.finfo(values.dtype).min)
 
 
 class _Dueling(nn.Module):
@@ -393,8 +405,8 @@ class _Dueling(nn.Module):
         return columns[..., :1] + advantage - advantage.mean(-1, keepdim=True)
 
 
-def _masks(env: Any, choices: int) -> list[Any]:
-    """The key of the environment's mask of so many choices, if it has one."""
+def action_masks(env: Any, choices: int) -> list[Any]:
+    """The key of the environment's mask ``[num_envs, choices]``, alone in a list; else none."""
     return [
         leaf.key
         for leaf in env.observation_leaves

@@ -2,7 +2,7 @@
 
 TorchRL's modules with the same arguments, keys and numbers. TorchRL first asks on the host whether
 an action is within its bounds; here it is clipped in any case, so that a policy with noise runs on
-the fast path of collectors. Epsilon-greedy is :class:`torchrl.modules.EGreedyModule`, as it is.
+the fast path of collectors. :class:`EpsilonGreedy` knows the environment's action mask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,37 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded
-from torchrl.modules import AdditiveGaussianModule, OrnsteinUhlenbeckProcessModule
+from torchrl.envs.utils import ExplorationType, exploration_type
+from torchrl.modules import AdditiveGaussianModule, EGreedyModule, OrnsteinUhlenbeckProcessModule
+
+from kit.modules.actors import action_masks
+
+
+class EpsilonGreedy(EGreedyModule):  # type: ignore[misc, unused-ignore]
+    """TorchRL's ``EGreedyModule``, whose random actions are allowed ones.
+
+    Args:
+        env: the environment, with one ``Discrete`` action. Where it has an observation
+            ``action_mask``, ``[num_envs, choices]``, only choices that it allows are drawn.
+        **kwargs: ``eps_init``, ``eps_end``, ``annealing_num_steps``, ``device``.
+    """
+
+    def __init__(self, env: Any, **kwargs: Any) -> None:
+        key, spec = env.action_leaves[0].key, env.action_spec
+        masks = action_masks(env, int(spec.n))
+        mask = masks[0] if masks else None
+        super().__init__(spec, action_key=key, action_mask_key=mask, **kwargs)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replace actions, each with probability epsilon, by random ones."""
+        if self.action_mask_key is None:
+            return super().forward(tensordict)  # type: ignore[no-any-return, unused-ignore]
+        if exploration_type() not in (ExplorationType.RANDOM, None):
+            return tensordict
+        action, allowed = tensordict.get(self.action_key), tensordict.get(self.action_mask_key)
+        scores = torch.rand(allowed.shape, device=action.device).masked_fill(allowed == 0, -1.0)
+        explores = torch.rand(action.shape, device=action.device) < self.eps
+        return tensordict.set(self.action_key, torch.where(explores, scores.argmax(-1), action))
 
 
 class GaussianNoise(AdditiveGaussianModule):  # type: ignore[misc, unused-ignore]

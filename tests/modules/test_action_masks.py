@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
+from tensordict import TensorDict
+from tensordict.nn import TensorDictSequential
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.objectives import ClipPPOLoss
 
 from kit.collectors import VectorCollector
 from kit.envs import make_env
-from kit.modules import make_actor, make_body, make_value
+from kit.modules import make_actor, make_body, make_q_network, make_value
 from kit.modules.actors import Heads
+from kit.modules.exploration import EpsilonGreedy
 from tests.envs.odd_envs import Masked
 from tests.tiny import on_policy_plan, ppo_trainer
 
@@ -132,3 +135,31 @@ def test_a_mask_that_is_part_of_the_observation_masks_too():
     batch = VectorCollector(env, make_actor(env, (8,)), steps_per_env=30).collect()
     assert (batch["action_log_prob"] == 0).all()  # one action is allowed
     assert (batch["action"] == batch["observation"].squeeze(-1).long() % 3).all()
+
+
+@pytest.mark.parametrize("steps_per_env", [1, 7])
+def test_epsilon_greedy_explores_among_the_allowed_actions(steps_per_env):
+    """The environment refuses the others; without exploration the network would choose none."""
+    env = make_env(Masked, 2)
+    explore = EpsilonGreedy(env, eps_init=1.0, eps_end=1.0)
+    policy = TensorDictSequential(make_q_network(env, (8,)), explore).select_out_keys("action")
+    collector = VectorCollector(env, policy, steps_per_env=steps_per_env)
+    for _ in range(140 // steps_per_env):
+        batch = collector.collect()
+        chosen = batch["action_mask"].gather(-1, batch["action"].unsqueeze(-1))
+        assert chosen.all()
+    assert collector.policy_path.name == "program"
+
+
+def test_epsilon_greedy_chooses_each_allowed_action_as_often_and_the_best_otherwise():
+    env = make_env(lambda: HalfAllowed(Discrete(6)), 2)
+    explore = EpsilonGreedy(env, eps_init=0.5, eps_end=0.5)
+    mask = torch.tensor([True, False, True, True, False, False]).expand(60_000, -1)
+    mask = mask[:, : int(env.action_spec.n)]
+    given = TensorDict({"action": torch.zeros(60_000).long(), "action_mask": mask}, [60_000])
+    torch.manual_seed(0)
+    with set_exploration_type(ExplorationType.RANDOM):
+        shares = explore(given)["action"].bincount(minlength=mask.shape[1]) / 60_000
+    allowed = mask[0].float()
+    wanted = 0.5 * allowed / allowed.sum() + 0.5 * torch.eye(mask.shape[1])[0]
+    torch.testing.assert_close(shares, wanted, rtol=0, atol=0.01)
