@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pickle
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tensordict import NonTensorData, TensorDict
+from torchrl.checkpoint import StateDictCheckpointAdapter
 
 from kit.hooks import NaNGuard, NotFinite
 from kit.logging.files import NotSaved, append, write_whole
 from kit.steps import SettingError
-from kit.trainer.checkpoint import Checkpoints
+from kit.trainer.checkpoint import Checkpoints, Damaged, _write_checksums, check_whole
 from tests.tiny import (
     assert_equal,
     off_policy_plan,
@@ -111,7 +117,10 @@ def test_a_folder_that_a_kill_has_left_incomplete_is_passed_over(tmp_path):
     incomplete = tmp_path / "checkpoint-000000000016"
     (incomplete / "components").mkdir(parents=True)
     (tmp_path / ".checkpoint-000000000024.tmp").mkdir()
-    assert Checkpoints.latest(tmp_path) == whole
+    with pytest.warns(
+        UserWarning, match=r"^checkpoint-000000000016 is damaged: its file checksums"
+    ):
+        assert Checkpoints.latest(tmp_path) == whole
 
 
 def test_an_error_of_a_part_is_not_taken_for_a_full_disk(tmp_path):
@@ -132,39 +141,169 @@ class Malicious:
         return Path.write_text, (self.path, "executed")
 
 
-def test_code_in_a_checkpoint_is_never_executed(tmp_path):
-    trainer = ppo_trainer(on_policy_plan(), folder=tmp_path)
-    trainer.run()
-    checkpoint = Checkpoints.latest(tmp_path / "checkpoints")
-    assert checkpoint is not None
-    files = sorted(checkpoint.glob("components/*/*"))
-    assert len(files) >= 6
+def planted(folder: Path, trap: Path) -> dict[str, Callable[[], None]]:
+    """Ways to bring code into the folder of a part whose file is ``state.pt``."""
+    file, bad = folder / "state.pt", {"value": Malicious(trap)}
+
+    def in_a_folder_of_tensordict() -> None:
+        nested = TensorDict({"a": torch.zeros(1), "b": NonTensorData(Malicious(trap))}, [])
+        nested.memmap(folder / "state")
+        (folder / "state.json").write_text('{"kind": "dict", "items": []}')
+        file.unlink()
+        trap.unlink(missing_ok=True)
+
+    def behind_a_link() -> None:
+        torch.save(bad, trap.with_name("outside.pt"))
+        file.unlink()
+        file.symlink_to(trap.with_name("outside.pt"))
+
+    return {
+        "pickled by torch": lambda: torch.save(bad, file),
+        "pickled by torch, as long ago": lambda: torch.save(
+            bad, file, _use_new_zipfile_serialization=False
+        ),
+        "pickled": lambda: file.write_bytes(pickle.dumps(bad)) and None,
+        "in a folder of tensordict": in_a_folder_of_tensordict,
+        "behind a link": behind_a_link,
+    }
+
+
+WAYS = list(planted(Path(), Path()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_code_in_a_checkpoint_is_never_executed(way, tmp_path):
+    """Checksums are no protection: who writes the code writes them as well."""
     trap = tmp_path / "trap"
     torch.save({"value": Malicious(trap)}, tmp_path / "works.pt")
     torch.load(tmp_path / "works.pt", weights_only=False)
     assert trap.read_text() == "executed"  # the trap works, where code is allowed
     trap.unlink()
-    for path in files:
-        before = path.read_bytes()
-        for plant in (torch.save, lambda bad, to: to.write_bytes(pickle.dumps(bad))):
-            plant({"value": Malicious(trap)}, path)
-            with pytest.raises(SettingError, match="cannot be loaded"):
-                ppo_trainer(on_policy_plan(), resume_from=checkpoint)
-            assert not trap.exists(), path
-        path.write_bytes(before)
+    trainer = ppo_trainer(on_policy_plan(), folder=tmp_path)
+    trainer.run()
+    checkpoint = Checkpoints.latest(tmp_path / "checkpoints")
+    folders = sorted((checkpoint / "components").iterdir())
+    assert len(folders) >= 6
+    for folder in folders:
+        copy = tmp_path / "copy" / folder.name / checkpoint.name
+        shutil.copytree(checkpoint, copy)
+        planted(copy / "components" / folder.name, trap)[way]()
+        _write_checksums(copy)
+        with pytest.raises(SettingError, match=r"cannot be loaded|is damaged"):
+            ppo_trainer(on_policy_plan(), resume_from=copy)
+        assert not trap.exists(), folder
     ppo_trainer(on_policy_plan(), resume_from=checkpoint)
 
 
-def test_a_damaged_file_is_named_with_what_to_do(tmp_path):
-    path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
-    (file,) = path.glob("components/*-part/state.pt")
+@pytest.mark.filterwarnings("ignore:TensorDict.load_memmap:FutureWarning")
+def test_a_folder_that_torchrl_would_unpickle_is_not_read(tmp_path):
+    trap, part = tmp_path / "trap", Part()
+    path = Checkpoints(tmp_path, {"part": part}).save(8, {})
+    (folder,) = path.glob("components/*-part")
+    planted(folder, trap)["in a folder of tensordict"]()
+    arguments = {"map_location": None, "tensor_load_kwargs": {}, "args": (), "kwargs": {}}
+    with contextlib.suppress(KeyError):  # code ran before it finds no value
+        StateDictCheckpointAdapter("torch").load(part, folder, **arguments)
+    assert trap.read_text() == "executed"
+    trap.unlink()
+    _write_checksums(path)
+    with pytest.raises(SettingError, match="cannot be loaded"):
+        Checkpoints(tmp_path, {"part": part}).load(path)
+    assert not trap.exists()
+
+
+# ---------------------------------------------------------------------- what is damaged
+def flip(file: Path, bit: int) -> None:
+    """Change one bit of a file."""
+    data = bytearray(file.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def test_a_single_changed_bit_is_noticed_in_any_file(tmp_path):
+    trainer = sac_trainer(off_policy_plan(), folder=tmp_path)
+    trainer.run()
+    checkpoint = trainer.last_checkpoint
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    assert len(files) >= 10
+    random, noticed = np.random.default_rng(0), 0
+    for trial in range(200):
+        file = files[trial % len(files)]
+        bit = int(random.integers(8 * file.stat().st_size))
+        flip(file, bit)
+        with pytest.raises(Damaged) as raised:
+            check_whole(checkpoint)
+        noticed += f"its file {file.relative_to(checkpoint)} is" in str(raised.value)
+        flip(file, bit)
+    assert noticed == 200
+    check_whole(checkpoint)
+
+
+def shortened(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(SettingError) as raised:
+
+
+def linked(file: Path) -> None:
+    there = file.rename(file.parents[4] / "elsewhere.pt")
+    file.symlink_to(there)
+
+
+DAMAGES = {
+    "is not as it was written": shortened,
+    "is missing": Path.unlink,
+    "was not written with it": linked,
+}
+
+
+@pytest.mark.parametrize("what", list(DAMAGES))
+def test_the_damaged_file_is_named_and_the_checkpoint_before_is_used(what, tmp_path):
+    part = Part(1)
+    checkpoints = Checkpoints(tmp_path / "run", {"part": part})
+    before = checkpoints.save(8, {})
+    part.value = 2
+    path = checkpoints.save(16, {})
+    (file,) = path.glob("components/*-part/state.pt")
+    DAMAGES[what](file)
+    name = file.relative_to(path)
+    advice = "use another checkpoint, or begin a new run; this folder can be removed."
+    with pytest.raises(Damaged) as raised:
+        checkpoints.load(path)
+    why = f"is damaged: its file {name} {what}"
+    assert str(raised.value) == f"checkpoint='{path}' {why}; {advice}"
+    assert part.value == 2  # nothing was read
+    with pytest.warns(UserWarning, match=f"^{path.name} {why}; {before.name} is used in its place"):
+        assert Checkpoints.latest(tmp_path / "run") == before
+    checkpoints.load(before)
+    assert part.value == 1
+    # The run goes on from there: what is damaged is dropped before what is whole.
+    assert checkpoints.save(12, {}) == Checkpoints.latest(tmp_path / "run")
+    assert names(tmp_path / "run") == [before.name, "checkpoint-000000000012"]
+
+
+def test_where_all_are_damaged_the_newest_is_named(tmp_path):
+    checkpoints = Checkpoints(tmp_path, {"part": Part()})
+    for steps in (8, 16):
+        shortened(checkpoints.save(steps, {}) / "manifest.json")
+    why = r"checkpoint-000000000016' is damaged: its file manifest.json is not as it was written"
+    with pytest.raises(Damaged, match=why):
+        Checkpoints.latest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["more.pt", "components/0000-part/state.json", "state/meta.json"])
+def test_a_file_that_was_added_is_named(name, tmp_path):
+    path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).write_text("{}")
+    with pytest.raises(Damaged, match=f"its file {name} was not written with it"):
         Checkpoints(tmp_path, {"part": Part()}).load(path)
-    assert str(raised.value).startswith(f"checkpoint='{path}' cannot be loaded: ")
-    assert "'part'" in str(raised.value)
-    advice = "remove this folder to continue from the checkpoint before it, if there is one."
-    assert str(raised.value).endswith(advice)
+
+
+def test_folders_that_kills_have_left_are_removed(tmp_path):
+    checkpoints = Checkpoints(tmp_path, {"part": Part()})
+    path = checkpoints.save(8, {})
+    path.rename(tmp_path / ".half-written")
+    checkpoints.save(16, {})
+    assert names(tmp_path) == ["checkpoint-000000000016"]
 
 
 def test_a_checkpoint_of_other_parts_is_refused(tmp_path):
@@ -185,6 +324,7 @@ def test_versions_are_noted_and_another_one_is_loaded(tmp_path):
     assert manifest["versions"]["torch"] == str(torch.__version__)
     manifest["versions"]["torch"] = "2.0.0"
     (path / "manifest.json").write_text(json.dumps(manifest))
+    _write_checksums(path)
     part = Part()
     Checkpoints(tmp_path, {"part": part}).load(path)
     assert part.value == 5

@@ -31,16 +31,16 @@ def full_from(monkeypatch, path: str, call: int) -> None:
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
-    from torchrl.checkpoint import CheckpointRotation
+    from torchrl.checkpoint import Checkpoint
 
-    save = CheckpointRotation.save
+    save = Checkpoint.save
 
-    def once(self, *args, step, **kwargs):
-        if step > 16:
+    def once(self, path, metadata):
+        if metadata["counters"]["policy_steps"] > 16:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return save(self, *args, step=step, **kwargs)
+        return save(self, path, metadata=metadata)
 
-    monkeypatch.setattr(CheckpointRotation, "save", once)
+    monkeypatch.setattr(Checkpoint, "save", once)
     with pytest.raises(NotSaved) as raised:
         build(tiny_config(tmp_path)).run()
     run = the_run(tmp_path)

@@ -1,7 +1,11 @@
-"""Saving and resuming, on ``torchrl.checkpoint``: atomic, rotated, free of code."""
+"""Saving and resuming, on ``torchrl.checkpoint``: atomic, with checksums, free of code."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import warnings
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +20,23 @@ from kit.hooks.base import Hook
 from kit.logging.files import NotSaved
 from kit.steps import SettingError
 
-__all__ = ["Checkpoints", "NotSaved", "normalization_of", "stateful_parts"]
+__all__ = ["Checkpoints", "Damaged", "NotSaved", "normalization_of", "stateful_parts"]
+
+_SUMS = "checksums.txt"
+_BLOCK = 1 << 20  # bytes that are read at a time
+
+
+class Damaged(SettingError):
+    """Files of a checkpoint are not those that were written."""
 
 
 class Checkpoints:
     """The checkpoints of one run: the newest few, each a folder that is complete or not there.
 
-    Loading one executes no code from it: PyTorch reads the files with its restricted unpickler,
-    which knows tensors and plain values only.
+    Each has checksums of its files, the list of them included; files that differ by one bit, that
+    are missing or that were added are refused before anything is read from them. Loading executes
+    no code: PyTorch's restricted unpickler reads files of tensors and plain values, and no other
+    format is read.
 
     Args:
         folder: where they are.
@@ -35,17 +48,17 @@ class Checkpoints:
     def __init__(
         self, folder: Path, parts: Mapping[str, Any], keep: int = 2, *, random_numbers: bool = True
     ) -> None:
-        self.folder = folder
-        self._rotation = torchrl_checkpoint.CheckpointRotation(folder, keep_last=keep)
+        self.folder, self.keep = Path(folder), keep
         self._checkpoint = torchrl_checkpoint.Checkpoint(format="directory")
-        adapter = torchrl_checkpoint.StateDictCheckpointAdapter(payload_format="torch")
         if random_numbers:
             parts = {**parts, "random_numbers": torchrl_checkpoint.GlobalRNGState()}
         for name, part in parts.items():
-            self._checkpoint.register(name, part, adapter=adapter)
+            self._checkpoint.register(name, part, adapter=_StateFile("torch"))
 
     def save(self, policy_steps: int, metadata: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and drop the oldest.
+        """Write a checkpoint, and drop older ones and any of later policy steps.
+
+        Later ones are there where the run was resumed from an older checkpoint.
 
         Args:
             policy_steps: of the run, which name the checkpoint.
@@ -54,45 +67,144 @@ class Checkpoints:
         Raises:
             NotSaved: if it could not be written; earlier ones are untouched.
         """
+        path = self.folder / f"{_PREFIX}{policy_steps:012d}"
         try:
-            saved = self._rotation.save(
-                self._checkpoint, step=policy_steps, metadata=dict(metadata)
-            )
-            return Path(saved)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left_over in self.folder.glob(".*"):  # by a kill while one was written or dropped
+                shutil.rmtree(left_over, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=".", dir=self.folder) as scratch:
+                made = self._checkpoint.save(Path(scratch) / "new", metadata=dict(metadata))
+                _write_checksums(made)
+                if path.exists():
+                    path.rename(Path(scratch) / "before")
+                made.rename(path)
+                kept = [other for other in _all_in(self.folder) if other <= path][-self.keep :]
+                for number, other in enumerate(set(_all_in(self.folder)).difference(kept)):
+                    other.rename(Path(scratch) / str(number))
         except (OSError, RuntimeError) as error:
             reason = _why_not_written(error)
             if reason is None:
                 raise
-            latest = self.latest(self.folder)
-            kept = f"the newest one is {latest.name}" if latest else "there is none yet"
+            before = [other.name for other in _all_in(self.folder)]
+            newest = f"the newest one is {before[-1]}" if before else "there is none yet"
             what = f"the checkpoint at {policy_steps} policy steps was not written to {self.folder}"
-            why = f"{reason}; earlier checkpoints are untouched, {kept}"
+            why = f"{reason}; earlier checkpoints are untouched, {newest}"
             raise NotSaved(f"{what}: {why}") from error
+        return path
 
     def load(self, path: Path) -> dict[str, Any]:
         """Restore every part from ``path`` and return the metadata of the checkpoint.
 
         Raises:
+            Damaged: if its files are not those that were written.
             SettingError: if it cannot be read or does not fit the parts.
         """
+        check_whole(path)
         try:
             result = self._checkpoint.load(path)
         except Exception as error:
             reason = " ".join(str(error).split(". ")[0].split())
             why = f"cannot be loaded: {type(error).__name__}: {reason}"
-            works = "remove this folder to continue from the checkpoint before it, if there is one"
+            works = "build the trainer as it was built when this was written"
             raise SettingError("checkpoint", str(path), why, works) from error
         return dict(result.manifest.get("metadata", {}))
 
     @staticmethod
     def latest(folder: Path) -> Path | None:
-        """The newest complete checkpoint in ``folder``, if there is one."""
-        if not folder.is_dir():
-            return None
-        rotation = torchrl_checkpoint.CheckpointRotation(folder, keep_last=1)
-        return rotation.latest()  # type: ignore[no-any-return]
+        """The newest checkpoint in ``folder`` whose files are whole, if there is any checkpoint.
+
+        A warning names those that are newer and damaged.
+
+        Raises:
+            Damaged: if all are damaged.
+        """
+        damages: list[Damaged] = []
+        for path in reversed(_all_in(folder)):
+            try:
+                check_whole(path)
+            except Damaged as damage:
+                damages.append(damage)
+                continue
+            for newer in damages:
+                text = f"{Path(newer.value).name} {newer.why}; {path.name} is used in its place"
+                warnings.warn(text, stacklevel=2)
+            return path
+        if damages:
+            raise damages[0]
+        return None
 
 
+_PREFIX = "checkpoint-"
+
+
+def _all_in(folder: Path) -> list[Path]:
+    """The checkpoints in ``folder``, the newest last."""
+    found = (path for path in folder.glob(f"{_PREFIX}*") if path.is_dir())
+    return sorted(path for path in found if path.name.removeprefix(_PREFIX).isdigit())
+
+
+class _StateFile(torchrl_checkpoint.StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore]
+    """TorchRL's adapter, but for its other formats, which unpickle what they find: safer."""
+
+    def load(self, component: Any, path: Path, **kwargs: Any) -> Any:
+        """Restore a part from its file; there is no other place to look for it."""
+        state = torch.load(path / self.state_torch, weights_only=True)
+        component.load_state_dict(state, *kwargs["args"], **kwargs["kwargs"])
+
+
+# ---------------------------------------------------------------------- checksums
+def _write_checksums(folder: Path) -> None:
+    """Write the checksums of all files in ``folder``, and last that of their list."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != _SUMS)
+    lines = [f"{_checksum(file)} {file.relative_to(folder).as_posix()}" for file in files]
+    (folder / _SUMS).write_text(_sealed(lines), encoding="utf-8")
+
+
+def _sealed(lines: list[str]) -> str:
+    text = "".join(f"{line}\n" for line in lines)
+    return f"{text}{zlib.crc32(text.encode()):08x}\n"
+
+
+def check_whole(path: Path) -> None:
+    """Refuse a checkpoint whose files are not exactly those that were written.
+
+    Raises:
+        Damaged: naming the first file that differs, is missing, or was added.
+    """
+    try:
+        text = (path / _SUMS).read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        text = ""
+    *lines, _ = text.splitlines() or [""]
+    if not lines or _sealed(lines) != text:
+        raise _damaged(path, _SUMS, "is damaged or missing")
+    sums = {name: checksum for checksum, _, name in (line.partition(" ") for line in lines)}
+    present = {entry.relative_to(path).as_posix(): entry for entry in path.rglob("*")}
+    for name, entry in sorted(present.items()):
+        if entry.is_symlink() or not (entry.is_dir() or name in sums or name == _SUMS):
+            raise _damaged(path, name, "was not written with it")
+    for name, checksum in sums.items():
+        if name not in present or not present[name].is_file():
+            raise _damaged(path, name, "is missing")
+        if _checksum(present[name]) != checksum:
+            raise _damaged(path, name, "is not as it was written")
+
+
+def _damaged(path: Path, name: str, what: str) -> Damaged:
+    works = "use another checkpoint, or begin a new run; this folder can be removed"
+    return Damaged("checkpoint", str(path), f"is damaged: its file {name} {what}", works)
+
+
+def _checksum(file: Path) -> str:
+    """CRC-32 of a file: notices every change within 32 bits of each other, faster than hashes."""
+    checksum, block = 0, memoryview(bytearray(_BLOCK))
+    with file.open("rb", buffering=0) as opened:
+        while count := opened.readinto(block):  # type: ignore[attr-defined, unused-ignore]
+            checksum = zlib.crc32(block[:count], checksum)
+    return f"{checksum:08x}"
+
+
+# ---------------------------------------------------------------------- what cannot be written
 def _why_not_written(error: BaseException) -> str | None:
     """The reason that the system gave; ``None`` if it is no error of writing."""
     if isinstance(error, OSError):
