@@ -12,6 +12,7 @@ from kit.buffers.batches import (
 )
 from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.priorities import PrioritizedSampler
+from kit.buffers.records import SequenceReplay
 from kit.buffers.replay import make_replay_buffer
 from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
@@ -23,6 +24,7 @@ __all__ = [
     "PrioritizedSampler",
     "ReplayBatches",
     "RolloutBatches",
+    "SequenceReplay",
     "SequenceSampler",
     "SliceWriter",
     "as_minibatches",

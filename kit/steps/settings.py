@@ -93,7 +93,9 @@ class OffPolicySteps(_Steps):
     steps_per_env: int | None = 1
     evaluation_every: int | None = 2_000
     learning_starts: int = 1_000
-    """policy steps with random actions before the first gradient step."""
+    """policy steps before the first gradient step."""
+    random_steps: int | None = None
+    """policy steps with random actions, at first; null: learning_starts."""
     replay_ratio: Any = 1
     """gradient steps per policy step: a number, or a fraction such as "1/4"; exact."""
     pretrain_steps: int = 0
@@ -102,3 +104,21 @@ class OffPolicySteps(_Steps):
     """transitions (with sequence_length: sequences) in a minibatch."""
     sequence_length: int | None = None
     """time steps of each sampled sequence; null: single transitions are sampled."""
+
+
+@dataclass
+class SequenceSteps(OffPolicySteps):
+    """Steps of a recipe that learns from sequences, such as a world model's."""
+
+    total_policy_steps: int = 20_000
+    steps_per_env: int | None = 4
+    learning_starts: int = 512
+    random_steps: int | None = 0
+    replay_ratio: Any = "1/4"
+    """gradient steps per policy step, exact. Times minibatch_size times sequence_length it is the
+    train ratio of the Dreamer papers: 128 here, 32 (Atari) to 1,024 (control) as published."""
+    minibatch_size: int = 16
+    """sequences in a minibatch."""
+    sequence_length: int | None = 32
+    """time steps of each sampled sequence."""
+    evaluation_every: int | None = 4_000

@@ -1,0 +1,77 @@
+"""The actor of DreamerV3: a policy on a world model's features."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kit.modules.world.actions import ActionCode
+from kit.modules.world.layers import Perceptron, one_hot, sample_one_hot
+from kit.modules.world.sizes import Size
+
+
+class LatentActor(nn.Module):
+    """A distribution of encoded actions for each feature vector of a world model.
+
+    Choices have a categorical distribution; numbers a normal one with means in [-1, 1] (tanh) and
+    deviations in [0.1, 1] (Hafner et al. 2025, code).
+
+    Args:
+        code: says what actions are.
+        features: width of the world model's features.
+        size: widths.
+    """
+
+    LEAST, MOST = 0.1, 1.0
+
+    def __init__(self, code: ActionCode, features: int, size: Size) -> None:
+        super().__init__()
+        self.code = code
+        columns = code.features if code.discrete else 2 * code.features
+        self.network = Perceptron(features, size.units, 3, columns, 0.01)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Columns that the other methods take: log-probabilities, or means and deviations.
+
+        Args:
+            features: ``[..., features]``.
+        """
+        columns: Tensor = self.network(features)
+        if self.code.discrete:
+            return columns.log_softmax(-1)
+        mean, raw = columns.chunk(2, -1)
+        deviation = (self.MOST - self.LEAST) * torch.sigmoid(raw + 2) + self.LEAST
+        return torch.cat([mean.tanh(), deviation], -1)
+
+    def sample(self, columns: Tensor) -> Tensor:
+        """Encoded actions, ``[..., action features]``, without gradients."""
+        columns = columns.detach()
+        if self.code.discrete:
+            return sample_one_hot(
+                columns.exp(), torch.rand(columns.shape[:-1], device=columns.device)
+            )
+        mean, deviation = columns.chunk(2, -1)
+        return torch.addcmul(mean, deviation, torch.randn_like(mean))
+
+    def mode(self, columns: Tensor) -> Tensor:
+        """The most probable action, encoded."""
+        if not self.code.discrete:
+            return columns.chunk(2, -1)[0]
+        return one_hot(columns.argmax(-1), columns.shape[-1])
+
+    def log_prob(self, columns: Tensor, action: Tensor) -> Tensor:
+        """Log-probability of encoded actions, ``[...]``."""
+        if self.code.discrete:
+            return (columns * action).sum(-1)
+        mean, deviation = columns.chunk(2, -1)
+        each = ((action - mean) / deviation).square() / 2 + deviation.log()
+        return -(each + math.log(2 * math.pi) / 2).sum(-1)
+
+    def entropy(self, columns: Tensor) -> Tensor:
+        """Entropy in nats, ``[...]``."""
+        if self.code.discrete:
+            return -(columns.exp() * columns).sum(-1)
+        deviation = columns.chunk(2, -1)[1]
+        return (deviation.log() + math.log(2 * math.pi * math.e) / 2).sum(-1)

@@ -1,0 +1,119 @@
+"""Encoder and decoder of images."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from kit.modules.world.layers import Blocks, Dense, Norm, Perceptron, init_weight
+from kit.modules.world.sizes import Size
+from kit.steps import SettingError
+
+SMALLEST = 4
+"""Width in pixels at which stages end."""
+FACTORS = (2, 3, 4, 4)
+"""Channels of each stage, in multiples of ``Size.depth``; later stages as the last."""
+
+
+def stages(shape: tuple[int, ...]) -> int:
+    """Halvings of an image ``[height, width, channels]`` until one side has 4 to 7 pixels.
+
+    Raises:
+        SettingError: if it cannot be halved so.
+    """
+    count = max(int(math.log2(min(shape[:2]) / SMALLEST)), 0) if min(shape[:2]) >= SMALLEST else 0
+    if not count or any(side % 2**count for side in shape[:2]):
+        why = "is an image whose sides are not at least 8 pixels and multiples of a power of two"
+        raise SettingError("observation", list(shape), why, "resize it to 64 x 64")
+    return count
+
+
+class _Convolution(nn.Conv2d):
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 5, padding=2)
+        init_weight(self.weight, in_channels * 25)
+        assert self.bias is not None
+        nn.init.zeros_(self.bias)
+
+
+class _ChannelNorm(Norm):
+    """RMSNorm over channels, then SiLU, of ``[rows, channels, height, width]``."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value.movedim(1, -1)).movedim(-1, 1)
+
+
+def _channels(size: Size, count: int) -> list[int]:
+    return [size.depth * FACTORS[min(stage, len(FACTORS) - 1)] for stage in range(count)]
+
+
+class ImageEncoder(nn.Module):
+    """Stages of convolution, max-pooling, RMSNorm and SiLU (Hafner et al. 2025, code).
+
+    Args:
+        shape: of an image, ``[height, width, channels]``.
+        size: widths.
+
+    Attributes:
+        out_features: width of the vector.
+    """
+
+    def __init__(self, shape: tuple[int, ...], size: Size) -> None:
+        super().__init__()
+        widths = _channels(size, stages(shape))
+        parts: list[nn.Module] = []
+        for before, after in zip([shape[-1], *widths], widths):
+            parts += [_Convolution(before, after), nn.MaxPool2d(2), _ChannelNorm(after)]
+        self.layers = nn.Sequential(*parts)
+        sides = [side // 2 ** len(widths) for side in shape[:2]]
+        self.out_features = widths[-1] * sides[0] * sides[1]
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Vectors ``[..., out_features]`` of images ``[..., height, width, channels]``."""
+        leading = image.shape[:-3]
+        pixels = image.flatten(0, -4) if len(leading) != 1 else image
+        found = self.layers(pixels.movedim(-1, 1) - 0.5)
+        return found.reshape(*leading, self.out_features)  # type: ignore[no-any-return]
+
+
+class ImageDecoder(nn.Module):
+    """From features to an image in [0, 1]: projections, then upsampling stages.
+
+    Args:
+        shape: of an image, ``[height, width, channels]``.
+        size: widths.
+    """
+
+    def __init__(self, shape: tuple[int, ...], size: Size) -> None:
+        super().__init__()
+        widths = _channels(size, stages(shape))[::-1]
+        sides = [side // 2 ** len(widths) for side in shape[:2]]
+        self.first = (widths[0], *sides)
+        out, blocks = math.prod(self.first), size.blocks
+        self.size, self.codes = size, size.stoch * size.classes
+        if out % blocks:
+            raise SettingError("size.blocks", blocks, f"does not divide {out} image features", [4])
+        self.from_deter = Blocks(blocks, size.deter // blocks, out // blocks, fan_in=size.deter)
+        self.from_stoch = nn.Sequential(
+            Perceptron(self.codes, 2 * size.units, 1), Dense(2 * size.units, out)
+        )
+        self.norm = _ChannelNorm(widths[0])
+        parts: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            parts += [nn.Upsample(scale_factor=2), _Convolution(before, after), _ChannelNorm(after)]
+        self.layers = nn.Sequential(
+            *parts, nn.Upsample(scale_factor=2), _Convolution(widths[-1], shape[-1])
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Images ``[..., height, width, channels]`` of features ``[..., stoch + deter]``."""
+        flat = features.reshape(-1, features.shape[-1])
+        stoch, deter = flat.split([self.codes, self.size.deter], -1)  # type: ignore[no-untyped-call]
+        blocks = deter.unflatten(-1, (self.size.blocks, -1)).transpose(0, 1)
+        mixed = self.from_deter(blocks).transpose(0, 1).reshape(len(flat), -1)
+        mixed = (mixed + self.from_stoch(stoch)).unflatten(-1, self.first)
+        image = torch.sigmoid(self.layers(self.norm(mixed))).movedim(1, -1)
+        return image.reshape(*features.shape[:-1], *image.shape[1:])

@@ -1,0 +1,175 @@
+"""Layers of DreamerV3: RMSNorm, perceptrons with its initial weights, two-hot numbers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+NORM_EPS = 1e-4
+
+
+def symlog(value: Tensor) -> Tensor:
+    """Signed logarithm ``sign(x) ln(1 + |x|)`` (Hafner et al. 2025, eq. 9)."""
+    return value.sign() * value.abs().log1p()
+
+
+def symexp(value: Tensor) -> Tensor:
+    """Inverse of :func:`symlog`: ``sign(x) (exp(|x|) - 1)``."""
+    return value.sign() * value.abs().expm1()
+
+
+def rms_norm(value: Tensor, weight: Tensor) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension.
+
+    The fused operation: PyTorch's ``rms_norm`` comes apart into six when it is recorded.
+    """
+    normalized = torch.ops.aten._fused_rms_norm(value, [weight.shape[0]], weight, NORM_EPS)
+    return normalized[0]  # type: ignore[no-any-return]
+
+
+def init_weight(weight: Tensor, fan_in: int, scale: float = 1.0) -> None:
+    """Draw from a normal distribution truncated at two deviations, of variance ``1 / fan_in``."""
+    deviation = 1.1368 / math.sqrt(fan_in)  # truncation makes the variance smaller
+    with torch.no_grad():
+        nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        weight.mul_(scale)
+
+
+class Dense(nn.Linear):
+    """A linear layer with DreamerV3's initial weights, times ``scale``, and biases of 0."""
+
+    def __init__(self, in_features: int, out_features: int, scale: float = 1.0) -> None:
+        self._scale = scale
+        super().__init__(in_features, out_features)
+
+    def reset_parameters(self) -> None:
+        """Draw initial weights."""
+        init_weight(self.weight, self.in_features, self._scale)
+        nn.init.zeros_(self.bias)
+
+
+class Blocks(nn.Module):
+    """A linear layer of blocks that do not mix, on ``[blocks, rows, in_features]``.
+
+    Args:
+        blocks: number of blocks.
+        in_features: width of a block's input.
+        out_features: width of a block's output.
+        fan_in: inputs of the whole layer, for its initial weights.
+    """
+
+    def __init__(self, blocks: int, in_features: int, out_features: int, fan_in: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(blocks, in_features, out_features))
+        self.bias = nn.Parameter(torch.zeros(blocks, 1, out_features))
+        init_weight(self.weight, fan_in)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """``[blocks, rows, out_features]``."""
+        return torch.baddbmm(self.bias, value, self.weight)
+
+
+class Norm(nn.Module):
+    """RMSNorm over the last dimension, then SiLU."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Normalised and activated, of the same shape."""
+        return functional.silu(rms_norm(value, self.weight))
+
+
+class Perceptron(nn.Sequential):
+    """Layers of a linear map, RMSNorm and SiLU; a linear map at the end where it has an output.
+
+    Args:
+        in_features: width of the input.
+        units: width of the hidden layers.
+        layers: number of hidden layers.
+        out_features: width of the output; ``None`` ends with the last hidden layer.
+        out_scale: factor of the output's initial weights; 0 begins with outputs of 0.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        units: int,
+        layers: int,
+        out_features: int | None = None,
+        out_scale: float = 1.0,
+    ) -> None:
+        parts: list[nn.Module] = []
+        for number in range(layers):
+            parts += [Dense(units if number else in_features, units), Norm(units)]
+        if out_features is not None:
+            parts.append(Dense(units, out_features, out_scale))
+        super().__init__(*parts)
+
+
+class TwoHot(nn.Module):
+    """Numbers as distributions over bins that are spaced exponentially (Hafner et al. 2025, eq. 8).
+
+    Args:
+        bins: number of bins, odd: ``symexp`` of equal distances from -20 to 20.
+
+    Attributes:
+        bins: their values, ``[bins]``, exactly symmetric around 0.
+    """
+
+    bins: Tensor
+
+    def __init__(self, bins: int = 255) -> None:
+        super().__init__()
+        below = symexp(torch.linspace(-20, 0, bins // 2 + 1))
+        self.register_buffer("bins", torch.cat([below, -below[:-1].flip(0)]))
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Expected number, ``[...]`` of logits ``[..., bins]``.
+
+        Bins are summed in pairs of opposite sign, so that equal logits give exactly 0 though bins
+        reach 4.85e8.
+        """
+        weights, middle = (logits - logits.amax(-1, keepdim=True)).exp(), len(self.bins) // 2
+        pairs = weights[..., middle + 1 :] - weights[..., :middle].flip(-1)
+        return pairs @ self.bins[middle + 1 :] / weights.sum(-1)
+
+    def loss(self, logits: Tensor, *targets: Tensor) -> Tensor:
+        """Sum of the cross entropies with several targets, ``[...]``.
+
+        A target's distribution is on the two bins next to it, so that its mean is the target.
+
+        Args:
+            logits: ``[..., bins]``.
+            *targets: numbers, ``[...]``; outside of the bins as the outermost.
+        """
+        loss = len(targets) * logits.logsumexp(-1)
+        for target in targets:
+            above = torch.searchsorted(self.bins, target.contiguous(), right=True)
+            place = (above - 1).clamp(0, len(self.bins) - 2)
+            low, high = self.bins[place], self.bins[place + 1]
+            weight = ((target - low) / (high - low)).clamp(0, 1)
+            two = logits.gather(-1, torch.stack([place, place + 1], -1))
+            loss = loss - torch.lerp(two[..., 0], two[..., 1], weight)
+        return loss
+
+
+def one_hot(choice: Tensor, classes: int) -> Tensor:
+    """One-hot numbers ``[..., classes]`` of integers ``[...]``, without a read on the host."""
+    places = torch.arange(classes, device=choice.device)
+    return (choice.unsqueeze(-1) == places).float()
+
+
+def sample_one_hot(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """One-hot samples by inverting cumulative probabilities.
+
+    Args:
+        probabilities: ``[..., classes]``.
+        uniform: random numbers in [0, 1), ``[...]``.
+    """
+    passed = probabilities.cumsum(-1)[..., :-1] < uniform.unsqueeze(-1)
+    return one_hot(passed.sum(-1), probabilities.shape[-1])

@@ -1,0 +1,165 @@
+"""The world model of DreamerV3 and its critic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kit.modules.networks import Flatten
+from kit.modules.world.actions import ActionCode
+from kit.modules.world.images import ImageDecoder, ImageEncoder
+from kit.modules.world.layers import Perceptron, TwoHot, symlog
+from kit.modules.world.rssm import RSSM
+from kit.modules.world.sizes import Size, size_of
+from kit.steps import SettingError
+
+
+class Heads(nn.Module):
+    """What a latent says of its reward and of whether the episode continues.
+
+    Args:
+        features: width of a latent's features.
+        size: widths.
+    """
+
+    def __init__(self, features: int, size: Size) -> None:
+        super().__init__()
+        self.two_hot = TwoHot()
+        self.reward = Perceptron(features, size.units, 1, len(self.two_hot.bins), 0.0)
+        self.continuation = Perceptron(features, size.units, 1, 1)
+
+
+class WorldModel(nn.Module):
+    """Encoder, recurrent state-space model, decoder and heads of reward and continuation.
+
+    Vectors are read and predicted in symlog space, choices are one-hot vectors, images are scaled
+    to [0, 1] (Hafner et al. 2025, eqs. 3 and 9).
+
+    Args:
+        env: says what observations and actions are.
+        size: widths of all networks.
+
+    Attributes:
+        features: width of a latent's features.
+
+    Raises:
+        SettingError: if an observation is neither a vector nor an image.
+    """
+
+    def __init__(self, env: Any, size: Size) -> None:
+        super().__init__()
+        self.size = size
+        self.code = ActionCode(env)
+        self.vectors = [leaf.key for leaf in env.observation_leaves if not _is_image(leaf)]
+        self.images = [leaf.key for leaf in env.observation_leaves if _is_image(leaf)]
+        shapes = [leaf.shape for leaf in env.observation_leaves if _is_image(leaf)]
+        embedding, width = 0, 0
+        if self.vectors:
+            self.flatten = Flatten([env.observation_spec[key] for key in self.vectors])
+            width = self.flatten.out_features
+            self.encoder = Perceptron(width, size.units, 3)
+            embedding += size.units
+        self.image_encoders = nn.ModuleList(ImageEncoder(shape, size) for shape in shapes)
+        embedding += sum(encoder.out_features for encoder in self.image_encoders)  # type: ignore[misc]
+        self.rssm = RSSM(size, self.code.features, embedding)
+        self.features = self.rssm.features
+        if self.vectors:
+            self.decoder = Perceptron(self.features, size.units, 3, width)
+        self.image_decoders = nn.ModuleList(ImageDecoder(shape, size) for shape in shapes)
+        self.heads = Heads(self.features, size)
+
+    @property
+    def observation_keys(self) -> list[Any]:
+        """Keys of the observations that it reads."""
+        return [*self.vectors, *self.images]
+
+    def targets(self, tensordict: TensorDictBase) -> list[Tensor]:
+        """Observations as they are encoded and predicted: one vector, then images, ``[..., *]``."""
+        found = []
+        if self.vectors:
+            found.append(symlog(self.flatten(*(tensordict.get(key) for key in self.vectors))))
+        return found + [tensordict.get(key).float() / 255 for key in self.images]
+
+    def encode(self, targets: list[Tensor]) -> Tensor:
+        """Embeddings ``[..., embedding]`` of what :meth:`targets` returned."""
+        encoders = [*([self.encoder] if self.vectors else []), *self.image_encoders]
+        parts = [encoder(target) for encoder, target in zip(encoders, targets)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def reconstruction_error(self, features: Tensor, targets: list[Tensor]) -> Tensor:
+        """Squared errors of the predicted observations, summed over their entries, ``[...]``."""
+        decoders = [*([self.decoder] if self.vectors else []), *self.image_decoders]
+        errors = [
+            (decoder(features) - target).square().flatten(features.ndim - 1).sum(-1)
+            for decoder, target in zip(decoders, targets)
+        ]
+        total: Tensor = sum(errors[1:], errors[0])
+        return total
+
+    # ------------------------------------------------------------------ heads
+    def reward(self, features: Tensor) -> Tensor:
+        """Expected reward that arrives with a latent, ``[...]``."""
+        return self.heads.two_hot.mean(self.heads.reward(features))
+
+    def continuation(self, features: Tensor) -> Tensor:
+        """Probability of continuing times the discount, ``[...]``."""
+        return self.heads.continuation(features).squeeze(-1).sigmoid()  # type: ignore[no-any-return]
+
+    def reward_error(self, features: Tensor, reward: Tensor) -> Tensor:
+        """Cross entropy with the two-hot reward, ``[...]``."""
+        return self.heads.two_hot.loss(self.heads.reward(features), reward)
+
+    def continuation_error(self, features: Tensor, continuation: Tensor) -> Tensor:
+        """Binary cross entropy with the discounted continuation, ``[...]``."""
+        logits = self.heads.continuation(features).squeeze(-1)
+        return functional.binary_cross_entropy_with_logits(logits, continuation, reduction="none")
+
+
+class LatentCritic(nn.Module):
+    """A distribution of returns for each latent, as two-hot logits.
+
+    Args:
+        features: width of a latent's features.
+        size: widths.
+    """
+
+    def __init__(self, features: int, size: Size) -> None:
+        super().__init__()
+        self.two_hot = TwoHot()
+        self.network = Perceptron(features, size.units, 3, len(self.two_hot.bins), 0.0)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits, ``[..., bins]``."""
+        return self.network(features)  # type: ignore[no-any-return]
+
+
+def make_world_model(env: Any, size: str | Size = "tiny") -> WorldModel:
+    """Make a world model of an environment.
+
+    Args:
+        env: one that :func:`~kit.envs.make_env` made.
+        size: name of :data:`~kit.modules.world.SIZES`, or widths of your own.
+
+    Raises:
+        SettingError: if observations or actions are of a kind it cannot predict.
+    """
+    for leaf in env.observation_leaves:
+        if len(leaf.shape) not in (0, 1) and not _is_image(leaf):
+            works = "give vectors, or images [height, width, channels] of uint8"
+            why = f"is neither a vector nor an image: {leaf.dtype} {list(leaf.shape)}"
+            raise SettingError("observation", leaf.key, why, works)
+    return WorldModel(env, size_of(size))
+
+
+def make_critic(world_model: WorldModel) -> LatentCritic:
+    """Make a critic on the features of a world model."""
+    return LatentCritic(world_model.features, world_model.size)
+
+
+def _is_image(leaf: Any) -> bool:
+    return len(leaf.shape) == 3 and leaf.dtype == np.uint8

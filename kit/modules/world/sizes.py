@@ -1,0 +1,58 @@
+"""Sizes of DreamerV3's networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.steps import SettingError
+
+
+@dataclass(frozen=True)
+class Size:
+    """Widths of all networks (Hafner et al. 2025, table of model sizes)."""
+
+    deter: int
+    """Width of the deterministic state."""
+    hidden: int
+    """Width of the projections around the recurrence."""
+    classes: int
+    """Classes of each discrete latent."""
+    units: int
+    """Width of encoder, decoder and heads."""
+    depth: int
+    """Channels of the first stage for images; later ones have 2, 3, 4, 4 times as many."""
+    stoch: int = 32
+    """Number of discrete latents."""
+    blocks: int = 8
+    """Blocks of the recurrence."""
+
+
+SIZES = {
+    "nano": Size(64, 32, 8, 32, 4, stoch=8, blocks=4),
+    "tiny": Size(128, 64, 8, 64, 4, stoch=8),
+    "1m": Size(512, 64, 4, 64, 4),
+    "12m": Size(2048, 256, 16, 256, 16),
+    "25m": Size(3072, 384, 24, 384, 24),
+    "50m": Size(4096, 512, 32, 512, 32),
+    "100m": Size(6144, 768, 48, 768, 48),
+    "200m": Size(8192, 1024, 64, 1024, 64),
+    "400m": Size(12288, 1536, 96, 1536, 96),
+}
+"""By name: parameters with images, from 1m on as published; nano and tiny are for one CPU core."""
+
+
+def size_of(size: str | Size) -> Size:
+    """The widths of a named size.
+
+    Raises:
+        SettingError: if there is no such size, or its blocks do not divide its state.
+    """
+    if not isinstance(size, Size):
+        if size not in SIZES:
+            raise SettingError("size", size, "is unknown", list(SIZES))
+        return SIZES[size]
+    if size.deter % size.blocks:
+        works = [block for block in range(size.blocks, 0, -1) if size.deter % block == 0][:1]
+        why = f"does not divide the deterministic state of {size.deter}"
+        raise SettingError("size.blocks", size.blocks, why, works)
+    return size

@@ -1,0 +1,109 @@
+"""DreamerV3 (Hafner et al. 2025): a world model, and an actor and a critic that learn inside it.
+
+python -m recipes.dreamerv3 env.id=Acrobot-v1 size=tiny seed=1
+python -m recipes.dreamerv3 --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchrl.envs.utils import ExplorationType
+from torchrl.objectives import SoftUpdate
+from torchrl.trainers.algorithms import DreamerV3Optimizer
+
+from kit.buffers import SequenceReplay
+from kit.config import Count, NotNegative, Positive, UnitInterval
+from kit.dialects.base import Dialect
+from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
+from kit.hooks import Evaluator
+from kit.modules.world import LatentActor, Player, make_critic, make_world_model
+from kit.steps import StepPlan
+from kit.steps.settings import OffPolicySteps, SequenceSteps
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(OffPolicyConfig):
+    """Settings of DreamerV3."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="CartPole-v1", num_envs=1))
+    steps: OffPolicySteps | Dialect | StepPlan = field(default_factory=SequenceSteps)
+    size: str = "nano"
+    """Size of all networks: nano, tiny, 1m, 12m, 25m, 50m, 100m, 200m, 400m (parameters)."""
+    loss: str = "kit.losses:DreamerV3Loss"
+    """Loss, as module:Class."""
+    buffer_size: Count = 100_000
+    """Records that the replay holds: observations, with one more for each episode."""
+    imagination_horizon: Count = 15
+    """Imagined policy steps."""
+    imagination_starts: Count | None = 8
+    """Last time steps of each sequence from which imagination begins; null: all, as published."""
+    discount_horizon: Positive = 333.0
+    """Policy steps after which a reward counts 1/e; the discount is 1 - 1 / discount_horizon."""
+    lmbda: UnitInterval = 0.95
+    """Weight of longer returns."""
+    entropy_coeff: NotNegative = 3e-4
+    """Weight of the actor's entropy."""
+    free_nats: NotNegative = 1.0
+    """Divergence between posterior and prior that costs nothing."""
+    replay_critic_coeff: NotNegative = 0.3
+    """Weight of the critic's loss on replayed sequences."""
+    tau: UnitInterval = 0.02
+    """Polyak averaging coefficient of the slow critic."""
+    learning_rate: Positive = 1e-3
+    """Learning rate; 4e-5 was published, for size=12m and larger."""
+    warmup_gradient_steps: int = 0
+    """Gradient steps over which the learning rate rises from 0; 1,000 was published."""
+    max_grad_ratio: Positive = 0.3
+    """Maximum norm of a tensor's gradient, relative to that of the tensor."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire DreamerV3; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="dreamer_v3")
+    plan, env = experiment.plan, experiment.make_env()
+
+    world_model = make_world_model(env, cfg.size)
+    actor = LatentActor(world_model.code, world_model.features, world_model.size)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        world_model,
+        actor,
+        make_critic(world_model),
+        imagination_horizon=cfg.imagination_horizon,
+        imagination_starts=cfg.imagination_starts,
+        discount_horizon=cfg.discount_horizon,
+        lmbda=cfg.lmbda,
+        entropy_coeff=cfg.entropy_coeff,
+        free_nats=cfg.free_nats,
+        replay_critic_coeff=cfg.replay_critic_coeff,
+    )
+    optimizer = DreamerV3Optimizer(
+        loss.parameters(),
+        lr=cfg.learning_rate,
+        agc=cfg.max_grad_ratio,
+        warmup_steps=cfg.warmup_gradient_steps,
+    )
+    update = Update(
+        loss, optimizer, compile=cfg.compile, target_updater=SoftUpdate(loss, tau=cfg.tau)
+    )
+
+    player = Player(world_model, actor).to(cfg.device)
+    evaluate = Evaluator(
+        experiment.make_evaluation_env(env),
+        player,
+        episodes=plan.evaluation_episodes,
+        seed=cfg.seed,
+        device=cfg.device,
+        exploration_type=ExplorationType.RANDOM,  # as published
+    )
+    buffer = SequenceReplay(cfg.buffer_size, plan.sequence_length, cfg.device)
+    wired = {"buffer": buffer, "update": update, "evaluate": evaluate}
+    return experiment.trainer(env, player, parts=parts, **wired)
+
+
+if __name__ == "__main__":
+    main(Config, build)

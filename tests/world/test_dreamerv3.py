@@ -1,0 +1,219 @@
+"""DreamerV3: its losses, whom each of them trains, and its recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.objectives.utils import SoftUpdate
+
+import recipes.dreamerv3
+from kit.envs import make_env
+from kit.experiment import EnvConfig
+from kit.hooks import StopWhen
+from kit.losses import DreamerV3Loss
+from kit.losses.imagination import imagine, lambda_returns
+from kit.modules.world import LatentActor, make_critic, make_world_model
+from kit.steps import SettingError
+from kit.steps.settings import SequenceSteps
+from kit.trainer import Trainer
+
+
+def make_loss(env_id: str = "CartPole-v1", **settings: Any) -> DreamerV3Loss:
+    torch.manual_seed(0)
+    env = make_env(env_id)
+    model = make_world_model(env, "nano")
+    actor = LatentActor(model.code, model.features, model.size)
+    settings = {"imagination_horizon": 4, **settings}
+    loss = DreamerV3Loss(model, actor, make_critic(model), **settings)
+    SoftUpdate(loss, tau=0.02)
+    with torch.no_grad():  # initial outputs of zero would hide what depends on what
+        for parameter in loss.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return loss
+
+
+def sequences(env_id: str = "CartPole-v1", rows: int = 3, time: int = 6) -> TensorDict:
+    steps = make_env(env_id, rows).rollout(time, auto_reset=True)
+    flags = {name: torch.zeros(rows, time, 1, dtype=torch.bool) for name in ("done", "terminated")}
+    first = torch.zeros(rows, time, 1, dtype=torch.bool)
+    first[:, 0] = True
+    arrived = {"reward": torch.randn(rows, time, 1), "is_init": first, **flags}
+    return TensorDict({**steps.select("observation", "action"), **arrived}, [rows, time])
+
+
+# ---------------------------------------------------------------------- returns
+def test_returns_are_those_of_the_equation():
+    torch.manual_seed(0)
+    reward, value = torch.randn(5, 2).double(), torch.randn(5, 2).double()
+    going = torch.rand(5, 2).double()
+    wanted = torch.empty(4, 2).double()
+    following = value[4]
+    for t in range(3, -1, -1):
+        mixed = (1 - 0.9) * value[t + 1] + 0.9 * following
+        wanted[t] = following = reward[t + 1] + going[t + 1] * mixed
+    torch.testing.assert_close(lambda_returns(reward, going, value, 0.9), wanted)
+
+
+def test_returns_bootstrap_where_an_episode_was_cut_off():
+    ones = torch.ones(4)
+    last = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    found = lambda_returns(ones, 0.5 * ones, 10 * ones, 1.0 * (1 - last))
+    assert found.tolist() == [1 + 0.5 * 6, 1 + 0.5 * 10, 1 + 0.5 * 10]
+
+
+def test_an_imagined_trajectory_ends_where_the_model_says():
+    loss = make_loss()
+    loss.world_model.heads.continuation[-1].bias.data.fill_(-1e4)
+    loss.world_model.heads.continuation[-1].weight.data.zero_()
+    start = loss.world_model.rssm.initial(5)
+    imagined = imagine(loss.world_model, loss.actor, start, 3)
+    assert imagined.features.shape[:2] == (4, 5)
+    assert not imagined.weight.any(), "nothing counts once nothing continues"
+    assert not any(part.requires_grad for part in imagined)
+
+
+# ---------------------------------------------------------------------- losses
+OWNERS = {
+    "loss_reconstruction": {"world_model"}, "loss_reward": {"world_model"},
+    "loss_continuation": {"world_model"}, "loss_dynamics": {"world_model"},
+    "loss_representation": {"world_model"}, "loss_actor": {"actor"},
+    "loss_critic": {"critic_network_params"},
+    "loss_replay_critic": {"world_model", "critic_network_params"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWNERS)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_each_loss_trains_whom_it_should(name, env_id):
+    loss = make_loss(env_id, free_nats=0.0)
+    named = dict(loss.named_parameters())
+    outputs = loss(sequences(env_id))
+    found = torch.autograd.grad(outputs[name], list(named.values()), allow_unused=True)
+    reached = {
+        parameter.split(".")[0]
+        for parameter, gradient in zip(named, found)
+        if gradient is not None and gradient.any()
+    }
+    assert reached == OWNERS[name]
+
+
+def test_every_parameter_is_trained_by_some_loss():
+    loss = make_loss(free_nats=0.0)
+    outputs = loss(sequences())
+    total = sum(outputs[name] for name in OWNERS)
+    found = torch.autograd.grad(total, list(loss.parameters()), allow_unused=True)
+    assert all(gradient is not None for gradient in found)
+
+
+def test_the_prior_and_the_posterior_move_towards_each_other():
+    loss = make_loss(free_nats=0.0)
+    rssm = loss.world_model.rssm
+    outputs = loss(sequences(time=1))  # later priors depend on earlier posteriors
+    prior, posterior = rssm.prior[0].weight, rssm.posterior_out.weight
+
+    def reaches(name, weight):
+        (found,) = torch.autograd.grad(outputs[name], weight, retain_graph=True, allow_unused=True)
+        return found is not None and bool(found.any())
+
+    assert reaches("loss_dynamics", prior)
+    assert not reaches("loss_dynamics", posterior)
+    assert reaches("loss_representation", posterior)
+    assert not reaches("loss_representation", prior)
+
+
+def test_free_nats_cost_nothing():
+    outputs = make_loss(free_nats=1e4)(sequences())
+    assert outputs["loss_dynamics"] == 1e4
+    assert outputs["loss_representation"] == 1e3
+
+
+def test_imagination_may_begin_at_the_last_time_steps_alone():
+    few, all_ = make_loss(imagination_starts=2), make_loss()
+    rows = []
+    for loss in (few, all_):
+        loss.critic_network.register_forward_hook(
+            lambda _module, inputs, _out: rows.append(inputs[0].shape[:-1].numel())
+        )
+        loss(sequences(rows=3, time=6))
+    assert max(rows[: len(rows) // 2]) == 5 * 3 * 2
+    assert max(rows) == 5 * 3 * 6
+
+
+def test_returns_are_scaled_by_running_percentiles():
+    loss = make_loss(return_rate=0.5)
+    returns = torch.linspace(0, 100, 101)
+    assert loss._return_scale(returns) == 45.0
+    assert loss._return_scale(returns) == 67.5
+    assert make_loss()._return_scale(returns / 1e4) == 1.0, "small returns are not blown up"
+
+
+# ---------------------------------------------------------------------- the recipe
+def build(runs: Path | None = None, hooks: Any = (), **changes: Any) -> Trainer:
+    """17 gradient steps: one when 64 policy steps were made, then one for every 4."""
+    own = {name: changes.pop(name) for name in list(changes) if hasattr(SequenceSteps, name)}
+    steps = {
+        "total_policy_steps": 128, "learning_starts": 64, "minibatch_size": 2,
+        "sequence_length": 6, "evaluation_every": None, "evaluation_episodes": 2, **own,
+    }  # fmt: skip
+    settings = {
+        "env": EnvConfig(id="CartPole-v1", num_envs=1), "imagination_horizon": 3,
+        "imagination_starts": 2, "progress": False, "compile": False,
+        "runs": None if runs is None else str(runs),
+    }  # fmt: skip
+    config = recipes.dreamerv3.Config(steps=SequenceSteps(**steps), **{**settings, **changes})
+    return recipes.dreamerv3.build(config, hooks=list(hooks))
+
+
+def weights(trainer: Trainer) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in trainer.update.loss_module.state_dict().values()]
+
+
+def assert_equal(one: Trainer, other: Trainer) -> None:
+    assert all(torch.equal(*pair) for pair in zip(weights(one), weights(other), strict=True))
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"replay_ratio": "3/8"}, {"replay_ratio": 2, "total_policy_steps": 80},
+    {"pretrain_steps": 5}, {"random_steps": 32},
+    {"env": EnvConfig(id="Pendulum-v1", num_envs=2), "steps_per_env": 2},
+], ids=str)  # fmt: skip
+def test_what_was_planned_is_done(changes):
+    trainer = build(**changes)
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert ledger.samples == ledger.gradient_steps * 2 * 6
+    assert ledger.gradient_steps > 0
+
+
+def test_recorded_operations_are_bitwise_the_eager_ones():
+    one = build(compile="auto")
+    assert one.run().gradient_steps == 17
+    other = build()
+    assert other.run().gradient_steps == 17
+    assert one.update.plain_reason == ""
+    assert_equal(one, other)
+
+
+def test_a_stopped_run_continues_bit_for_bit(tmp_path):
+    settings = {"evaluation_every": 96, "env": EnvConfig(id="CartPole-v1", num_envs=2)}
+    whole = build(**settings)
+    whole.run()
+    stopped = build(tmp_path, hooks=[StopWhen("evaluation/return", reached=0)], **settings)
+    assert stopped.run().policy_steps == 96
+    resumed = build(tmp_path, resume="latest", **settings)
+    assert resumed.ledger.policy_steps == 96
+    assert resumed.run().state_dict() == whole.ledger.state_dict()
+    assert_equal(whole, resumed)
+
+
+def test_settings_that_cannot_work_are_refused():
+    with pytest.raises(SettingError, match="learning_starts=4"):
+        build(learning_starts=4).run()
+    with pytest.raises(SettingError, match="sequence_length"):
+        build(sequence_length=1)
+    with pytest.raises(SettingError, match="size='huge' is unknown"):
+        build(size="huge")

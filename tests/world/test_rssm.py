@@ -1,0 +1,154 @@
+"""The recurrent state-space model: filtering, resets, divergences, two-hot numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.objectives import two_hot_cross_entropy
+from torchrl.objectives.dreamer_v3 import categorical_kl_terms
+
+from kit.envs import make_env
+from kit.modules.world import LatentActor, Player, make_world_model
+from kit.modules.world.layers import Perceptron, TwoHot, sample_one_hot, symexp, symlog
+
+
+@pytest.fixture
+def rssm():
+    torch.manual_seed(0)
+    return make_world_model(make_env("CartPole-v1"), "nano").rssm
+
+
+def sequences(rssm, time=6, rows=3):
+    """Encoded actions, embeddings, and no beginning but the first."""
+    action = torch.nn.functional.one_hot(torch.randint(2, (time, rows)), 2).float()
+    first = torch.zeros(time, rows, dtype=torch.bool)
+    first[0] = True
+    return action, torch.randn(time, rows, rssm.posterior_embedding.in_features), first
+
+
+def observe(rssm, action, embedding, first, seed=1):
+    torch.manual_seed(seed)
+    return rssm.observe(rssm.initial(first.shape[1]), action, embedding, first)
+
+
+def test_a_latent_depends_on_the_past_alone(rssm):
+    action, embedding, first = sequences(rssm)
+    (before, _), _ = observe(rssm, action, embedding, first)
+    embedding[4], action[4] = 0.0, 0.0
+    (after, _), _ = observe(rssm, action, embedding, first)
+    assert torch.equal(before[:4], after[:4])
+    assert not torch.equal(before[4], after[4]), "the action before a time step is read in it"
+    assert not torch.equal(before[5], after[5])
+
+
+def test_nothing_passes_the_beginning_of_an_episode(rssm):
+    action, embedding, first = sequences(rssm)
+    first[3] = True
+    (deter, _), logits = observe(rssm, action, embedding, first)
+    action[:4], embedding[:3] = torch.rand(4, 3, 2), torch.randn(3, 3, embedding.shape[-1])
+    (changed, _), changed_logits = observe(rssm, action, embedding, first)
+    assert torch.equal(deter[3:], changed[3:])
+    assert torch.equal(logits[3:], changed_logits[3:])
+
+
+def test_actions_beyond_one_are_scaled_to_one(rssm):
+    scaled = rssm.action(torch.tensor([[3.0, -0.5]]))
+    torch.testing.assert_close(scaled, rssm.action(torch.tensor([[1.0, -0.5]])))
+
+
+def test_divergences_are_those_of_torchrl(rssm):
+    posterior, prior = torch.randn(2, 5, 64), torch.randn(2, 5, 64)
+    latents = [logits.unflatten(-1, (8, 8)) for logits in (posterior, prior)]
+    theirs = categorical_kl_terms(*latents, free_nats=0.0)
+    for ours, one in zip(rssm.divergence(posterior, prior), theirs):
+        torch.testing.assert_close(ours.mean(), one.mean())
+
+
+def test_samples_have_the_probabilities_asked_for():
+    torch.manual_seed(0)
+    wanted = torch.tensor([0.5, 0.0, 0.2, 0.3])
+    drawn = sample_one_hot(wanted.expand(40_000, 4), torch.rand(40_000))
+    assert (drawn.sum(-1) == 1).all()
+    torch.testing.assert_close(drawn.mean(0), wanted, atol=0.01, rtol=0)
+    assert drawn[:, 1].sum() == 0
+
+
+def test_one_percent_of_every_latent_is_uniform(rssm):
+    certain = torch.zeros(64)
+    certain[::8] = 1e4
+    least = rssm.probabilities(certain).min()
+    torch.testing.assert_close(least, torch.tensor(0.01 / 8))
+
+
+def test_gradients_pass_straight_through_samples(rssm):
+    logits = torch.randn(5, 64, requires_grad=True)
+    sampled = rssm.sample(logits, torch.rand(5, 8))
+    weight = torch.randn(5, 64)
+    (found,) = torch.autograd.grad((sampled * weight).sum(), logits)
+    (wanted,) = torch.autograd.grad((rssm.probabilities(logits).flatten(-2) * weight).sum(), logits)
+    torch.testing.assert_close(found, wanted)
+
+
+# ---------------------------------------------------------------------- numbers
+def test_symexp_undoes_symlog():
+    numbers = torch.tensor([-1e4, -1.0, 0.0, 0.5, 3e3])
+    torch.testing.assert_close(symexp(symlog(numbers)), numbers)
+
+
+def test_equal_logits_are_exactly_zero():
+    assert TwoHot().mean(torch.full((3, 255), 0.7)).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("number", [-3e8, -17.0, -0.01, 0.0, 0.3, 5.0, 2e5])
+def test_the_cheapest_distribution_of_a_number_has_its_mean(number):
+    two_hot, target = TwoHot(), torch.tensor([number])
+    logits = torch.zeros(1, 255, requires_grad=True)
+    (gradient,) = torch.autograd.grad(two_hot.loss(logits, target).sum(), logits)
+    best = torch.full((1, 255), 1 / 255) - gradient  # softmax minus target, at its best the target
+    torch.testing.assert_close((best.double() @ two_hot.bins.double()).float(), target)
+    assert (best > 1e-6).sum() <= 2
+
+
+def test_the_loss_of_numbers_is_that_of_torchrl():
+    two_hot, logits = TwoHot(), torch.randn(50, 255)
+    one, other = 30 * torch.randn(50), torch.randn(50)
+    theirs = sum(
+        two_hot_cross_entropy(logits, target.unsqueeze(-1), two_hot.bins).reshape(50)
+        for target in (one, other)
+    )
+    torch.testing.assert_close(two_hot.loss(logits, one, other), theirs)
+
+
+def test_a_head_of_scale_zero_begins_at_zero():
+    head = Perceptron(4, 8, 1, 255, 0.0)
+    assert TwoHot().mean(head(torch.randn(5, 4))).tolist() == [0.0] * 5
+
+
+# ---------------------------------------------------------------------- acting
+def test_the_player_filters_as_training_does():
+    torch.manual_seed(0)
+    env = make_env("CartPole-v1", 2)
+    model = make_world_model(env, "nano")
+    player = Player(model, LatentActor(model.code, model.features, model.size))
+    steps = env.rollout(5, auto_reset=True).transpose(0, 1)
+    given = (
+        steps[0]
+        .select("observation")
+        .update({"_deter": torch.zeros(2, 64), "_stoch": torch.zeros(2, 64)})
+    )
+    actions = [torch.zeros(2, 2)]
+    torch.manual_seed(7)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):  # so that only latents are drawn
+        for step in steps:
+            given.set("observation", step["observation"])
+            given.set("_previous_action", actions[-1])
+            given = player(given)
+            given.update(given.pop("next"))
+            actions.append(given["_previous_action"])
+    first = torch.zeros(5, 2, dtype=torch.bool)
+    first[0] = True
+    embedding = model.encode(model.targets(steps))
+    latents, _ = observe(model.rssm, torch.stack(actions[:-1]), embedding, first, seed=7)
+    torch.testing.assert_close(latents.deter[-1], given["_deter"])
+    torch.testing.assert_close(latents.stoch[-1], given["_stoch"])
