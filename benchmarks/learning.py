@@ -26,6 +26,12 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     "SAC, Pendulum-v1": ("sac", [], 3, -180.0),
     "DQN, CartPole-v1": ("dqn", [], 5, 475.0),
     "TD3, Pendulum-v1": ("td3", [], 5, -180.0),
+    "DDPG, Pendulum-v1": ("ddpg", [], 3, -180.0),
+    "REDQ, Pendulum-v1": ("redq", [], 3, -180.0),
+    "DroQ, Pendulum-v1": ("droq", [], 3, -180.0),
+    "TQC, Pendulum-v1": ("tqc", [], 3, -180.0),
+    "CrossQ, Pendulum-v1": ("crossq", [], 3, -180.0),
+    "Discrete SAC, CartPole-v1": ("sac_discrete", [], 3, 475.0),
     "A2C, CartPole-v1": ("a2c", [], 5, 475.0),
     "REINFORCE, CartPole-v1": ("reinforce", [], 5, 475.0),
 }  # fmt: skip

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensordict.nn import TensorDictModuleBase
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
 from kit.config import Count, Positive, UnitInterval
+from kit.envs import VectorEnv
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.trainer import Trainer
@@ -44,39 +46,44 @@ class Config(OffPolicyConfig):
     """Maximum norm of the gradient; null: unclipped."""
 
 
+def make_policy(env: VectorEnv, sizes: list[int], activation: str) -> TensorDictModuleBase:
+    """The actor: normal distributions, squashed to the bounds of the action."""
+    how: Any = {"continuous": "tanh_normal", "orthogonal": False, "return_log_prob": False}
+    return make_actor(env, sizes, activation, **how).select_out_keys("action")
+
+
+def temperature(env: VectorEnv, initial: float, target: float | None) -> dict[str, float]:
+    """Arguments of the loss that decide the entropy temperature."""
+    entropy = -float(env.action_spec.shape[1:].numel())
+    return {"alpha_init": initial, "target_entropy": entropy if target is None else target}
+
+
+def optimizers(loss: Any, **settings: Any) -> dict[str, Adam]:
+    """An optimiser for each loss, so that those of actor and temperature may be delayed."""
+    critics, actor = loss.qvalue_network_params.parameters(), loss.actor_network_params.parameters()
+    owned = {"loss_qvalue": critics, "loss_actor": actor, "loss_alpha": [loss.log_alpha]}
+    return {name: Adam(own, fused=True, **settings) for name, own in owned.items()}
+
+
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire SAC; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="sac")
     env = experiment.make_env(actions="continuous")
-
-    sizes, activation = cfg.hidden_sizes, cfg.activation
-    actor = make_actor(
-        env, sizes, activation, continuous="tanh_normal", orthogonal=False, return_log_prob=False
-    ).select_out_keys("action")
-    critic = make_action_value(env, sizes, activation)
-    entropy = -float(env.action_spec.shape[1:].numel())
-    loss = experiment.make_loss(
-        make_loss or cfg.loss,
-        actor,
-        critic,
-        num_qvalue_nets=cfg.num_critics,
-        alpha_init=cfg.initial_alpha,
-        target_entropy=entropy if cfg.target_entropy is None else cfg.target_entropy,
-        loss_function="l2",
-    )
+    actor = make_policy(env, cfg.hidden_sizes, cfg.activation)
+    critic = make_action_value(env, cfg.hidden_sizes, cfg.activation)
+    form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
+    alpha = temperature(env, cfg.initial_alpha, cfg.target_entropy)
+    loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)
     loss.make_value_estimator(gamma=cfg.gamma)
-    optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
     update = Update(
         loss,
-        optimizer,
+        Adam(loss.parameters(), lr=cfg.learning_rate, fused=True),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),
     )
-
-    return experiment.trainer(
-        env, actor, buffer=experiment.make_replay_buffer(), update=update, parts=parts
-    )
+    buffer = experiment.make_replay_buffer()
+    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
 
 
 if __name__ == "__main__":

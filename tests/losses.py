@@ -23,6 +23,9 @@ from torchrl.modules import (
 )
 from torchrl.objectives import LossModule, SoftUpdate
 
+from kit.losses import DroQLoss
+from kit.modules import BatchRenorm
+
 OBSERVATIONS, ACTIONS = 4, 2
 
 
@@ -148,6 +151,22 @@ def _distributional() -> LossModule:
     return objectives.DistributionalDQNLoss(actor, gamma=0.95, delay_value=True)
 
 
+def _droq() -> LossModule:
+    network = Joined(nn.Linear(6, 8), nn.Dropout(0.2), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 1))
+    return DroQLoss(normal_actor(), ValueOperator(network, ["observation", "action"]))
+
+
+def _crossq() -> LossModule:
+    network = Joined(BatchRenorm(6), nn.Linear(6, 8), nn.ReLU(), BatchRenorm(8), nn.Linear(8, 1))
+    critic = ValueOperator(network, ["observation", "action"])
+    return objectives.CrossQLoss(normal_actor(), critic)
+
+
+def _tqc() -> LossModule:
+    critic = ValueOperator(net(OBSERVATIONS + ACTIONS, 5, Joined), ["observation", "action"])
+    return objectives.TQCLoss(normal_actor(), critic, num_qvalue_nets=2)
+
+
 Make = tuple[Callable[[], LossModule], str]
 
 LOSSES: dict[str, Make] = {
@@ -230,6 +249,9 @@ LOSSES: dict[str, Make] = {
         lambda: _with_estimator(objectives.CrossQLoss(normal_actor(), action_value())),
         "continuous",
     ),
+    "CrossQLoss, batch renormalisation": (lambda: _with_estimator(_crossq()), "continuous"),
+    "DroQLoss": (lambda: _with_estimator(_droq()), "continuous"),
+    "TQCLoss": (lambda: _with_estimator(_tqc()), "continuous"),
     "IQLLoss": (lambda: _with_estimator(_iql()), "continuous"),
     "DiscreteIQLLoss": (lambda: _with_estimator(_discrete_iql()), "one_hot"),
     "CQLLoss": (

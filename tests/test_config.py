@@ -12,11 +12,17 @@ import yaml
 from torchrl.objectives import ClipPPOLoss
 
 import recipes.a2c
+import recipes.crossq
+import recipes.ddpg
 import recipes.dqn
+import recipes.droq
 import recipes.ppo
+import recipes.redq
 import recipes.reinforce
 import recipes.sac
+import recipes.sac_discrete
 import recipes.td3
+import recipes.tqc
 from kit.cli.launch import help_text
 from kit.config import Count, NotNegative, Positive, UnitInterval
 from kit.config.parts import resolve
@@ -27,7 +33,8 @@ from kit.steps import SettingError
 from kit.steps.settings import OnPolicySteps
 
 RECIPES = [
-    recipes.a2c, recipes.dqn, recipes.ppo, recipes.reinforce, recipes.sac, recipes.td3,
+    recipes.a2c, recipes.crossq, recipes.ddpg, recipes.dqn, recipes.droq, recipes.ppo, recipes.redq,
+    recipes.reinforce, recipes.sac, recipes.sac_discrete, recipes.td3, recipes.tqc,
 ]  # fmt: skip
 
 

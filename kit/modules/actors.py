@@ -19,7 +19,7 @@ from torchrl.data import Categorical as CategoricalSpec
 from torchrl.modules import Actor, ProbabilisticActor, QValueActor, TanhNormal, ValueOperator
 
 from kit.modules.distributions import Categorical, MultiDiscrete, Normal
-from kit.modules.networks import FlattenMLP, linear
+from kit.modules.networks import FlattenMLP, Layers, linear
 from kit.steps import SettingError
 
 Continuous = Literal["normal", "tanh_normal", "deterministic"]
@@ -329,18 +329,26 @@ def make_action_value(
     env: Any,
     hidden_sizes: Sequence[int] = (256, 256),
     activation: str = "relu",
+    *,
+    outputs: int = 1,
+    before: Layers | None = None,
+    after: Layers | None = None,
 ) -> ValueOperator:
-    """Return an action-value function, which writes ``state_action_value``.
+    """Return an action-value function, which writes ``state_action_value``, ``[..., outputs]``.
 
     Args:
         env: the environment.
         hidden_sizes: widths of the hidden layers.
         activation: name of the activation between them.
+        outputs: 1, or the number of quantiles of the return.
+        before: layers between each hidden linear layer and its activation.
+        after: layers after the joined inputs and after each activation.
     """
     keys = [leaf.key for leaf in (*env.observation_leaves, *env.action_leaves)]
     specs = [env.full_observation_spec[leaf.key] for leaf in env.observation_leaves]
     specs += [env.full_action_spec[leaf.key] for leaf in env.action_leaves]
-    return ValueOperator(FlattenMLP(specs, 1, hidden_sizes, activation), in_keys=keys)
+    network = FlattenMLP(specs, outputs, hidden_sizes, activation, before=before, after=after)
+    return ValueOperator(network, in_keys=keys)
 
 
 def make_q_network(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ class SigmoidTanh(nn.Module):
         """Return the hyperbolic tangent of each entry."""
         return (value + value).sigmoid().mul(2).sub(1)
 
+
+Layers = Callable[[int], Sequence[nn.Module]]
+"""Makes layers for a given width, such as dropout and normalisation."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -104,6 +107,8 @@ class FlattenMLP(nn.Module):
             and biases at zero (Andrychowicz et al. 2021, section 3.2). Otherwise they start as
             PyTorch's do.
         out_gain: gain of the output layer, where weights start orthogonal.
+        before: layers between each hidden linear layer and its activation.
+        after: layers after the joined inputs and after each activation.
 
     Attributes:
         out_features: width of the output.
@@ -121,18 +126,21 @@ class FlattenMLP(nn.Module):
         *,
         orthogonal: bool = False,
         out_gain: float = 1.0,
+        before: Layers | None = None,
+        after: Layers | None = None,
     ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             raise SettingError("activation", activation, "is unknown", list(ACTIVATIONS))
         self.flatten = Flatten(specs)
-        layers: list[nn.Module] = []
         width = self.flatten.out_features
+        layers: list[nn.Module] = [*after(width)] if after else []
         for size in hidden_sizes:
             if size < 1:
                 raise SettingError("hidden_sizes", tuple(hidden_sizes), "has a size below 1", [64])
             layers += [linear(width, size, 2**0.5 if orthogonal else None)]
-            layers += [ACTIVATIONS[activation]()]
+            layers += [*(before(size) if before else ()), ACTIVATIONS[activation]()]
+            layers += after(size) if after else ()
             width = size
         if out_features is not None:
             layers.append(linear(width, out_features, out_gain if orthogonal else None))

@@ -1,0 +1,78 @@
+"""CrossQ (Bhatt et al. 2024), continuous actions: batch renormalisation, no target network.
+
+python -m recipes.crossq env.id=Hopper-v5 steps.total_policy_steps=1_000_000 seed=1
+python -m recipes.crossq --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kit.config import Count, Positive, UnitInterval
+from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
+from kit.modules import BatchRenorm, make_action_value
+from kit.trainer import Trainer
+from kit.update import Update
+from recipes import sac
+
+
+@dataclass
+class Config(OffPolicyConfig):
+    """Settings of CrossQ."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
+    steps: OffPolicySteps = field(
+        default_factory=lambda: OffPolicySteps(total_policy_steps=10_000, learning_starts=500)
+    )
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    """Widths of the hidden layers of actor and critics."""
+    activation: str = "relu"
+    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    loss: str = "CrossQLoss"
+    """Loss of torchrl.objectives, or module:Class."""
+    num_critics: Count = 2
+    """Number of Q-networks; targets use the minimum over them."""
+    policy_delay: Count = 3
+    """Gradient steps of the critics for each one of actor and temperature."""
+    momentum: UnitInterval = 0.01
+    """Weight of a minibatch in the running statistics of the critics."""
+    renorm_warmup: int = 100_000
+    """Gradient steps with batch normalisation, before running statistics renormalise."""
+    initial_alpha: Positive = 1.0
+    """Initial entropy temperature; it is learned."""
+    target_entropy: float | None = None
+    """Target entropy of the policy; null: minus the number of action dimensions."""
+    learning_rate: Positive = 1e-3
+    """Learning rate of Adam for actor, critics and temperature."""
+    beta_1: UnitInterval = 0.5
+    """Decay of Adam's mean of gradients."""
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the gradient; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire CrossQ; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="crossq")
+    env = experiment.make_env(actions="continuous")
+    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation)
+    statistics: dict[str, Any] = {"momentum": cfg.momentum, "warmup_steps": cfg.renorm_warmup}
+    shape: dict[str, Any] = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
+    critic = make_action_value(env, **shape, after=lambda n: [BatchRenorm(n, **statistics)])
+    form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
+    alpha = sac.temperature(env, cfg.initial_alpha, cfg.target_entropy)
+    loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)
+    loss.make_value_estimator(gamma=cfg.gamma)
+    update = Update(
+        loss,
+        sac.optimizers(loss, lr=cfg.learning_rate, betas=(cfg.beta_1, 0.999)),
+        every={"loss_actor": cfg.policy_delay, "loss_alpha": cfg.policy_delay},
+        max_grad_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+    )
+    buffer = experiment.make_replay_buffer()
+    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)

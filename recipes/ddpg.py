@@ -1,0 +1,68 @@
+"""Deep deterministic policy gradients (Lillicrap et al. 2016), continuous actions.
+
+python -m recipes.ddpg env.id=HalfCheetah-v5 steps.total_policy_steps=1_000_000 seed=1
+python -m recipes.ddpg --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensordict.nn import TensorDictSequential
+from torch.optim import Adam
+from torchrl.objectives import SoftUpdate
+
+from kit.config import NotNegative, Positive, UnitInterval
+from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
+from kit.modules import make_action_value, make_actor
+from kit.modules.exploration import GaussianNoise
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(OffPolicyConfig):
+    """Settings of DDPG."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    """Widths of the hidden layers of actor and critic."""
+    activation: str = "relu"
+    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    loss: str = "DDPGLoss"
+    """Loss of torchrl.objectives, or module:Class."""
+    exploration_noise: NotNegative = 0.3
+    """Standard deviation of the noise added to actions."""
+    tau: UnitInterval = 0.005
+    """Polyak averaging coefficient of the target networks."""
+    learning_rate: Positive = 1e-3
+    """Learning rate of Adam for actor and critic."""
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the gradient; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire DDPG; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="ddpg")
+    env = experiment.make_env(actions="continuous")
+    sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)
+    actor = make_actor(env, sizes, activation, continuous="deterministic", orthogonal=False)
+    critic = make_action_value(env, sizes, activation)
+    noise = GaussianNoise(spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma)
+    loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, delay_actor=True)
+    loss.make_value_estimator(gamma=cfg.gamma)
+    update = Update(
+        loss,
+        Adam(loss.parameters(), lr=cfg.learning_rate, fused=True),
+        max_grad_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+        target_updater=SoftUpdate(loss, tau=cfg.tau),
+    )
+    policy = TensorDictSequential(actor, noise).to(cfg.device)
+    buffer = experiment.make_replay_buffer()
+    return experiment.trainer(env, policy, buffer=buffer, update=update, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)

@@ -1,0 +1,68 @@
+"""Dropout Q-functions (Hiraoka et al. 2022), continuous actions.
+
+python -m recipes.droq env.id=Hopper-v5 steps.total_policy_steps=125_000 seed=1
+python -m recipes.droq --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.nn import Dropout, LayerNorm
+from torchrl.objectives import SoftUpdate
+
+from kit.config import Count, UnitInterval
+from kit.experiment import Experiment, OffPolicySteps, main
+from kit.modules import make_action_value
+from kit.trainer import Trainer
+from kit.update import Update
+from recipes import sac
+
+
+@dataclass
+class Config(sac.Config):
+    """Settings of DroQ: those of SAC, with these defaults, and dropout."""
+
+    steps: OffPolicySteps = field(
+        default_factory=lambda: OffPolicySteps(
+            total_policy_steps=3_000, learning_starts=500, replay_ratio=20, minibatch_size=128
+        )
+    )
+    loss: str = "kit.losses:DroQLoss"
+    """Loss of torchrl.objectives, or module:Class."""
+    dropout: UnitInterval = 0.01
+    """Probability that a unit of a critic's hidden layer is dropped, in targets as well."""
+    policy_delay: Count = 20
+    """Gradient steps of the critics for each one of actor and temperature."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire DroQ; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="droq")
+    env = experiment.make_env(actions="continuous")
+    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation)
+    critic = make_action_value(
+        env,
+        cfg.hidden_sizes,
+        cfg.activation,
+        before=lambda width: [Dropout(cfg.dropout), LayerNorm(width)],
+    )
+    form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
+    alpha = sac.temperature(env, cfg.initial_alpha, cfg.target_entropy)
+    loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)
+    loss.make_value_estimator(gamma=cfg.gamma)
+    update = Update(
+        loss,
+        sac.optimizers(loss, lr=cfg.learning_rate),
+        every={"loss_actor": cfg.policy_delay, "loss_alpha": cfg.policy_delay},
+        max_grad_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+        target_updater=SoftUpdate(loss, tau=cfg.tau),
+    )
+    buffer = experiment.make_replay_buffer()
+    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)

@@ -1,0 +1,76 @@
+"""Randomised ensembled double Q-learning (Chen et al. 2021), continuous actions.
+
+python -m recipes.redq env.id=Hopper-v5 steps.total_policy_steps=125_000 seed=1
+python -m recipes.redq --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchrl.objectives import SoftUpdate
+
+from kit.config import Count
+from kit.experiment import Experiment, OffPolicySteps, main
+from kit.modules import make_action_value
+from kit.steps import SettingError
+from kit.trainer import Trainer
+from kit.update import Update
+from recipes import sac
+
+
+@dataclass
+class Config(sac.Config):
+    """Settings of REDQ: those of SAC, with these defaults, and the critics of a target."""
+
+    steps: OffPolicySteps = field(
+        default_factory=lambda: OffPolicySteps(
+            total_policy_steps=5_000, learning_starts=500, replay_ratio=5, minibatch_size=128
+        )
+    )
+    loss: str = "REDQLoss"
+    """Loss of torchrl.objectives, or module:Class."""
+    num_critics: Count = 10
+    """Number of Q-networks; the actor ascends their mean."""
+    num_target_critics: Count = 2
+    """Q-networks drawn at random for each gradient step; its targets use the minimum over them."""
+    policy_delay: Count = 5
+    """Gradient steps of the critics for each one of actor and temperature."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire REDQ; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="redq")
+    if cfg.num_target_critics >= cfg.num_critics:
+        why = f"leaves none out of num_critics={cfg.num_critics}, and then nothing is random"
+        works = [max(1, cfg.num_critics - 1)]
+        raise SettingError("num_target_critics", cfg.num_target_critics, why, works)
+    env = experiment.make_env(actions="continuous")
+    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        make_action_value(env, cfg.hidden_sizes, cfg.activation),
+        num_qvalue_nets=cfg.num_critics,
+        sub_sample_len=cfg.num_target_critics,
+        loss_function="l2",
+        **sac.temperature(env, cfg.initial_alpha, cfg.target_entropy),
+        min_alpha=1e-6,
+    )
+    _ = getattr(loss, "target_entropy", None)  # a buffer that TorchRL registers when first read
+    loss.make_value_estimator(gamma=cfg.gamma)
+    update = Update(
+        loss,
+        sac.optimizers(loss, lr=cfg.learning_rate),
+        every={"loss_actor": cfg.policy_delay, "loss_alpha": cfg.policy_delay},
+        max_grad_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+        target_updater=SoftUpdate(loss, tau=cfg.tau),
+    )
+    buffer = experiment.make_replay_buffer()
+    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)

@@ -1,0 +1,87 @@
+"""Soft actor-critic for discrete actions (Christodoulou 2019).
+
+python -m recipes.sac_discrete env.id=LunarLander-v3 steps.total_policy_steps=300_000 seed=1
+python -m recipes.sac_discrete --help
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch.optim import Adam
+from torchrl.objectives import SoftUpdate
+
+from kit.config import Count, Positive, UnitInterval
+from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
+from kit.hooks import AnnealLearningRate
+from kit.modules import make_actor, make_q_network
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(OffPolicyConfig):
+    """Settings of SAC for discrete actions."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(num_envs=1))
+    steps: OffPolicySteps = field(
+        default_factory=lambda: OffPolicySteps(total_policy_steps=25_000, minibatch_size=128)
+    )
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    """Widths of the hidden layers of actor and critics."""
+    activation: str = "relu"
+    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    loss: str = "DiscreteSACLoss"
+    """Loss of torchrl.objectives, or module:Class."""
+    num_critics: Count = 2
+    """Number of Q-networks; targets use the minimum over them."""
+    tau: UnitInterval = 0.005
+    """Polyak averaging coefficient of the target networks."""
+    initial_alpha: Positive = 1.0
+    """Initial entropy temperature; it is learned."""
+    target_entropy: UnitInterval = 0.3
+    """Target entropy of the policy, as a share of that of random actions."""
+    n_step: Count = 3
+    """Rewards summed before bootstrapping."""
+    learning_rate: Positive = 1e-3
+    """Initial learning rate of Adam for actor, critics and temperature."""
+    anneal: Literal["linear", "cosine", "constant"] = "linear"
+    """Schedule of the learning rate, down to 0 at the end of the run."""
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the gradient; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire discrete SAC; ``make_loss`` replaces ``cfg.loss``, ``parts`` parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="discrete_sac")
+    env = experiment.make_env(actions="discrete")
+    shape: dict[str, Any] = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
+    actor = make_actor(env, **shape, orthogonal=False, return_log_prob=False)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        make_q_network(env, **shape),
+        action_space="categorical",
+        num_qvalue_nets=cfg.num_critics,
+        alpha_init=cfg.initial_alpha,
+        target_entropy=cfg.target_entropy * math.log(env.action_spec.n),
+        loss_function="l2",
+    )
+    loss.make_value_estimator(gamma=cfg.gamma)
+    optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
+    update = Update(
+        loss,
+        optimizer,
+        max_grad_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+        target_updater=SoftUpdate(loss, tau=cfg.tau),
+    )
+    policy, buffer = actor.select_out_keys("action"), experiment.make_replay_buffer()
+    hooks = [AnnealLearningRate(optimizer, cfg.anneal)]
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)

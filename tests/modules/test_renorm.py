@@ -1,0 +1,78 @@
+"""Batch renormalisation is the paper's, also after its warm-up, and its statistics are kept."""
+
+from __future__ import annotations
+
+import torch
+from torchrl.modules import BatchRenorm1d
+
+from kit.losses import DroQLoss
+from kit.modules import BatchRenorm
+from tests.losses import make_loss, minibatch_for
+
+MOMENTUM, EPS, WARMUP = 0.1, 1e-3, 4
+
+
+def batches(count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [3 * torch.randn(16, 5, generator=generator) + 1 for _ in range(count)]
+
+
+def test_outputs_are_those_of_the_formula_at_every_time():
+    layer = BatchRenorm(5, momentum=MOMENTUM, eps=EPS, warmup_steps=WARMUP, max_r=1.5, max_d=0.2)
+    mean, var = torch.zeros(5), torch.ones(5)
+    for number, batch in enumerate(batches(4 * WARMUP)):
+        batch_mean, batch_std = batch.mean(0), (batch.var(0, correction=0) + EPS).sqrt()
+        r = (batch_std / (var + EPS).sqrt()).clamp(1 / 1.5, 1.5)
+        d = ((batch_mean - mean) / (var + EPS).sqrt()).clamp(-0.2, 0.2)
+        if number < WARMUP:
+            r, d = torch.ones(5), torch.zeros(5)
+        torch.testing.assert_close(layer(batch), (batch - batch_mean) / batch_std * r + d)
+        mean = mean + MOMENTUM * (batch_mean - mean)
+        var = var + MOMENTUM * (batch.var(0, correction=0) - var)
+    torch.testing.assert_close(layer.running_mean, mean)
+    torch.testing.assert_close(layer.running_var, var)
+    assert layer.batches == 4 * WARMUP
+
+
+def test_during_the_warm_up_it_is_torchrls():
+    ours = BatchRenorm(5, momentum=MOMENTUM, eps=EPS, warmup_steps=WARMUP)
+    theirs = BatchRenorm1d(5, momentum=MOMENTUM, eps=EPS, warmup_steps=WARMUP)
+    for batch in batches(WARMUP):
+        torch.testing.assert_close(ours(batch), theirs(batch))
+
+
+def test_in_evaluation_the_running_statistics_normalise_and_stay():
+    layer = BatchRenorm(5)
+    for batch in batches(3):
+        layer(batch)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    layer.eval()
+    (one, *_) = batches(1)
+    expected = (one - layer.running_mean) / (layer.running_var + 1e-3).sqrt()
+    torch.testing.assert_close(layer(one), expected)
+    torch.testing.assert_close(layer(one[:1]), expected[:1])
+    assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
+
+
+def test_a_step_of_crossq_takes_one_batch_into_the_statistics_of_every_critic():
+    loss = make_loss("CrossQLoss, batch renormalisation")
+    for count in range(1, 4):
+        loss(minibatch_for("CrossQLoss"))
+        seen = [value for name, value in loss.state_dict().items() if name.endswith("batches")]
+        assert [value.tolist() for value in seen] == [[count, count]] * 2
+
+
+def test_the_actor_of_droq_ascends_the_mean_of_the_critics():
+    loss = make_loss("DroQLoss").eval()
+    assert isinstance(loss, DroQLoss)
+    loss.log_alpha.data.fill_(-torch.inf)
+    minibatch = minibatch_for("DroQLoss")
+    values = []
+    whole = loss.qvalue_network_params.data.clone()
+    for critic in (None, 0, 1):
+        if critic is not None:  # both critics are this one
+            loss.qvalue_network_params.data.copy_(whole[critic].expand(2).clone())
+        torch.manual_seed(0)
+        values.append(loss.actor_loss(minibatch)[0])
+    torch.testing.assert_close(values[0], (values[1] + values[2]) / 2)
+    assert not torch.equal(values[1], values[2])

@@ -1,0 +1,108 @@
+"""Every off-policy recipe counts exactly, resumes exactly, and takes the fast path unchanged."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kit.steps import SettingError
+from kit.steps.settings import OffPolicySteps
+from kit.trainer import Trainer
+from tests.tiny import assert_equal, weights
+
+RECIPES = [
+    "dqn", "sac_discrete", "ddpg", "td3", "sac", "redq", "droq", "tqc", "crossq",
+]  # fmt: skip
+
+
+def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
+    """A run of 120 policy steps, which learns from the 40th on, 3 gradient steps for 2 of them."""
+    recipe = importlib.import_module(f"recipes.{name}")
+    steps = OffPolicySteps(
+        total_policy_steps=120, learning_starts=40, replay_ratio="3/2", minibatch_size=8,
+        evaluation_every=None, evaluation_episodes=1,
+    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "steps": steps, "hidden_sizes": [8, 8], "buffer_size": 100, "progress": False,
+        "runs": None if folder is None else str(folder), "checkpoint_every": 10,
+    }  # fmt: skip
+    config = recipe.Config(**{**settings, **changes})
+    config.env.max_episode_steps = 15
+    return recipe.build(config)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_plan_and_ledger_agree_on_the_fast_path(name):
+    trainer = built(name)
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert (ledger.policy_steps, ledger.gradient_steps, ledger.samples) == (120, 121, 121 * 8)
+    assert trainer.update.plain_reason == ""
+    delay = getattr(trainer.update.groups[-1], "period", 1)
+    assert trainer.update.groups[-1].steps == 121 // delay
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
+    fast = built(name)
+    fast.run()
+    random_numbers = torch.get_rng_state()
+    eager = built(name, compile=False)
+    eager.run()
+    assert_equal(weights(fast), weights(eager))
+    assert torch.equal(random_numbers, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
+    whole = built(name)
+    whole.run()
+    broken = built(name, tmp_path)
+    broken.register_op(
+        "post_steps", lambda: broken.request_stop() if broken.policy_steps == 70 else None
+    )
+    broken.run()
+    resumed = built(name, tmp_path, seed=0, resume=str(broken.folder))
+    resumed.run()
+    assert resumed.ledger.counters() == whole.ledger.counters()
+    assert_equal(weights(resumed), weights(whole))
+
+
+# ---------------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("redq", {"num_critics": 3, "num_target_critics": 3}, "num_target_critics=3.*works: 2"),
+        ("tqc", {"dropped_quantiles": 25}, "dropped_quantiles=25.*works: 24"),
+        ("tqc", {"dropped_quantiles": -1}, "dropped_quantiles=-1.*works: 0"),
+        ("droq", {"dropout": 1.5}, "dropout=1.5 is more than 1"),
+        ("crossq", {"tau": 0.1}, "tau"),
+        ("sac_discrete", {"target_entropy": 2.0}, "target_entropy=2.0 is more than 1"),
+    ],
+)
+def test_what_an_algorithm_cannot_do_is_refused(name, settings, message):
+    with pytest.raises((SettingError, TypeError), match=message):
+        built(name, **settings)
+
+
+# ---------------------------------------------------------------------- as they come
+CONTINUOUS = ["ddpg", "redq", "droq", "tqc", "crossq"]
+"""Those that swing the pendulum up with their defaults."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "reached"), [("sac_discrete", 475.0), *((name, -180.0) for name in CONTINUOUS)]
+)
+def test_recipes_learn_with_their_defaults(name, reached):
+    recipe = importlib.import_module(f"recipes.{name}")
+    config = recipe.Config(runs=None, progress=False)
+    config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
+    trainer = recipe.build(config)
+    trainer.run()
+    assert trainer.ledger.compare(trainer.plan) == []
+    assert trainer.journal.latest["evaluation/return"] >= reached
