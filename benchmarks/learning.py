@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     "DroQ, Pendulum-v1": ("droq", [], 3, -180.0),
     "TQC, Pendulum-v1": ("tqc", [], 3, -180.0),
     "CrossQ, Pendulum-v1": ("crossq", [], 3, -180.0),
+    "Rainbow, CartPole-v1": ("rainbow", [], 3, 475.0),
     "Discrete SAC, CartPole-v1": ("sac_discrete", [], 3, 475.0),
     "A2C, CartPole-v1": ("a2c", [], 5, 475.0),
     "REINFORCE, CartPole-v1": ("reinforce", [], 5, 475.0),

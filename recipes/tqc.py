@@ -32,7 +32,7 @@ class Config(sac.Config):
     num_quantiles: Count = 25
     """Quantiles that each of the Q-networks estimates."""
     dropped_quantiles: int = 2
-    """Largest quantiles left out of targets for each Q-network, among those of all together."""
+    """Largest quantiles left out of targets, of all Q-networks together, for each of them."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

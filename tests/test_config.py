@@ -17,6 +17,7 @@ import recipes.ddpg
 import recipes.dqn
 import recipes.droq
 import recipes.ppo
+import recipes.rainbow
 import recipes.redq
 import recipes.reinforce
 import recipes.sac
@@ -33,8 +34,9 @@ from kit.steps import SettingError
 from kit.steps.settings import OnPolicySteps
 
 RECIPES = [
-    recipes.a2c, recipes.crossq, recipes.ddpg, recipes.dqn, recipes.droq, recipes.ppo, recipes.redq,
-    recipes.reinforce, recipes.sac, recipes.sac_discrete, recipes.td3, recipes.tqc,
+    recipes.a2c, recipes.crossq, recipes.ddpg, recipes.dqn, recipes.droq, recipes.ppo,
+    recipes.rainbow, recipes.redq, recipes.reinforce, recipes.sac, recipes.sac_discrete,
+    recipes.td3, recipes.tqc,
 ]  # fmt: skip
 
 

@@ -1,68 +1,134 @@
-"""Distributional Q-learning takes what n-step replay gives it."""
+"""Distributional Q-learning: the losses of the papers, of what n-step replay gives them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torch.optim import Adam
 from torchrl import objectives
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import DistributionalQValueActor
 
-from kit.buffers import make_replay_buffer
-from kit.losses import DistributionalDQNLoss
-from kit.update import Update
-from tests.losses import ACTIONS, OBSERVATIONS, net, transitions
+from kit.envs import make_env
+from kit.losses import CategoricalDQNLoss, DQNLoss, QuantileDQNLoss
+from kit.modules import NoisyLinear, make_q_network
+from tests.losses import transitions
 
-ATOMS, GAMMA = 5, 0.5
+ATOMS, GAMMA, LOW, HIGH = 5, 0.5, -2.0, 2.0
 
 
-def make(loss_class: type = DistributionalDQNLoss) -> objectives.DistributionalDQNLoss:
+def make(loss_class: Any, **shape: Any) -> Any:
     torch.manual_seed(0)
-    network = nn.Sequential(net(OBSERVATIONS, ATOMS * ACTIONS), nn.Unflatten(-1, (ATOMS, ACTIONS)))
+    network = make_q_network(make_env("CartPole-v1", 1), (8,), **shape)
+    loss = loss_class(network, double_dqn=True, delay_value=True)
+    loss.make_value_estimator(gamma=GAMMA)
+    return loss
+
+
+def c51() -> CategoricalDQNLoss:
+    return make(CategoricalDQNLoss, atoms=ATOMS, support=(LOW, HIGH))
+
+
+def minibatch(**entries: torch.Tensor) -> TensorDict:
+    return transitions(6, "choice").update(entries)
+
+
+# ---------------------------------------------------------------------- C51
+def test_the_loss_of_c51_is_torchrls():
+    ours, rows = c51(), minibatch()
+    module = ours.value_network.module[0].module  # writes [..., choices, atoms]
+
+    class Logits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return self.inner(observation)[1].transpose(-1, -2)
+
+    torch.manual_seed(0)
+    network = make_q_network(make_env("CartPole-v1", 1), (8,), atoms=ATOMS, support=(LOW, HIGH))
+    module = network.module[0].module
     actor = DistributionalQValueActor(
-        network, support=torch.linspace(-2, 2, ATOMS), action_space="one_hot"
+        Logits(), support=torch.linspace(LOW, HIGH, ATOMS), action_space="categorical"
     )
-    return loss_class(actor, gamma=GAMMA, delay_value=True)
+    theirs = objectives.DistributionalDQNLoss(actor, gamma=GAMMA, delay_value=True)
+    expected = theirs(rows.clone())["loss"]
+    torch.testing.assert_close(ours(rows)["loss"], expected)
+    assert rows["td_error"].shape == (6,)
 
 
-def minibatch(seed: int = 0, **entries: torch.Tensor) -> TensorDict:
-    return transitions(6, "one_hot", seed).update(entries)
+def test_a_target_is_shared_by_the_two_nearest_atoms():
+    loss, first = c51(), torch.full((1, ATOMS), -100.0)
+    first[0, 0] = 100.0  # a return of -2 for certain
+    now = torch.zeros(1, ATOMS, requires_grad=True)
+    one = torch.ones(1, 1)
+    loss.distance(now, first, 1.25 * one, 0.5 * one).sum().backward()
+    target = 0.2 - now.grad  # the gradient is softmax - target
+    torch.testing.assert_close(target, torch.tensor([[0.0, 0.0, 0.75, 0.25, 0.0]]))
 
 
-def test_one_step_transitions_have_torchrls_loss():
-    expected = make(objectives.DistributionalDQNLoss)(minibatch())["loss"]
-    assert torch.equal(make()(minibatch())["loss"], expected)
-    ones = minibatch(steps_to_next_obs=torch.ones(6, dtype=torch.long))
-    assert torch.equal(make()(ones)["loss"], expected)
-
-
-def test_each_transition_is_discounted_by_its_own_number_of_steps():
+@pytest.mark.parametrize("make_loss", [c51, lambda: make(QuantileDQNLoss, atoms=ATOMS)])
+def test_each_transition_is_discounted_by_its_own_number_of_steps(make_loss):
     steps = torch.tensor([1, 2, 3, 1, 2, 3])
-    given = minibatch(steps_to_next_obs=steps)
-    make()(given)
+    given, loss = minibatch(steps_to_next_obs=steps), make_loss()
+    loss(given)
     for row, count in enumerate(steps.tolist()):
         alone = minibatch()[row : row + 1]
-        loss = make(objectives.DistributionalDQNLoss)
-        loss.gamma.fill_(GAMMA**count)
-        torch.testing.assert_close(given["td_error"][row], loss(alone)["loss"].reshape(1))
-    assert torch.equal(given["steps_to_next_obs"], steps)
+        loss.make_value_estimator(gamma=GAMMA**count)
+        loss(alone)
+        torch.testing.assert_close(given["td_error"][row], alone["td_error"][0])
 
 
-@pytest.mark.filterwarnings("ignore:DistributionalDQNLoss runs eagerly")
-def test_it_trains_from_n_step_replay():
-    buffer = make_replay_buffer(100, 6, n_step=3, gamma=GAMMA)
-    rollout = torch.stack([transitions(12, "one_hot", seed) for seed in range(2)])
-    rollout["next", "truncated"] = torch.zeros_like(rollout["next", "done"])
-    buffer.extend(rollout)
-    loss = make()
-    update = Update(loss, Adam(loss.parameters(), lr=0.01))
-    before = [parameter.clone() for parameter in loss.parameters()]
-    for _ in range(3):
-        drawn = buffer.buffer.sample(6)
-        assert drawn["steps_to_next_obs"].shape == (6,)
-        assert torch.isfinite(update(drawn)["loss"])
-        assert drawn["td_error"].shape == (6, 1)
-    assert not all(map(torch.equal, before, loss.parameters()))
-    assert "it reads a tensor on the host at torchrl" in update.plain_reason
+# ---------------------------------------------------------------------- quantiles
+def test_the_quantile_loss_is_that_of_the_paper():
+    torch.manual_seed(1)
+    now, later = torch.randn(3, ATOMS), 3 * torch.randn(3, ATOMS)
+    reward, discount = torch.randn(3, 1), torch.rand(3, 1)
+    found = make(QuantileDQNLoss, atoms=ATOMS).distance(now, later, reward, discount)
+    for row in range(3):
+        expected = 0.0
+        for i in range(ATOMS):
+            for j in range(ATOMS):
+                error = float(reward[row] + discount[row] * later[row, j] - now[row, i])
+                huber = error**2 / 2 if abs(error) <= 1 else abs(error) - 0.5
+                expected += abs((2 * i + 1) / (2 * ATOMS) - (error < 0)) * huber / ATOMS
+        assert float(found[row]) == pytest.approx(expected, rel=1e-5)
+
+
+# ---------------------------------------------------------------------- values
+def test_the_error_of_a_value_is_absolute():
+    rows, squared = minibatch(), minibatch()
+    losses = make(DQNLoss)(rows), make(objectives.DQNLoss)(squared)
+    assert torch.equal(losses[0]["loss"], losses[1]["loss"])
+    torch.testing.assert_close(rows["td_error"].square(), squared["td_error"])
+
+
+def test_noise_is_drawn_with_each_call_in_losses_and_not_without_exploration():
+    loss, rows = make(DQNLoss, noisy=True), minibatch()
+    assert not torch.equal(loss(rows)["loss"], loss(rows)["loss"])
+    loss(rows)["loss"].backward()
+    parameters = dict(loss.value_network_params.named_parameters())
+    sigma = [p.grad for name, p in parameters.items() if "sigma" in name]
+    assert len(sigma) == 4
+    assert all(gradient.abs().sum() > 0 for gradient in sigma)
+    layer, x = NoisyLinear(3, 2), torch.randn(4, 3)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        expected = nn.functional.linear(x, layer.weight_mu, layer.bias_mu)
+        assert torch.equal(layer(x), expected)
+
+
+def test_noise_of_weights_is_factorised_and_shared_by_the_batch():
+    layer, x = NoisyLinear(3, 2), torch.randn(4, 3)
+    with set_exploration_type(ExplorationType.RANDOM):
+        torch.manual_seed(0)
+        found = layer(x)
+    torch.manual_seed(0)
+    noise = torch.randn(5)
+    noise = noise.sign() * noise.abs().sqrt()
+    weight = layer.weight_mu + layer.weight_sigma * torch.outer(noise[3:], noise[:3])
+    bias = layer.bias_mu + layer.bias_sigma * noise[3:]
+    torch.testing.assert_close(found, nn.functional.linear(x, weight, bias))

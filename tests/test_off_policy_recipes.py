@@ -15,7 +15,7 @@ from kit.trainer import Trainer
 from tests.tiny import assert_equal, weights
 
 RECIPES = [
-    "dqn", "sac_discrete", "ddpg", "td3", "sac", "redq", "droq", "tqc", "crossq",
+    "dqn", "rainbow", "sac_discrete", "ddpg", "td3", "sac", "redq", "droq", "tqc", "crossq",
 ]  # fmt: skip
 
 
@@ -57,6 +57,22 @@ def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
     assert torch.equal(random_numbers, torch.get_rng_state())
 
 
+@pytest.mark.parametrize(
+    "extensions",
+    [
+        {"head": "quantile"},
+        {"head": "value", "noisy": False},
+        {"head": "value", "priority_exponent": 0.0},
+    ],
+    ids=str,
+)
+def test_each_extension_of_rainbow_can_be_left_out(extensions):
+    trainer = built("rainbow", **extensions)
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert trainer.update.plain_reason == ""
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
     whole = built(name)
@@ -80,6 +96,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
         ("tqc", {"dropped_quantiles": 25}, "dropped_quantiles=25.*works: 24"),
         ("tqc", {"dropped_quantiles": -1}, "dropped_quantiles=-1.*works: 0"),
         ("droq", {"dropout": 1.5}, "dropout=1.5 is more than 1"),
+        ("rainbow", {"support": [1.0, 0.0]}, r"support=\[1.0, 0.0\] is not a range of returns"),
         ("crossq", {"tau": 0.1}, "tau"),
         ("sac_discrete", {"target_entropy": 2.0}, "target_entropy=2.0 is more than 1"),
     ],
@@ -96,7 +113,8 @@ CONTINUOUS = ["ddpg", "redq", "droq", "tqc", "crossq"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "reached"), [("sac_discrete", 475.0), *((name, -180.0) for name in CONTINUOUS)]
+    ("name", "reached"),
+    [("sac_discrete", 475.0), ("rainbow", 475.0), *((name, -180.0) for name in CONTINUOUS)],
 )
 def test_recipes_learn_with_their_defaults(name, reached):
     recipe = importlib.import_module(f"recipes.{name}")

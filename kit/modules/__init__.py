@@ -5,6 +5,7 @@ from __future__ import annotations
 from kit.modules.actors import make_action_value, make_actor, make_body, make_q_network, make_value
 from kit.modules.distributions import Categorical, MultiDiscrete
 from kit.modules.networks import Flatten, FlattenMLP
+from kit.modules.noisy import NoisyLinear
 from kit.modules.renorm import BatchRenorm
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Flatten",
     "FlattenMLP",
     "MultiDiscrete",
+    "NoisyLinear",
     "make_action_value",
     "make_actor",
     "make_body",

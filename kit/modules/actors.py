@@ -20,6 +20,7 @@ from torchrl.modules import Actor, ProbabilisticActor, QValueActor, TanhNormal, 
 
 from kit.modules.distributions import Categorical, MultiDiscrete, Normal
 from kit.modules.networks import FlattenMLP, Layers, linear
+from kit.modules.noisy import NoisyLinear
 from kit.steps import SettingError
 
 Continuous = Literal["normal", "tanh_normal", "deterministic"]
@@ -274,12 +275,12 @@ def _network(
     orthogonal: bool,
     out_gain: float,
     without: Sequence[Any] = (),
+    **layers: Any,
 ) -> tuple[list[Any], FlattenMLP]:
     keys = [leaf.key for leaf in env.observation_leaves if leaf.key not in without]
     specs = [env.full_observation_spec[key] for key in keys]
-    return keys, FlattenMLP(
-        specs, out_features, hidden_sizes, activation, orthogonal=orthogonal, out_gain=out_gain
-    )
+    layers |= {"orthogonal": orthogonal, "out_gain": out_gain}
+    return keys, FlattenMLP(specs, out_features, hidden_sizes, activation, **layers)
 
 
 def make_body(
@@ -357,6 +358,9 @@ def make_q_network(
     activation: str = "relu",
     *,
     dueling: bool = False,
+    noisy: bool = False,
+    atoms: int = 1,
+    support: Sequence[float] | None = None,
 ) -> QValueActor:
     """Make a Q-network for one discrete action: a greedy policy, and what TorchRL's DQNLoss trains.
 
@@ -370,9 +374,15 @@ def make_q_network(
         activation: name of the activation between them.
         dueling: whether Q-values are the sum of a state value and advantages of mean 0 (Wang et
             al. 2016, eq. 9).
+        noisy: whether layers are :class:`~kit.modules.NoisyLinear`.
+        atoms: above 1, the network also writes ``return_distribution``, ``[..., choices, atoms]``,
+            of which Q-values are the means.
+        support: smallest and largest return, between which the atoms stand for returns at equal
+            distances and are logits of their probabilities; ``None``: the atoms are quantiles.
 
     Raises:
-        SettingError: if the action is not one choice of a ``Discrete`` space.
+        SettingError: if the action is not one choice of a ``Discrete`` space, or the support is no
+            range.
     """
     leaf = _only_action(env, "Discrete", "a Q-network", "make_actor(continuous='deterministic')")
     spec = env.full_action_spec[leaf.key]
@@ -381,10 +391,18 @@ def make_q_network(
         raise SettingError("action_space", kind, "is not one choice", ["Discrete"])
     choices = int(spec.n)
     masks = action_masks(env, choices)
-    keys, network = _network(
-        env, choices + dueling, hidden_sizes, activation, False, 1.0, without=masks
-    )
+    columns, layer = (choices + dueling) * atoms, NoisyLinear if noisy else None
+    keys, network = _network(env, columns, hidden_sizes, activation, False, 1.0, masks, layer=layer)
     values: nn.Module = nn.Sequential(network, _Dueling()) if dueling else network
+    if atoms > 1:
+        module = _Distributions(network, atoms, support, dueling=dueling, masked=bool(masks))
+        written = ["action_value", "return_distribution"]
+        read = [*keys, *masks]
+        return QValueActor(
+            TensorDictModule(module, in_keys=read, out_keys=written),
+            spec=spec[0].clone(),
+            action_key=leaf.key,
+        )
     return QValueActor(
         _MaskedValues(values) if masks else values,
         in_keys=[*keys, *masks],
@@ -411,6 +429,40 @@ class _Dueling(nn.Module):
     def forward(self, columns: Tensor) -> Tensor:
         advantage = columns[..., 1:]
         return columns[..., :1] + advantage - advantage.mean(-1, keepdim=True)
+
+
+class _Distributions(nn.Module):
+    """Q-values, and the distributions of which they are the means."""
+
+    support: Tensor | None
+
+    def __init__(
+        self,
+        network: nn.Module,
+        atoms: int,
+        support: Sequence[float] | None,
+        *,
+        dueling: bool,
+        masked: bool,
+    ) -> None:
+        super().__init__()
+        self.network, self.atoms, self.masked = network, atoms, masked
+        self.dueling = _Dueling() if dueling else None
+        if support is not None and not (len(support) == 2 and support[0] < support[1]):
+            works = "give the smallest and the largest return: [-10, 10]"
+            raise SettingError("support", list(support), "is not a range of returns", works)
+        points = None if support is None else torch.linspace(support[0], support[1], atoms)
+        self.register_buffer("support", points)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        columns = self.network(*(inputs[:-1] if self.masked else inputs))
+        atoms = columns.unflatten(-1, (-1, self.atoms))
+        if self.dueling is not None:
+            atoms = self.dueling(atoms.movedim(-1, -2)).movedim(-1, -2)
+        values = atoms.mean(-1) if self.support is None else atoms.softmax(-1) @ self.support
+        if self.masked:
+            values = values.masked_fill(inputs[-1] == 0, torch.finfo(values.dtype).min)
+        return values, atoms
 
 
 def action_masks(env: Any, choices: int) -> list[Any]:

@@ -109,6 +109,7 @@ class FlattenMLP(nn.Module):
         out_gain: gain of the output layer, where weights start orthogonal.
         before: layers between each hidden linear layer and its activation.
         after: layers after the joined inputs and after each activation.
+        layer: makes a linear layer of given widths; ``None``: PyTorch's.
 
     Attributes:
         out_features: width of the output.
@@ -128,6 +129,7 @@ class FlattenMLP(nn.Module):
         out_gain: float = 1.0,
         before: Layers | None = None,
         after: Layers | None = None,
+        layer: Callable[[int, int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
@@ -135,15 +137,19 @@ class FlattenMLP(nn.Module):
         self.flatten = Flatten(specs)
         width = self.flatten.out_features
         layers: list[nn.Module] = [*after(width)] if after else []
+        gain = 2**0.5 if orthogonal else None
         for size in hidden_sizes:
             if size < 1:
                 raise SettingError("hidden_sizes", tuple(hidden_sizes), "has a size below 1", [64])
-            layers += [linear(width, size, 2**0.5 if orthogonal else None)]
+            layers.append(layer(width, size) if layer else linear(width, size, gain))
             layers += [*(before(size) if before else ()), ACTIVATIONS[activation]()]
             layers += after(size) if after else ()
             width = size
         if out_features is not None:
-            layers.append(linear(width, out_features, out_gain if orthogonal else None))
+            gain = out_gain if orthogonal else None
+            layers.append(
+                layer(width, out_features) if layer else linear(width, out_features, gain)
+            )
             width = out_features
         self.layers = nn.Sequential(*layers)
         self.out_features = width

@@ -1,0 +1,87 @@
+"""Rainbow (Hessel et al. 2018): DQN with all its extensions, each of which can be left out.
+
+python -m recipes.rainbow head=quantile seed=1
+python -m recipes.rainbow noisy=false priority_exponent=0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tensordict.nn import TensorDictSequential
+from torch.optim import Adam
+from torchrl.objectives import SoftUpdate
+
+from kit.buffers import PrioritizedSampler
+from kit.config import Count, NotNegative, UnitInterval
+from kit.experiment import Experiment, main
+from kit.hooks import Anneal, AnnealExploration, AnnealLearningRate
+from kit.modules import make_q_network
+from kit.modules.exploration import EpsilonGreedy
+from kit.trainer import Trainer
+from kit.update import Update
+from recipes import dqn
+
+LOSSES = {"value": "DQNLoss", "c51": "CategoricalDQNLoss", "quantile": "QuantileDQNLoss"}
+
+
+@dataclass
+class Config(dqn.Config):
+    """Settings of Rainbow: those of DQN, with these defaults, and the extensions."""
+
+    loss: str = "auto"
+    """Loss of torchrl.objectives, or module:Class; auto: that of kit.losses for the head."""
+    dueling: bool = True
+    """Whether Q-values are the sum of a state value and advantages (Wang et al. 2016)."""
+    noisy: bool = True
+    """Whether noise on weights explores (Fortunato et al. 2018), in place of epsilon."""
+    head: Literal["value", "c51", "quantile"] = "c51"
+    """What is estimated: mean returns or their distribution (Bellemare 2017, Dabney 2018)."""
+    atoms: Count = 51
+    """Atoms of each distribution that the Q-networks estimate."""
+    support: list[float] = field(default_factory=lambda: [0.0, 100.0])
+    """Smallest and largest return that c51 tells apart."""
+    priority_exponent: NotNegative = 0.5
+    """Exponent of errors as priorities (Schaul et al. 2016); 0: minibatches are uniform."""
+    importance_exponent: UnitInterval = 0.4
+    """Exponent of the weights that correct priorities; it rises to 1 during the run."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire Rainbow; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="rainbow")
+    env = experiment.make_env(actions="discrete")
+    shape: dict[str, Any] = {"dueling": cfg.dueling, "noisy": cfg.noisy}
+    if cfg.head != "value":
+        shape |= {"atoms": cfg.atoms, "support": cfg.support if cfg.head == "c51" else None}
+    network = make_q_network(env, cfg.hidden_sizes, cfg.activation, **shape)
+    options = {"delay_value": True, "double_dqn": cfg.double_dqn, "loss_function": "smooth_l1"}
+    own = f"kit.losses:{LOSSES[cfg.head]}" if cfg.loss == "auto" else cfg.loss
+    loss = experiment.make_loss(make_loss or own, network, **options)
+    loss.make_value_estimator(gamma=cfg.gamma)
+    optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, eps=1.5e-4, fused=True)
+    hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal)]
+    policy = TensorDictSequential(network)
+    if not cfg.noisy:
+        explore = EpsilonGreedy(env, eps_init=1.0, eps_end=float(cfg.epsilon_end))
+        hooks.append(AnnealExploration(explore, share_of_run=cfg.exploration_share))
+        policy = TensorDictSequential(network, explore)
+    sampler = None
+    if cfg.priority_exponent:
+        sampler = PrioritizedSampler(
+            cfg.buffer_size, cfg.priority_exponent, cfg.importance_exponent
+        )
+        hooks.append(Anneal(sampler, "_beta", "linear", end=1.0, name="importance_exponent"))
+    limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
+    every = cfg.target_update_every
+    tau = cfg.tau if cfg.tau is not None else 0.005 if every == 1 else 1.0
+    targets = SoftUpdate(loss, tau=tau)
+    update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
+    policy = policy.select_out_keys("action").to(cfg.device)
+    buffer = experiment.make_replay_buffer(sampler=sampler)
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)
