@@ -1,19 +1,20 @@
-"""Prioritised sampling on a sum tree of torch operations."""
+"""Prioritised sampling on a sum tree, on the host or on a GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.utils import unravel_index
 
-_FAN_OUT = 64
-"""Children of a node: wide nodes mean few operations on larger tensors."""
-_WIDEST_ROOT = 16_384
+_FAN_OUT = 32
+"""Children of a node."""
+_WIDEST_ROOT = 1_024
 """Children of the root: up to here one cumulative sum is cheaper than another level."""
 _BELOW_ONE = 1 - 2**-53
 """The largest float64 below 1."""
@@ -22,10 +23,10 @@ _BELOW_ONE = 1 - 2**-53
 class PriorityTree:
     """Non-negative values, of which one can be found by its share of their sum.
 
-    A tree with the values as leaves; a node holds the sum and the smallest positive value of its
-    children, recomputed from them whenever one changes, so that rounding errors do not add up.
-    Everything is done for a batch at a time, in operations whose number grows with the logarithm
-    of the size, on any device and without reading a tensor on the host.
+    A tree with the values as leaves; a node holds the sum of its children, recomputed from them
+    whenever one changes, so that rounding errors do not add up. Everything is done for a batch at a
+    time, in operations whose number grows with the logarithm of the size, on any device and without
+    reading a tensor on the host.
 
     Args:
         size: number of values, all zero at first.
@@ -35,15 +36,12 @@ class PriorityTree:
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         self.size = size
         self.sums: list[Tensor] = []
-        self.smallest: list[Tensor] = []
         nodes = size + 1  # a place more, that writes of masked values can go to
-        while True:
-            whole = -(-nodes // _FAN_OUT) * _FAN_OUT
-            self.sums.append(torch.zeros(whole, dtype=torch.float64, device=device))
-            self.smallest.append(torch.full_like(self.sums[-1], torch.inf))
-            if nodes <= _WIDEST_ROOT:
-                break
-            nodes = whole // _FAN_OUT
+        while not self.sums or nodes > _WIDEST_ROOT:
+            nodes = -(-nodes // _FAN_OUT)
+            whole = torch.zeros(nodes * _FAN_OUT, dtype=torch.float64, device=device)
+            self.sums.append(whole)
+        self._rows = [sums.view(-1, _FAN_OUT) for sums in self.sums]
 
     @property
     def values(self) -> Tensor:
@@ -56,7 +54,7 @@ class PriorityTree:
 
     def min(self) -> Tensor:
         """The smallest positive value; infinite if there is none."""
-        return self.smallest[-1].min()
+        return torch.where(self.values > 0, self.values, torch.inf).min()
 
     def __getitem__(self, places: Tensor) -> Tensor:
         return self.sums[0][places]
@@ -65,16 +63,13 @@ class PriorityTree:
         if isinstance(places, slice):
             places = torch.arange(self.size, device=self.sums[0].device)[places]
         values = torch.as_tensor(values, dtype=torch.float64, device=self.sums[0].device)
-        values = values.expand(places.shape)
-        for level, (sums, smallest) in enumerate(zip(self.sums, self.smallest)):
-            if level:
-                places = places // _FAN_OUT
-                below = self.sums[level - 1].view(-1, _FAN_OUT).index_select(0, places)
-                lower = self.smallest[level - 1].view(-1, _FAN_OUT).index_select(0, places)
-                sums[places], smallest[places] = below.sum(-1), lower.amin(-1)
-            else:
-                sums[places] = values
-                smallest[places] = values.masked_fill(values <= 0, torch.inf)
+        self._write(places, values.expand(places.shape))
+
+    def _write(self, places: Tensor, values: Tensor) -> None:
+        self.sums[0][places] = values
+        for rows, above in zip(self._rows, self.sums[1:]):
+            places = places // _FAN_OUT
+            above[places] = rows.index_select(0, places).sum(-1)
 
     def find(self, share: Tensor) -> Tensor:
         """Places whose part of the sum contains the given shares of it.
@@ -88,20 +83,72 @@ class PriorityTree:
         reached = self.sums[-1].cumsum(0)
         wanted = share * reached[-1]
         place = torch.searchsorted(reached, wanted, right=True).clamp_(max=len(reached) - 1)
-        weight = self.sums[-1][place]
-        rest = wanted - (reached[place] - weight)
-        for sums in self.sums[-2::-1]:
-            children = sums.view(-1, _FAN_OUT).index_select(0, place)
-            sums_so_far = children.cumsum(-1)
-            # A share of the node below one: rounding cannot lead beyond its last positive child.
-            inside = (rest / weight).clamp_(0, _BELOW_ONE)
-            target = (inside * sums_so_far[:, -1]).unsqueeze(1)
-            child = torch.searchsorted(sums_so_far, target, right=True).clamp_(max=_FAN_OUT - 1)
-            chosen = children.gather(1, child)
-            rest = (target - (sums_so_far.gather(1, child) - chosen)).squeeze(1)
-            weight = chosen.squeeze(1)
+        rest = wanted - (reached - self.sums[-1])[place]
+        for rows in self._rows[-2::-1]:
+            children = rows.index_select(0, place)
+            reached = children.cumsum(-1)
+            # Below the sum: rounding cannot lead beyond the last positive child.
+            target = torch.minimum(rest, reached[:, -1] * _BELOW_ONE).unsqueeze(1)
+            child = torch.searchsorted(reached, target, right=True)
+            rest = (target - (reached - children).gather(1, child)).squeeze(1)
             place = place * _FAN_OUT + child.squeeze(1)
         return place
+
+
+class HostPriorityTree(PriorityTree):
+    """A tree in the memory of the host: what NumPy does in less time than PyTorch, NumPy does.
+
+    The smallest value is that of the smallest block. Of each block of values a lower bound is kept,
+    which is made exact again only where it is the lowest of all.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._arrays = [sums.numpy() for sums in self.sums]
+        self._row_arrays = [rows.numpy() for rows in self._rows]
+        self._block = _FAN_OUT**2
+        blocks = -(-(size + 1) // self._block)
+        self._lowest, self._is_bound = np.full(blocks, np.inf), np.zeros(blocks, dtype=bool)
+
+    def min(self) -> Tensor:
+        """The smallest positive value; infinite if there is none."""
+        while self._is_bound[block := int(self._lowest.argmin())]:
+            first = block * self._block
+            values = self._arrays[0][first : min(first + self._block, self.size)]
+            self._lowest[block] = values.min(where=values > 0, initial=np.inf)
+            self._is_bound[block] = False
+        return torch.as_tensor(self._lowest[block])
+
+    def _write(self, places: Tensor, values: Tensor) -> None:
+        place, value = places.numpy(), values.numpy()
+        self._arrays[0][place] = value
+        block = place // self._block
+        np.minimum.at(self._lowest, block, np.where(value > 0, value, np.inf))
+        self._is_bound[block] = True
+        for rows, above in zip(self._row_arrays, self._arrays[1:]):
+            place = place // _FAN_OUT
+            above[place] = torch.from_numpy(rows.take(place, 0)).sum(-1).numpy()
+
+    def find(self, share: Tensor) -> Tensor:
+        """Places whose part of the sum contains the given shares of it."""
+        top = self._arrays[-1]
+        reached = top.cumsum()
+        wanted = share.numpy() * reached[-1]
+        place = np.minimum(reached.searchsorted(wanted, "right"), len(top) - 1)
+        rest, first = wanted - (reached - top)[place], np.arange(len(share)) * _FAN_OUT
+        for rows in self._row_arrays[-2::-1]:
+            children = torch.from_numpy(rows.take(place, 0))
+            reached_so_far = children.cumsum(-1)
+            sums = reached_so_far.numpy()
+            target = np.minimum(rest, sums[:, -1] * _BELOW_ONE)
+            found = torch.searchsorted(
+                reached_so_far, torch.from_numpy(target).unsqueeze(1), right=True
+            )
+            child = found.numpy()[:, 0]
+            at = first + child
+            rest = target - (sums.ravel()[at] - children.numpy().ravel()[at])
+            place = place * _FAN_OUT + child
+        return torch.from_numpy(place)
 
 
 class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unused-ignore]
@@ -148,7 +195,10 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         self._init()
 
     def _init(self) -> None:
-        self._sum_tree = self._min_tree = PriorityTree(self._max_capacity, self._device or "cpu")
+        device, size = self._device or torch.device("cpu"), self._max_capacity
+        on_host = device.type == "cpu"
+        self._sum_tree = HostPriorityTree(size) if on_host else PriorityTree(size, device)
+        self._min_tree = self._sum_tree
         self._highest: Tensor | None = None
 
     @property
@@ -212,11 +262,16 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             return
         priority = torch.as_tensor(priority, device=self.device).detach().to(torch.float32)
         priority = priority.reshape(-1).expand(index.shape)
-        written = index >= 0
-        highest = torch.where(written, priority, 0.0).max()
+        if not index.is_cpu or bool((index < 0).any()):  # a GPU is not asked
+            written = index >= 0
+            index = torch.where(written, index, self._max_capacity)
+            value = torch.where(written, (priority + self._eps).pow(self._alpha), 0.0)
+            priority = torch.where(written, priority, 0.0)
+        else:
+            value = (priority + self._eps).pow(self._alpha)
+        highest = priority.max()
         self._highest = highest if self._highest is None else self._highest.maximum(highest)
-        value = torch.where(written, torch.pow(priority + self._eps, self._alpha), 0.0)
-        self._sum_tree[torch.where(written, index, self._max_capacity)] = value
+        self._sum_tree[index] = value
 
     def _maybe_init_from_storage(self, storage: Storage | None) -> None:
         """Move the tree to a storage's GPU; priorities stay."""

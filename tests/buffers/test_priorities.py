@@ -13,7 +13,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 
 from kit.buffers import PrioritizedSampler, SliceWriter, make_replay_buffer, priorities
-from kit.buffers.priorities import PriorityTree
+from kit.buffers.priorities import HostPriorityTree, PriorityTree
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.trainer.stages import HookError
@@ -28,10 +28,18 @@ def levels(request, monkeypatch):
         monkeypatch.setattr(priorities, "_WIDEST_ROOT", 5)
 
 
-def filled_tree(size: int, seed: int, changes: int = 3) -> tuple[PriorityTree, torch.Tensor]:
+@pytest.fixture(params=[PriorityTree, HostPriorityTree])
+def kind(request):
+    """The tree for any device, and that of the host."""
+    return request.param
+
+
+def filled_tree(
+    size: int, seed: int, changes: int = 3, kind: type[PriorityTree] = HostPriorityTree
+) -> tuple[PriorityTree, torch.Tensor]:
     """A tree after some batches of changes, and its values; some are zero."""
     generator = torch.Generator().manual_seed(seed)
-    tree, values = PriorityTree(size), torch.zeros(size, dtype=torch.float64)
+    tree, values = kind(size), torch.zeros(size, dtype=torch.float64)
     for _ in range(changes):
         count = int(torch.randint(1, size + 1, (), generator=generator))
         places = torch.randperm(size, generator=generator)[:count]
@@ -44,8 +52,8 @@ def filled_tree(size: int, seed: int, changes: int = 3) -> tuple[PriorityTree, t
 # ---------------------------------------------------------------------- the tree
 @pytest.mark.parametrize("size", [1, 5, 64, 150, 20_000])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_tree_knows_sum_and_smallest_value_after_any_changes(levels, size, seed):
-    tree, values = filled_tree(size, seed)
+def test_a_tree_knows_sum_and_smallest_value_after_any_changes(levels, kind, size, seed):
+    tree, values = filled_tree(size, seed, kind=kind)
     assert torch.equal(tree.values, values)
     torch.testing.assert_close(tree.total(), values.sum())
     positive = values[values > 0]
@@ -54,8 +62,8 @@ def test_a_tree_knows_sum_and_smallest_value_after_any_changes(levels, size, see
 
 @pytest.mark.parametrize("size", [5, 64, 150, 3_000])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_value_is_found_by_its_share_of_the_sum(levels, size, seed):
-    tree, values = filled_tree(size, seed)
+def test_a_value_is_found_by_its_share_of_the_sum(levels, kind, size, seed):
+    tree, values = filled_tree(size, seed, kind=kind)
     if not values.any():
         return
     reached = values.cumsum(0)
@@ -68,13 +76,34 @@ def test_a_value_is_found_by_its_share_of_the_sum(levels, size, seed):
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([1e-300, 1e-12, 1.0, 1e12]))
 def test_the_ends_of_the_sum_lead_to_values_that_are_not_zero(seed, scale):
-    tree, values = filled_tree(300, seed)
-    if not values.any():
-        return
-    tree[torch.arange(300)] = values * scale
-    found = tree.find(torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
-    positive = values.nonzero().flatten()
-    assert found.tolist() == [int(positive[0]), int(positive[-1])]
+    for kind in (PriorityTree, HostPriorityTree):
+        tree, values = filled_tree(300, seed, kind=kind)
+        if not values.any():
+            return
+        tree[torch.arange(300)] = values * scale
+        found = tree.find(torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
+        positive = values.nonzero().flatten()
+        assert found.tolist() == [int(positive[0]), int(positive[-1])]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_smallest_value_is_exact_after_each_of_many_changes(seed, levels):
+    generator = torch.Generator().manual_seed(seed)
+    tree, values = HostPriorityTree(3_000), torch.zeros(3_000, dtype=torch.float64)
+    for _ in range(60):
+        places = torch.randint(3_000, (100,), generator=generator).unique()
+        new = torch.randint(4, places.shape, generator=generator).double()  # many are equal, or 0
+        tree[places] = values[places] = new
+        positive = values[values > 0]
+        assert float(tree.min()) == float(positive.min())
+
+
+def test_a_tree_read_from_a_checkpoint_is_bitwise_that_of_many_changes():
+    one, other = (PrioritizedSampler(5_000, alpha=0.6, beta=0.4) for _ in range(2))
+    for _ in range(20):
+        one.update_priority(torch.randint(5_000, (64,)).unique(), torch.rand(()) * 10)
+    other.load_state_dict(one.state_dict())
+    assert all(map(torch.equal, one._sum_tree.sums, other._sum_tree.sums))
 
 
 # ---------------------------------------------------------------------- the formulas
