@@ -34,6 +34,18 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     "Rainbow, CartPole-v1": ("rainbow", [], 3, 475.0),
     "Discrete SAC, CartPole-v1": ("sac_discrete", [], 3, 475.0),
     "A2C, CartPole-v1": ("a2c", [], 5, 475.0),
+    "PPO2, CartPole-v1": ("ppo", ["preset=ppo2"], 3, 475.0),
+    "IMPALA, CartPole-v1": ("impala", [], 3, 475.0),
+    "Recurrent PPO, Recall-v0": ("ppo_recurrent", ["preset=recall"], 3, 0.95),
+    "PPO with masks, Allowed-v0": (
+        "ppo", ["env.id=kit.testing.allowed:kit/Allowed-v0", "env.normalize_observation=false"], 3,
+        7.6,
+    ),
+    "PPO, Acrobot-v1": ("ppo", ["preset=classic", "env.vectorization=tensor"], 3, -100.0),
+    "PPO, MountainCar-v0": (
+        "ppo", ["preset=classic", "env.id=MountainCar-v0", "env.vectorization=tensor"], 3, -110.0,
+    ),
+    "PPO, LunarLander-v3": ("ppo", ["preset=classic", "env.id=LunarLander-v3"], 3, 200.0),
     "REINFORCE, CartPole-v1": ("reinforce", [], 5, 475.0),
 }  # fmt: skip
 """Recipe, settings beyond its defaults, seeds, and the return to reach."""

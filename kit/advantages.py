@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDictBase
@@ -11,6 +11,10 @@ from torch.nn.functional import pad
 from torchrl.objectives import value as torchrl_value
 
 from kit.fast.traced import Traced
+from kit.steps import SettingError
+from kit.steps.errors import one_of, whole_number
+
+Standardize = Literal["batch", "running"]
 
 
 def discounted_suffix_sums(values: Tensor, factors: Tensor) -> Tensor:
@@ -60,85 +64,145 @@ def generalized_advantages(
     return discounted_suffix_sums(delta, gamma * lmbda * (~done).to(delta.dtype))
 
 
-class RewardToGo(nn.Module):
-    """Monte-Carlo returns: the discounted rewards from each step to the end of its episode.
+def n_step_returns(
+    reward: Tensor,
+    next_value: Tensor,
+    done: Tensor,
+    terminated: Tensor,
+    gamma: float | Tensor,
+    n_step: int,
+) -> Tensor:
+    """The rewards of the next ``n_step`` steps and the value after them (Mnih et al. 2016, sec. 4).
 
-    For REINFORCE (Williams 1992; Sutton and Barto 2018, section 13.3), and with a baseline for
-    REINFORCE with baseline (section 13.4). Called with a batch ``[num_envs, steps]``, padded
-    episodes included, it writes ``value_target``, the return, and ``advantage``, the return minus
-    the baseline, both ``[num_envs, steps, 1]`` and without gradients.
+    Fewer steps where the episode or the batch ends before. The arguments are those of
+    :func:`generalized_advantages`.
+    """
+    first = reward + gamma * next_value * ~terminated
+    returns = first
+    for _ in range(min(n_step, reward.shape[-1]) - 1):
+        later = torch.cat([returns[..., 1:], next_value[..., -1:]], dim=-1)
+        returns = torch.where(done, first, reward + gamma * later)
+    return returns
 
-    With a baseline, what follows a truncated episode or the end of the batch is estimated by its
-    value (bootstrapping), which makes the advantages those of :class:`GAE` with ``lmbda=1``.
-    Without one, the return ends there.
+
+def vtrace(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    done: Tensor,
+    terminated: Tensor,
+    log_ratio: Tensor,
+    gamma: float | Tensor,
+    max_rho: float = 1.0,
+    max_c: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """V-trace advantages and value targets (Espeholt et al. 2018, eq. 1 and section 4.2).
 
     Args:
+        reward: ``[..., steps]``, like all that follow; see :func:`generalized_advantages`.
+        value: of the observations acted on.
+        next_value: of the observations that followed.
+        done: whether the episode ended with the step.
+        terminated: whether it ended by itself.
+        log_ratio: log-probability of the action now, minus that when it was taken.
         gamma: discount, in [0, 1].
-        value_network: baseline, from observations to ``state_value``; ``None``: no baseline.
-        normalize: whether advantages get mean 0 and standard deviation 1 over all transitions of
-            the batch.
+        max_rho: largest importance weight of a temporal difference.
+        max_c: largest importance weight that is passed on to earlier steps.
+    """
+    ratio = log_ratio.exp()
+    rho, c = ratio.clamp(max=max_rho), ratio.clamp(max=max_c)
+    delta = rho * (reward + gamma * next_value * ~terminated - value)
+    target = value + discounted_suffix_sums(delta, gamma * c * ~done)
+    later = torch.cat([target[..., 1:], next_value[..., -1:]], dim=-1)
+    later = torch.where(done, next_value, later)
+    return rho * (reward + gamma * later * ~terminated - value), target
 
-    Examples:
-        >>> ended = torch.tensor([False, True, False]).reshape(1, 3, 1)
-        >>> ends = {"reward": torch.ones(1, 3, 1), "done": ended, "terminated": ended}
-        >>> RewardToGo(gamma=0.5)(TensorDict({"next": ends}, [1, 3]))["advantage"].flatten()
-        tensor([1.5000, 1.0000, 1.0000])
+
+class Standardizer(nn.Module):
+    """Brings advantages to mean 0 and standard deviation 1.
+
+    Args:
+        over: ``"batch"``: the transitions of each batch; ``"running"``: all transitions so far
+            (Chan et al. 1979), whose moments, in float64, are part of the checkpoint.
     """
 
-    def __init__(
-        self, *, gamma: float, value_network: Any | None = None, normalize: bool = False
-    ) -> None:
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, over: Standardize) -> None:
         super().__init__()
-        self.gamma, self.normalize = gamma, normalize
-        self.estimator: GAE | None = None
-        if value_network is not None:
-            self.estimator = GAE(gamma=gamma, lmbda=1.0, value_network=value_network)
+        one_of("standardize", over, ("batch", "running"))
+        self.over = over
+        for name, first in {"mean": 0.0, "var": 1.0, "count": 0.0}.items():
+            self.register_buffer(name, torch.tensor(first, dtype=torch.float64))
 
     @torch.no_grad()
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Add returns and advantages to a batch ``[num_envs, steps]``."""
-        if self.estimator is not None:
-            tensordict = self.estimator(tensordict)
-        else:
-            reward, done = (tensordict.get(("next", key)).squeeze(-1) for key in ("reward", "done"))
-            returns = discounted_suffix_sums(reward, self.gamma * (~done).to(reward.dtype))
-            tensordict.set("value_target", returns.unsqueeze(-1))
-            tensordict.set("advantage", returns.unsqueeze(-1))
-        if self.normalize:
-            mask = tensordict.get(("collector", "mask"), None)
-            advantage = tensordict.get("advantage")
-            tensordict.set("advantage", _normalized(advantage, mask))
-        return tensordict
+    def forward(self, advantage: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return standardised advantages.
 
-
-def _normalized(advantage: Tensor, mask: Tensor | None) -> Tensor:
-    """Advantages ``[..., 1]`` of mean 0 and standard deviation 1 where ``mask`` is true."""
-    if mask is None:
+        Args:
+            advantage: ``[..., 1]``.
+            mask: which of them are no padding; ``None``: all.
+        """
         weight = torch.ones_like(advantage)
-    else:
-        weight = mask.reshape(advantage.shape).to(advantage.dtype)
-    count = weight.sum()
-    centred = (advantage - (advantage * weight).sum() / count) * weight
-    return centred / (centred.square().sum() / (count - 1)).sqrt().clamp_min(1e-6)
+        if mask is not None:
+            weight = mask.reshape(advantage.shape).to(advantage.dtype)
+        count = weight.sum()
+        mean = (advantage * weight).sum() / count
+        centred = (advantage - mean) * weight
+        if self.over == "batch":
+            return centred / (centred.square().sum() / (count - 1)).sqrt().clamp_min(1e-6)
+        var = centred.double().square().sum() / count
+        delta, total = mean.double() - self.mean, self.count + count
+        squares = self.var * self.count + var * count + delta**2 * self.count * count / total
+        for buffer, new in (
+            (self.var, squares / total), (self.mean, self.mean + delta * count / total),
+            (self.count, total),
+        ):  # fmt: skip
+            buffer.copy_(new)
+        deviation = self.var.sqrt().clamp_min(1e-6)
+        return ((advantage - self.mean) / deviation).to(advantage.dtype) * weight
 
 
 class GAE(torchrl_value.GAE):
     """TorchRL's generalised advantage estimation, without its reads of ``done`` on the host.
 
     The same arguments, keys and numbers (up to the order of summation) as TorchRL's class, for
-    batches ``[num_envs, steps]``. It writes ``advantage``, ``value_target`` and the values of both
-    observations, all without gradients.
+    batches ``[num_envs, steps]``, padded episodes included. It writes ``advantage``,
+    ``value_target`` (the TD(lambda) return) and the values of both observations, all without
+    gradients. The value network may be recurrent: its hidden state is that in the batch.
 
     Args:
         gamma: discount, in [0, 1].
         lmbda: weight of longer estimates, in [0, 1].
         value_network: module from observations to values.
+        n_step: rewards summed before bootstrapping, in place of ``lmbda``; ``None``: lambda.
+        standardize: over what advantages are standardised, see :class:`Standardizer`; ``None``:
+            they are not. (A loss standardises over minibatches with ``normalize_advantage``.)
         **kwargs: of TorchRL's class.
     """
 
-    def __init__(self, *, gamma: float, lmbda: float, value_network: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        gamma: float,
+        lmbda: float = 1.0,
+        value_network: Any,
+        n_step: int | None = None,
+        standardize: Standardize | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
+        if n_step is not None:
+            whole_number("n_step", n_step, at_least=1)
+            if lmbda != 1.0:
+                why = f"contradicts lmbda={lmbda}: both weigh longer estimates"
+                raise SettingError("n_step", n_step, why, [None], "or use lmbda=1")
+        self.n_step = n_step
+        self.standardizer = Standardizer(standardize) if standardize else None
         self._traced: Traced | None = None
+        self._reads = list(getattr(value_network, "in_keys", ()))
 
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Add advantages, value targets and values to a batch ``[num_envs, steps]``.
@@ -149,35 +213,148 @@ class GAE(torchrl_value.GAE):
         if args or kwargs or self.differentiable or tensordict.ndim < 2:
             return super().forward(tensordict, *args, **kwargs)
         if self._traced is None:
-            self._traced = Traced(self._estimates, self, self.value_network, name="GAE")
+            self._traced = Traced(self._written, self, self.value_network, name="GAE")
         names = self.tensor_keys
-        seen = [key for key in self.value_network.in_keys if tensordict.get(key, None) is not None]
         ends = [("next", name) for name in (names.reward, names.done, names.terminated)]
-        read = tensordict.select(*seen, *(("next", *_as_tuple(key)) for key in seen), *ends)
+        seen = [*self._reads, *(("next", *_as_tuple(key)) for key in self._reads)]
+        read = tensordict.select(*seen, *ends, ("collector", "mask"), strict=False)
         with torch.no_grad():
             self._traced.refresh()
             for key, value in self._traced(read).items():
                 tensordict.set(key, value)
         return tensordict
 
-    def _estimates(self, batch: TensorDictBase) -> dict[Any, Tensor]:
+    def _written(self, batch: TensorDictBase) -> dict[Any, Tensor]:
         """Advantages, value targets and the values of both observations, by key."""
         names = self.tensor_keys
         ends = [batch.get(("next", key)) for key in (names.reward, names.done, names.terminated)]
-        value = self.value_network(batch.exclude("next")).get(names.value)
-        following = self.value_network(batch.get("next").copy()).get(names.value)
-        reward, done, terminated = (tensor.squeeze(-1) for tensor in ends)
-        advantage = generalized_advantages(
-            reward, value.squeeze(-1), following.squeeze(-1), done, terminated,
-            self.gamma, self.lmbda,
-        ).unsqueeze(-1)  # fmt: skip
-        target = advantage + value
+        value = self._values(batch.exclude("next"))
+        following = self._values(batch.get("next").copy())
+        squeezed = [tensor.squeeze(-1) for tensor in (*ends, value, following)]
+        estimates = self._estimates(batch, *squeezed)
+        advantage, target = (estimate.unsqueeze(-1) for estimate in estimates)
         if self.average_gae:
             advantage = (advantage - advantage.mean()) / advantage.std().clamp_min(1e-4)
+        if self.standardizer is not None:
+            advantage = self.standardizer(advantage, batch.get(("collector", "mask"), None))
         return {
             names.advantage: advantage, names.value_target: target,
             names.value: value, ("next", names.value): following,
         }  # fmt: skip
+
+    def _values(self, seen: TensorDictBase) -> Tensor:
+        """Values ``[num_envs, steps, 1]``.
+
+        Those of a recurrent network follow from the hidden state in the batch, so that it makes one
+        time step for all rows at once.
+        """
+        network, name = self.value_network, self.tensor_keys.value
+        if "is_init" not in self._reads:
+            return network(seen).get(name)  # type: ignore[no-any-return]
+        return network(seen.reshape(-1)).get(name).unflatten(0, seen.batch_size)  # type: ignore[no-any-return]
+
+    def _estimates(
+        self,
+        batch: TensorDictBase,
+        reward: Tensor,
+        done: Tensor,
+        terminated: Tensor,
+        value: Tensor,
+        following: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Advantages and value targets, ``[num_envs, steps]`` like the arguments."""
+        del batch
+        ends = (reward, value, following, done, terminated)
+        if self.n_step is None:
+            advantage = generalized_advantages(*ends, self.gamma, self.lmbda)
+            return advantage, advantage + value
+        target = n_step_returns(reward, following, done, terminated, self.gamma, self.n_step)
+        return target - value, target
+
+
+class VTrace(GAE):
+    """V-trace (Espeholt et al. 2018): advantages of the policy that learns, from one behind it.
+
+    With batches of that same policy, its value targets are TD(1) returns. TorchRL's class compares
+    the log-probability of a newly drawn action with that of the action taken; otherwise as
+    :class:`GAE`.
+
+    Args:
+        gamma: discount, in [0, 1].
+        value_network: module from observations to values.
+        actor_network: policy that learns; its log-probabilities are compared with the batch's.
+        max_rho: largest importance weight of a temporal difference.
+        max_c: largest importance weight that is passed on to earlier steps.
+        standardize: as for :class:`GAE`.
+    """
+
+    def __init__(
+        self,
+        *,
+        gamma: float,
+        value_network: Any,
+        actor_network: Any,
+        max_rho: float = 1.0,
+        max_c: float = 1.0,
+        standardize: Standardize | None = None,
+    ) -> None:
+        super().__init__(gamma=gamma, value_network=value_network, standardize=standardize)
+        self.actor_network = actor_network
+        self.max_rho, self.max_c = max_rho, max_c
+        if len(actor_network.log_prob_keys) != 1:
+            why = "has several actions, each with a log-probability of its own"
+            works = "an environment whose action is one array"
+            raise SettingError("actor_network", type(actor_network).__name__, why, works)
+        (self._action,) = actor_network.dist_sample_keys
+        (self._log_prob,) = actor_network.log_prob_keys
+        reads = [*actor_network.in_keys, self._action, self._log_prob]
+        self._reads = [*dict.fromkeys([*self._reads, *reads])]
+
+    def _estimates(
+        self, batch: TensorDictBase, reward: Tensor, done: Tensor, terminated: Tensor,
+        value: Tensor, following: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        rows = batch.exclude("next").reshape(-1)
+        now = self.actor_network.get_dist(rows).log_prob(rows.get(self._action))
+        ratio = now.reshape(reward.shape) - batch.get(self._log_prob).reshape(reward.shape)
+        bounds = (self.gamma, self.max_rho, self.max_c)
+        return vtrace(reward, value, following, done, terminated, ratio, *bounds)
+
+
+class RewardToGo(nn.Module):
+    """Monte-Carlo returns: the discounted rewards from each step to the end of its episode.
+
+    For REINFORCE without a baseline (Williams 1992; Sutton and Barto 2018, section 13.3). Called
+    with a batch ``[num_envs, steps]``, padded episodes included, it writes the return as
+    ``value_target`` and ``advantage``, both ``[num_envs, steps, 1]``. What follows a truncated
+    episode or the end of the batch counts as 0: collect whole episodes. With a baseline, use
+    :class:`GAE` with ``lmbda=1``, which estimates it.
+
+    Args:
+        gamma: discount, in [0, 1].
+        standardize: as for :class:`GAE`.
+
+    Examples:
+        >>> ended = torch.tensor([False, True, False]).reshape(1, 3, 1)
+        >>> ends = {"reward": torch.ones(1, 3, 1), "done": ended, "terminated": ended}
+        >>> RewardToGo(gamma=0.5)(TensorDict({"next": ends}, [1, 3]))["advantage"].flatten()
+        tensor([1.5000, 1.0000, 1.0000])
+    """
+
+    def __init__(self, *, gamma: float, standardize: Standardize | None = None) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.standardizer = Standardizer(standardize) if standardize else None
+
+    @torch.no_grad()
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Add returns and advantages to a batch ``[num_envs, steps]``."""
+        reward, done = (tensordict.get(("next", key)).squeeze(-1) for key in ("reward", "done"))
+        returns = discounted_suffix_sums(reward, self.gamma * (~done).to(reward.dtype))
+        advantage = returns = returns.unsqueeze(-1)
+        if self.standardizer is not None:
+            advantage = self.standardizer(advantage, tensordict.get(("collector", "mask"), None))
+        return tensordict.set("value_target", returns).set("advantage", advantage)
 
 
 def _as_tuple(key: Any) -> tuple[Any, ...]:

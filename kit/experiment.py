@@ -26,6 +26,7 @@ from kit.dialects.carried import take
 from kit.envs import VectorEnv, make_env
 from kit.hooks import Evaluator, LearningCurve, StopWhen, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
+from kit.modules.shared_body import with_shared_body
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
@@ -126,7 +127,8 @@ class Experiment:
 
         Args:
             given: class or function; or its name, in ``torchrl.objectives`` or as ``module:Class``.
-            *networks: actor and critics, in the order of the algorithm's losses.
+            *networks: actor and critics, in the order of the algorithm's losses. A body that actor
+                and critic share runs once: see :class:`~kit.modules.shared_body.SharedBody`.
             **arguments: further arguments. One that the loss does not take may be left out if it is
                 a setting of the recipe at its default.
 
@@ -151,7 +153,7 @@ class Experiment:
                 raise SettingError(argument, arguments[argument], why, works)
         _check_actor(name, networks)
         taken = {key: value for key, value in arguments.items() if key not in untaken}
-        return make(*networks, **taken).to(self.cfg.device)
+        return with_shared_body(make, networks, **taken).to(self.cfg.device)
 
     def make_replay_buffer(self, **changes: Any) -> ReplayBatches:
         """Make the replay buffer, with the discount and the device of the settings.

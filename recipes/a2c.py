@@ -1,8 +1,7 @@
 """Advantage actor-critic, synchronous (Mnih et al. 2016), discrete and continuous actions.
 
-Run it::
-
-    python -m recipes.a2c env.id=HalfCheetah-v5 env.num_envs=4 seed=1
+python -m recipes.a2c env.id=HalfCheetah-v5 env.num_envs=4 seed=1
+python -m recipes.a2c --help
 """
 
 from __future__ import annotations
@@ -10,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch.optim import RMSprop
+from torch.optim import Adam, RMSprop
 
 from kit.advantages import GAE
-from kit.config import NotNegative, Positive, UnitInterval
-from kit.experiment import EnvConfig, Experiment, OnPolicyConfig, OnPolicySteps, main
-from kit.hooks import AnnealLearningRate
-from kit.modules import make_actor, make_value
+from kit.config import ActorCriticConfig, Count, Positive, UnitInterval
+from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit.hooks import AnnealLearningRate, anneal_coefficients
+from kit.modules import make_actor_critic, parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
 
 @dataclass
-class Config(OnPolicyConfig):
+class Config(ActorCriticConfig):
     """Settings of A2C."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
@@ -35,49 +34,44 @@ class Config(OnPolicyConfig):
             evaluation_every=20_000,
         )
     )
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of actor and critic."""
-    activation: str = "tanh"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "A2CLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    entropy_coeff: NotNegative = 0.0
-    """Weight of the entropy bonus."""
-    critic_coeff: NotNegative = 0.5
-    """Weight of the value loss."""
     gae_lambda: UnitInterval = 1.0
-    """Lambda of generalised advantage estimation; 1: returns with a bootstrapped end."""
+    n_step: Count | None = None
+    """Rewards summed before bootstrapping, in place of gae_lambda; null: gae_lambda."""
+    normalize_advantage: bool = False
+    normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
+    """Over what: each batch, or all batches so far."""
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    """Optimiser: RMSprop as in the paper, or Adam."""
     learning_rate: Positive = 1e-3
-    """Initial learning rate of RMSprop."""
-    anneal: Literal["linear", "cosine", "constant"] = "linear"
-    """Schedule of the learning rate, down to 0 at the end of the run."""
-    max_grad_norm: Positive = 0.5
-    """Maximum norm of the gradient."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire A2C; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="a2c")
     env = experiment.make_env()
-
-    actor = make_actor(env, cfg.hidden_sizes, cfg.activation).to(cfg.device)
-    critic = make_value(env, cfg.hidden_sizes, cfg.activation).to(cfg.device)
+    actor, critic = make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
         critic,
         entropy_coeff=cfg.entropy_coeff,
         critic_coeff=cfg.critic_coeff,
-        loss_critic_type="l2",
+        loss_critic_type=cfg.critic_loss,
     )
-    optimizer = RMSprop(loss.parameters(), lr=cfg.learning_rate, alpha=0.99, eps=1e-5)
-
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    adam = cfg.optimizer == "adam"
+    optimizer = Adam(groups, fused=True) if adam else RMSprop(groups, alpha=0.99, eps=1e-5)
     return experiment.trainer(
         env,
         actor,
-        advantage=GAE(gamma=cfg.gamma, lmbda=cfg.gae_lambda, value_network=critic),
+        advantage=GAE(value_network=critic, n_step=cfg.n_step, **cfg.horizon),
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
-        hooks=[AnnealLearningRate(optimizer, cfg.anneal)],
+        hooks=[
+            AnnealLearningRate(optimizer, cfg.anneal),
+            *anneal_coefficients(loss, **cfg.schedules),
+        ],
         parts=parts,
     )
 

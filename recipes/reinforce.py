@@ -1,8 +1,7 @@
-"""REINFORCE with baseline (Williams 1992; Sutton and Barto 2018, section 13.4).
+"""REINFORCE (Williams 1992), with or without a baseline (Sutton and Barto 2018, section 13.4).
 
-Run it::
-
-    python -m recipes.reinforce env.id=Acrobot-v1 seed=1
+python -m recipes.reinforce env.id=Acrobot-v1 seed=1
+python -m recipes.reinforce baseline=false
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from typing import Any, Literal
 
 from torch.optim import Adam
 
-from kit.advantages import RewardToGo
-from kit.config import Positive
-from kit.experiment import EnvConfig, Experiment, OnPolicyConfig, OnPolicySteps, main
-from kit.hooks import AnnealLearningRate
-from kit.modules import make_actor, make_value
+from kit.advantages import GAE, RewardToGo
+from kit.config import ActorCriticConfig, NotNegative, Positive, UnitInterval
+from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit.hooks import AnnealLearningRate, anneal_coefficients
+from kit.modules import make_actor_critic, parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
 
 @dataclass
-class Config(OnPolicyConfig):
+class Config(ActorCriticConfig):
     """Settings of REINFORCE: whole episodes, each used once."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
@@ -36,39 +35,46 @@ class Config(OnPolicyConfig):
             evaluation_every=20_000,
         )
     )
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of policy and baseline."""
-    activation: str = "tanh"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
-    loss: str = "ReinforceLoss"
-    """Loss of torchrl.objectives, or module:Class."""
-    normalize_advantage: bool = True
-    """Whether advantages are normalised to mean 0 and deviation 1 in each batch."""
+    loss: str = "A2CLoss"
+    """Loss of torchrl.objectives (A2CLoss is minus log-probability times advantage: REINFORCE's),
+    or module:Class."""
+    baseline: bool = True
+    """Whether the value of the state is subtracted from the return."""
+    critic_coeff: NotNegative = 1.0
+    gae_lambda: UnitInterval = 1.0
+    normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
+    """Over what: each batch, or all batches so far."""
     learning_rate: Positive = 5e-3
-    """Initial learning rate of Adam."""
-    anneal: Literal["linear", "cosine", "constant"] = "constant"
-    """Schedule of the learning rate; all but constant end at 0."""
-    max_grad_norm: Positive = 0.5
-    """Maximum norm of the gradient."""
+    anneal: str = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire REINFORCE; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="reinforce")
     env = experiment.make_env()
-
-    actor = make_actor(env, cfg.hidden_sizes, cfg.activation).to(cfg.device)
-    baseline = make_value(env, cfg.hidden_sizes, cfg.activation).to(cfg.device)
-    loss = experiment.make_loss(make_loss or cfg.loss, actor, baseline, loss_critic_type="l2")
-    optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
-    returns = RewardToGo(gamma=cfg.gamma, value_network=baseline, normalize=cfg.normalize_advantage)
-
+    actor, critic = make_actor_critic(env, **cfg.networks)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        critic,
+        entropy_coeff=cfg.entropy_coeff,
+        critic_coeff=cfg.critic_coeff if cfg.baseline else None,
+        loss_critic_type=cfg.critic_loss,
+    )
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    optimizer = Adam(groups, fused=True)
+    advantage: Any = RewardToGo(gamma=cfg.gamma, standardize=cfg.standardize)
+    if cfg.baseline:
+        advantage = GAE(value_network=critic, **cfg.horizon)
     return experiment.trainer(
         env,
         actor,
-        advantage=returns,
+        advantage=advantage,
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
-        hooks=[AnnealLearningRate(optimizer, cfg.anneal)],
+        hooks=[
+            AnnealLearningRate(optimizer, cfg.anneal),
+            *anneal_coefficients(loss, **cfg.schedules),
+        ],
         parts=parts,
     )
 

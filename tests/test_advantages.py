@@ -10,8 +10,21 @@ from tensordict import TensorDict
 from torch import nn
 from torchrl.modules import ValueOperator
 from torchrl.objectives import value as torchrl_value
+from torchrl.objectives.value.functional import vtrace_advantage_estimate
 
-from kit.advantages import GAE, RewardToGo, discounted_suffix_sums, generalized_advantages
+from kit.advantages import (
+    GAE,
+    RewardToGo,
+    Standardizer,
+    VTrace,
+    discounted_suffix_sums,
+    generalized_advantages,
+)
+from kit.steps import SettingError
+from kit.trainer import Trainer
+from tests.losses import discrete_actor, transitions
+from tests.losses import value as critic
+from tests.tiny import on_policy_plan, ppo_parts
 
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 40))
 
@@ -38,6 +51,13 @@ def batch_of(num_envs: int, steps: int, seed: int = 0, ends: float = 0.2) -> Ten
         "reward": torch.randn(num_envs, steps, 1, generator=generator, dtype=torch.float64),
     }  # fmt: skip
     return TensorDict({"observation": numbers[0], "next": following}, [num_envs, steps])
+
+
+def continued(batch: TensorDict) -> TensorDict:
+    """The batch with the next observation of each step that of the step after, as collected."""
+    ended, following = batch["next", "done"][:, :-1], batch["next", "observation"][:, :-1]
+    following.copy_(torch.where(ended, following, batch["observation"][:, 1:]))
+    return batch
 
 
 # ---------------------------------------------------------------------- the recursion
@@ -232,12 +252,10 @@ def test_returns_without_a_baseline_are_the_rewards_to_go(size, seed, gamma):
 def test_a_baseline_is_subtracted_and_bootstraps_what_is_cut_off(size, seed, gamma):
     torch.manual_seed(seed)
     batch, value = batch_of(*size, seed=seed), network(double=True)
-    seen = batch["next", "observation"]  # where an episode continues, the next one acted on
-    ended = batch["next", "done"][:, :-1]
-    seen[:, :-1] = torch.where(ended, seen[:, :-1], batch["observation"][:, 1:])
+    continued(batch)
     following = value(batch["next"].clone())["state_value"].detach().squeeze(-1)
     expected = returns_of(batch, gamma, following).unsqueeze(-1)
-    RewardToGo(gamma=gamma, value_network=value)(batch)
+    GAE(gamma=gamma, value_network=value)(batch)
     torch.testing.assert_close(batch["value_target"], expected)
     baseline = value(batch.clone())["state_value"]
     torch.testing.assert_close(batch["advantage"], expected - baseline)
@@ -256,8 +274,10 @@ def test_padding_changes_no_return_and_is_not_counted_in_the_normalisation(basel
     batch["collector", "mask"] = mask
     polluted = batch.clone()
     polluted["next", "reward"][~mask] = 1e6
-    value = network(double=True) if baseline else None
-    estimate = RewardToGo(gamma=0.9, value_network=value, normalize=True)
+    if baseline:
+        estimate = GAE(gamma=0.9, value_network=network(double=True), standardize="batch")
+    else:
+        estimate = RewardToGo(gamma=0.9, standardize="batch")
     one, other = estimate(batch)["advantage"][mask], estimate(polluted)["advantage"][mask]
     torch.testing.assert_close(one, other)
     torch.testing.assert_close(one.mean(), torch.zeros((), dtype=torch.float64))
@@ -267,4 +287,145 @@ def test_padding_changes_no_return_and_is_not_counted_in_the_normalisation(basel
 def test_advantages_that_are_all_the_same_are_zero_when_normalised():
     batch = batch_of(2, 1)
     batch["next", "reward"].fill_(3.0)
-    assert (RewardToGo(gamma=1.0, normalize=True)(batch)["advantage"] == 0).all()
+    assert (RewardToGo(gamma=1.0, standardize="batch")(batch)["advantage"] == 0).all()
+
+
+# ---------------------------------------------------------------------- n-step returns
+@given(SIZES, st.integers(0, 1000), st.integers(1, 45))
+@settings(max_examples=40, deadline=None)
+def test_n_step_returns_sum_n_rewards_within_their_episode_and_batch(size, seed, n_step):
+    batch, value = batch_of(*size, seed=seed), network(double=True)
+    batch = GAE(gamma=0.875, value_network=value, n_step=n_step)(batch)
+    reward, done, terminated = (
+        batch["next", key].squeeze(-1) for key in ("reward", "done", "terminated")
+    )
+    following = batch["next", "state_value"].squeeze(-1)
+    for env in range(size[0]):
+        for start in range(size[1]):
+            total = 0.0
+            for t in range(start, min(start + n_step, size[1])):
+                total += 0.875 ** (t - start) * float(reward[env, t])
+                last = t
+                if done[env, t]:
+                    break
+            if not terminated[env, last]:
+                total += 0.875 ** (last + 1 - start) * float(following[env, last])
+            assert float(batch["value_target"][env, start]) == pytest.approx(total, abs=1e-9)
+    torch.testing.assert_close(batch["advantage"], batch["value_target"] - batch["state_value"])
+
+
+def test_one_step_and_whole_episodes_are_torchrls_td0_and_td1():
+    value = network(double=True)
+    for n_step, kind in ((1, "TD0Estimator"), (40, "TD1Estimator")):
+        batch = continued(batch_of(3, 20, ends=0.1))
+        estimator = getattr(torchrl_value, kind)(gamma=0.875, value_network=value)
+        expected = estimator(batch.clone())["value_target"]
+        found = GAE(gamma=0.875, value_network=value, n_step=n_step)(batch)["value_target"]
+        torch.testing.assert_close(found, expected)
+
+
+def test_n_step_returns_and_lambda_contradict_each_other():
+    with pytest.raises(SettingError, match=r"n_step=5 contradicts lmbda=0\.9"):
+        GAE(gamma=0.875, lmbda=0.9, value_network=network(), n_step=5)
+
+
+@pytest.mark.parametrize("lmbda", [0.3, 0.7, 1.0])
+def test_value_targets_are_torchrls_td_lambda_returns(lmbda):
+    value = network(double=True)
+    settings = {"gamma": 0.9, "lmbda": lmbda, "value_network": value}
+    batch = continued(batch_of(3, 20))
+    expected = torchrl_value.TDLambdaEstimator(**settings)(batch.clone())["value_target"]
+    torch.testing.assert_close(GAE(**settings)(batch)["value_target"], expected)
+
+
+# ---------------------------------------------------------------------- V-trace
+def choices_of(num_envs: int, steps: int, seed: int = 0) -> TensorDict:
+    batch = transitions(num_envs * steps, "choice", seed).reshape(num_envs, steps)
+    truncated = torch.rand(num_envs, steps, 1, generator=torch.Generator().manual_seed(seed)) < 0.1
+    batch["next", "done"] = batch["next", "terminated"] | truncated
+    return batch.apply(lambda entry: entry.double() if entry.is_floating_point() else entry)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (2, 64)])
+@pytest.mark.parametrize(("max_rho", "max_c"), [(1.0, 1.0), (1.5, 0.8)])
+def test_vtrace_is_the_sum_of_the_paper_and_torchrls(shape, max_rho, max_c):
+    torch.manual_seed(0)
+    actor, value = discrete_actor().double(), critic().double()
+    estimator = VTrace(
+        gamma=0.875, value_network=value, actor_network=actor, max_rho=max_rho, max_c=max_c
+    )
+    for _ in range(3):  # recorded, compared, replayed
+        found = estimator(choices_of(*shape))
+    reward, done, terminated = (
+        found["next", key].squeeze(-1) for key in ("reward", "done", "terminated")
+    )
+    now = actor.get_dist(found.clone()).log_prob(found["action"]).detach()
+    ratio = (now - found["action_log_prob"]).exp()
+    next_ = found["next"]
+    expected = vtrace_advantage_estimate(
+        0.875, now.unsqueeze(-1), found["action_log_prob"].unsqueeze(-1), found["state_value"],
+        next_["state_value"], next_["reward"], next_["done"], next_["terminated"],
+        rho_thresh=max_rho, c_thresh=max_c,
+    )  # fmt: skip
+    torch.testing.assert_close((found["advantage"], found["value_target"]), expected)
+    values, after = found["state_value"].squeeze(-1), found["next", "state_value"].squeeze(-1)
+    for env in range(shape[0]):
+        for start in range(shape[1]):
+            total, weight = float(values[env, start]), 1.0
+            for t in range(start, shape[1]):
+                later = 0.0 if terminated[env, t] else 0.875 * float(after[env, t])
+                delta = float(reward[env, t]) + later - float(values[env, t])
+                total += 0.875 ** (t - start) * weight * min(float(ratio[env, t]), max_rho) * delta
+                weight *= min(float(ratio[env, t]), max_c)
+                if done[env, t]:
+                    break
+            assert float(found["value_target"][env, start]) == pytest.approx(total, abs=1e-6)
+
+
+def test_vtrace_of_the_policy_that_collected_is_a_td1_return():
+    torch.manual_seed(0)
+    actor, value, batch = discrete_actor(), critic(), choices_of(3, 17)
+    actor, value = actor.double(), value.double()
+    batch["action_log_prob"] = actor.get_dist(batch.clone()).log_prob(batch["action"]).detach()
+    expected = GAE(gamma=0.875, value_network=value)(batch.clone())["value_target"]
+    found = VTrace(gamma=0.875, value_network=value, actor_network=actor)(batch)["value_target"]
+    torch.testing.assert_close(found, expected)
+
+
+# ---------------------------------------------------------------------- standardisation
+def test_a_running_standardiser_has_the_moments_of_everything_so_far():
+    standardizer, seen = Standardizer("running"), []
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        advantage = 3 + 2 * torch.randn(4, 7, 1, generator=generator, dtype=torch.float64)
+        mask = torch.rand(4, 7, generator=generator) < 0.8
+        seen.append(advantage[mask].flatten())
+        found = standardizer(advantage, mask)
+        every = torch.cat(seen)
+        expected = (advantage - every.mean()) / every.std(correction=0)
+        torch.testing.assert_close(found[mask], expected[mask])
+        assert (found[~mask] == 0).all()
+
+
+def test_a_running_standardiser_is_part_of_the_program_and_of_the_checkpoint(tmp_path):
+    plan = on_policy_plan()
+
+    def trainer() -> Trainer:
+        parts = ppo_parts(plan)
+        value = parts["advantage"].value_network
+        parts["advantage"] = GAE(gamma=0.875, value_network=value, standardize="running")
+        return Trainer(plan, **parts, folder=tmp_path)
+
+    first = trainer()
+    first.run()
+    assert first.advantage._traced.replays
+    moments = first.advantage.standardizer.state_dict()
+    assert float(moments["count"]) == plan.total_policy_steps
+    again = trainer().load(first.last_checkpoint)
+    restored = again.advantage.standardizer.state_dict()
+    assert all(torch.equal(restored[name], moments[name]) for name in moments)
+
+
+def test_an_unknown_kind_of_standardisation_is_refused():
+    with pytest.raises(SettingError, match=r"standardize='minibatch'.*batch or running"):
+        GAE(gamma=0.875, value_network=network(), standardize="minibatch")

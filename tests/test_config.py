@@ -16,7 +16,10 @@ import recipes.crossq
 import recipes.ddpg
 import recipes.dqn
 import recipes.droq
+import recipes.impala
 import recipes.ppo
+import recipes.ppo_pixels
+import recipes.ppo_recurrent
 import recipes.rainbow
 import recipes.redq
 import recipes.reinforce
@@ -34,9 +37,9 @@ from kit.steps import SettingError
 from kit.steps.settings import OnPolicySteps
 
 RECIPES = [
-    recipes.a2c, recipes.crossq, recipes.ddpg, recipes.dqn, recipes.droq, recipes.ppo,
-    recipes.rainbow, recipes.redq, recipes.reinforce, recipes.sac, recipes.sac_discrete,
-    recipes.td3, recipes.tqc,
+    recipes.a2c, recipes.crossq, recipes.ddpg, recipes.dqn, recipes.droq, recipes.impala,
+    recipes.ppo, recipes.ppo_pixels, recipes.ppo_recurrent, recipes.rainbow, recipes.redq,
+    recipes.reinforce, recipes.sac, recipes.sac_discrete, recipes.td3, recipes.tqc,
 ]  # fmt: skip
 
 
@@ -174,7 +177,7 @@ def test_a_name_that_is_nowhere_is_refused_with_the_nearest(name, message):
 UNITS = (
     "policy steps", "env steps", "gradient steps", "environments", "transitions", "episodes",
     "passes", "threads", "seconds", "q-networks", "rewards summed", "sequences", "minibatches",
-    "time steps",
+    "time steps", "units",
 )  # fmt: skip
 
 

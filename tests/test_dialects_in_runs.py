@@ -144,6 +144,16 @@ def test_coefficients_of_another_library_reach_the_loss() -> None:
     assert float(loss.critic_coeff) == pytest.approx(0.75)
 
 
+def test_the_hidden_layers_of_nip_learn_at_a_rate_of_their_own() -> None:
+    factors = {"actor": 0.5, "critic": 0.5}
+    trainer = ppo.build(small(ppo, Nip(**NIP, lr=0.01, body_lr_factor=factors)))
+    rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
+    assert rates == pytest.approx([0.01, 0.005])
+    trainer.run()
+    with pytest.raises(SettingError, match=r"actor=0\.5 differs from .*critic=1\.0"):
+        ppo.build(small(ppo, Nip(**NIP, body_lr_factor={"actor": 0.5})))
+
+
 @pytest.mark.parametrize(("given", "clipped"), [(0.4, 0.4), (True, 0.2), (False, None)])
 def test_the_value_loss_of_nip_reaches_the_loss(given: Any, clipped: float | None) -> None:
     trainer = ppo.build(small(ppo, Nip(**NIP, loss_critic_type="l1", clip_value=given)))

@@ -670,7 +670,8 @@ class PolicyRunner:
     def restart(self) -> None:
         """Reset all hidden state: every environment begins a new episode."""
         self._starts = torch.ones_like(self._starts)
-        self._hidden = dict(self._first)
+        zero = {key: torch.zeros_like(value) for key, value in self._hidden.items()}
+        self._hidden = {**zero, **self._first}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the hidden state: tensors and plain values."""

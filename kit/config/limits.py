@@ -43,6 +43,8 @@ class Limits:
 
 Count = Annotated[int, Limits(1)]
 """At least one of something."""
+Natural = Annotated[int, Limits(0)]
+"""A number of something, or none."""
 NotNegative = Annotated[float, Limits(0)]
 """A weight or coefficient."""
 Positive = Annotated[float, Limits(0, open=True)]

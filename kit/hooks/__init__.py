@@ -6,7 +6,12 @@ what can be added to it.
 
 from __future__ import annotations
 
-from kit.hooks.annealing import Anneal, AnnealExploration, AnnealLearningRate
+from kit.hooks.annealing import (
+    Anneal,
+    AnnealExploration,
+    AnnealLearningRate,
+    anneal_coefficients,
+)
 from kit.hooks.base import Hook
 from kit.hooks.console import Console
 from kit.hooks.curve import LearningCurve, draw_curve
@@ -26,5 +31,6 @@ __all__ = [
     "StopWhen",
     "TargetKL",
     "TimeLimit",
+    "anneal_coefficients",
     "draw_curve",
 ]

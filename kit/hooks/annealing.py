@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from kit.hooks.base import Hook, HookedTrainer
 from kit.steps import Schedule, SettingError, make_schedule
-from kit.steps.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from kit.steps import StepPlan
@@ -79,8 +78,9 @@ class Anneal(Hook):
         target: the object: a loss, a module, an optimiser, one of its parameter groups.
         attribute: what is set: a number, a tensor (filled in place), or ``lr`` of an optimiser
             (of all its groups, each from its own start value).
-        schedule: value by counter; or ``"linear"``, ``"cosine"`` or ``"exponential"``: from the
-            value at registration to ``end``. ``"constant"`` sets nothing and logs the value.
+        schedule: value by counter; or a name such as ``"linear"`` or ``"warmup 0.1 cosine"`` (see
+            :func:`~kit.steps.make_schedule`): from the value at registration to ``end``.
+            ``"constant"`` sets nothing and logs the value.
         end: last value of a schedule given by name.
         share_of_run: share of the run, in (0, 1], after which a schedule given by name ends.
         counter: counter of the ledger that is followed: ``policy_steps``, ``gradient_steps``,
@@ -110,8 +110,8 @@ class Anneal(Hook):
         if not isinstance(target, (Optimizer, dict)) and not hasattr(target, attribute):
             why = f"is not an attribute of {type(target).__name__}"
             raise SettingError("attribute", attribute, why)
-        if isinstance(schedule, str) and schedule not in SCHEDULES:
-            raise SettingError("schedule", schedule, "is not a schedule", sorted(SCHEDULES))
+        if isinstance(schedule, str):
+            make_schedule(schedule, 1.0, 1.0, 1_000)
         if not 0 < share_of_run <= 1:
             raise SettingError("share_of_run", share_of_run, "is not in (0, 1]", [1.0])
         self.schedule, self.share_of_run, self.counter = schedule, share_of_run, counter
@@ -221,6 +221,17 @@ class AnnealLearningRate(Anneal):
         **settings: Any,
     ) -> None:
         super().__init__(optimizer, "lr", schedule, name=name, **settings)
+
+
+def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
+    """Hooks that anneal coefficients of a loss, such as ``clip_epsilon`` and ``entropy_coeff``.
+
+    Args:
+        loss: with a tensor for each coefficient, as TorchRL's losses have them.
+        **schedules: by name of the coefficient, as in :class:`Anneal`; ``"constant"`` makes none.
+    """
+    changing = {name: kind for name, kind in schedules.items() if kind != "constant"}
+    return [Anneal(loss, name, kind) for name, kind in changing.items()]
 
 
 class AnnealExploration(Anneal):

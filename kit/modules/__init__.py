@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from kit.modules.actors import make_action_value, make_actor, make_body, make_q_network, make_value
+from kit.modules.actors import (
+    make_action_value,
+    make_actor,
+    make_actor_critic,
+    make_body,
+    make_q_network,
+    make_value,
+)
 from kit.modules.distributions import Categorical, MultiDiscrete
-from kit.modules.networks import Flatten, FlattenMLP
+from kit.modules.images import NATURE
+from kit.modules.networks import Flatten, FlattenMLP, parameter_groups
 from kit.modules.noisy import NoisyLinear
+from kit.modules.recurrent import Recurrent
 from kit.modules.renorm import BatchRenorm
 
 __all__ = [
+    "NATURE",
     "BatchRenorm",
     "Categorical",
     "Flatten",
     "FlattenMLP",
     "MultiDiscrete",
     "NoisyLinear",
+    "Recurrent",
     "make_action_value",
     "make_actor",
+    "make_actor_critic",
     "make_body",
     "make_q_network",
     "make_value",
+    "parameter_groups",
 ]

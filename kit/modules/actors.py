@@ -19,8 +19,10 @@ from torchrl.data import Categorical as CategoricalSpec
 from torchrl.modules import Actor, ProbabilisticActor, QValueActor, TanhNormal, ValueOperator
 
 from kit.modules.distributions import Categorical, MultiDiscrete, Normal
+from kit.modules.images import Kernels, Mixed, is_image
 from kit.modules.networks import FlattenMLP, Layers, linear
 from kit.modules.noisy import NoisyLinear
+from kit.modules.recurrent import Recurrent, RecurrentKind
 from kit.steps import SettingError
 
 Continuous = Literal["normal", "tanh_normal", "deterministic"]
@@ -140,7 +142,7 @@ def make_actor(
     *,
     continuous: Continuous = "normal",
     initial_log_std: float = 0.0,
-    body: TensorDictModule | None = None,
+    body: TensorDictModule | Recurrent | None = None,
     orthogonal: bool = True,
     return_log_prob: bool = True,
 ) -> ProbabilisticActor | Actor:
@@ -182,7 +184,7 @@ def make_actor(
             kind(network, list(heads.values())), in_keys=[*keys, *masks], out_keys=parameters
         )
     else:
-        last = linear(body.module.out_features, columns, 0.01 if orthogonal else None)
+        last = linear(body.out_features, columns, 0.01 if orthogonal else None)
         head = kind(last, list(heads.values()))
         module = TensorDictSequential(
             body, TensorDictModule(head, in_keys=["features", *masks], out_keys=parameters)
@@ -275,10 +277,17 @@ def _network(
     orthogonal: bool,
     out_gain: float,
     without: Sequence[Any] = (),
+    convolutions: Kernels = (),
     **layers: Any,
 ) -> tuple[list[Any], FlattenMLP]:
     keys = [leaf.key for leaf in env.observation_leaves if leaf.key not in without]
-    specs = [env.full_observation_spec[key] for key in keys]
+    specs: Any = [env.full_observation_spec[key] for key in keys]
+    if convolutions:
+        if not any(map(is_image, specs)):
+            works = "use convolutions=[], or an environment with images of bytes (uint8)"
+            kinds = [list(spec.shape[1:]) for spec in specs]
+            raise SettingError("convolutions", kinds, "are observations without an image", works)
+        specs = Mixed(specs, convolutions, orthogonal=orthogonal)
     layers |= {"orthogonal": orthogonal, "out_gain": out_gain}
     return keys, FlattenMLP(specs, out_features, hidden_sizes, activation, **layers)
 
@@ -289,7 +298,11 @@ def make_body(
     activation: str = "tanh",
     *,
     orthogonal: bool = True,
-) -> TensorDictModule:
+    convolutions: Kernels = (),
+    recurrent: RecurrentKind | None = None,
+    recurrent_size: int = 64,
+    burn_in: int = 0,
+) -> TensorDictModule | Recurrent:
     """Return a network from all observations to ``features``, for an actor and a critic to share.
 
     Args:
@@ -297,9 +310,20 @@ def make_body(
         hidden_sizes: widths of the hidden layers.
         activation: name of the activation after each.
         orthogonal: whether weights start orthogonal.
+        convolutions: channels, kernel size and stride of each convolution, which images (bytes)
+            pass before they are joined with other observations; none: images are flattened.
+        recurrent: ``lstm`` or ``gru``: a recurrent layer after the hidden ones; ``None``: none.
+        recurrent_size: its width.
+        burn_in: steps at the beginning of each sequence that only prepare its hidden state.
+
+    Raises:
+        SettingError: if there are convolutions and no image that they fit.
     """
-    keys, network = _network(env, None, hidden_sizes, activation, orthogonal, 1.0)
-    return TensorDictModule(network, in_keys=keys, out_keys=["features"])
+    sizes = (hidden_sizes, activation, orthogonal, 1.0)
+    keys, network = _network(env, None, *sizes, convolutions=convolutions)
+    if recurrent is None:
+        return TensorDictModule(network, in_keys=keys, out_keys=["features"])
+    return Recurrent(keys, network, recurrent, recurrent_size, burn_in)
 
 
 def make_value(
@@ -307,7 +331,7 @@ def make_value(
     hidden_sizes: Sequence[int] = (64, 64),
     activation: str = "tanh",
     *,
-    body: TensorDictModule | None = None,
+    body: TensorDictModule | Recurrent | None = None,
     orthogonal: bool = True,
 ) -> TensorDictModuleBase:
     """Return a state-value function, which writes ``state_value``.
@@ -322,8 +346,45 @@ def make_value(
     if body is None:
         keys, network = _network(env, 1, hidden_sizes, activation, orthogonal, 1.0)
         return ValueOperator(network, in_keys=keys)
-    last = linear(body.module.out_features, 1, 1.0 if orthogonal else None)
+    last = linear(body.out_features, 1, 1.0 if orthogonal else None)
     return TensorDictSequential(body, ValueOperator(last, in_keys=["features"]))
+
+
+def make_actor_critic(
+    env: Any,
+    hidden_sizes: Sequence[int] = (64, 64),
+    activation: str = "tanh",
+    *,
+    shared_body: bool = False,
+    initial_log_std: float = 0.0,
+    device: torch.device | str = "cpu",
+    **body: Any,
+) -> tuple[ProbabilisticActor, TensorDictModuleBase]:
+    """Make a policy, as :func:`make_actor` does, and its state-value function.
+
+    Args:
+        env: the environment.
+        hidden_sizes: widths of the hidden layers of each.
+        activation: name of the activation between them.
+        shared_body: whether they share their hidden layers.
+        initial_log_std: initial log standard deviation of continuous actions.
+        device: where they are.
+        **body: further arguments of :func:`make_body`: convolutions, a recurrent layer.
+
+    Raises:
+        SettingError: if a recurrent body is not shared: collectors keep the policy's hidden state
+            alone.
+    """
+    shape: dict[str, Any] = {"hidden_sizes": hidden_sizes, "activation": activation}
+    if body.get("recurrent") and not shared_body:
+        why = "leaves the critic without the hidden state, which collectors keep for the policy"
+        raise SettingError("shared_body", False, why, [True])
+    own = shared_body or body
+    first = make_body(env, **shape, **body) if own else None
+    second = make_body(env, **shape, **body) if body and not shared_body else first
+    actor = make_actor(env, **shape, body=first, initial_log_std=initial_log_std).to(device)
+    critic = make_value(env, **shape, body=second).to(device)
+    return actor, critic
 
 
 def make_action_value(

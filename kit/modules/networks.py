@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +99,7 @@ class FlattenMLP(nn.Module):
     """A multilayer perceptron over inputs joined by :class:`Flatten`.
 
     Args:
-        specs: specs of the inputs; see :class:`Flatten`.
+        specs: specs of the inputs, joined by :class:`Flatten`; or the module that joins them.
         out_features: width of the output; ``None`` ends with the last hidden layer's activation.
         hidden_sizes: widths of the hidden layers.
         activation: name of ``ACTIVATIONS``.
@@ -120,7 +120,7 @@ class FlattenMLP(nn.Module):
 
     def __init__(
         self,
-        specs: Sequence[Any],
+        specs: Sequence[Any] | nn.Module,
         out_features: int | None,
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str = "tanh",
@@ -134,8 +134,10 @@ class FlattenMLP(nn.Module):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise SettingError("activation", activation, "is unknown", list(ACTIVATIONS))
-        self.flatten = Flatten(specs)
-        width = self.flatten.out_features
+        join: Any = specs if isinstance(specs, nn.Module) else Flatten(specs)
+        self.flatten = join
+        self.has_output = out_features is not None
+        width: int = join.out_features
         layers: list[nn.Module] = [*after(width)] if after else []
         gain = 2**0.5 if orthogonal else None
         for size in hidden_sizes:
@@ -158,6 +160,11 @@ class FlattenMLP(nn.Module):
         """Return ``[..., out_features]``."""
         return self.layers(self.flatten(*inputs))  # type: ignore[no-any-return]
 
+    def body_parameters(self) -> list[nn.Parameter]:
+        """Parameters of all layers but the output layer."""
+        head = list(self.layers[-1].parameters()) if self.has_output else []
+        return [p for p in self.parameters() if all(p is not other for other in head)]
+
 
 def linear(in_features: int, out_features: int, gain: float | None = None) -> nn.Linear:
     """Return a linear layer, orthogonal with ``gain`` and without bias at first if one is given."""
@@ -166,3 +173,33 @@ def linear(in_features: int, out_features: int, gain: float | None = None) -> nn
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
     return layer
+
+
+@runtime_checkable
+class HasBody(Protocol):
+    """A network that knows its hidden layers."""
+
+    def body_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of all layers but the output layer."""
+
+
+def parameter_groups(
+    loss: nn.Module, networks: Sequence[nn.Module], learning_rate: float, body_factor: float = 1.0
+) -> list[dict[str, Any]]:
+    """Parameters of a loss for an optimiser, with another learning rate for hidden layers.
+
+    Args:
+        loss: whose parameters are trained.
+        networks: of :func:`~kit.modules.make_actor` and its like, which know their hidden layers.
+        learning_rate: of output layers and of everything else.
+        body_factor: factor of the learning rate of hidden layers; 1: there is one group.
+    """
+    parameters = list(loss.parameters())
+    modules = [module for network in networks for module in network.modules()]
+    found = [m.body_parameters() for m in modules if isinstance(m, HasBody)]
+    body = {id(p) for own in found for p in own} if body_factor != 1.0 else set()
+    groups = [
+        {"params": [p for p in parameters if id(p) not in body], "lr": learning_rate},
+        {"params": [p for p in parameters if id(p) in body], "lr": learning_rate * body_factor},
+    ]
+    return [group for group in groups if group["params"]]

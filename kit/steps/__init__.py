@@ -19,6 +19,7 @@ from kit.steps.schedules import (
     Linear,
     Piecewise,
     Schedule,
+    Warmup,
     make_schedule,
 )
 
@@ -38,5 +39,6 @@ __all__ = [
     "SettingError",
     "StepLedger",
     "StepPlan",
+    "Warmup",
     "make_schedule",
 ]

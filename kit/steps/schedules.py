@@ -120,6 +120,23 @@ class Piecewise:
         return self.values[bisect_right(self.boundaries, count)]
 
 
+@dataclass(frozen=True)
+class Warmup:
+    """A schedule whose values are multiplied by a factor that first rises from 0 to 1."""
+
+    schedule: Schedule
+    """value by counter, without the factor."""
+    duration: int
+    """count at which the factor reaches 1, at least 1."""
+
+    def __post_init__(self) -> None:
+        whole_number("duration", self.duration, at_least=1)
+
+    def __call__(self, count: int) -> float:
+        """The value at ``count``."""
+        return self.schedule(count) * min(max(count, 0) / self.duration, 1.0)
+
+
 SCHEDULES: dict[str, Callable[[float, float, int], Schedule]] = {
     "constant": lambda start, end, duration: Constant(start),
     "linear": Linear,
@@ -132,14 +149,46 @@ def make_schedule(kind: str, start: float, end: float, duration: int) -> Schedul
     """The schedule called ``kind``.
 
     Args:
-        kind: ``"constant"``, ``"linear"``, ``"cosine"`` or ``"exponential"``.
+        kind: ``"constant"``, ``"linear"``, ``"cosine"`` or ``"exponential"``; one of these after
+            ``"warmup SHARE"``, in which it rises from 0 (``"warmup 0.1 cosine"``); or
+            ``"piecewise SHARE FACTOR SHARE FACTOR ..."``, the start value times a factor from each
+            share of the duration on (``"piecewise 0.5 0.1 0.75 0.01"``).
         start: value when the counter is 0.
-        end: value from ``duration`` on; ignored by ``"constant"``.
+        end: value from ``duration`` on; ignored by ``"constant"`` and ``"piecewise"``.
         duration: length of the ramp, in units of the counter.
 
     Raises:
         SettingError: if ``kind`` is unknown, or the numbers do not make such a schedule.
     """
+    name, *words = kind.split() or [""]
+    duration = max(duration, 1)
+    if name == "warmup":
+        (share,) = _shares(kind, words[:1])
+        inner = make_schedule(" ".join(words[1:]) or "constant", start, end, duration)
+        return Warmup(inner, max(round(share * duration), 1))
+    if name == "piecewise":
+        shares = _shares(kind, words[::2])
+        factors = [real_number("schedule", _number(kind, word)) for word in words[1::2]]
+        boundaries = [round(share * duration) for share in shares]
+        return Piecewise(boundaries, [start, *(start * factor for factor in factors)])
     if kind not in SCHEDULES:
-        raise SettingError("schedule", kind, "is not a schedule", sorted(SCHEDULES))
-    return SCHEDULES[kind](start, end, max(duration, 1))
+        works = [*sorted(SCHEDULES), "warmup 0.1 linear", "piecewise 0.5 0.1"]
+        raise SettingError("schedule", kind, "is not a schedule", works)
+    return SCHEDULES[kind](start, end, duration)
+
+
+def _shares(kind: str, words: Sequence[str]) -> list[float]:
+    """Shares of a run, in (0, 1)."""
+    shares = [_number(kind, word) for word in words]
+    if not shares or not all(0 < share < 1 for share in shares):
+        why = "has a share of the run that is not between 0 and 1"
+        raise SettingError("schedule", kind, why, ["warmup 0.1 linear", "piecewise 0.5 0.1"])
+    return shares
+
+
+def _number(kind: str, word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        works = ["warmup 0.1 linear", "piecewise 0.5 0.1"]
+        raise SettingError("schedule", kind, f"has {word!r} for a number", works) from None

@@ -53,7 +53,9 @@ class OnPolicySteps(_Steps):
     update_epochs: int = 10
     """passes over each batch."""
     minibatch_size: int | None = 128
-    """transitions in a minibatch; null: the whole batch."""
+    """transitions (with sequence_length: sequences) in a minibatch; null: the whole batch."""
+    sequence_length: int | None = None
+    """time steps of each sequence of a minibatch; null: single transitions."""
     minibatches: int | None = None
     """equal minibatches of one epoch, in place of minibatch_size; null: as minibatch_size says."""
 
@@ -75,7 +77,7 @@ class OnPolicySteps(_Steps):
         if plan.collects_episodes:
             why = "cannot divide whole episodes, whose number of steps is not known beforehand"
             raise SettingError("minibatches", count, why, [None], "or give minibatch_size")
-        rows = plan.frames_per_batch
+        rows = plan.frames_per_batch // (plan.sequence_length or 1)
         if rows % count:
             divisors = [n for n in range(1, rows + 1) if rows % n == 0]
             nearest = sorted(divisors, key=lambda n: abs(n - count))[:2]

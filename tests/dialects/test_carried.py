@@ -174,7 +174,10 @@ def test_the_kits_own_words_take_nothing():
     ("given", "message"),
     [
         (Nip(num_normalization_steps=5), "num_normalization_steps=5 of nip is no setting of a"),
-        (Nip(body_lr_factor={"actor": 0.5}), r"body_lr_factor\.actor=0\.5 of nip is no setting"),
+        (
+            Nip(body_lr_factor={"actor": 0.5}),
+            r"actor=0\.5 of nip is body_lr_factor, which this",
+        ),
         (Nip(clip_value=0.5), r"clip_value=0\.5 of nip is clip_value, which this recipe does not"),
         (SB3(policy="CnnPolicy"), "policy='CnnPolicy' .*MlpPolicy"),
         (SB3(policy_kwargs={"net_arch": {"pi": [8], "vf": [4]}}), "the same for actor and critic"),

@@ -69,3 +69,32 @@ def test_schedules_by_name():
 def test_numbers_that_make_no_schedule_are_refused(make, field):
     with pytest.raises(SettingError, match=f"{field}="):
         make()
+
+
+def test_a_warm_up_rises_from_0_and_then_leaves_the_schedule_alone():
+    made = make_schedule("warmup 0.25 linear", 1.0, 0.0, 8)
+    assert [made(count) for count in range(9)] == [
+        0.0, 0.5 * 0.875, *(1 - count / 8 for count in range(2, 9)),
+    ]  # fmt: skip
+    assert make_schedule("warmup 0.5", 2.0, 0.0, 4)(3) == 2.0
+
+
+def test_pieces_are_factors_of_the_start_from_a_share_of_the_run_on():
+    made = make_schedule("piecewise 0.5 0.1 0.75 0.01", 2.0, 0.0, 8)
+    assert [made(count) for count in (0, 3, 4, 5, 6, 9)] == [2.0, 2.0, 0.2, 0.2, 0.02, 0.02]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("warmup", "share of the run that is not between 0 and 1"),
+        ("warmup 1.5 linear", "share of the run that is not between 0 and 1"),
+        ("warmup 0.1 lineal", "'lineal' is not a schedule"),
+        ("piecewise 0.5 x", "has 'x' for a number"),
+        ("piecewise 0.5 0.1 0.4 0.1", "does not increase"),
+        ("", "is not a schedule"),
+    ],
+)
+def test_a_schedule_that_cannot_be_read_is_refused(kind, message):
+    with pytest.raises(SettingError, match=message):
+        make_schedule(kind, 1.0, 0.0, 8)

@@ -15,8 +15,6 @@ from kit.dialects.base import ON_POLICY, WrappedDialect
 from kit.dialects.fields import acts, counts, fact, linear_or_constant, refused
 from kit.steps.errors import Count, Natural, SettingError, nearest_first, real_number
 
-_ONE = "actor and critic have one learning rate"
-
 
 def _clip_value(value: Any, settings: Any) -> Any:
     """The clip range of the value; ``True`` is that of the policy, which nip leaves at 0.2."""
@@ -24,13 +22,22 @@ def _clip_value(value: Any, settings: Any) -> Any:
     return {False: None, True: 0.2}[value] if isinstance(value, bool) else value
 
 
+def _one_factor(value: Any, settings: Any) -> float:
+    """The factor of the hidden layers, which actor and critic share."""
+    factors = settings.body_lr_factor
+    if factors.actor != factors.critic:
+        why = f"differs from body_lr_factor.critic={factors.critic}: here they have one factor"
+        raise SettingError("body_lr_factor.actor", factors.actor, why, [factors.critic])
+    return float(value)
+
+
 @dataclass
 class LrFactors:
     """Factors of the learning rate."""
 
-    actor: float = refused(_ONE, 1.0)
+    actor: float = acts("body_lr_factor", 1.0, _one_factor)
     """factor of the actor's learning rate."""
-    critic: float = refused(_ONE, 1.0)
+    critic: float = acts("body_lr_factor", 1.0, _one_factor)
     """factor of the critic's learning rate."""
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""IMPALA (Espeholt et al. 2018): V-trace corrects batches of a policy that is behind.
+
+Environments step in a process of their own while the learner works; on one machine, with the kit's
+asynchronous collector, a policy is at most ``collector_kwargs.max_staleness`` updates behind.
+
+python -m recipes.impala env.id=Acrobot-v1 collector_kwargs.max_staleness=4
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch.optim import Adam
+
+from kit.advantages import VTrace
+from kit.config import ActorCriticConfig, NotNegative, Positive
+from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit.hooks import AnnealLearningRate, anneal_coefficients
+from kit.modules import make_actor_critic, parameter_groups
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(ActorCriticConfig):
+    """Settings of IMPALA."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
+    collector: str | None = "async"
+    steps: OnPolicySteps = field(
+        default_factory=lambda: OnPolicySteps(
+            total_policy_steps=96_000,
+            steps_per_env=5,
+            update_epochs=1,
+            minibatch_size=None,
+            evaluation_every=20_000,
+        )
+    )
+    loss: str = "A2CLoss"
+    """Loss of torchrl.objectives, or module:Class; it takes V-trace advantages as they are."""
+    max_rho: Positive = 1.0
+    """Largest importance weight of a temporal difference (rho-bar)."""
+    max_c: Positive = 1.0
+    """Largest importance weight that is passed on to earlier steps (c-bar)."""
+    entropy_coeff: NotNegative = 0.01
+    normalize_advantage: bool = False
+    normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
+    """Over what: each batch, or all batches so far."""
+    learning_rate: Positive = 2e-3
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire IMPALA; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="impala")
+    env = experiment.make_env()
+    actor, critic = make_actor_critic(env, **cfg.networks)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        critic,
+        entropy_coeff=cfg.entropy_coeff,
+        critic_coeff=cfg.critic_coeff,
+        loss_critic_type=cfg.critic_loss,
+    )
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    optimizer = Adam(groups, fused=True)
+    advantage = VTrace(
+        gamma=cfg.gamma,
+        value_network=critic,
+        actor_network=actor,
+        max_rho=cfg.max_rho,
+        max_c=cfg.max_c,
+        standardize=cfg.standardize,
+    )
+    return experiment.trainer(
+        env,
+        actor,
+        advantage=advantage,
+        update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
+        hooks=[
+            AnnealLearningRate(optimizer, cfg.anneal),
+            *anneal_coefficients(loss, **cfg.schedules),
+        ],
+        parts=parts,
+    )
+
+
+if __name__ == "__main__":
+    main(Config, build)

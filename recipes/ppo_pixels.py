@@ -1,0 +1,88 @@
+"""PPO from images (Schulman et al. 2017, table 5): Atari games, or any images of bytes.
+
+python -m recipes.ppo_pixels preset=atari env.id=ale_py:BreakoutNoFrameskip-v4
+python -m recipes.ppo_pixels env.id=CarRacing-v3 env.kwargs.continuous=false preprocess=none
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch.optim import Adam
+
+from kit.advantages import GAE
+from kit.config import ActorCriticConfig, Count, NotNegative, Positive
+from kit.envs.pixels import pixel_wrappers
+from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
+from kit.modules import NATURE, make_actor_critic, parameter_groups
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(ActorCriticConfig):
+    """Settings of PPO from images."""
+
+    env: EnvConfig = field(
+        default_factory=lambda: EnvConfig(id="ale_py:PongNoFrameskip-v4", normalize_reward=True)
+    )
+    steps: OnPolicySteps = field(
+        default_factory=lambda: OnPolicySteps(
+            total_policy_steps=1_000_448,
+            steps_per_env=128,
+            update_epochs=4,
+            minibatch_size=256,
+            evaluation_every=102_400,
+        )
+    )
+    preprocess: Literal["atari", "none"] = "atari"
+    """Preprocessing: atari (84 x 84 grey values, actions held for 4 frames) or none."""
+    frame_stack: Count = 4
+    """Images that make one observation: those of the last time steps."""
+    convolutions: list[list[int]] = field(default_factory=lambda: [list(n) for n in NATURE])
+    """Channels, kernel size and stride of each convolution."""
+    hidden_sizes: list[int] = field(default_factory=lambda: [512])
+    activation: str = "relu"
+    shared_body: bool = True
+    loss: str = "ClipPPOLoss"
+    """Loss of torchrl.objectives (ClipPPOLoss, KLPENPPOLoss, PPOLoss), or module:Class."""
+    clip_epsilon: Positive = 0.1
+    """Clipping range of the probability ratio."""
+    entropy_coeff: NotNegative = 0.01
+    learning_rate: Positive = 2.5e-4
+    target_kl: Positive | None = None
+    """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire PPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="ppo")
+    env = experiment.make_env(wrappers=pixel_wrappers(cfg.preprocess, cfg.frame_stack))
+    actor, critic = make_actor_critic(env, **cfg.networks, convolutions=cfg.convolutions)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        critic,
+        clip_epsilon=cfg.clip_epsilon,
+        entropy_coeff=cfg.entropy_coeff,
+        critic_coeff=cfg.critic_coeff,
+        loss_critic_type=cfg.critic_loss,
+        normalize_advantage=cfg.normalize_minibatch,
+    )
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    optimizer = Adam(groups, eps=1e-5, fused=True)
+    schedules = anneal_coefficients(loss, **cfg.schedules)
+    return experiment.trainer(
+        env,
+        actor,
+        advantage=GAE(value_network=critic, **cfg.horizon),
+        update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
+        hooks=[AnnealLearningRate(optimizer, cfg.anneal), *schedules, TargetKL(cfg.target_kl)],
+        parts=parts,
+    )
+
+
+if __name__ == "__main__":
+    main(Config, build)

@@ -1,0 +1,85 @@
+"""PPO with a recurrent layer, for environments that do not show their state (Ni et al. 2022).
+
+Actor and critic share hidden layers and an LSTM or GRU. Minibatches are sequences of consecutive
+steps, each from the hidden state that the collector has stored for its first one.
+
+python -m recipes.ppo_recurrent env.id=CartPole-v1 recurrent=gru
+python -m recipes.ppo_recurrent --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch.optim import Adam
+
+from kit.advantages import GAE
+from kit.config import ActorCriticConfig, Count, Natural, Positive
+from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
+from kit.modules import make_actor_critic, parameter_groups
+from kit.modules.recurrent import check_sequences
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(ActorCriticConfig):
+    """Settings of recurrent PPO."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
+    steps: OnPolicySteps = field(
+        default_factory=lambda: OnPolicySteps(
+            total_policy_steps=65_536, steps_per_env=128, sequence_length=16, minibatch_size=16
+        )
+    )
+    shared_body: bool = True
+    recurrent: Literal["lstm", "gru"] = "lstm"
+    """Kind of the recurrent layer."""
+    recurrent_size: Count = 64
+    """Units of the recurrent layer."""
+    burn_in: Natural = 0
+    """Time steps at the beginning of each sequence that only prepare the hidden state."""
+    loss: str = "ClipPPOLoss"
+    """Loss of torchrl.objectives (ClipPPOLoss, KLPENPPOLoss, PPOLoss), or module:Class."""
+    clip_epsilon: Positive = 0.2
+    """Clipping range of the probability ratio."""
+    anneal_clip: str = "constant"
+    """Schedule of that range; the same choices as anneal."""
+    target_kl: Positive | None = None
+    """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire PPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="ppo_recurrent")
+    env = experiment.make_env()
+    check_sequences(experiment.plan.sequence_length, cfg.burn_in)
+    layer: dict[str, Any] = {"recurrent": cfg.recurrent, "recurrent_size": cfg.recurrent_size}
+    actor, critic = make_actor_critic(env, **cfg.networks, **layer, burn_in=cfg.burn_in)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        critic,
+        clip_epsilon=cfg.clip_epsilon,
+        entropy_coeff=cfg.entropy_coeff,
+        critic_coeff=cfg.critic_coeff,
+        loss_critic_type=cfg.critic_loss,
+        normalize_advantage=cfg.normalize_minibatch,
+    )
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    optimizer = Adam(groups, eps=1e-5, fused=True)
+    schedules = anneal_coefficients(loss, clip_epsilon=cfg.anneal_clip, **cfg.schedules)
+    return experiment.trainer(
+        env,
+        actor,
+        advantage=GAE(value_network=critic, **cfg.horizon),
+        update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
+        hooks=[AnnealLearningRate(optimizer, cfg.anneal), *schedules, TargetKL(cfg.target_kl)],
+        parts=parts,
+    )
+
+
+if __name__ == "__main__":
+    main(Config, build)

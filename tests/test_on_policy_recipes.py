@@ -1,0 +1,241 @@
+"""Every on-policy recipe counts exactly, resumes exactly, and takes the fast path unchanged."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kit.advantages import VTrace
+from kit.experiment import EnvConfig, OnPolicySteps
+from kit.modules.shared_body import SharedBody
+from kit.steps import SettingError
+from kit.trainer import Trainer
+from tests.tiny import assert_equal, weights
+
+TINY = {"hidden_sizes": [8]}
+IMAGES = {
+    **TINY, "env": EnvConfig("kit.testing.glimpse:kit/Glimpse-v0", 4), "preprocess": "none",
+    "frame_stack": 2, "convolutions": [[4, 3, 2]],
+}  # fmt: skip
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ppo": ("ppo", TINY),
+    "ppo2": ("ppo", {**TINY, "clip_value": 0.2, "normalize_over": "running"}),
+    "ppo, shared body": ("ppo", {**TINY, "shared_body": True, "body_lr_factor": 0.5}),
+    "ppo, schedules": (
+        "ppo",
+        {
+            **TINY, "anneal": "warmup 0.5 cosine", "anneal_clip": "linear", "entropy_coeff": 0.01,
+            "anneal_entropy": "piecewise 0.5 0.1", "anneal_critic": "cosine",
+        },
+    ),
+    "a2c": ("a2c", TINY),
+    "a2c, n steps": ("a2c", {**TINY, "n_step": 3, "optimizer": "adam"}),
+    "reinforce": ("reinforce", TINY),
+    "reinforce without baseline": ("reinforce", {**TINY, "baseline": False}),
+    "impala": ("impala", {**TINY, "collector": "vector"}),
+    "ppo_recurrent": ("ppo_recurrent", {**TINY, "recurrent_size": 8, "recurrent": "gru"}),
+    "ppo_pixels": ("ppo_pixels", IMAGES),
+}  # fmt: skip
+"""Recipe and settings of a small run."""
+names = pytest.mark.parametrize("name", list(RECIPES))
+EPOCHS = {"a2c": 1, "reinforce": 1, "impala": 1}
+
+
+def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
+    """A run of 8 iterations of 4 x 16 policy steps."""
+    recipe, own = RECIPES[name]
+    epochs = EPOCHS.get(recipe, 2)
+    sequences = 4 if recipe == "ppo_recurrent" else None
+    steps = OnPolicySteps(
+        total_policy_steps=512, steps_per_env=16, update_epochs=epochs,
+        minibatch_size=None if epochs == 1 else 4 if sequences else 16, sequence_length=sequences,
+        evaluation_every=None, evaluation_episodes=1,
+    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "env": EnvConfig("CartPole-v1", 4), "steps": steps, "progress": False,
+        "runs": None if folder is None else str(folder), "checkpoint_every": 64,
+    }  # fmt: skip
+    module = importlib.import_module(f"recipes.{recipe}")
+    return module.build(module.Config(**{**settings, **own, **changes}))
+
+
+@names
+def test_plan_and_ledger_agree_on_the_fast_path(name):
+    trainer = built(name)
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    epochs = trainer.plan.update_epochs
+    assert ledger.samples == 512 * epochs
+    assert ledger.gradient_steps == 8 * (1 if epochs == 1 else 2 * 4)
+    assert trainer.update.plain_reason == ""
+    assert getattr(trainer.advantage, "_traced", None) is None or trainer.advantage._traced.replays
+
+
+@names
+def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
+    fast = built(name)
+    fast.run()
+    random_numbers = torch.get_rng_state()
+    eager = built(name, compile=False)
+    eager.run()
+    assert_equal(weights(fast), weights(eager))
+    assert torch.equal(random_numbers, torch.get_rng_state())
+
+
+@names
+def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
+    whole = built(name)
+    whole.run()
+    resumed = interrupted(name, tmp_path)
+    assert resumed.ledger.counters() == whole.ledger.counters()
+    assert_equal(weights(resumed), weights(whole))
+
+
+def interrupted(name: str, folder: Path, **changes: Any) -> Trainer:
+    """Stop after 256 policy steps and run the rest in another trainer."""
+    broken = built(name, folder, **changes)
+    broken.register_op(
+        "post_steps", lambda: broken.request_stop() if broken.policy_steps == 256 else None
+    )
+    broken.run()
+    resumed = built(name, folder, resume=str(broken.folder), **changes)
+    resumed.run()
+    return resumed
+
+
+# ---------------------------------------------------------------------- IMPALA
+def test_impala_corrects_the_staleness_of_the_asynchronous_collector(tmp_path):
+    asynchronous = {"collector": "async", "collector_kwargs": {"max_staleness": 2}}
+    whole = built("impala", **asynchronous)
+    ratios: list[float] = []
+
+    def look(batch: Any) -> None:
+        actor = whole.advantage.actor_network
+        now = actor.get_dist(batch.clone()).log_prob(batch["action"]).detach()
+        ratios.append(float((now - batch["action_log_prob"]).abs().max()))
+
+    whole.register_op("pre_steps_log", look)
+    whole.run()
+    assert isinstance(whole.advantage, VTrace)
+    assert ratios[0] < 1e-6  # the first batch is of the policy that learns
+    assert min(ratios[1:]) > 1e-6  # all others are behind
+    assert whole.collector.staleness == 2
+    assert_equal(weights(interrupted("impala", tmp_path, **asynchronous)), weights(whole))
+
+
+# ---------------------------------------------------------------------- shared bodies
+def test_a_shared_body_has_the_gradients_of_torchrls_loss():
+    for name in ("ppo, shared body", "ppo_pixels", "ppo_recurrent"):
+        trainer = built(name)
+        loss = trainer.loss_module
+        assert isinstance(loss, SharedBody)
+        actor, critic = trainer.evaluate.policy, trainer.advantage.value_network
+        plain = type(loss.loss)(
+            actor, critic, clip_epsilon=float(loss.clip_epsilon),
+            entropy_coeff=float(loss.entropy_coeff), critic_coeff=float(loss.critic_coeff),
+            loss_critic_type="l2", normalize_advantage=True,
+        )  # fmt: skip
+        batch = trainer.advantage(trainer.collector.collect().clone())
+        found, expected = loss(batch.clone()), plain(batch.clone())
+        for key in expected.keys():
+            torch.testing.assert_close(found[key], expected[key], rtol=1e-4, atol=1e-5)
+        parameters = list(actor.parameters())
+        losses = [key for key in expected.keys() if key.startswith("loss")]
+        totals = [sum(out[key] for key in losses) for out in (found, expected)]
+        for one, other in zip(*(torch.autograd.grad(total, parameters) for total in totals)):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_hidden_layers_have_a_learning_rate_of_their_own(shared):
+    trainer = built("ppo", shared_body=shared, body_lr_factor=0.25, anneal="constant")
+    trainer.run()
+    heads, body = trainer.optimizer.param_groups
+    assert float(body["lr"]) == pytest.approx(0.25 * float(heads["lr"]))
+    everything = {id(p) for p in trainer.loss_module.parameters()}
+    assert {id(p) for group in (heads, body) for p in group["params"]} == everything
+    assert {tuple(p.shape) for p in body["params"]} == {(8,), (8, 4)}
+    assert len(body["params"]) == (2 if shared else 4)
+
+
+# ---------------------------------------------------------------------- schedules
+def test_coefficients_follow_their_schedules():
+    trainer = built("ppo, schedules")
+    seen: dict[str, list[float]] = {"clip_epsilon": [], "entropy_coeff": [], "critic_coeff": []}
+
+    def look() -> None:
+        for name, values in seen.items():
+            values.append(float(getattr(trainer.loss_module, name)))
+
+    trainer.register_op("pre_optim_steps", look)
+    trainer.run()
+    assert seen["clip_epsilon"] == pytest.approx([0.2 * (1 - n / 8) for n in range(8)])
+    assert seen["entropy_coeff"] == pytest.approx([0.01] * 4 + [0.001] * 4)
+    assert seen["critic_coeff"][0] == 0.5
+    assert float(trainer.loss_module.clip_epsilon) == 0.0
+    assert trainer.update.plain_reason == ""
+
+
+# ---------------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("a2c", {"n_step": 5, "gae_lambda": 0.9}, r"n_step=5 contradicts lmbda=0\.9"),
+        ("a2c", {"normalize_over": "minibatch"}, r"normalize_over='minibatch' is not a choice"),
+        ("ppo", {"anneal": "lineal"}, r"schedule='lineal' is not a schedule"),
+        ("ppo", {"anneal": "warmup 2 linear"}, r"share of the run that is not between 0 and 1"),
+        ("ppo", {"anneal": "piecewise 0.5"}, r"has 1 values for 1 boundaries"),
+        (
+            "ppo",
+            {"loss": "PPOLoss", "anneal_clip": "linear"},
+            r"clip_epsilon.*not an attribute",
+        ),
+        ("ppo_pixels", {"env": EnvConfig("CartPole-v1"), "frame_stack": 1}, r"without an image"),
+        ("ppo_pixels", {"convolutions": [[8, 9, 9], [8, 3, 1]]}, r"too large for images"),
+        ("ppo_pixels", {"preprocess": "atari"}, r"preprocess='atari' (needs OpenCV|is for games)"),
+    ],
+)
+def test_what_an_algorithm_cannot_do_is_refused(name, settings, message):
+    with pytest.raises(SettingError, match=message):
+        built(name, **settings)
+
+
+# ---------------------------------------------------------------------- as they learn
+def test_a_tiny_task_of_images_is_learnt():
+    steps = OnPolicySteps(
+        total_policy_steps=4_096, steps_per_env=32, update_epochs=4, minibatch_size=64,
+        evaluation_every=None,
+    )  # fmt: skip
+    env = EnvConfig("kit.testing.glimpse:kit/Glimpse-v0", 8)
+    settings = {"steps": steps, "env": env, "convolutions": [[8, 3, 2]], "frame_stack": 1}
+    trainer = built("ppo_pixels", hidden_sizes=[32], learning_rate=5e-3, **settings)
+    kinds = set()
+    trainer.register_op("pre_steps_log", lambda batch: kinds.add(batch["observation"].dtype) or {})
+    trainer.run()
+    assert trainer.journal.latest["evaluation/return"] > 7.0
+    assert kinds == {torch.uint8}  # until the network
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("impala", {}),
+        ("a2c", {"n_step": 5}),
+        ("ppo", {"clip_value": True}),
+        ("ppo", {"shared_body": True}),
+    ],
+)
+def test_recipes_balance_the_pole_within_100_000_policy_steps(name, settings):
+    module = importlib.import_module(f"recipes.{name}")
+    config = module.Config(runs=None, progress=False, **settings)
+    config.steps.evaluation_every, config.steps.evaluation_episodes = None, 100
+    trainer = module.build(config)
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert ledger.policy_steps <= 100_000
+    assert trainer.journal.latest["evaluation/return"] >= 475.0
