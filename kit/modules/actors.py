@@ -165,7 +165,7 @@ def make_actor(
         return_log_prob: whether the policy writes the log-probability of its actions.
 
     Raises:
-        SettingError: if an action is of a kind this policy cannot choose.
+        SettingError: if an action is of a kind this policy cannot choose, or cannot be masked.
     """
     if continuous == "deterministic":
         if body is not None:
@@ -176,7 +176,7 @@ def make_actor(
     heads = {leaf.key: _head(env, leaf.key, *kinds) for leaf in env.action_leaves}
     columns = sum(head.columns for head in heads.values())
     parameters = _parameter_keys(heads)
-    masks = action_masks(env, columns) if parameters == ["logits"] else []
+    masks = action_masks(env, columns if parameters == ["logits"] else 0)
     kind = _MaskedHeads if masks else Heads
     if body is None:
         keys, network = _network(env, columns, hidden_sizes, activation, orthogonal, 0.01, masks)
@@ -210,6 +210,7 @@ def _deterministic(
     env: Any, hidden_sizes: Sequence[int], activation: str, orthogonal: bool
 ) -> Actor:
     leaf = _only_action(env, "Box", "a deterministic policy", "make_q_network")
+    action_masks(env, 0)
     spec = env.full_action_spec[leaf.key]
     if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
         why = "has no bounds for a deterministic policy"
@@ -527,9 +528,21 @@ class _Distributions(nn.Module):
 
 
 def action_masks(env: Any, choices: int) -> list[Any]:
-    """The key of the environment's mask ``[num_envs, choices]``, alone in a list; else none."""
-    return [
-        leaf.key
-        for leaf in env.observation_leaves
-        if leaf.shape == (choices,) and "action_mask" in (leaf.key, leaf.key[-1])
-    ][:1]
+    """The key of the environment's mask ``[num_envs, choices]``, alone in a list; else none.
+
+    Args:
+        env: the environment.
+        choices: of the action; 0: it is none that can be masked.
+
+    Raises:
+        SettingError: if there is a mask that does not fit the action.
+    """
+    for leaf in env.observation_leaves:
+        if "action_mask" not in (leaf.key, leaf.key[-1]):
+            continue
+        if leaf.shape == (choices,):
+            return [leaf.key]
+        why = f"has shape {list(leaf.shape)} and masks none of {choices} choices"
+        works = "use Discrete or MultiDiscrete actions alone, or another name for the observation"
+        raise SettingError("action_mask", str(leaf.key), why, works)
+    return []

@@ -12,11 +12,14 @@ from tensordict.nn import TensorDictSequential
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.objectives import ClipPPOLoss
 
+import recipes.ppo
 from kit.collectors import VectorCollector
 from kit.envs import make_env
+from kit.experiment import EnvConfig, OnPolicySteps
 from kit.modules import make_actor, make_body, make_q_network, make_value
 from kit.modules.actors import Heads
 from kit.modules.exploration import EpsilonGreedy
+from kit.steps import SettingError
 from tests.envs.odd_envs import Masked
 from tests.tiny import on_policy_plan, ppo_trainer
 
@@ -163,3 +166,38 @@ def test_epsilon_greedy_chooses_each_allowed_action_as_often_and_the_best_otherw
     allowed = mask[0].float()
     wanted = 0.5 * allowed / allowed.sum() + 0.5 * torch.eye(mask.shape[1])[0]
     torch.testing.assert_close(shares, wanted, rtol=0, atol=0.01)
+
+
+class WithMask(gym.Env):
+    """Shows a mask of three entries, whatever its actions are."""
+
+    observation_space = gym.spaces.Dict(
+        {"x": gym.spaces.Box(0, 1, (2,), np.float32), "action_mask": gym.spaces.MultiBinary(3)}
+    )
+
+    def __init__(self, space):
+        self.action_space = space
+
+
+@pytest.mark.parametrize("continuous", ["normal", "tanh_normal", "deterministic"])
+def test_a_mask_of_continuous_actions_is_refused(continuous):
+    env = make_env(lambda: WithMask(gym.spaces.Box(-1, 1, (3,), np.float32)))
+    with pytest.raises(SettingError, match=r"masks none of 0 choices; use Discrete"):
+        make_actor(env, continuous=continuous)
+
+
+@pytest.mark.parametrize("make", [make_actor, make_q_network])
+def test_a_mask_of_another_length_is_refused(make):
+    env = make_env(lambda: WithMask(Discrete(4)))
+    with pytest.raises(SettingError, match=r"has shape \[3\] and masks none of 4 choices"):
+        make(env)
+
+
+def test_the_nearest_allowed_choice_is_learnt():
+    steps = OnPolicySteps(total_policy_steps=5_120, evaluation_every=None, evaluation_episodes=20)
+    env = EnvConfig("kit.testing.allowed:kit/Allowed-v0", num_envs=8, kwargs={"choices": 6})
+    cfg = recipes.ppo.Config(env=env, steps=steps, learning_rate=3e-3, runs=None, progress=False)
+    trainer = recipes.ppo.build(cfg)
+    trainer.run()
+    assert trainer.journal.latest["evaluation/length"] == 8  # a forbidden choice ends an episode
+    assert trainer.journal.latest["evaluation/return"] > 7.0
