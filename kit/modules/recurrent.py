@@ -10,6 +10,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torchrl.data import Unbounded
+from torchrl.envs import TensorDictPrimer
 
 from kit.steps import SettingError
 
@@ -112,6 +114,11 @@ class Recurrent(TensorDictModuleBase):
             hidden = step(seen, recurrence, *hidden)
             outputs.append(hidden[0])
         return torch.stack(outputs, dim=1), hidden
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """First hidden state, for collectors of TorchRL, which need it as a transform."""
+        spec = Unbounded((1, self.out_features))
+        return TensorDictPrimer({key: spec.clone() for key in self.states}, expand_specs=True)
 
     def body_parameters(self) -> list[nn.Parameter]:
         """All parameters: there is no output layer."""

@@ -134,7 +134,7 @@ def test_it_trains_on_the_fast_path(kind, burn_in):
     assert trainer.collector.policy_path.name == "program"
 
 
-@pytest.mark.parametrize("collector", ["vector", "async", "episode"])
+@pytest.mark.parametrize("collector", ["vector", "async", "episode", "torchrl"])
 def test_every_collector_stores_the_hidden_state_that_the_policy_had(collector):
     changes: dict[str, Any] = {"collector": collector}
     if collector == "episode":
@@ -143,7 +143,7 @@ def test_every_collector_stores_the_hidden_state_that_the_policy_had(collector):
             minibatch_size=4, evaluation_every=None, evaluation_episodes=4,
         )}  # fmt: skip
     trainer = trainer_of(**changes)
-    batch = trainer.collector.collect()
+    batch = next(iter(trainer.collector))
     trainer.collector.shutdown()
     actor, last = trainer.evaluate.policy, None
     mask = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
@@ -187,8 +187,11 @@ def test_a_policy_of_one_step_batches_is_recorded_once():
     assert len(programs) == 1
 
 
-@both
-def test_a_short_recall_is_learnt_and_seen_in_every_evaluation(kind):
+@pytest.mark.parametrize("kind", ["lstm", "gru", "gru without primer"])
+def test_a_short_recall_is_learnt_and_seen_in_every_evaluation(kind, monkeypatch):
+    kind, _, without = kind.partition(" without ")
+    if without:
+        monkeypatch.delattr(Recurrent, "make_tensordict_primer")
     trainer = trainer_of(
         4_608, env=EnvConfig("kit/Recall-v0", 8, kwargs={"delay": 3, "choices": 2}),
         steps_per_env=48, minibatch_size=8, update_epochs=4, recurrent=kind, hidden_sizes=[16],
