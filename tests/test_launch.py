@@ -182,14 +182,14 @@ def test_hydras_environment_variable_is_left_as_it_was(monkeypatch):
     assert sys.argv == arguments
 
 
-def test_a_keyboard_interrupt_says_how_to_go_on(capsys, monkeypatch):
+def test_ctrl_c_before_a_run_begins_ends_in_one_line(capsys, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit) as ended:
         main(recipes.ppo.Config, interrupted, SHORT)
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "\nstopped; resume it with resume=latest\n"
+    assert capsys.readouterr().err == "\nstopped before the run began\n"
 
 
 def test_an_error_of_the_code_keeps_its_trace():

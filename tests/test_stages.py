@@ -46,8 +46,8 @@ def listen(trainer: Trainer, stages: list[str], seen: list) -> None:
 
 
 # ---------------------------------------------------------------------- when they run
-def test_the_stages_are_those_of_torchrl_and_rows():
-    assert [name for name in STAGES if name != "log_row"] == TORCHRL_STAGES
+def test_the_stages_are_those_of_torchrl_and_rows_and_checkpoints():
+    assert [name for name in STAGES if name not in ("log_row", "save")] == TORCHRL_STAGES
     literal = TorchRLTrainer.register_op.__annotations__["dest"]
     assert all(
         f"'{name}'" in str(literal) or f'"{name}"' in str(literal) for name in TORCHRL_STAGES

@@ -6,24 +6,27 @@ import contextlib
 import difflib
 import logging
 import os
+import signal
 import sys
 import tempfile
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from kit.cli.recipe import Recipe
-from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, read_config
+from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, new_folder, read_config
+from kit.cli.signals import Signals
+from kit.cli.terminal import terminal
 from kit.collectors.base import PolicyFault
 from kit.config import RunConfig
 from kit.config.plain import flat, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
 from kit.envs.errors import EnvironmentFault
+from kit.envs.hanging import die_with_parent
 from kit.hooks.guards import NotFinite
 from kit.logging.files import NotSaved
 from kit.steps import SettingError
@@ -46,21 +49,17 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
         build: makes a trainer from such a dataclass.
         argv: arguments; those of the process by default.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    recipe = Recipe.of(config_class)
-    if "--help" in arguments or "-h" in arguments:
-        chosen = dict(_split(argument) for argument in arguments if "=" in argument)
-        print(help_text(config_class, chosen.get("steps", "kit")))
-        return
-    try:
-        with errors_in_one_line():
+    with errors_in_one_line():
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        recipe = Recipe.of(config_class)
+        if "--help" in arguments or "-h" in arguments:
+            chosen = dict(_split(argument) for argument in arguments if "=" in argument)
+            print(help_text(config_class, chosen.get("steps", "kit")))
+        else:
             base = _base(config_class, recipe, arguments)
             arguments = _without_commas(arguments)
             _check_names(base, arguments)
             _compose(base, arguments, _Job(recipe, config_class, build))
-    except KeyboardInterrupt:
-        print("\nstopped; resume it with resume=latest", file=sys.stderr)
-        raise SystemExit(130) from None
 
 
 class _Job:
@@ -87,7 +86,9 @@ class _Job:
         job = SWEEP_JOB.set(hydra.job.num if hydra.mode == RunMode.MULTIRUN else None)
         try:
             values = typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
-            self.build(from_plain(self.config_class, values)).run()
+            trainer = self.build(from_plain(self.config_class, values))
+            with Signals(trainer, self.recipe.command).handled():
+                trainer.run()
         except Exception as error:
             if self.home is None:
                 raise  # Hydra brings it home
@@ -101,6 +102,7 @@ def _job_elsewhere(recipe: Recipe, config_class: str, build: str) -> _Job:
     module = recipe.load()
     job = _Job(recipe, getattr(module, config_class), getattr(module, build))
     job.home = None
+    die_with_parent(signal.SIGTERM)
     return job
 
 
@@ -112,12 +114,16 @@ _EXPLAINED = (
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """End the process with one line where an error explains itself."""
-    try:
-        yield
-    except _EXPLAINED as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    """End the process with one line where an error explains itself, or with none for ``| head``."""
+    with terminal():
+        try:
+            yield
+        except _EXPLAINED as error:
+            print(f"\nerror: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+        except KeyboardInterrupt:
+            print("\nstopped before the run began", file=sys.stderr)
+            raise SystemExit(130) from None
 
 
 # ---------------------------------------------------------------------- settings and overrides
@@ -138,7 +144,7 @@ def _base(
         if name not in presets:
             near = nearest_first(name, sorted(presets))
             raise SettingError("preset", name, "does not exist", near)
-        _update(values, yaml.safe_load(presets[name].read_text()))
+        _update(values, yaml.safe_load(presets[name].read_text(encoding="utf-8")))
     steps = chosen.get("steps", "kit")
     if steps in DIALECTS:
         values["steps"] = to_plain(dialect(steps)())
@@ -256,14 +262,16 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     plain.sort(key=lambda a: (not a.startswith("-"), _split(a)[0] in groups and "={" not in a))
     plain = [f"++{a.lstrip('+')}" if _is_argument(base, _split(a)[0]) else a for a in plain]
     name = f"kit_{job.recipe.name}"
-    runs = base["runs"] or tempfile.gettempdir()
-    sweep = f"{runs}/{job.recipe.name}/sweeps/{datetime.now():%Y%m%d-%H%M%S}"
+    sweep = None
+    if "--multirun" in arguments or "-m" in arguments:
+        runs = base["runs"] or tempfile.gettempdir()
+        sweep = new_folder(Path(runs, job.recipe.name, "sweeps"))
     node = {
         **base,
         "hydra": {
             "run": {"dir": "."},
             "output_subdir": None,
-            "sweep": {"dir": sweep, "subdir": "."},
+            "sweep": {"dir": str(sweep or "."), "subdir": "."},
             "job": {"chdir": False},
         },
         "defaults": [
@@ -285,6 +293,9 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
         reason = str(error).splitlines()[0].rstrip(".")
         raise SettingError("command line", " ".join(plain), f"is refused: {reason}") from None
     finally:
+        if sweep is not None:
+            with contextlib.suppress(OSError):
+                sweep.rmdir()  # if Hydra has not come to write there
         sys.argv = argv
         del os.environ["HYDRA_FULL_ERROR"]
         if full is not None:

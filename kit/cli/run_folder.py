@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import re
+import shutil
+import weakref
+from collections.abc import Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
@@ -9,17 +15,19 @@ from typing import Any, ClassVar
 
 import yaml
 
+from kit.cli.lock import RunLock
 from kit.cli.recipe import Recipe
 from kit.config import RunConfig
 from kit.config.plain import flat, to_plain
 from kit.hooks import Hook
-from kit.logging.files import make_folder, write_whole
+from kit.logging.files import NotSaved, not_written, write_whole
 from kit.steps import SettingError
 from kit.trainer.checkpoint import Checkpoints
 
 # Settings of how a run is watched, not of what it does: they may differ when it is resumed.
 _FREE_TO_DIFFER = {
     "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",
+    "env.step_timeout",
 }  # fmt: skip
 
 SWEEP_JOB: ContextVar[int | None] = ContextVar("SWEEP_JOB", default=None)
@@ -29,7 +37,8 @@ SWEEP_JOB: ContextVar[int | None] = ContextVar("SWEEP_JOB", default=None)
 class RunFolder(Hook):
     """Writes the settings and the plan of a run to its folder, and its table at the end.
 
-    Nothing is written before the run begins.
+    A new folder is made, and locked, with this object, so that it belongs to this run alone; it
+    stays empty until the run begins, and one that never begins leaves nothing.
 
     Args:
         recipe: that makes the run.
@@ -41,33 +50,49 @@ class RunFolder(Hook):
         config: settings as plain values.
 
     Raises:
-        SettingError: if the run to resume is not there or was made with other settings.
+        SettingError: if the run to resume is not there, was made with other settings, or is being
+            run by another process.
     """
 
-    operations: ClassVar = {"setup": "begin", "shutdown": "end"}
+    operations: ClassVar = {"setup": "begin", "save": "check", "shutdown": "end"}
 
     def __init__(self, recipe: Recipe, cfg: RunConfig) -> None:
         assert cfg.runs is not None
         self.config: dict[str, Any] = {"recipe": recipe.source, **to_plain(cfg)}
         self.checkpoint: Path | None = None
         if cfg.resume is None:
-            self.folder = new_folder(Path(cfg.runs), recipe.name, cfg.env.id, cfg.seed)
+            base = Path(cfg.runs) / recipe.name / cfg.env.id.replace("/", "-")
+            new = [path for path in (base, *base.parents) if not path.exists()]
+            self.folder = new_folder(base, f"{_job_name()}-s{cfg.seed}")
+            self._take_lock([self.folder, *new])
             return
         self.folder = find_run(cfg.resume, Path(cfg.runs), recipe.name)
         check_same_recipe(self.folder, recipe)
         self._check_same_settings()
+        self._take_lock()
+        _remove_left_overs(self.folder)
         self.checkpoint = Checkpoints.latest(self.folder / "checkpoints")
         if self.checkpoint is None:
             # Killed before its first checkpoint: it starts again, in the same folder.
             for name in ("metrics.csv", "times.csv"):
                 (self.folder / name).unlink(missing_ok=True)
 
+    def _take_lock(self, made: Sequence[Path] = ()) -> None:
+        """Lock the folder until the run ends, or this object does.
+
+        Args:
+            made: folders that go too where the run has not begun.
+        """
+        self.lock = RunLock(self.folder)
+        weakref.finalize(self, _give_back, self.lock, made)
+
     def _check_same_settings(self) -> None:
         saved, given = flat(read_config(self.folder)), flat(self.config)
         differing = [
             f"{name}: {saved.get(name)} there, {given.get(name)} here"
             for name in sorted({*saved, *given})
-            if saved.get(name) != given.get(name) and name.split(".")[0] not in _FREE_TO_DIFFER
+            if saved.get(name) != given.get(name)
+            and not {name, name.split(".")[0]} & _FREE_TO_DIFFER
         ]
         if differing:
             why = f"was made with other settings ({'; '.join(differing)})"
@@ -75,18 +100,31 @@ class RunFolder(Hook):
             raise SettingError("resume", str(self.folder), why, works)
 
     def begin(self) -> None:
-        """Make the folder; write ``config.yaml`` and ``plan.txt``."""
-        make_folder(self.folder)
+        """Write ``config.yaml`` and ``plan.txt``."""
+        self.lock.begin()
         if not (self.folder / "config.yaml").exists():
             text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
             write_whole(self.folder / "config.yaml", text)
         write_whole(self.folder / "plan.txt", self.trainer.plan.table() + "\n")
 
+    def check(self) -> None:
+        """Look whether the folder is still there.
+
+        Raises:
+            NotSaved: if it was removed.
+        """
+        if not (self.folder / "config.yaml").is_file():
+            what = f"the run folder {self.folder} was removed, or its config.yaml"
+            raise NotSaved(f"{what}, while the run was running; nothing more is saved")
+
     def end(self) -> None:
-        """Write what was counted beside the plan."""
-        if self.folder.is_dir():
+        """Write what was counted beside the plan, and unlock the folder."""
+        try:
+            self.check()
             table = self.trainer.plan.table(self.trainer.ledger)
             write_whole(self.folder / "plan.txt", table + "\n")
+        finally:
+            self.lock.release()
 
 
 def check_same_recipe(folder: Path, recipe: Recipe) -> None:
@@ -101,18 +139,45 @@ def check_same_recipe(folder: Path, recipe: Recipe) -> None:
         raise SettingError("resume", str(folder), why, f"{other.command} resume={folder}")
 
 
-def new_folder(runs: Path, recipe: str, env_id: str, seed: int) -> Path:
-    """Path of a new run folder, which is made when the run begins."""
-    when = datetime.now().strftime("%Y%m%d-%H%M%S")
+def _job_name() -> str:
     job = SWEEP_JOB.get()
-    when += "" if job is None else f"-{job}"
-    base = runs / recipe / env_id.replace("/", "-")
-    folder = base / f"{when}-s{seed}"
-    number = 2
-    while folder.exists():
-        folder = base / f"{when}-s{seed}-{number}"
-        number += 1
-    return folder
+    return "" if job is None else f"-{job}"
+
+
+def new_folder(base: Path, name: str = "") -> Path:
+    """Make a folder that nobody else has: ``<date>-<time><name>``, or the next free number of it.
+
+    Raises:
+        NotSaved: if it cannot be made.
+    """
+    first = base / f"{datetime.now():%Y%m%d-%H%M%S}{name}"
+    folder, number = first, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError as error:
+            number += 1
+            folder = first.with_name(f"{first.name}-{number}")
+            if not base.is_dir():
+                raise not_written(base, error) from error
+        except OSError as error:
+            raise not_written(folder, error) from error
+
+
+def _give_back(lock: RunLock, made: Sequence[Path]) -> None:
+    lock.release()
+    with contextlib.suppress(OSError):
+        for path in made:
+            path.rmdir()  # if it is empty
+
+
+def _remove_left_overs(folder: Path) -> None:
+    """Remove what a kill has left half-written in a run folder."""
+    for path in folder.glob("*.new"):
+        path.unlink(missing_ok=True)
+    for hidden in (folder / "checkpoints").glob(".*"):
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "resume") -> Path:
@@ -140,10 +205,15 @@ def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "res
 
 
 def _newest(runs: Path, recipe: str | None) -> list[str]:
-    """Run folders, the newest first, at most three."""
-    configs = (runs / recipe if recipe else runs).glob("**/config.yaml")
-    folders = sorted((path.parent for path in configs), key=lambda f: f.name, reverse=True)
+    """Run folders, the newest first, at most three; W&B writes a config.yaml further below."""
+    configs = runs.glob(f"{glob.escape(recipe) if recipe else '*'}/*/*/config.yaml")
+    folders = sorted((path.parent for path in configs), key=_naturally, reverse=True)
     return [str(folder) for folder in folders[:3]]
+
+
+def _naturally(folder: Path) -> list[str | int]:
+    """The parts of a name, so that ``-s0-2`` comes before ``-s0-10``."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", folder.name)]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -153,8 +223,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         SettingError: if the folder has none, or they cannot be read.
     """
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError) as error:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
         why = f"has no readable config.yaml: {reason}"
         raise SettingError("resume", str(folder), why) from None

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kit.cli.terminal import terminal
 from kit.config.documentation import field_docs
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.base import Dialect
@@ -35,6 +36,7 @@ examples:
 """
 
 
+@terminal()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -56,8 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingError as error:
         print(f"kit: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader, `head` for example, has seen enough
-        sys.stderr.close()
     return 0
 
 

@@ -7,11 +7,14 @@ import pickle
 import signal
 import statistics
 import sys
+import threading
+import time
 import traceback
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -23,14 +26,17 @@ from torchrl.envs import EnvBase
 from kit.collectors.actor import Policy
 from kit.collectors.base import KitCollector, PolicyFault
 from kit.collectors.rollout import VectorCollector
-from kit.envs.backends.workers import end_process, how_it_ended, without_main
+from kit.envs.backends.workers import how_it_ended, without_main
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
+from kit.envs.hanging import ASK, StepWatch, end_process, is_main_thread, is_parents_affair
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
 _SECONDS_TO_CLOSE = 10.0
+_SECONDS_OF_A_STEP = 1.5
+"""after which environments are not waited for when a run ends."""
 
 
 class AsyncCollector(KitCollector):
@@ -103,12 +109,15 @@ class AsyncCollector(KitCollector):
     def _start(self, how: bytes, threads: int) -> None:
         context = torch.multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, how, self._weights, threads)
+        self._in_step = _shared(torch.zeros(()))
+        arguments = (theirs, how, self._weights, threads, self._in_step, is_main_thread())
         self._process = context.Process(target=serve, args=arguments)
         with without_main():
             self._process.start()
         theirs.close()
-        self._closing = weakref.finalize(self, _stop, self._process, self._pipe)
+        # Before multiprocessing waits for processes at the end of this one.
+        rest = self._process, self._pipe, self._in_step
+        self._closing = Finalize(self, _stop, rest, exitpriority=1)
 
     # ------------------------------------------------------------------ one batch
     def collect(self) -> TensorDictBase:
@@ -156,6 +165,10 @@ class AsyncCollector(KitCollector):
         """The mean staleness of the batches since the last call."""
         since, self._staleness_since_row = self._staleness_since_row, []
         return {"collector/staleness": statistics.fmean(since)} if since else {}
+
+    def seconds_in_step(self) -> float:
+        """For how long the environments in the process have been in the same step."""
+        return float(self._in_step)
 
     # ------------------------------------------------------------------ messages
     def _send(self, message: tuple[Any, ...]) -> None:
@@ -261,11 +274,14 @@ def _maker(create_env_fn: Any) -> Callable[[], EnvBase]:
     return again  # type: ignore[no-any-return]
 
 
-def _stop(process: Any, pipe: Any) -> None:
-    """End the process: ask, wait, and then insist."""
+def _stop(process: Any, pipe: Any, in_step: Tensor) -> None:
+    """End the process: ask, wait unless its environments hang, and then insist."""
     with contextlib.suppress(OSError, ValueError):
         pipe.send(("close",))
-    end_process(process, _SECONDS_TO_CLOSE)
+    end = time.monotonic() + _SECONDS_TO_CLOSE
+    while process.is_alive() and time.monotonic() < end and in_step < _SECONDS_OF_A_STEP:
+        process.join(0.05)
+    end_process(process, 0.0)
     pipe.close()
 
 
@@ -287,10 +303,18 @@ def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
 
 
 # ---------------------------------------------------------------------- in the process
-def serve(pipe: Any, how: bytes, weights: list[list[Tensor]], threads: int) -> None:
+def serve(
+    pipe: Any,
+    how: bytes,
+    weights: list[list[Tensor]],
+    threads: int,
+    in_step: Tensor,
+    in_main_thread: bool,
+) -> None:
     """Make batches as weights arrive, and do what else the pipe says, until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then closes
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that environments are closed
+    is_parents_affair(in_main_thread)
+    signal.signal(ASK, lambda *_: sys.exit(0))  # so that environments are closed
+    threading.Thread(target=_watch, args=(in_step, get_ident()), daemon=True).start()
     torch.set_num_threads(threads)
     served = None
     try:
@@ -308,6 +332,14 @@ def serve(pipe: Any, how: bytes, weights: list[list[Tensor]], threads: int) -> N
     finally:
         if served is not None:
             served.collector.shutdown(raise_on_error=False)
+
+
+def _watch(in_step: Tensor, thread: int) -> None:
+    """Write for how long environments have been in the same step, several times a second."""
+    watch = StepWatch(thread)
+    while True:
+        in_step.fill_(watch.seconds())
+        time.sleep(0.2)
 
 
 _FACTS = (

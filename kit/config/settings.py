@@ -30,6 +30,9 @@ class EnvConfig:
     """Whether observations are normalised to running mean 0 and variance 1."""
     normalize_reward: bool = False
     """Whether rewards are divided by the running standard deviation of the discounted return."""
+    step_timeout: Positive | None = None
+    """Seconds that one step or reset of an environment in a worker process (async) may take; what
+    takes longer is a fault, and its process is killed; null: no limit."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment itself, and further ones of make_env: restart_on_error, ..."""
 

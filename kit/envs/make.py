@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -45,6 +46,7 @@ def make_env(
     device: torch.device | str | None = None,
     restart_on_error: int = 0,
     num_workers: int | None = None,
+    step_timeout: float | None = None,
     **kwargs: Any,
 ) -> VectorEnv:
     """Make a vector environment of ``num_envs`` environments.
@@ -79,6 +81,8 @@ def make_env(
             stops the run.
         num_workers: processes of ``async``; ``None``: one for each core, at most one for each
             environment.
+        step_timeout: seconds that one ``step`` or ``reset`` of one environment of ``async`` may
+            take; what takes longer is a fault, and its process is killed. ``None``: no limit.
         **kwargs: for the environment.
 
     Raises:
@@ -98,6 +102,7 @@ def make_env(
         action_mask=action_mask,
         restart_on_error=whole_number("env.restart_on_error", restart_on_error),
         num_workers=_optional("env.num_workers", num_workers),
+        step_timeout=_seconds(step_timeout),
     )
     num_envs = whole_number("env.num_envs", num_envs, at_least=1)
     if isinstance(id, (EnvBase, gym.vector.VectorEnv)):
@@ -134,6 +139,12 @@ def _optional(field: str, value: Any) -> int | None:
     return None if value is None else whole_number(field, value, at_least=1)
 
 
+def _seconds(value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise SettingError("env.step_timeout", value, "is no number of seconds above 0", [60, None])
+    return value
+
+
 class _Options(NamedTuple):
     """Options of each environment, or of the vector environment."""
 
@@ -143,6 +154,7 @@ class _Options(NamedTuple):
     action_mask: bool | None = None
     restart_on_error: int = 0
     num_workers: int | None = None
+    step_timeout: float | None = None
 
     def allow(self, what: str, *allowed: str) -> None:
         """Refuse all options that differ from their defaults, but for ``allowed``.
@@ -154,6 +166,8 @@ class _Options(NamedTuple):
             default = self._field_defaults[name]
             if value != default and name not in allowed:
                 works = "or an id with vectorization='sync' or 'async'"
+                if name in self._fields[-2:]:
+                    works = "or vectorization='async'"
                 why = f"is not possible with {what}"
                 raise SettingError(f"env.{name}", value, why, [default], works)
 
@@ -164,13 +178,15 @@ def _one_by_one(
     """Gymnasium environments made one by one."""
     name = id.id if isinstance(id, EnvSpec) else _name(id)
     if vectorization == "sync":
-        options.allow("vectorization='sync'", *options._fields[:-1])  # all but num_workers
-    repeat, limit, wrappers, wanted, restarts, workers = options
+        # A step in this process cannot be ended from outside.
+        options.allow("vectorization='sync'", *options._fields[:-2])
+    repeat, limit, wrappers, wanted, restarts, workers, timeout = options
 
     def made(action_mask: bool) -> EnvBackend:
         one = functools.partial(make_single_env, id, repeat, limit, wrappers, action_mask, kwargs)
         if vectorization == "async":
-            return WorkersBackend(one, num_envs, name, num_workers=workers, restarts=restarts)
+            how: dict[str, Any] = {"restarts": restarts, "step_timeout": timeout}
+            return WorkersBackend(one, num_envs, name, num_workers=workers, **how)
         return SerialBackend(one, num_envs, name, restarts=restarts)
 
     backend = made(bool(wanted))

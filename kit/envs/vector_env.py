@@ -14,6 +14,7 @@ from torchrl.envs import EnvBase
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics, Infos
+from kit.envs.hanging import StepWatch
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Arrays, Key, Leaf, empty, to_composite
 from kit.envs.state import CannotCapture
@@ -300,6 +301,9 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """Close the envs."""
         self.backend.close()
         super().close(raise_if_closed=raise_if_closed)
+
+
+StepWatch.CALLS |= {VectorEnv.step_arrays.__code__, VectorEnv.restart.__code__}
 
 
 def key_to_list(key: Key) -> Any:

@@ -42,6 +42,9 @@ class HookedTrainer(Protocol):
     def request_stop(self, reason: str | None = None) -> None:
         """End the run after this iteration."""
 
+    def request_checkpoint(self) -> None:
+        """Write a checkpoint after this iteration."""
+
     def skip_rest_of_update(self) -> None:
         """End this update phase after this epoch."""
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
 
 from kit.hooks.base import Hook, HookedTrainer
 from kit.steps import SettingError
@@ -19,11 +23,18 @@ class NotFinite(RuntimeError):
 class NaNGuard(Hook):
     """Ends the run when a metric of training is NaN or infinite.
 
-    A row is written, and checked, before every checkpoint: the last checkpoint is finite.
+    It looks at each row, and before every checkpoint at what the next row has so far: the last
+    checkpoint is finite.
     """
 
     name = "nan_guard"
-    operations: ClassVar = {"log_row": "look"}
+    operations: ClassVar = {"log_row": "look", "save": "look_at_next"}
+
+    def look_at_next(self) -> None:
+        """Look at the metrics of the next row so far."""
+        metrics = self.trainer.journal.metrics.peek()
+        row = {f"train/{name}": value for name, value in zip(metrics, _on_host(metrics))}
+        self.look(row | {"gradient_steps": self.trainer.ledger.gradient_steps})
 
     def look(self, row: dict[str, Any]) -> None:
         """Look at a row.
@@ -46,6 +57,12 @@ class NaNGuard(Hook):
             f"after {row['gradient_steps']:,} gradient steps {names}; {kept}. Smaller learning "
             "rates or gradient clipping (max_grad_norm) help most often"
         )
+
+
+def _on_host(metrics: Mapping[str, Tensor]) -> list[float]:
+    """Read scalars in one go."""
+    values = [value.reshape(()) for value in metrics.values()]
+    return torch.stack(values).tolist() if values else []
 
 
 class TimeLimit(Hook):

@@ -28,7 +28,7 @@ def write_whole(path: Path, text: str) -> None:
     """
     temporary = path.with_name(path.name + ".new")
     try:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -43,7 +43,7 @@ def append(path: Path, text: str) -> None:
     """
     size = None
     try:
-        with path.open("a", newline="") as file:
+        with path.open("a", newline="", encoding="utf-8") as file:
             size = file.tell()
             file.write(text)
     except OSError as error:

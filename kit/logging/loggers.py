@@ -6,8 +6,10 @@ import contextlib
 import csv
 import difflib
 import io
+import math
 import os
 import secrets
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,25 +89,46 @@ class CsvLogger(RowLogger):
 
 
 class _CsvFile:
-    """A CSV file whose columns can grow."""
+    """A CSV file whose columns can grow, and whose damages by others are noticed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns: list[str] = []
         self.rows = 0
+        self._last: tuple[float, ...] = ()  # position in the run of the last row
+        self._size = 0  # bytes of the file
 
     def append(self, row: Row) -> None:
         new = [name for name in row if name not in self.columns]
-        if new:
-            before = self._read() if self.rows else []
+        changed = self.rows and _size(self.path) != self._size
+        if new or changed:
+            before = self._rows_left() if self.rows else []
             self.columns += new
             self._rewrite(before)
         append(self.path, self._lines([row]))
-        self.rows += 1
+        self.rows, self._last = self.rows + 1, _position(row)
+        self._size = _size(self.path)
 
-    def _read(self) -> list[dict[str, Any]]:
-        with self.path.open(newline="") as file:
-            return list(csv.DictReader(file))
+    def _rows_left(self) -> list[dict[str, str]]:
+        """The rows written so far, or what is left of them, which a warning says."""
+        rows = [row for row in self._read() if _position(row) <= self._last][: self.rows]
+        if len(rows) < self.rows:
+            what = f"{self.path} was damaged: {len(rows)} of {self.rows} rows are left"
+            warnings.warn(f"{what}; the run goes on with these", stacklevel=6)
+        self.rows = len(rows)
+        return rows
+
+    def _read(self) -> list[dict[str, str]]:
+        """The rows that can be read, also where the header is lost or lines are torn."""
+        try:
+            text = self.path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        lines = list(csv.reader(io.StringIO(text.replace("\0", ""), newline="")))
+        header = self.columns
+        if lines and lines[0][: len(header)] == header:
+            header = lines.pop(0)
+        return [dict(zip(header, line)) for line in lines if len(line) == len(header)]
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write header and rows to a new file that takes the place of the old one."""
@@ -119,12 +142,33 @@ class _CsvFile:
         return text.getvalue()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"columns": list(self.columns), "rows": self.rows}
+        return {"columns": list(self.columns), "rows": self.rows, "last": list(self._last)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.columns, self.rows = list(state_dict["columns"]), int(state_dict["rows"])
-        if self.path.exists():
-            self._rewrite(self._read()[: self.rows])
+        self._last = tuple(state_dict["last"])
+        if self.rows:
+            self._rewrite(self._rows_left())
+            self._size = _size(self.path)
+
+
+_POSITION = ("policy_steps", "gradient_steps", "time/seconds")
+
+
+def _position(row: Mapping[str, Any]) -> tuple[float, ...]:
+    """Where in a run a row was written; that of a row which cannot be read is beyond all."""
+    try:
+        return tuple(float(row[name]) for name in _POSITION if row.get(name) not in (None, ""))
+    except ValueError:
+        return (math.inf,)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; -1 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 class TorchRLLogger(RowLogger):
@@ -218,7 +262,7 @@ class WandbLogger(TorchRLLogger):
         run = self.logger.experiment
         run.summary[name] = text
         path = Path(run.dir) / f"{name}.txt"
-        path.write_text(text + "\n")
+        path.write_text(text + "\n", encoding="utf-8")
         run.save(str(path), base_path=run.dir, policy="now")
 
     def state_dict(self) -> dict[str, Any]:

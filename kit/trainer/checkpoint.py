@@ -102,6 +102,8 @@ class Checkpoints:
         check_whole(path)
         try:
             result = self._checkpoint.load(path)
+        except (NotSaved, SettingError):  # of a part, which says what is wrong
+            raise
         except Exception as error:
             reason = " ".join(str(error).split(". ")[0].split())
             why = f"cannot be loaded: {type(error).__name__}: {reason}"

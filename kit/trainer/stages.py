@@ -64,6 +64,7 @@ STAGES: dict[str, Stage] = {
         Stage("post_steps", "fire", "the iteration has ended, with or without an update"),
         Stage("post_steps_log", "log", "then"),
         Stage("log_row", "row", "a row of metrics was logged (a stage of the kit)"),
+        Stage("save", "fire", "a checkpoint is about to be written (a stage of the kit)"),
         Stage("shutdown", "fire", "once, when the run ends, however it ends"),
     )
 }

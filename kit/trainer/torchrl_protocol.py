@@ -73,6 +73,7 @@ class TorchRLProtocol:
         self.registered_modules: dict[str, Any] = {}
         self.stop_reason: str | None = None
         self._stop_training = False
+        self._save_requested = False
         self._skip_phase = False
         self._log_dict: defaultdict[str, list[Any]] = defaultdict(list)
 
@@ -120,6 +121,10 @@ class TorchRLProtocol:
         """End the run after this iteration."""
         self._stop_training = True
         self.stop_reason = reason or "a hook asked for it"
+
+    def request_checkpoint(self) -> None:
+        """Write a checkpoint after this iteration, and go on."""
+        self._save_requested = True
 
     def skip_rest_of_update(self) -> None:
         """End this update phase after this epoch; gradient steps still due count as skipped."""

@@ -111,6 +111,7 @@ class Trainer(TorchRLProtocol):
         self.config = config or {}
         self.folder = None if folder is None else Path(folder)
         self.last_checkpoint: Path | None = None
+        self._saved_at = 0  # iterations
         self.last_metrics: Mapping[str, Tensor] | None = None
         self._checkpoints: Checkpoints | None = None
         self._prefill: TensorDictBase | None = None
@@ -151,7 +152,10 @@ class Trainer(TorchRLProtocol):
                 due = self.schedule.advance(self.batches.collected)
                 self.train(batch, due.gradient_steps)
                 self.finish_iteration(batch, due)
-            self.save()
+            if self.ledger.iterations != self._saved_at:
+                self.save()
+                if self.journal.latest.get("iterations") != self.ledger.iterations:
+                    self.write_row()  # for whoever looks; a resumed run drops it
         self.ledger.verify(self.plan)
         return self.ledger
 
@@ -249,10 +253,9 @@ class Trainer(TorchRLProtocol):
         self.log("post_steps_log", batch)
         self.evaluations(due.evaluations)
         stopping = self._stop_training  # run() saves at the end
-        saving = due.checkpoint and self.folder is not None and not stopping
-        if due.row or stopping or saving:
+        if due.row:
             self.write_row()
-        if saving:
+        if (due.checkpoint or self._save_requested) and not stopping:
             self.save()
 
     def evaluations(self, times: int) -> None:
@@ -279,19 +282,23 @@ class Trainer(TorchRLProtocol):
         Raises:
             NotSaved: if it could not be written; earlier ones are untouched.
         """
+        self._save_requested = False
         if self.folder is None:
             return None
+        self.stages.fire("save")
         self.batches.count_environment(self.ledger)
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(self.folder / "checkpoints", self._parts())
         metadata = {"counters": self.ledger.counters()}
         self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
+        self._saved_at = self.ledger.iterations
         return self.last_checkpoint
 
     def load(self, checkpoint: Path | str) -> Trainer:
         """Continue from a checkpoint of a trainer that was built in the same way."""
         self.last_checkpoint = Path(checkpoint)
         Checkpoints(self.last_checkpoint.parent, self._parts()).load(self.last_checkpoint)
+        self._saved_at = self.ledger.iterations
         if not self.batches.exact_resume and hasattr(self.buffer, "close_open_episodes"):
             self.buffer.close_open_episodes(self.plan.num_envs)
         return self

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 from kit.envs.backends.base import (
     EnvBackend,
@@ -35,7 +37,13 @@ class SerialBackend(EnvBackend):
         name: id of the environment, for messages.
         restarts: faults that are recovered from: the env is rebuilt and its episode truncated.
         first: number of the first env, where the others are elsewhere.
+
+    Attributes:
+        clock: where the number of the env under way and the time it began are written, for a
+            process that watches; ``None``: nobody does.
     """
+
+    clock: NDArray[np.float64] | None = None
 
     steps_some = True
 
@@ -78,6 +86,8 @@ class SerialBackend(EnvBackend):
     def _reset(self, number: int, arrays: Arrays, seed: int | None = None) -> None:
         while True:
             try:
+                if self.clock is not None:
+                    self.clock[:] = self.first + number, time.monotonic()
                 first, _ = self.envs[number].reset(seed=self._next_seeds.pop(number, seed))
                 self._write(number, first, arrays)
                 return
@@ -91,6 +101,8 @@ class SerialBackend(EnvBackend):
             hold(~active, result, self.present)
             result.env_steps[~active] = 0
             numbers = iter(np.flatnonzero(active).tolist())
+        if self.clock is not None:
+            numbers = self._timed(numbers)
         chosen = self.convert.rows(actions)
         self.infos, recovered = {}, None
         ended: list[int] = []
@@ -103,6 +115,13 @@ class SerialBackend(EnvBackend):
             self._reset(number, result.observation)
         self.present = result.observation
         return recovered
+
+    def _timed(self, numbers: Iterator[int]) -> Iterator[int]:
+        """Yield numbers of envs, each one's beginning noted."""
+        assert self.clock is not None
+        for number in numbers:
+            self.clock[:] = self.first + number, time.monotonic()
+            yield number
 
     def _step(
         self, numbers: Iterator[int], chosen: Sequence[Any], result: StepArrays, ended: list[int]

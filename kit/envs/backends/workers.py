@@ -10,29 +10,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import time
 import types
-import weakref
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
+from numpy.typing import NDArray
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, hold, rebuilt_seed
 from kit.envs.backends.serial import MakeCopy, SerialBackend
 from kit.envs.errors import EnvironmentFault
+from kit.envs.hanging import end_process, is_main_thread, is_parents_affair
 from kit.envs.spaces import Arrays, Leaf
 from kit.envs.state import CannotCapture
 from kit.steps.errors import SettingError
 
 _CONTEXT = multiprocessing.get_context("spawn")
 _SECONDS_TO_CLOSE = 5.0
+_SECONDS_TO_FINISH = 1.0
+"""until a process that is in a step when a run ends is ended."""
 
 
 class WorkersBackend(EnvBackend):
@@ -48,6 +54,8 @@ class WorkersBackend(EnvBackend):
         num_workers: processes; ``None``: as many as there are cores for, at most one per env.
         restarts: faults recovered from: an env that raises is rebuilt, a process that dies is
             restarted with its envs; their episodes are truncated.
+        step_timeout: seconds that one ``step`` or ``reset`` of one env may take; the process of one
+            that takes longer is killed, which is a fault like others. ``None``: no limit.
 
     Raises:
         EnvironmentFault: if the processes do not start.
@@ -63,6 +71,7 @@ class WorkersBackend(EnvBackend):
         *,
         num_workers: int | None = None,
         restarts: int = 0,
+        step_timeout: float | None = None,
     ) -> None:
         one = make()  # what cannot be made is refused here, not in a process
         self._describe(name, num_envs, one.observation_space, one.action_space)
@@ -72,10 +81,12 @@ class WorkersBackend(EnvBackend):
         self._arrays = memory.arrays(0, num_envs)
         count = min(num_workers or len(os.sched_getaffinity(0)), num_envs)
         bounds = [num_envs * number // count for number in range(count + 1)]
-        how = pickle.dumps(CloudpickleWrapper((make, name, restarts)))
-        self._workers = [_Worker(how, memory, a, b) for a, b in itertools.pairwise(bounds)]
+        how = pickle.dumps(CloudpickleWrapper((make, name, restarts, step_timeout)))
+        pairs = itertools.pairwise(bounds)
+        self._workers = [_Worker(how, memory, a, b, step_timeout) for a, b in pairs]
         self._seeds = list(range(num_envs))
-        self._closing = weakref.finalize(self, _stop, self._workers)
+        # Before multiprocessing waits for processes at the end of this one.
+        self._closing = Finalize(self, _stop, (self._workers,), exitpriority=1)
         try:
             for worker in self._workers:
                 worker.start()
@@ -193,6 +204,9 @@ class WorkersBackend(EnvBackend):
 
     def _death(self, worker: _Worker) -> EnvironmentFault:
         which = f"envs {worker.envs.start} to {worker.envs.stop - 1}"
+        if worker.hung is not None:
+            what = f"took longer than {worker.step_timeout:g} seconds for a step (step_timeout)"
+            return EnvironmentFault(self.name, worker.hung, what)
         how = how_it_ended(worker.process)
         return EnvironmentFault(self.name, None, f"the process of {which} died ({how})")
 
@@ -226,6 +240,8 @@ class _Arrays(NamedTuple):
     result: StepArrays
     active: Mask
     recovered: Mask
+    clock: NDArray[np.float64]
+    """the env that the process steps and since when, in its first row, ``[num_envs, 2]``."""
 
 
 class _SharedMemory:
@@ -260,7 +276,8 @@ class _SharedMemory:
             env_steps=get("env_steps", np.int32),
         )
         flags = get("active", np.bool_), get("recovered", np.bool_)
-        return _Arrays(each("action", self.action), result, *flags)
+        clock = get("clock", np.float64, 2)
+        return _Arrays(each("action", self.action), result, *flags, clock)
 
 
 # ---------------------------------------------------------------------- processes from outside
@@ -272,20 +289,36 @@ class _Worker:
         memory: shared with it.
         first: number of its first env.
         last: number after its last env.
+        step_timeout: seconds that one ``step`` or ``reset`` may take.
+
+    Attributes:
+        busy: whether a command is unanswered.
+        hung: number of the env for which the process was killed.
     """
 
     process: Any = None
     pipe: Connection
 
-    def __init__(self, how: bytes, memory: _SharedMemory, first: int, last: int) -> None:
+    def __init__(
+        self,
+        how: bytes,
+        memory: _SharedMemory,
+        first: int,
+        last: int,
+        step_timeout: float | None = None,
+    ) -> None:
         self.how, self.memory, self.envs = how, memory, slice(first, last)
         self.answer: dict[int, Any] = {}
+        self.step_timeout, self.clock = step_timeout, memory.arrays(first, last).clock
+        self.busy = False
+        self.hung: int | None = None
 
     def start(self) -> None:
         """Start the process, and have it make its envs, which it answers."""
         self.end(0.0)
+        self.hung, self.clock[0, 1] = None, math.inf
         self.pipe, theirs = _CONTEXT.Pipe()
-        arguments = (theirs, self.memory, self.envs.start, self.envs.stop)
+        arguments = (theirs, self.memory, self.envs.start, self.envs.stop, is_main_thread())
         self.process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         with without_main():
             self.process.start()
@@ -294,12 +327,26 @@ class _Worker:
 
     def send(self, *message: Any) -> None:
         """Send a command. To one that has died nothing can be sent, which is found out later."""
+        self.busy = message[0] != "close" or self.busy
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(pickle.dumps(message))
 
     def receive(self) -> tuple[list[EnvironmentFault], Any]:
-        """Wait for the faults recovered from, and the answer or what was raised."""
-        return pickle.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
+        """Wait for the faults recovered from, and the answer or what was raised.
+
+        Raises:
+            EOFError: if the process has died, or was killed because one of its envs hangs.
+        """
+        timeout = self.step_timeout
+        while timeout is not None and not self.pipe.poll(timeout / 10):
+            env, began = self.clock[0]
+            if time.monotonic() - began > timeout:
+                self.hung = int(env)
+                self.process.kill()
+                raise EOFError
+        answer = self.pipe.recv_bytes()
+        self.busy = False
+        return pickle.loads(answer)  # type: ignore[no-any-return]
 
     def end(self, seconds: float) -> None:
         """End the process, if there is one."""
@@ -311,20 +358,13 @@ class _Worker:
 
 def _stop(workers: Sequence[_Worker]) -> None:
     """End all processes: ask all, then wait for each."""
+    began = time.monotonic()
     for worker in workers:
         if worker.process is not None:
             worker.send("close")
     for worker in workers:
-        worker.end(_SECONDS_TO_CLOSE)
-
-
-def end_process(process: Any, seconds: float) -> None:
-    """Wait for a process that was asked to end, and then insist."""
-    process.join(seconds)
-    for insist in (process.terminate, process.kill):
-        if process.is_alive():
-            insist()
-            process.join(1.0)
+        seconds = _SECONDS_TO_FINISH if worker.busy else _SECONDS_TO_CLOSE
+        worker.end(max(began + seconds - time.monotonic(), 0.0))
 
 
 def how_it_ended(process: Any) -> str:
@@ -350,9 +390,11 @@ def without_main() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- in the process
-def _serve(pipe: Connection, memory: _SharedMemory, first: int, last: int) -> None:
+def _serve(
+    pipe: Connection, memory: _SharedMemory, first: int, last: int, in_main_thread: bool
+) -> None:
     """Do what the pipe says until it says to close, or is closed at the other end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who then closes
+    is_parents_affair(in_main_thread)
     served = _Served(memory, first, last)
     try:
         while True:
@@ -384,19 +426,21 @@ class _Served:
             value = error
         except Exception as error:  # by its text, as not every one can be sent
             value = RuntimeError(f"{type(error).__name__}: {error}")
+        self.arrays.clock[0, 1] = math.inf
         answer = pickle.dumps((self.faults, value))
         self.faults.clear()
         return answer
 
     def make(self, how: bytes) -> None:
         """Make the envs."""
-        make, name, restarts = pickle.loads(how).fn
+        make, name, restarts, step_timeout = pickle.loads(how).fn
         try:
             count = self.last - self.first
             self.backend = SerialBackend(make, count, name, restarts=restarts, first=self.first)
         except Exception as error:
             raise fault_of(name, None, error, "making it") from error
         self.backend.tell = self.faults.append
+        self.backend.clock = None if step_timeout is None else self.arrays.clock[0]
 
     def reset(self, seeds: Sequence[int] | None, mask: Mask | None) -> None:
         """Begin episodes."""

@@ -1,0 +1,130 @@
+"""The lock of a run folder: one process at a time writes to a run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+from kit.logging.files import not_written
+from kit.steps import SettingError
+
+
+class RunLock:
+    """Held from the moment a run is built until it ends, or its process does.
+
+    The system gives the lock (``flock``) of a dead process back, whatever killed it. The file says
+    who holds it: host, process, and when that process started, by which the lock of another machine
+    is known, and that of a dead process where the file system has no ``flock``.
+
+    Args:
+        folder: run folder, which exists.
+
+    Raises:
+        SettingError: if another process holds it.
+    """
+
+    NAME: ClassVar = "lock"
+    _of_this_process: ClassVar[WeakValueDictionary[Path, RunLock]] = WeakValueDictionary()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / self.NAME
+        self.begun, self._pid = False, os.getpid()
+        self._file: int | None = None
+        here = folder.resolve()
+        before = self._of_this_process.get(here)
+        if before is not None and not before.begun:
+            before.release()  # built, and never run
+        self._file = self._take()
+        self._of_this_process[here] = self
+
+    def _take(self) -> int:
+        while True:
+            try:
+                file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            except OSError as error:
+                raise not_written(self.path, error) from error
+            try:
+                self._refuse_held(file)
+                if not self._is_there(file):  # the holder has just removed it
+                    os.close(file)
+                    continue
+                os.truncate(file, 0)
+                os.write(file, json.dumps(_this_process()).encode())
+                return file
+            except OSError as error:
+                os.close(file)
+                raise not_written(self.path, error) from error
+            except SettingError:
+                os.close(file)
+                raise
+
+    def _refuse_held(self, file: int) -> None:
+        held = False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held = True
+        except OSError:
+            pass  # this file system has no locks
+        holder, this = _read(file), _this_process()
+        if not held and (not holder or holder == this):
+            return
+        who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"
+        if holder.get("host") != this["host"] and holder:
+            why = f"is held by {who}, another machine"
+            works = f"end it there; if it is gone, remove {self.path} and resume again"
+            raise SettingError("resume", str(self.folder), why, works)
+        if held or _started(int(holder["pid"])) == holder["started"]:
+            works = f"wait for it, or end it: kill {holder.get('pid', '')}".rstrip()
+            raise SettingError("resume", str(self.folder), f"is being run by {who}", works)
+
+    def _is_there(self, file: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(file))
+        except FileNotFoundError:
+            return False
+
+    def begin(self) -> None:
+        """Take note that the run begins.
+
+        Raises:
+            SettingError: if the folder was resumed again since this run was built.
+        """
+        if self._file is None:
+            self._file = self._take()
+        self.begun = True
+
+    def release(self) -> None:
+        """Give the lock back and remove its file."""
+        file, self._file = self._file, None
+        self.begun = False
+        if file is not None and self._pid == os.getpid():  # and not in a process forked from it
+            if self._is_there(file):
+                self.path.unlink(missing_ok=True)
+            os.close(file)
+
+
+def _this_process() -> dict[str, Any]:
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "pid": pid, "started": _started(pid)}
+
+
+def _started(pid: int) -> str:
+    """When a process started, in ticks since the machine did; empty where there is no such one."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _read(file: int) -> dict[str, Any]:
+    try:
+        found = json.loads(os.pread(file, 4096, 0))
+        return found if {"host", "pid", "started"} <= set(found) else {}
+    except (ValueError, TypeError):
+        return {}

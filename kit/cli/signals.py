@@ -1,0 +1,102 @@
+"""Signals while a run of the command line runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from kit.envs.hanging import StepWatch
+
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_SAVING = signal.SIGUSR1
+_HANGING = signal.SIGALRM
+_PATIENCE = 1.5
+"""seconds that a step of the environments may take after Ctrl-C."""
+
+
+class Signals:
+    """What signals ask of a run.
+
+    SIGTERM and SIGINT (Ctrl-C) end it after the iteration under way; a second one ends the process
+    at once. SIGUSR1 saves a checkpoint after the iteration under way. Ctrl-C does not wait for
+    environments that hang.
+
+    Args:
+        trainer: runs.
+        command: what runs the recipe, for advice.
+    """
+
+    def __init__(self, trainer: Any, command: str) -> None:
+        self.trainer, self.command = trainer, command
+        self.number: int | None = None
+        self.hung = False
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle signals inside; in another thread than the main one Python does not let us.
+
+        Raises:
+            SystemExit: at the end if a signal came: 143 for SIGTERM, 130 for SIGINT.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (*_STOPPING, _SAVING, _HANGING)
+        before = {number: signal.signal(number, self._handle) for number in numbers}
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self.number is None:
+                raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if self.number is not None:
+            print(f"\n{self._advice(self.number)}", file=sys.stderr)
+            raise SystemExit(128 + self.number)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == _SAVING:
+            self.trainer.request_checkpoint()
+        elif number in _STOPPING:
+            self.number, name = number, signal.Signals(number).name
+            self.trainer.request_stop(f"{name} was received")
+            for again in _STOPPING:
+                signal.signal(again, signal.SIG_DFL)
+            _say(f"{name}: finishes the iteration and saves; a second one ends the run at once")
+            if number == signal.SIGINT:
+                threading.Thread(target=self._interrupt_what_hangs, daemon=True).start()
+        elif self.hung:
+            raise KeyboardInterrupt
+
+    def _interrupt_what_hangs(self) -> None:
+        main = threading.main_thread()
+        watch, collector = StepWatch(main.ident), self.trainer.collector
+        while not self.hung:
+            time.sleep(0.1)
+            elsewhere = getattr(collector, "seconds_in_step", float)
+            self.hung = max(watch.seconds(), elsewhere()) > _PATIENCE
+        signal.pthread_kill(main.ident or 0, _HANGING)
+
+    def _advice(self, number: int) -> str:
+        trainer = self.trainer
+        when = f"after {trainer.policy_steps:,} policy steps"
+        if self.hung:
+            when += ", while environments hang (env.step_timeout=SECONDS ends such a step)"
+        stopped = f"stopped by {signal.Signals(number).name} {when}"
+        if trainer.folder is None:
+            return f"{stopped}; nothing was saved (runs=null)"
+        return f"{stopped}; resume it with: {self.command} resume={trainer.folder}"
+
+
+def _say(text: str) -> None:
+    """Write a line from a signal handler: Python's own stream may be in the middle of one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.write(sys.stderr.fileno(), f"\n{text}\n".encode())

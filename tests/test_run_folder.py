@@ -1,0 +1,279 @@
+"""A run's folder belongs to one run, and to one process at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kit.cli.run_folder
+from kit.cli.lock import RunLock
+from kit.cli.run_folder import find_run, new_folder
+from kit.hooks import Hook, StopWhen
+from kit.logging.files import NotSaved
+from kit.steps import SettingError
+from kit.trainer.stages import HookError
+from recipes.ppo import build
+from tests.short_runs import policy_steps_in, the_run, tiny_config
+
+
+class SameSecond(kit.cli.run_folder.datetime):
+    @classmethod
+    def now(cls):
+        return cls(2025, 1, 2, 3, 4, 5)
+
+
+@pytest.fixture
+def _same_second(monkeypatch):
+    monkeypatch.setattr(kit.cli.run_folder, "datetime", SameSecond)
+
+
+# ---------------------------------------------------------------------- names
+@pytest.mark.usefixtures("_same_second")
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
+    trainers = [build(tiny_config(tmp_path)) for _ in range(3)]  # and none has begun
+    names = [trainer.folder.name for trainer in trainers]
+    assert names == ["20250102-030405-s0", "20250102-030405-s0-2", "20250102-030405-s0-3"]
+
+
+@pytest.mark.usefixtures("_same_second")
+def test_so_have_sweeps(tmp_path):
+    assert [new_folder(tmp_path).name for _ in range(2)] == ["20250102-030405", "20250102-030405-2"]
+
+
+def test_a_run_that_never_begins_leaves_nothing(tmp_path):
+    trainer = build(tiny_config(tmp_path))
+    assert trainer.folder.is_dir()
+    del trainer
+    gc.collect()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(NotSaved, match="cannot be written"):
+        build(tiny_config(tmp_path))
+
+
+def test_the_latest_run_is_found_by_number_not_by_letter(tmp_path):
+    for name in ("20250101-000000-s0-2", "20250101-000000-s0-10", "20250101-000000-s0"):
+        folder = tmp_path / "ppo" / "Env-v0" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("{}")
+    assert find_run("latest", tmp_path, "ppo").name == "20250101-000000-s0-10"
+    assert find_run("latest", tmp_path).name == "20250101-000000-s0-10"
+
+
+def test_a_config_below_a_run_folder_is_no_run(tmp_path):
+    run = tmp_path / "ppo" / "Env-v0" / "20250101-000000-s0"
+    below = run / "wandb" / "run-20260101" / "files"
+    below.mkdir(parents=True)
+    for folder in (run, below):
+        (folder / "config.yaml").write_text("{}")
+    assert find_run("latest", tmp_path, "ppo") == run
+
+
+# ---------------------------------------------------------------------- one process at a time
+HOLDS = """
+import fcntl, sys
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def stopped_run(tmp_path: Path) -> Path:
+    build(tiny_config(tmp_path), hooks=[StopWhen("policy_steps", reached=32)]).run()
+    return the_run(tmp_path)
+
+
+def locked_by(run: Path, **changes: object) -> Path:
+    lock, this = run / RunLock.NAME, {"host": socket.gethostname(), "pid": 1, "started": "7"}
+    lock.write_text(json.dumps({**this, **changes}))
+    return lock
+
+
+def test_a_run_that_is_running_is_not_resumed_and_its_process_is_named(tmp_path):
+    run = stopped_run(tmp_path)
+    rows = (run / "metrics.csv").read_bytes()
+    lock = locked_by(run, pid=12345)
+    command = [sys.executable, "-c", HOLDS, str(lock)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as holder:
+        holder.stdout.readline()
+        with pytest.raises(SettingError) as refused:
+            build(tiny_config(tmp_path, resume=str(run)))
+        holder.stdin.close()
+    host = socket.gethostname()
+    assert str(refused.value) == (
+        f"resume={str(run)!r} is being run by process 12345 on {host}; "
+        "wait for it, or end it: kill 12345."
+    )
+    assert (run / "metrics.csv").read_bytes() == rows
+
+
+def test_a_disk_without_room_for_the_lock_is_said(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(NotSaved, match="lock cannot be written: No space left on device"):
+        build(tiny_config(tmp_path))
+
+
+def test_a_process_is_known_without_locks_of_the_file_system_too(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError("no locks available")
+
+    run = stopped_run(tmp_path)
+    started = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
+    locked_by(run, pid=1, started=started)
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(SettingError, match="is being run by process 1 on"):
+        build(tiny_config(tmp_path, resume=str(run)))
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
+    run = stopped_run(tmp_path)
+    lock = locked_by(run)  # of a process that had the number of one that lives
+    resumed = build(tiny_config(tmp_path, resume=str(run)))
+    assert json.loads(lock.read_text())["pid"] == os.getpid()
+    resumed.run()
+    assert policy_steps_in(run) == [16, 32, 48, 64]
+    assert not lock.exists()
+
+
+def test_the_lock_of_another_machine_is_refused_with_what_to_do(tmp_path):
+    run = stopped_run(tmp_path)
+    lock = locked_by(run, host="elsewhere", pid=7)
+    with pytest.raises(SettingError) as refused:
+        build(tiny_config(tmp_path, resume=str(run)))
+    assert str(refused.value) == (
+        f"resume={str(run)!r} is held by process 7 on elsewhere, another machine; "
+        f"end it there; if it is gone, remove {lock} and resume again."
+    )
+    lock.unlink()
+    build(tiny_config(tmp_path, resume=str(run))).run()
+
+
+def test_a_run_that_was_built_and_not_begun_gives_way_to_the_next(tmp_path):
+    run = stopped_run(tmp_path)
+    one, other = (build(tiny_config(tmp_path, resume=str(run))) for _ in range(2))
+    with pytest.raises(HookError, match="is being run by process"):
+        one.run()
+    other.run()
+    assert policy_steps_in(run) == [16, 32, 48, 64]
+
+
+# ---------------------------------------------------------------------- what goes wrong
+class Removes(Hook):
+    """Removes the run folder in the third iteration."""
+
+    operations = {"post_steps": "look"}  # noqa: RUF012
+
+    def look(self) -> None:
+        if self.trainer.policy_steps == 48:
+            shutil.rmtree(self.trainer.folder)
+
+
+@pytest.mark.parametrize("log_every", [16, 64])
+def test_a_folder_that_is_removed_while_its_run_runs_is_an_error(log_every, tmp_path):
+    config = tiny_config(tmp_path, log_every=log_every)
+    with pytest.raises(NotSaved, match=r"was removed, .* while the run was running|cannot be writ"):
+        build(config, hooks=[Removes()]).run()
+    assert not list((tmp_path / "runs").rglob("checkpoint-*"))
+
+
+def test_what_a_kill_left_half_written_is_removed_when_the_run_is_resumed(tmp_path):
+    run = stopped_run(tmp_path)
+    for name in ("metrics.csv.new", "curve.png.new", "checkpoints/.x/new/components/a"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("half")
+    build(tiny_config(tmp_path, resume=str(run)))
+    assert not [path for path in run.rglob("*") if path.name.endswith(".new")]
+    assert not list((run / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("changes", [{"progress": True}, {"time_limit": 1e6}, {"logger": "none"}])
+def test_how_a_run_is_watched_may_differ_when_it_is_resumed(changes, tmp_path):
+    run = stopped_run(tmp_path)
+    build(tiny_config(tmp_path, resume=str(run), **changes)).run()
+    assert policy_steps_in(run) == [16, 32, 48, 64]
+
+
+def test_rows_do_not_depend_on_when_checkpoints_are_written(tmp_path):
+    rows = []
+    for number, every in enumerate((16, 48)):
+        config = tiny_config(tmp_path / str(number), checkpoint_every=every, log_every=32)
+        build(config).run()
+        rows.append((the_run(tmp_path / str(number)) / "metrics.csv").read_bytes())
+    assert rows[0] == rows[1]
+
+
+# ---------------------------------------------------------------------- damaged rows
+def damage(path: Path, *lines: int) -> None:
+    kept = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for n, line in enumerate(kept) if n not in lines))
+
+
+def test_rows_without_their_header_are_kept(tmp_path):
+    run = stopped_run(tmp_path)
+    whole = (run / "metrics.csv").read_bytes()
+    damage(run / "metrics.csv", 0)
+    build(tiny_config(tmp_path, resume=str(run)))
+    assert (run / "metrics.csv").read_bytes() == whole
+
+
+@pytest.mark.parametrize(("lost", "left"), [(1, [32, 48, 64]), (2, [16, 48, 64])])
+def test_rows_that_are_lost_are_said_and_none_is_there_twice(lost, left, tmp_path):
+    run = stopped_run(tmp_path)
+    with (run / "metrics.csv").open("a") as file:  # a row after the checkpoint, before the kill
+        file.write((run / "metrics.csv").read_text().splitlines()[-1].replace("32", "48") + "\n")
+    damage(run / "metrics.csv", lost)
+    with pytest.warns(UserWarning, match=r"metrics.csv was damaged: 1 of 2 rows are left"):
+        resumed = build(tiny_config(tmp_path, resume=str(run)))
+    resumed.run()
+    assert policy_steps_in(run) == left
+
+
+class Damages(Hook):
+    """Takes the header from ``metrics.csv``, or all of it, in the third iteration."""
+
+    operations = {"post_steps": "look"}  # noqa: RUF012
+
+    def __init__(self, path: str, wholly: bool) -> None:
+        self.path, self.wholly = path, wholly
+
+    def look(self) -> None:
+        if self.trainer.policy_steps == 48:
+            metrics = self.trainer.folder / self.path
+            metrics.unlink() if self.wholly else damage(metrics, 0)
+
+
+def test_a_header_that_is_lost_while_the_run_runs_is_written_again(tmp_path):
+    build(tiny_config(tmp_path), hooks=[Damages("metrics.csv", wholly=False)]).run()
+    assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
+
+
+def test_rows_that_are_lost_while_the_run_runs_are_said(tmp_path):
+    trainer = build(tiny_config(tmp_path), hooks=[Damages("metrics.csv", wholly=True)])
+    with pytest.warns(UserWarning, match=r"metrics.csv was damaged: 0 of 2 rows are left"):
+        trainer.run()
+    assert policy_steps_in(the_run(tmp_path)) == [48, 64]
+
+
+def test_settings_that_are_not_utf_8_are_said_in_one_line(tmp_path):
+    run = stopped_run(tmp_path)
+    (run / "config.yaml").write_bytes(b"recipe: caf\xe9")
+    with pytest.raises(SettingError, match=r"has no readable config.yaml: .*utf-8"):
+        build(tiny_config(tmp_path, resume=str(run)))

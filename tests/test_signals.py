@@ -1,0 +1,153 @@
+"""Signals during a run of the command line, and environments that hang meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recipes.ppo
+from kit.cli.launch import main
+from kit.hooks import Hook
+from kit.trainer.checkpoint import Checkpoints
+from tests.short_runs import COMMON, SHORT, policy_steps_in, the_run
+
+RUN = [*SHORT["ppo"], *COMMON, "log_every=16", "checkpoint_every=1000"]
+
+
+class Sends(Hook):
+    """Sends a signal to this process in the update of the second iteration."""
+
+    operations = {"post_optim": "send"}  # noqa: RUF012
+
+    def __init__(self, number: int) -> None:
+        self.number, self.sent = number, False
+
+    def send(self) -> None:
+        if self.trainer.policy_steps == 32 and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), self.number)
+
+
+def ppo(folder: Path, *words: str, number: int = 0) -> None:
+    hooks = [Sends(number)] if number else []
+    built = []
+
+    def build(config):
+        built.append(recipes.ppo.build(config, hooks=hooks))
+        return built[0]
+
+    main(recipes.ppo.Config, build, [*words, f"runs={folder / 'runs'}"])
+
+
+@pytest.fixture(autouse=True)
+def _handlers_stay_as_they_were():
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGALRM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_stopped_is_saved_and_goes_on_as_if_it_had_not_been(
+    number, code, tmp_path, capfd
+):
+    ppo(tmp_path / "whole", *RUN)
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        ppo(tmp_path, *RUN, number=number)
+    assert stopped.value.code == code
+    run, name = the_run(tmp_path), number.name
+    said = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert said == [
+        f"{name}: finishes the iteration and saves; a second one ends the run at once",
+        f"stopped by {name} after 32 policy steps; resume it with: "
+        f"python -m recipes.ppo resume={run}",
+    ]
+    assert Checkpoints.latest(run / "checkpoints").name.endswith("-000000000032")
+    assert policy_steps_in(run) == [16, 32]
+    assert (run / "curve.png").is_file()
+    ppo(tmp_path, f"resume={run}")
+    rows = (run / "metrics.csv").read_bytes()
+    assert rows == (the_run(tmp_path / "whole") / "metrics.csv").read_bytes()
+
+
+def test_a_run_is_stopped_between_two_rows_and_shows_what_it_has(tmp_path):
+    words = [*RUN, "log_every=64"]
+    ppo(tmp_path / "whole", *words)
+    with pytest.raises(SystemExit):
+        ppo(tmp_path, *words, number=signal.SIGTERM)
+    run = the_run(tmp_path)
+    assert policy_steps_in(run) == [32]  # which is dropped when it is resumed
+    ppo(tmp_path, f"resume={run}")
+    rows = (run / "metrics.csv").read_bytes()
+    assert rows == (the_run(tmp_path / "whole") / "metrics.csv").read_bytes()
+
+
+def test_sigusr1_saves_and_the_run_goes_on(tmp_path):
+    ppo(tmp_path, *RUN, number=signal.SIGUSR1)
+    saved = sorted(path.name for path in (the_run(tmp_path) / "checkpoints").iterdir())
+    assert saved == ["checkpoint-000000000032", "checkpoint-000000000064"]
+    assert policy_steps_in(the_run(tmp_path)) == [16, 32, 48, 64]
+
+
+def test_a_sweep_ends_with_the_run_that_is_stopped(tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        ppo(tmp_path, *RUN, "--multirun", "seed=0,1", number=signal.SIGTERM)
+    assert stopped.value.code == 143
+    assert the_run(tmp_path).name.endswith("-0-s0")
+
+
+def test_without_a_run_folder_it_is_said_that_nothing_was_saved(tmp_path, capfd):
+    def build(config):
+        return recipes.ppo.build(config, hooks=[Sends(signal.SIGTERM)])
+
+    with pytest.raises(SystemExit):
+        main(recipes.ppo.Config, build, [*RUN, "runs=null"])
+    assert capfd.readouterr().err.endswith(
+        "\nstopped by SIGTERM after 32 policy steps; nothing was saved (runs=null)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["env.kwargs.interrupts=self"],
+        ["env.kwargs.interrupts=parent", "env.vectorization=async", "env.kwargs.num_workers=1"],
+        ["env.kwargs.interrupts=parent", "collector=async"],
+    ],
+    ids=["in this process", "in workers", "in the process that collects"],
+)
+def test_ctrl_c_does_not_wait_for_an_environment_that_hangs(words, tmp_path, capfd):
+    with pytest.raises(SystemExit) as stopped:
+        ppo(tmp_path, *RUN, "env.id=tests.hanging:Hangs-v0", "env.kwargs.hangs_in=20", *words)
+    assert stopped.value.code == 130
+    assert ", while environments hang (env.step_timeout=SECONDS" in capfd.readouterr().err
+
+
+SECOND = """
+import os, signal, sys, threading
+import recipes.ppo
+from kit.cli.launch import main
+from kit.hooks import Hook
+
+class Twice(Hook):
+    operations = {"post_optim": "send"}
+    def send(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("not reached", flush=True)
+
+main(recipes.ppo.Config, lambda config: recipes.ppo.build(config, hooks=[Twice()]), sys.argv[1:])
+"""
+
+
+def test_a_second_signal_ends_the_run_at_once(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", SECOND, *RUN, f"runs={tmp_path}/runs"]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (-signal.SIGTERM, "")
+    assert not (the_run(tmp_path) / "checkpoints").exists()
