@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import inspect
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
+from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
 from kit.buffers import ReplayBatches, make_replay_buffer
@@ -19,6 +23,7 @@ from kit.cli.run_folder import RunFolder
 from kit.collectors import make_collector
 from kit.collectors.actor import Policy
 from kit.config import EnvConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
+from kit.config.memory import check_memory, memory_of_machine, needs_of
 from kit.config.parts import accepts, resolve
 from kit.config.plain import check
 from kit.dialects import as_plan
@@ -28,7 +33,7 @@ from kit.hooks import Evaluator, LearningCurve, StopWhen, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.modules.shared_body import with_shared_body
 from kit.steps import SettingError, StepPlan
-from kit.steps.errors import nearest_first
+from kit.steps.errors import nearest_first, show
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 
@@ -36,6 +41,9 @@ __all__ = [
     "EnvConfig", "Experiment", "OffPolicyConfig", "OffPolicySteps", "OnPolicyConfig",
     "OnPolicySteps", "main",
 ]  # fmt: skip
+
+EVALUATED_AT_ONCE = 32
+"""Environments of an evaluation, at most, where fewer train; they play its episodes in turns."""
 
 Actions = Literal["continuous", "discrete"]
 Parts = Mapping[str, Any]
@@ -80,9 +88,11 @@ class Experiment:
             torch.set_num_threads(cfg.threads)
         seed_everything(cfg.seed)
         self.cfg = cfg
-        self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
+        with _usable_folder(cfg.runs):
+            self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None if self._run is None else self._run.folder
         self.plan = make_plan(cfg, self.algorithm)
+        self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
         self.plan.remarks.extend(taken)
 
     # ------------------------------------------------------------------ parts
@@ -105,18 +115,27 @@ class Experiment:
             "seed": cfg.seed,
             "gamma": cfg.gamma,
         }
-        settings |= settings.pop("kwargs")
-        env = make_env(**{**settings, **changes})
+        kwargs = settings.pop("kwargs")
+        for name in {*settings, "device"} & set(kwargs):
+            ours = f"env.{name}" if name in vars(cfg.env) else name
+            works = f"use {ours}={show(kwargs[name])}"
+            raise SettingError(f"env.kwargs.{name}", kwargs[name], f"is {ours} of the kit", works)
+        env = make_env(**{**settings, **kwargs, **changes})
+        _check_memory(cfg, plan, env)
         if actions is not None:
             _check_actions(env, actions, self.algorithm)
         return env
 
     def make_evaluation_env(self, env: VectorEnv) -> VectorEnv:
-        """Make environments to evaluate in: those of ``env``, with its running normalisation."""
+        """Make environments to evaluate in: those of ``env``, with its running normalisation.
+
+        There is one for each episode, but no more than train or :data:`EVALUATED_AT_ONCE`.
+        """
         if env.make_again is None:
             works = "give the trainer an Evaluator as the part evaluate=..."
             raise SettingError("env", env.name, "cannot be made a second time, to evaluate", works)
-        made = env.make_again(num_envs=self.plan.evaluation_episodes, seed=0)
+        at_once = max(self.plan.num_envs, EVALUATED_AT_ONCE)
+        made = env.make_again(num_envs=min(self.plan.evaluation_episodes, at_once), seed=0)
         made.normalizer = env.normalizer
         return made
 
@@ -153,7 +172,14 @@ class Experiment:
                 raise SettingError(argument, arguments[argument], why, works)
         _check_actor(name, networks)
         taken = {key: value for key, value in arguments.items() if key not in untaken}
-        return with_shared_body(make, networks, **taken).to(self.cfg.device)
+        mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own
+        if not mistakable:
+            return with_shared_body(make, networks, **taken).to(self.cfg.device)
+        _check_networks(make, own, len(networks))
+        with _fitting_loss(str(given), own):
+            loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
+        self._tried = str(given), own, loss
+        return loss
 
     def make_replay_buffer(self, **changes: Any) -> ReplayBatches:
         """Make the replay buffer, with the discount and the device of the settings.
@@ -203,6 +229,7 @@ class Experiment:
         hooks += _listed("hooks", given)
         loggers = [*self._loggers(), *_listed("logger", given)]
         chosen = {**wired, **given}
+        self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:
             there: dict[str, Any] = {"seed": cfg.seed, "device": cfg.device}
@@ -221,6 +248,19 @@ class Experiment:
         }
         return Trainer(self.plan, **{**around, **chosen})
 
+    def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
+        """Compute a loss that is not the recipe's own once, on a batch of zeros."""
+        if self._tried is None:
+            return
+        name, own, loss = self._tried
+        with _fitting_loss(name, own), torch.random.fork_rng(), torch.no_grad():
+            batch = policy(env.fake_tensordict().to(self.cfg.device)).unsqueeze(-1)
+            batch["is_init"] = torch.ones_like(batch["next", "done"])
+            advantage = parts.get("advantage")
+            losses = loss(batch if advantage is None else advantage(batch))
+            if not any(str(key).startswith("loss") for key in losses.keys()):
+                raise KeyError("it returns no entry loss...")
+
     def _collector(
         self, env: VectorEnv, policy: Policy, parts: dict[str, Any]
     ) -> BaseCollector | None:
@@ -230,7 +270,19 @@ class Experiment:
             return wanted
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
         wanted = wanted or ("episode" if self.plan.collects_episodes else "vector")
-        return make_collector(wanted, env, policy, self.plan, **settings, **cfg.collector_kwargs)
+        for name in {*settings, "collector", "env", "policy", "plan", "rank"}:
+            if name in cfg.collector_kwargs:
+                why, value = "follows from other settings", cfg.collector_kwargs[name]
+                raise SettingError(f"collector_kwargs.{name}", value, why, "leave it out")
+        try:
+            return make_collector(
+                wanted, env, policy, self.plan, **settings, **cfg.collector_kwargs
+            )
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, SettingError) or not cfg.collector_kwargs:
+                raise
+            why = f"are refused by the collector: {error}"
+            raise SettingError("collector_kwargs", cfg.collector_kwargs, why) from error
 
     def _loggers(self) -> list[RowLogger]:
         cfg = self.cfg
@@ -253,6 +305,12 @@ def make_plan(cfg: OnPolicyConfig | OffPolicyConfig, algorithm: str) -> StepPlan
     Raises:
         SettingError: if they make no plan, or contradict each other.
     """
+    plan = _plan(cfg, algorithm)
+    _check_learning(plan, cfg)
+    return plan
+
+
+def _plan(cfg: OnPolicyConfig | OffPolicyConfig, algorithm: str) -> StepPlan:
     steps, env = cfg.steps, cfg.env
     limits = {"action_repeat": env.action_repeat, "max_episode_steps": env.max_episode_steps}
     if isinstance(steps, (OnPolicySteps, OffPolicySteps)):
@@ -292,15 +350,85 @@ def _check_family(plan: StepPlan, family: str | None) -> None:
         raise SettingError("update_epochs", plan.update_epochs, why, "use replay_ratio")
 
 
+def _check_learning(plan: StepPlan, cfg: OnPolicyConfig | OffPolicyConfig) -> None:
+    """Refuse a run that ends before it learns, or learns before a transition is complete."""
+    starts, total = plan.learning_starts, plan.total_policy_steps
+    if plan.trains and starts and total is not None and starts > total:
+        why = f"is beyond the {total} policy steps of the run, which would train nothing"
+        raise SettingError("steps.learning_starts", starts, why, [total])
+    if not (isinstance(cfg, OffPolicyConfig) and plan.is_exact and plan.trains) or plan.offline:
+        return
+    n_step, length = cfg.n_step, plan.sequence_length or 1
+    needed = n_step + 1 if n_step > 1 else length
+    envs = plan.num_envs * plan.world_size
+    steps = range(plan.iterations + 1)
+    first = bisect.bisect_left(steps, needed * envs, key=plan.policy_steps_after)
+    if needed == 1 or not plan.gradient_steps_after(max(first - 1, 0)):
+        return
+    training = bisect.bisect_left(steps, 1, key=plan.gradient_steps_after)
+    have = plan.policy_steps_after(training) // envs
+    why = f"needs {needed} policy steps of each environment, and training starts after {have}"
+    field, near = ("n_step", have - 1) if n_step > 1 else ("steps.sequence_length", have)
+    hint = f"or steps.learning_starts={needed * envs}"
+    raise SettingError(field, n_step if n_step > 1 else length, why, [max(near, 1)], hint)
+
+
 def _check_device(device: str) -> None:
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # each backend of PyTorch has its own
         reason, works = str(error).splitlines()[0], ["cpu"]
         if device.startswith("gpu"):
             reason = "PyTorch has no device of this name"
             works = [device.replace("gpu", "cuda"), "cpu"]
         raise SettingError("device", device, f"cannot be used: {reason}", works) from None
+
+
+def _check_memory(cfg: OnPolicyConfig | OffPolicyConfig, plan: StepPlan, env: VectorEnv) -> None:
+    """Refuse settings that need more memory than the machine has."""
+    leaves = [*env.observation_leaves, *env.observation_leaves, *env.action_leaves]
+    sizes = [int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves]
+    inputs = sum(int(np.prod(leaf.shape)) for leaf in env.observation_leaves)
+    row = sum(sizes) + 4 + 3 + 16  # reward, three flags, number of the episode, place in the buffer
+    needs = list(needs_of(cfg, plan, row, inputs))
+    if torch.device(cfg.device).type == "cuda":
+        on_host = {"env.num_envs", "steps.steps_per_env", "steps.min_steps"}
+        there = [need for need in needs if need.field not in on_host]
+        check_memory(there, torch.cuda.mem_get_info(cfg.device)[1], f"memory of {cfg.device}")
+        needs = [need for need in needs if need.field in on_host]
+    check_memory(needs, *memory_of_machine())
+
+
+@contextlib.contextmanager
+def _usable_folder(runs: str | None) -> Iterator[None]:
+    """Refuse a name of a folder that the system does not take."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingError("runs", runs, f"cannot be used: {error.strerror}", ["runs"]) from None
+
+
+@contextlib.contextmanager
+def _fitting_loss(name: str, own: str) -> Iterator[None]:
+    """Refuse a loss that raises where a batch of the recipe is given to it."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SettingError("loss", name, f"does not fit this recipe: {reason}", [own]) from error
+
+
+def _check_networks(make: Any, name: str, count: int) -> None:
+    """Refuse a loss of TorchRL that takes other networks than the recipe's own, another of them."""
+    own = getattr(objectives, name, None)
+    if own is None or not make.__module__.startswith("torchrl."):
+        return
+    ours, theirs = ([*inspect.signature(cls).parameters][:count] for cls in (own, make))
+    if "args" not in (ours[0], theirs[0]) and ours != theirs:
+        why = f"is a loss of {' and '.join(theirs)}, and this recipe has {' and '.join(ours)}"
+        raise SettingError("loss", make.__name__, why, [name])
 
 
 def _check_actions(env: VectorEnv, actions: Actions, algorithm: str) -> None:

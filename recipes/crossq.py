@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kit.config import Count, Positive, UnitInterval
+from kit.config import Count, Finite, HiddenSizes, Natural, Networks, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.modules import BatchRenorm, make_action_value
 from kit.trainer import Trainer
@@ -25,23 +25,23 @@ class Config(OffPolicyConfig):
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(total_policy_steps=10_000, learning_starts=500)
     )
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of actor and critics."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "CrossQLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    num_critics: Count = 2
+    num_critics: Networks = 2
     """Number of Q-networks; targets use the minimum over them."""
     policy_delay: Count = 3
     """Gradient steps of the critics for each one of actor and temperature."""
     momentum: UnitInterval = 0.01
     """Weight of a minibatch in the running statistics of the critics."""
-    renorm_warmup: int = 100_000
+    renorm_warmup: Natural = 100_000
     """Gradient steps with batch normalisation, before running statistics renormalise."""
     initial_alpha: Positive = 1.0
     """Initial entropy temperature; it is learned."""
-    target_entropy: float | None = None
+    target_entropy: Finite | None = None
     """Target entropy of the policy; null: minus the number of action dimensions."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam for actor, critics and temperature."""

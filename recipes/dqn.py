@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, Positive, UnitInterval
+from kit.config import Count, HiddenSizes, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealExploration, AnnealLearningRate
 from kit.modules import make_q_network
@@ -32,7 +32,7 @@ class Config(OffPolicyConfig):
             total_policy_steps=50_000, steps_per_env=250, replay_ratio="1/2", minibatch_size=128
         )
     )
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of the Q-network."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""

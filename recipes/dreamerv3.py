@@ -7,14 +7,14 @@ python -m recipes.dreamerv3 --help
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from torchrl.envs.utils import ExplorationType
 from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import DreamerV3Optimizer
 
 from kit.buffers import SequenceReplay
-from kit.config import Count, NotNegative, Positive, UnitInterval
+from kit.config import Count, Limits, Natural, NotNegative, Positive, UnitInterval
 from kit.dialects.base import Dialect
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.hooks import Evaluator
@@ -37,7 +37,7 @@ class Config(OffPolicyConfig):
     """Loss, as module:Class."""
     buffer_size: Count = 100_000
     """Records that the replay holds: observations, with one more for each episode."""
-    imagination_horizon: Count = 15
+    imagination_horizon: Annotated[int, Limits(1, 1_000)] = 15
     """Imagined policy steps."""
     imagination_starts: Count | None = 8
     """Last time steps of each sequence from which imagination begins; null: all, as published."""
@@ -55,7 +55,7 @@ class Config(OffPolicyConfig):
     """Polyak averaging coefficient of the slow critic."""
     learning_rate: Positive = 1e-3
     """Learning rate; 4e-5 was published, for size=12m and larger."""
-    warmup_gradient_steps: int = 0
+    warmup_gradient_steps: Natural = 0
     """Gradient steps over which the learning rate rises from 0; 1,000 was published."""
     max_grad_ratio: Positive = 0.3
     """Maximum norm of a tensor's gradient, relative to that of the tensor."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, Count, NotNegative, Positive
+from kit.config import ActorCriticConfig, Count, HiddenSizes, NotNegative, Positive
 from kit.envs.pixels import pixel_wrappers
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
@@ -43,7 +43,7 @@ class Config(ActorCriticConfig):
     """Images that make one observation: those of the last time steps."""
     convolutions: list[list[int]] = field(default_factory=lambda: [list(n) for n in NATURE])
     """Channels, kernel size and stride of each convolution."""
-    hidden_sizes: list[int] = field(default_factory=lambda: [512])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [512])
     activation: str = "relu"
     shared_body: bool = True
     loss: str = "ClipPPOLoss"

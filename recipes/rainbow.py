@@ -14,7 +14,7 @@ from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
 from kit.buffers import PrioritizedSampler
-from kit.config import Count, NotNegative, UnitInterval
+from kit.config import Finite, NotNegative, Outputs, UnitInterval
 from kit.experiment import Experiment, main
 from kit.hooks import Anneal, AnnealExploration, AnnealLearningRate
 from kit.modules import make_q_network
@@ -38,9 +38,9 @@ class Config(dqn.Config):
     """Whether noise on weights explores (Fortunato et al. 2018), in place of epsilon."""
     head: Literal["value", "c51", "quantile"] = "c51"
     """What is estimated: mean returns or their distribution (Bellemare 2017, Dabney 2018)."""
-    atoms: Count = 51
+    atoms: Outputs = 51
     """Atoms of each distribution that the Q-networks estimate."""
-    support: list[float] = field(default_factory=lambda: [0.0, 100.0])
+    support: list[Finite] = field(default_factory=lambda: [0.0, 100.0])
     """Smallest and largest return that c51 tells apart."""
     priority_exponent: NotNegative = 0.5
     """Exponent of errors as priorities (Schaul et al. 2016); 0: minibatches are uniform."""

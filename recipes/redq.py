@@ -11,7 +11,7 @@ from typing import Any
 
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count
+from kit.config import Count, Networks
 from kit.experiment import Experiment, OffPolicySteps, main
 from kit.modules import make_action_value
 from kit.steps import SettingError
@@ -31,9 +31,9 @@ class Config(sac.Config):
     )
     loss: str = "REDQLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    num_critics: Count = 10
+    num_critics: Networks = 10
     """Number of Q-networks; the actor ascends their mean."""
-    num_target_critics: Count = 2
+    num_target_critics: Networks = 2
     """Q-networks drawn at random for each gradient step; its targets use the minimum over them."""
     policy_delay: Count = 5
     """Gradient steps of the critics for each one of actor and temperature."""

@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, Positive, UnitInterval
+from kit.config import Finite, HiddenSizes, Networks, Positive, UnitInterval
 from kit.envs import VectorEnv
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
@@ -26,19 +26,19 @@ class Config(OffPolicyConfig):
     """Settings of SAC."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of actor and critics."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "SACLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    num_critics: Count = 2
+    num_critics: Networks = 2
     """Number of Q-networks; targets use the minimum over them."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     initial_alpha: Positive = 1.0
     """Initial entropy temperature; it is learned."""
-    target_entropy: float | None = None
+    target_entropy: Finite | None = None
     """Target entropy of the policy; null: minus the number of action dimensions."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam for actor, critics and temperature."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, Positive, UnitInterval
+from kit.config import Count, HiddenSizes, Networks, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate
 from kit.modules import make_actor, make_q_network
@@ -29,13 +29,13 @@ class Config(OffPolicyConfig):
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(total_policy_steps=25_000, minibatch_size=128)
     )
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of actor and critics."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "DiscreteSACLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    num_critics: Count = 2
+    num_critics: Networks = 2
     """Number of Q-networks; targets use the minimum over them."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""

@@ -88,6 +88,48 @@ REFUSED = {
     "sac buffer_size=3": "minibatch_size=4 is larger than buffer_size=3; what works: 3.",
     "ppo steps=tianshu": "steps='tianshu' is no vocabulary; what works: tianshou or",
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8' is not a setting; what works: steps.n_steps",
+    "sac steps.learning_starts=60": "steps.learning_starts=60 is beyond the 40 policy steps of the "
+    "run, which would train nothing; what works: 40.",
+    "sac n_step=30": "n_step=30 needs 31 policy steps of each environment, and training starts "
+    "after 20; what works: 19; or steps.learning_starts=31.",
+    "sac steps.sequence_length=25": "steps.sequence_length=25 needs 25 policy steps of each "
+    "environment, and training starts after 20; what works: 20",
+    "sac steps.min_steps=1": "steps.steps_per_env=1 contradicts min_episodes and min_steps, which "
+    "collect whole episodes; what works: None.",
+    # what belongs to another setting
+    "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1' is env.id of the kit; use "
+    "env.id='Pendulum-v1'",
+    "ppo env.kwargs.num_envs=3": "env.kwargs.num_envs=3 is env.num_envs of the kit",
+    "ppo env.kwargs.action_repeat=3": "env.kwargs.action_repeat=3 is env.action_repeat of the kit",
+    "ppo env.kwargs.max_episode_steps=3": "is env.max_episode_steps of the kit",
+    "ppo env.kwargs.vectorization=async": "is env.vectorization of the kit",
+    "ppo env.kwargs.normalize_reward=true": "is env.normalize_reward of the kit",
+    "ppo env.kwargs.normalize_observation=true": "is env.normalize_observation of the kit",
+    "ppo env.kwargs.seed=3": "env.kwargs.seed=3 is seed of the kit; use seed=3",
+    "ppo env.kwargs.gamma=0.5": "env.kwargs.gamma=0.5 is gamma of the kit; use gamma=0.5",
+    "ppo env.kwargs.device=cpu": "env.kwargs.device='cpu' is device of the kit",
+    "ppo env.kwargs.wrappers=3": "env.wrappers=3 is not a list of wrappers",
+    "ppo env.kwargs.action_mask=3": "env.action_mask=3 is neither true nor false",
+    "ppo collector_kwargs.policy=3": "collector_kwargs.policy=3 follows from other settings",
+    "ppo collector_kwargs.env=3": "collector_kwargs.env=3 follows from other settings",
+    "ppo collector_kwargs.seed=3": "collector_kwargs.seed=3 follows from other settings",
+    # what no machine has
+    "ppo env.num_envs=10_000_000": "=10000000 is more than 1000000; what works: 1000000.",
+    "ppo env.num_envs=500_000 steps.total_policy_steps=4_000_000": "env.num_envs=500000 is more "
+    "than one machine steps with vectorization='sync'; what works: 10000.",
+    "ppo env.vectorization=async env.kwargs.num_workers=100_000": "env.num_workers=100000 is more "
+    "processes than one machine runs; what works: 1024.",
+    "sac num_critics=1_000_000": "num_critics=1000000 is more than 1000; what works: 1000.",
+    "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000 needs ",
+    "ppo hidden_sizes=[1_000_000_000]": "hidden_sizes=1000000000 is more than 16384",
+    "ppo seed=9223372036854775808": "is more than 9223372036854775807; what works: 92",
+    "ppo threads=100_000": "threads=100000 is more than 1024; what works: 1024.",
+    "ppo device=meta": "device='meta' cannot be used",
+    # losses that do not fit
+    "ppo loss=SACLoss": "loss='SACLoss' is no loss that ppo can use: it takes no loss_critic_type",
+    "ppo loss=os:system": "loss='os:system' is no class of loss modules",
+    "ppo loss=torch.nn:Linear": "is no loss that ppo can use",
+    "sac loss=TD3Loss": "is no loss that sac can use: it takes no alpha_init",
     # names
     "ppo learning_rat=1": "learning_rat='1' is not a setting; what works: learning_rate or",
     "ppo num_envs=3": "num_envs='3' is not a setting; what works: env.num_envs.",
@@ -135,13 +177,19 @@ REFUSED = {
     "ppo seed=-1": "seed=-1 is less than 0; what works: 0.",
     "ppo threads=0": "threads=0 is less than 1; what works: 1.",
     "ppo hidden_sizes=64": "hidden_sizes=64 is not a list such as [64,64]",
-    "ppo hidden_sizes=[64,-1]": "hidden_sizes=(64, -1) has a size below 1",
+    "ppo hidden_sizes=[64,-1]": "hidden_sizes=-1 is less than 1; what works: 1.",
     "ppo progress=maybe": "progress='maybe' is not true or false",
     "ppo device=gpu": "device='gpu' cannot be used",
     "ppo compile=maybe": "compile='maybe' is not a choice; what works: auto or true or false.",
     "ppo log_every=0": "log_every=0 is less than 1; what works: 1.",
     "ppo checkpoint_every=-5": "checkpoint_every=-5 is less than 1; what works: 1.",
     "ppo time_limit=0": "time_limit=0.0 is not above 0; use a number above 0.",
+    "sac target_entropy=inf": "target_entropy=inf is not a finite number",
+    "ppo initial_log_std=-.inf": "initial_log_std=-inf is not a finite number",
+    "ppo initial_log_std=100": "initial_log_std=100.0 is more than 10; what works: 10.",
+    "ppo learning_rate=1e-300": "learning_rate=1e-300 is not above 0 in float32",
+    "ppo stop_at_return=nan": "stop_at_return=nan is not a number",
+    f"ppo runs={'r' * 300}": "cannot be used: File name too long; what works: runs.",
     "ppo runs=/proc/no": "/proc/no/ppo/CartPole-v1/",
     "ppo resume=nowhere": "resume='nowhere' is not a run folder (it has no config.yaml)",
     "ppo resume=latest": "resume='latest' finds no run in runs/ppo.",
@@ -166,6 +214,16 @@ PYTHON: dict[str, tuple[dict[str, Any], str]] = {
         "steps.total_policy_steps=500 is not a whole number of iterations of 512",
     ),
     "NaN": ({"learning_rate": float("nan")}, "learning_rate=nan is not a number"),
+    "half a folder": ({"runs": [1.5]}, "runs=[1.5] is not a text or null"),
+    "half a layer": ({"hidden_sizes": [8.5]}, "hidden_sizes=8.5 is not a whole number"),
+    "no name": ({"env": EnvConfig(id=None)}, "env.id=None is not a text"),
+    "a number for a name": ({"env": EnvConfig(id=3)}, "env.id='3' is not a registered"),
+    "no integer": ({"seed": 10**400}, "is more than 9223372036854775807"),
+    "no float": ({"learning_rate": 10**400}, "is not a number"),
+    "names that are none": (
+        {"env": EnvConfig(kwargs={1: 2})},
+        "env.kwargs={1: 2} is not a mapping",
+    ),
     "a negative seed": ({"seed": -1}, "seed=-1 is less than 0"),
 }
 
@@ -188,12 +246,28 @@ def raises(step: int) -> None:
         raise OSError("the simulator fell over")
 
 
+def exits(step: int) -> None:
+    if step == 30:
+        raise SystemExit(3)
+
+
+def writes_lines(step: int) -> None:
+    if step == 30:
+        raise OSError("the simulator\n  fell\n\nover")
+
+
 FAULTS: dict[str, tuple[Any, str]] = {
     "raises": (raises, "step() raised OSError: the simulator fell over"),
     "nan": (
         lambda step: np.full(2, np.nan, np.float32) if step == 30 else None,
         "returned NaN as observation, 1 policy steps into its episode",
     ),
+    "infinity": (
+        lambda step: np.full(2, np.inf, np.float32) if step == 30 else None,
+        "returned infinity as observation, 1 policy steps into its episode",
+    ),
+    "exits": (exits, "step() raised SystemExit: 3"),
+    "lines": (writes_lines, "step() raised OSError: the simulator fell over"),
     "shape": (
         lambda step: np.zeros(3, np.float32) if step == 30 else None,
         "returned observation of shape (3,) as observation, its space says shape (2,)",
@@ -211,6 +285,29 @@ class NotANumber(Scripted):
     def step(self, action):
         observation, reward, *rest = super().step(action)
         return observation, np.nan if self.total == 30 else reward, *rest
+
+
+class Infinite(Scripted):
+    """Gives an infinite reward in its thirtieth step."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, -np.inf if self.total == 30 else reward, *rest
+
+
+class NaNFlag(Scripted):
+    """Says in its thirtieth step that it terminated, or not: NaN."""
+
+    def step(self, action):
+        observation, reward, terminated, *rest = super().step(action)
+        return observation, reward, np.nan if self.total == 30 else terminated, *rest
+
+
+class InfiniteReset(Scripted):
+    """Begins with an infinite observation."""
+
+    def reset(self, **_):
+        return np.full(2, np.inf, np.float32), {}
 
 
 class NoReset(Scripted):
@@ -240,6 +337,9 @@ def odd(monkeypatch):
         **{name: lambda fault=fault: Scripted(7, fault) for name, (fault, _) in FAULTS.items()},
         "falls": FallsOver,
         "reward": lambda: NotANumber(7),
+        "infinite": lambda: Infinite(7),
+        "flag": lambda: NaNFlag(7),
+        "begins": InfiniteReset,
         "reset": NoReset,
         "made": NotMade,
         "pair": Pair,
@@ -265,6 +365,9 @@ def test_an_environment_that_misbehaves_is_named_with_its_copy_and_step(command,
     ("name", "what"),
     [
         ("reward", ", env 0, after 29 policy steps: returned NaN as reward"),
+        ("infinite", ", env 0, after 29 policy steps: returned infinity as reward, 1 policy steps"),
+        ("flag", ", env 0, after 29 policy steps: returned nan as terminated"),
+        ("begins", ", env 0, after 0 policy steps: returned infinity as observation when it was"),
         ("reset", ", env 0: reset() raised RuntimeError: no power"),
         ("made", ": making it raised RuntimeError: no licence"),
     ],

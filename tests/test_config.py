@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import yaml
 from torchrl.objectives import ClipPPOLoss
@@ -132,7 +134,7 @@ def test_what_is_wrong_is_named_with_what_works(values, message):
 
 
 def test_limits_are_included():
-    lowest = {"count": 1, "maybe": 1, "weight": 0.0, "discount": 0.0, "rate": 1e-300}
+    lowest = {"count": 1, "maybe": 1, "weight": 0.0, "discount": 0.0, "rate": 2e-38}
     assert from_plain(Settings, lowest) == Settings(**lowest)
     assert from_plain(Settings, {"discount": 1}).discount == 1.0
 
@@ -143,6 +145,36 @@ def test_a_dataclass_made_in_python_is_checked_in_the_same_way():
         check(Settings(Inner(0)))
     with pytest.raises(SettingError, match="count='many' is not a whole number"):
         check(Settings(count="many"))  # type: ignore[arg-type]
+
+
+def test_a_value_that_means_one_of_the_right_type_becomes_it():
+    made = Settings(Inner(5.0), count=1e3, rate=1, sizes=[8.0], name=3)  # type: ignore[arg-type]
+    check(made)
+    assert made == Settings(Inner(5), count=1000, rate=1.0, sizes=[8], name="3")
+    values = (made.inner.size, made.count, made.rate, *made.sizes)
+    assert [type(value) for value in values] == [int, int, float, int]
+
+
+def test_numbers_of_numpy_are_numbers():
+    made = Settings(count=np.int64(7), rate=np.float32(0.5))  # type: ignore[arg-type]
+    check(made)
+    assert (type(made.count), made.count, type(made.rate), made.rate) == (int, 7, float, 0.5)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_number_of_a_recipe_has_limits_and_every_infinite_one_is_refused(recipe):
+    for name, value, kind, _ in settings(recipe.Config()):
+        if name.startswith("steps.") or not kind.startswith(("a number", "a whole number")):
+            continue  # a plan has limits of its own
+        assert kind.split(" or ")[0] not in ("a number", "a whole number"), name
+        del value
+        *groups, last = name.split(".")
+        for number in (math.inf, -math.inf, math.nan, 10**400):
+            values: dict[str, Any] = {last: number}
+            for group in reversed(groups):
+                values = {group: values}
+            with pytest.raises(SettingError, match=re.escape(name)):
+                from_plain(recipe.Config, values)
 
 
 def test_another_librarys_steps_are_made_from_their_name():

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -444,6 +445,6 @@ def check_policy(
         if not steps.any():  # infinities of both signs
             continue
         step, env = steps.nonzero()[0].tolist()
-        # From a NaN observation on, a recurrent policy writes NaN for good ones, too.
-        if not any((seen[: step + 1] != seen[: step + 1]).any() for seen in observation.values()):
+        # From such an observation on, a recurrent policy writes NaN for good ones, too.
+        if all(np.isfinite(np.asarray(seen[: step + 1])).all() for seen in observation.values()):
             raise PolicyFault(key, env, taken + step)

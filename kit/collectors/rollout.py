@@ -223,12 +223,12 @@ class VectorCollector(StepsCollector):
         return buffer
 
     def _checked_outputs(self, buffer: RolloutBuffer) -> Tensors:
-        """Return the policy's outputs; refuse NaN, the policy's first."""
+        """Return the policy's outputs; refuse NaN and infinity, the policy's NaN first."""
         taken = self.policy_steps // self.num_envs
         outputs = self._actor.outputs()
         if doubtful := buffer.doubtful_actions() | outputs:
             check_policy(doubtful, buffer.acted_on, self._actor.action_keys, taken)
-        if buffer.has_nan():
+        if buffer.has_infinite():
             self._take_in()
             buffer.check_finite(self.env.name, self._statistics, taken)
         return outputs

@@ -65,6 +65,7 @@ class RolloutBuffer:
             leaf.key: np.empty((steps + 1, env.num_envs, *leaf.shape), leaf.dtype)
             for leaf in leaves
         }
+        self._seen = seen
         self.acted_on = {key: array[:-1] for key, array in seen.items()}
         self.whole = StepArrays(
             {leaf.key: np.empty((*shape, *leaf.shape), leaf.dtype) for leaf in leaves},
@@ -123,17 +124,19 @@ class RolloutBuffer:
 
     def doubtful_actions(self) -> Tensors:
         """The actions that were written here, if some may be NaN."""
-        if self.actions is None or not may_be_nan(self.actions):
+        if self.actions is None or not may_be_infinite(self.actions):
             return {}
         return {self.action_key: torch.from_numpy(self.actions.swapaxes(0, 1))}
 
-    def has_nan(self) -> bool:
-        """Whether a reward or an observation may be NaN."""
-        following = self.whole.next_observation.values()
-        return may_be_nan(self.whole.reward) or any(map(may_be_nan, following))
+    def has_infinite(self) -> bool:
+        """Whether a reward or an observation may be infinite or NaN."""
+        found = may_be_infinite(self.whole.reward) or any(map(may_be_infinite, self._seen.values()))
+        if not self.any_done:  # what is seen next is what a step led to
+            return found
+        return found or any(map(may_be_infinite, self.whole.next_observation.values()))
 
     def check_finite(self, name: str, statistics: EpisodeStatistics, taken: int) -> None:
-        """Refuse NaN, naming environment and step.
+        """Refuse infinity and NaN, naming environment and step.
 
         Args:
             name: of the environment.
@@ -141,17 +144,23 @@ class RolloutBuffer:
             taken: time steps before this batch.
 
         Raises:
-            EnvironmentFault: if an observation or reward is NaN.
+            EnvironmentFault: if an observation or reward is one of them.
         """
-        for what, values in (("reward", self.whole.reward), *self.whole.next_observation.items()):
-            found = _first_nan(values)
+        whole = self.whole
+        for what, values in (("reward", whole.reward), *whole.next_observation.items()):
+            found = first_infinite(values)
             if found is not None:
-                step, env = found
+                step, env, value = found
                 ends = np.flatnonzero(self.done[:step, env])
                 length = int(statistics.lengths[env]) + step
                 length = step - int(ends[-1]) - 1 if len(ends) else length
-                text = f"returned NaN as {what}, {length} policy steps into its episode"
+                text = f"returned {value} as {what}, {length} policy steps into its episode"
                 raise EnvironmentFault(name, env, text, taken + step)
+        for what, values in self._seen.items():
+            found = first_infinite(values)
+            if found is not None:
+                text = f"returned {found[2]} as {what} when it was reset"
+                raise EnvironmentFault(name, found[1], text, taken + found[0])
 
 
 class Batches:
@@ -358,21 +367,23 @@ class EpisodeBuffer:
         ]
 
     def check_finite(self, name: str, spans: Sequence[Span]) -> None:
-        """Refuse NaN, naming environment and step.
+        """Refuse infinity and NaN, naming environment and step.
 
         Raises:
-            EnvironmentFault: if an observation or reward of an episode is NaN.
+            EnvironmentFault: if an observation or reward of an episode is one of them.
         """
-        arrays: dict[Any, NDArray[Any]] = {"reward": self._whole("reward")}
-        for leaf in self.env.observation_leaves:
-            arrays[leaf.key] = self._observation("next_observation", leaf.key)
-        for what, values in arrays.items():
-            if _first_nan(values) is None:  # most often; idle environments may hold NaN
+        keys = [leaf.key for leaf in self.env.observation_leaves]
+        arrays: list[tuple[Key, NDArray[Any]]] = [("reward", self._whole("reward"))]
+        arrays += [(key, self._observation("next_observation", key)) for key in keys]
+        arrays += [(key, self._observation("acted_on", key)) for key in keys]
+        for what, values in arrays:
+            if first_infinite(values) is None:  # most often; idle environments may hold NaN
                 continue
             for span in spans:
-                found = _first_nan(values[span.steps, span.env, None])
+                found = first_infinite(values[span.steps, span.env, None])
                 if found is not None:
-                    text = f"returned NaN as {what}, {found[0]} policy steps into its episode"
+                    step, _, value = found
+                    text = f"returned {value} as {what}, {step} policy steps into its episode"
                     raise EnvironmentFault(name, span.env, text)
 
     def tensordict(
@@ -449,17 +460,21 @@ def _some(flags: Mask) -> bool:
     return b"\x01" in flags.tobytes()
 
 
-def may_be_nan(values: NDArray[Any]) -> bool:
-    """Whether an entry is NaN: then the product with itself is, which is a call of BLAS."""
-    if values.dtype.kind != "f":
-        return False
-    product = np.vdot(values, values)
-    return bool(product != product)
+def may_be_infinite(values: NDArray[Any]) -> bool:
+    """Whether an entry is infinite or NaN: then the product with itself is, a call of BLAS."""
+    return values.dtype.kind == "f" and not np.vdot(values, values) < np.inf
 
 
-def _first_nan(values: NDArray[Any]) -> tuple[int, int] | None:
-    """Step and environment of the first NaN in ``[steps, num_envs, ...]``, if there is one."""
-    if not may_be_nan(values):
+def first_infinite(values: NDArray[Any]) -> tuple[int, int, str] | None:
+    """Step and environment of the first entry of ``[steps, num_envs, ...]`` that is not finite.
+
+    Returns:
+        Step, environment and what it is in words; ``None`` if all are finite.
+    """
+    if not may_be_infinite(values):
         return None
-    found = np.argwhere(np.isnan(values))
-    return (int(found[0][0]), int(found[0][1])) if len(found) else None
+    found = np.argwhere(~np.isfinite(values))
+    if not len(found):
+        return None
+    value = values[tuple(found[0])]
+    return int(found[0][0]), int(found[0][1]), "NaN" if np.isnan(value) else "infinity"

@@ -42,8 +42,9 @@ class TensorCollector(StepsCollector):
 
     Several steps of policy, sampling, environment and the writing of the batch run as one flat
     program (on a GPU as one CUDA graph). Env steps, finished episodes and returns stay on the
-    device until they are read. On a CPU a batch is checked for NaN; on a GPU that would wait.
-    Running normalisation that ``make_env`` was given is part of the program, too.
+    device until they are read. On a CPU a batch is checked for NaN and infinity; on a GPU, where
+    that would wait, returns are checked when they are logged. Running normalisation that
+    ``make_env`` was given is part of the program, too.
 
     Args:
         create_env_fn: a torch environment, or one of ``make_env(..., vectorization="tensor")``, or
@@ -208,11 +209,12 @@ class TensorCollector(StepsCollector):
     def _check_finite(self, memory: TensorMemory) -> None:
         for field, what in (("reward", "reward"), ("next_observation", "observation")):
             values = memory.step[field]
-            if values.sum().isnan() and values.isnan().any():
-                step, *_, env = values.isnan().nonzero()[0].tolist()
+            if not values.sum().isfinite() and not values.isfinite().all():
+                step, *_, env = place = values.isfinite().logical_not().nonzero()[0].tolist()
                 name = type(self.env).__name__
                 length = int(memory.step["episode_length"][step, env]) - 1
-                what = f"returned NaN as {what}, {length} policy steps into its episode"
+                value = "NaN" if values[tuple(place)].isnan() else "infinity"
+                what = f"returned {value} as {what}, {length} policy steps into its episode"
                 raise EnvironmentFault(name, env, what, self.policy_steps // self.num_envs + step)
 
     # Counts that are on the device; reading them waits for it.

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from kit.config.actor_critic import ActorCriticConfig
-from kit.config.limits import Count, Limits, Natural, NotNegative, Positive, UnitInterval
+from kit.config.limits import (
+    Count,
+    Finite,
+    HiddenSizes,
+    Limits,
+    LogStd,
+    Natural,
+    Networks,
+    NotNegative,
+    Outputs,
+    Positive,
+    Seed,
+    UnitInterval,
+)
 from kit.config.settings import EnvConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
 
 __all__ = [
     "ActorCriticConfig",
     "Count",
     "EnvConfig",
+    "Finite",
+    "HiddenSizes",
     "Limits",
+    "LogStd",
     "Natural",
+    "Networks",
     "NotNegative",
     "OffPolicyConfig",
     "OnPolicyConfig",
+    "Outputs",
     "Positive",
     "RunConfig",
+    "Seed",
     "UnitInterval",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kit.config.limits import NotNegative, Positive, UnitInterval
+from kit.config.limits import HiddenSizes, LogStd, NotNegative, Positive, UnitInterval
 from kit.config.settings import OnPolicyConfig
 
 
@@ -13,13 +13,13 @@ from kit.config.settings import OnPolicyConfig
 class ActorCriticConfig(OnPolicyConfig):
     """What every recipe with an actor and a critic has."""
 
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of actor and critic."""
     activation: str = "tanh"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     shared_body: bool = False
     """Whether actor and critic share their hidden layers."""
-    initial_log_std: float = 0.0
+    initial_log_std: LogStd = 0.0
     """Initial log standard deviation of the Gaussian policy."""
     entropy_coeff: NotNegative = 0.0
     """Weight of the entropy bonus."""

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from kit.steps import SettingError
+from kit.steps.errors import LARGEST
+
+LARGEST_FLOAT, SMALLEST_FLOAT = 3.4e38, 1.2e-38
+"""Bounds of float32: networks would see infinity or 0 in place of numbers beyond them."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Finite numbers between two bounds, for ``Annotated[float, Limits(...)]``."""
+    """Numbers between two bounds, for ``Annotated[float, Limits(...)]``; of a list, its length."""
 
     low: float
     """Smallest value."""
-    high: float = math.inf
+    high: float = LARGEST_FLOAT
     """Largest value."""
     open: bool = False
     """Whether ``low`` itself is excluded."""
@@ -26,28 +30,48 @@ class Limits:
         Raises:
             SettingError: if it is.
         """
-        if not math.isfinite(value):
+        if not (isinstance(value, int) or math.isfinite(value)):
             raise SettingError(field, value, "is not a finite number", f"use a number {self}")
         if value > self.high:
-            raise SettingError(field, value, f"is more than {self.high:g}", [self.high])
-        if self.open and value <= self.low:
-            raise SettingError(field, value, f"is not above {self.low:g}", f"use a number {self}")
+            raise SettingError(field, value, f"is more than {_shown(self.high)}", [self.high])
+        if self.open and value < self.low + SMALLEST_FLOAT:
+            rounded = "" if value <= self.low else " in float32"
+            why = f"is not above {self.low:g}{rounded}"
+            raise SettingError(field, value, why, f"use a number {self}")
         if value < self.low:
-            raise SettingError(field, value, f"is less than {self.low:g}", [self.low])
+            raise SettingError(field, value, f"is less than {_shown(self.low)}", [self.low])
 
     def __str__(self) -> str:
-        if self.high < math.inf:
-            return f"from {self.low:g} to {self.high:g}"
-        return f"{'above' if self.open else 'from'} {self.low:g}"
+        if self.low <= -LARGEST_FLOAT:
+            return "that is finite"
+        if self.high < LARGEST:
+            return f"from {_shown(self.low)} to {_shown(self.high)}"
+        return f"{'above' if self.open else 'from'} {_shown(self.low)}"
 
 
-Count = Annotated[int, Limits(1)]
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+Count = Annotated[int, Limits(1, LARGEST)]
 """At least one of something."""
-Natural = Annotated[int, Limits(0)]
-"""A number of something, or none."""
+Natural = Annotated[int, Limits(0, LARGEST)]
+"""None or more of something."""
+Seed = Annotated[int, Limits(0, 2**63 - 1)]
+"""What random number generators start from."""
+Finite = Annotated[float, Limits(-LARGEST_FLOAT)]
+"""Any number."""
 NotNegative = Annotated[float, Limits(0)]
 """A weight or coefficient."""
 Positive = Annotated[float, Limits(0, open=True)]
 """A learning rate, a temperature, a bound."""
 UnitInterval = Annotated[float, Limits(0, 1)]
 """A number in [0, 1]: a discount, a probability, an averaging coefficient."""
+LogStd = Annotated[float, Limits(-20, 10)]
+"""Logarithm of a standard deviation."""
+Networks = Annotated[int, Limits(1, 1_000)]
+"""Networks of an ensemble."""
+Outputs = Annotated[int, Limits(1, 10_000)]
+"""Numbers that a network estimates of each value: atoms, quantiles."""
+HiddenSizes = Annotated[list[Annotated[int, Limits(1, 16_384)]], Limits(0, 64)]
+"""Widths of hidden layers; none: a linear network."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import numbers
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -14,7 +16,7 @@ from kit.config.limits import Limits
 from kit.dialects import dialect
 from kit.dialects.base import Dialect
 from kit.steps import SettingError, StepPlan
-from kit.steps.errors import nearest_first
+from kit.steps.errors import nearest_first, show
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 
 PLAN = "plan"
@@ -72,6 +74,8 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
 def check(config: Any, path: str = "") -> None:
     """Refuse settings of a wrong type or out of their limits in a dataclass made in Python.
 
+    Values that mean one of the right type (``8.0`` a whole number, ``3`` a text) become it.
+
     Raises:
         SettingError: at the first one.
     """
@@ -80,17 +84,14 @@ def check(config: Any, path: str = "") -> None:
         value, group = getattr(config, f.name), _group(hints[f.name])
         if group is not None and isinstance(value, Mapping):
             raise _no_group(f"{path}{f.name}", value, group)
-        _made(f"{path}{f.name}", value, hints[f.name])
+        object.__setattr__(config, f.name, _made(f"{path}{f.name}", value, hints[f.name]))
 
 
 def _made(path: str, value: Any, hint: Any) -> Any:
     """The value of a field, checked; groups are made of mappings, or taken as they are."""
     group = _group(hint)
     if group is None:
-        value = _plain_value(path, value, hint)
-        for limits in _limits(hint) if value is not None else ():
-            limits.check(path, value)
-        return value
+        return _plain_value(path, value, hint)
     if isinstance(value, Mapping):
         if not _has_steps(group) or "dialect" not in value:
             return from_plain(group, value, f"{path}.")
@@ -133,26 +134,32 @@ def _no_group(path: str, value: Any, group: type) -> SettingError:
     return SettingError(path, value, why, f"use {path}.name=value (in Python {name}(...))")
 
 
-def _limits(hint: Any) -> list[Limits]:
-    """The limits of a type such as ``Count`` or ``Count | None``."""
-    own = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Limits)]
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [limits for option in typing.get_args(hint) for limits in _limits(option)]
-    return own
+def _limits(hint: Any) -> Limits | None:
+    """The limits of a type such as ``Count``."""
+    own = (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Limits))
+    return next(own, None)
 
 
 def _plain_value(path: str, value: Any, hint: Any) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return _plain_value(path, value, arguments[0])
+        value, limits = _plain_value(path, value, arguments[0]), _limits(hint)
+        if limits is not None and isinstance(value, list):
+            if len(value) > limits.high:
+                raise SettingError(path, value, f"has more than {limits.high} entries")
+        elif limits is not None:
+            limits.check(path, value)
+        return value
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
         for option in (a for a in arguments if a is not type(None)):
+            bare = typing.get_args(option)[0] if hasattr(option, "__metadata__") else option
             try:
-                return _plain_value(path, value, option)
+                _plain_value(path, value, bare)
             except SettingError:
                 continue
+            return _plain_value(path, value, option)  # whose limits may refuse it
         raise _wrong(path, value, _called(hint))
     if origin is Literal:
         for choice in arguments:
@@ -165,24 +172,28 @@ def _plain_value(path: str, value: Any, hint: Any) -> Any:
         items = [_plain_value(path, item, arguments[0]) for item in value]
         return origin(items)
     if origin is dict or hint is dict:
-        if not isinstance(value, Mapping):
+        if not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
             raise _wrong(path, value, "a mapping such as {name: value}")
         return dict(value)
     return _scalar(path, value, hint)
 
 
 def _scalar(path: str, value: Any, hint: Any) -> Any:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A number, a text or a truth value; texts and numbers become each other without a loss."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if hint is Any:
         return value
-    if hint is float and is_number:
-        if value != value:
-            raise SettingError(path, value, "is not a number")
-        return float(value)
-    if hint is int and is_number and value == value and float(value).is_integer():
-        return int(value)
-    if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        return str(value)
+    with contextlib.suppress(OverflowError):  # 10**400 as float, infinity as int
+        if hint is float and is_number and value == value:
+            return float(value)
+        if hint is int and is_number and value == value and value == int(value):
+            return int(value)
+    if hint is float and is_number and value != value:
+        raise SettingError(path, value, "is not a number")
+    if hint is str and (is_number or isinstance(value, str)):
+        if "\0" not in (text := value if isinstance(value, str) else show(value)):
+            return text
+        raise SettingError(path, value, "has a null character", "leave it out")
     if hint is bool and isinstance(value, bool):
         return value
     if isinstance(hint, type) and hint not in _CALLED and isinstance(value, hint):
@@ -214,7 +225,10 @@ def _called(hint: Any) -> str:
     """What a type is called in messages and in the help."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return " ".join([_called(arguments[0]), *map(str, _limits(hint))])
+        kind, limits = _called(arguments[0]), _limits(hint)
+        if typing.get_origin(arguments[0]) is list and limits is not None:
+            return kind.replace("a list", f"a list of at most {limits.high}", 1)
+        return kind if limits is None else f"{kind} {limits}"
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(_called, arguments))
     if origin is Literal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from kit.config.limits import Count, Limits, Positive, UnitInterval
+from kit.config.limits import Count, Finite, Limits, Positive, Seed, UnitInterval
 from kit.dialects.base import Dialect
 from kit.steps import StepPlan
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
@@ -17,7 +17,7 @@ class EnvConfig:
 
     id: str = "CartPole-v1"
     """Gymnasium id."""
-    num_envs: Count = 8
+    num_envs: Annotated[int, Limits(1, 1_000_000)] = 8
     """Number of environments of one process."""
     vectorization: Literal["sync", "async", "native", "envpool", "tensor"] = "sync"
     """How environments are stepped: sync (one after the other), async (in worker processes), native
@@ -50,11 +50,11 @@ class RunConfig:
     (while the learner works) or torchrl; null: vector, or episode if the plan asks for it."""
     collector_kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the collector: max_staleness, fast_policy, layout, ..."""
-    seed: Annotated[int, Limits(0)] = 0
+    seed: Seed = 0
     """Seed of environments, initial weights, exploration and minibatches."""
     device: str = "cpu"
     """Device of networks, batches and buffers: cpu, cuda, cuda:1."""
-    threads: Count | None = 1
+    threads: Annotated[int, Limits(1, 1_024)] | None = 1
     """CPU threads of PyTorch; more pay for large networks only. null: PyTorch's choice."""
     compile: Literal["auto", True, False] = "auto"
     """How losses run: auto (flat programs, bitwise as eager), true (torch.compile) or false."""
@@ -70,7 +70,7 @@ class RunConfig:
     """Policy steps between two checkpoints; null: a tenth of the run."""
     time_limit: Positive | None = None
     """Seconds after which the run ends, with the iteration under way; null: none."""
-    stop_at_return: float | None = None
+    stop_at_return: Finite | None = None
     """Mean return of an evaluation at which the run ends; null: none."""
     progress: bool = True
     """Whether plan, progress and ledger are shown in the terminal."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+FAULTS = (Exception, SystemExit)
+"""What an environment may raise: simulators end their process where they cannot go on."""
+
 
 class EnvironmentFault(RuntimeError):
     """An environment raised, returned something impossible, or its process died.
@@ -16,6 +19,7 @@ class EnvironmentFault(RuntimeError):
     def __init__(
         self, name: str, env: int | None, what: str, policy_step: int | None = None
     ) -> None:
+        what = " ".join(what.split())
         self.name, self.env, self.what, self.policy_step = name, env, what, policy_step
         where = "" if env is None else f", env {env}"
         when = "" if policy_step is None else f", after {policy_step} policy steps"

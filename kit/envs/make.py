@@ -25,9 +25,12 @@ from kit.envs.single_env import (
     make_single_env,
 )
 from kit.envs.vector_env import VectorEnv, env_seeds
-from kit.steps.errors import SettingError, one_of, whole_number
+from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 
 Vectorization = Literal["sync", "async", "native", "envpool", "tensor"]
+MOST_ENVS = {"sync": 10_000, "async": 10_000, "envpool": 100_000}
+"""Environments of one vector environment, where each is an object of its own."""
+MOST_WORKERS = 1_024
 
 
 def make_env(
@@ -89,6 +92,11 @@ def make_env(
         SettingError: if the id is unknown, a package is missing, or settings contradict.
     """
     one_of("env.vectorization", vectorization, get_args(Vectorization))
+    if not (isinstance(wrappers, Sequence) and all(map(callable, wrappers))):
+        works = "give functions that take an environment and return one"
+        raise SettingError("env.wrappers", wrappers, "is not a list of wrappers", works)
+    if action_mask is not None:
+        yes_or_no("env.action_mask", action_mask)
     if isinstance(id, str) and vectorization in ("sync", "async", "native"):
         id = find_spec(id)  # it goes to other processes, where it may not be registered
     elif not callable(id) and not isinstance(id, (str, EnvSpec, EnvBase, gym.vector.VectorEnv)):
@@ -105,6 +113,13 @@ def make_env(
         step_timeout=_seconds(step_timeout),
     )
     num_envs = whole_number("env.num_envs", num_envs, at_least=1)
+    most = MOST_ENVS.get(vectorization, num_envs)
+    if num_envs > most:
+        why = f"is more than one machine steps with vectorization={vectorization!r}"
+        raise SettingError("env.num_envs", num_envs, why, [most])
+    if (options.num_workers or 1) > MOST_WORKERS:
+        why = "is more processes than one machine runs"
+        raise SettingError("env.num_workers", num_workers, why, [MOST_WORKERS])
     if isinstance(id, (EnvBase, gym.vector.VectorEnv)):
         backend, make_again = _made_before(id, num_envs, options), None
     else:

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import FAULTS, EnvironmentFault
 from kit.steps.errors import SettingError, whole_number
 
 MakeEnv = Callable[..., gym.Env[Any, Any]]
@@ -55,7 +55,7 @@ def make_single_env(
                 "return one Gymnasium environment, or pass an environment of TorchRL",
             )
     for wrapper in wrappers:
-        env = wrapper(env)
+        env = _call(wrapper, {}, env)
     if action_mask:
         env = ActionMask(env)
     if action_repeat > 1:
@@ -148,7 +148,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-
 
 def gives_action_mask(make: Callable[[], gym.Env[Any, Any]]) -> bool:
     """Whether ``info`` has an action mask; asks an environment of its own, which it closes."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(*FAULTS):
         env = make()
         try:
             return "action_mask" in env.reset(seed=0)[1]
@@ -195,20 +195,20 @@ def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[A
         if not kwargs:
             raise _not_made(spec.id, error) from error
         raise SettingError("env.kwargs", kwargs, f"are refused by {spec.id}: {error}") from None
-    except Exception as error:
+    except FAULTS as error:
         raise _not_made(spec.id, error) from error
 
 
-def _call(make: MakeEnv, kwargs: dict[str, Any]) -> Any:
+def _call(make: MakeEnv | Wrapper, kwargs: dict[str, Any], *inner: Any) -> Any:
     try:
-        return make(**kwargs)
+        return make(*inner, **kwargs)
     except SettingError:
         raise
-    except Exception as error:
+    except FAULTS as error:
         raise _not_made(getattr(make, "__name__", type(make).__name__), error) from error
 
 
-def _not_made(name: str, error: Exception) -> EnvironmentFault:
+def _not_made(name: str, error: BaseException) -> EnvironmentFault:
     return EnvironmentFault(name, None, f"making it raised {type(error).__name__}: {error}")
 
 

@@ -14,9 +14,10 @@ from torchrl.envs.utils import ExplorationType
 from kit.collectors.actor import Actor
 from kit.collectors.base import RandomNumbers
 from kit.collectors.rollout import rollout
-from kit.collectors.rollout_buffer import Row
+from kit.collectors.rollout_buffer import Row, first_infinite
 from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
+from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
 from kit.logging.journal import episode_columns
 from kit.steps.errors import whole_number
@@ -80,8 +81,21 @@ class Evaluator:
         with numbers, _evaluated(self.policy):
             self._actor.prepare()
             with self._actor.begin():
-                rollout(env, self._actor, _rows(env), schedule)
+                try:
+                    rollout(env, self._actor, _rows(env), schedule)
+                except EnvironmentFault as fault:
+                    what, step = f"{fault.what} (in an evaluation)", schedule.steps
+                    raise EnvironmentFault(fault.name, fault.env, what, step) from fault
         return schedule.finished
+
+    @property
+    def faults(self) -> int:
+        """Faults of environments recovered from so far; setting it continues another count."""
+        return int(self.env.backend.faults)
+
+    @faults.setter
+    def faults(self, value: int) -> None:
+        self.env.backend.faults = value
 
     def close(self) -> None:
         """Close the environments."""
@@ -114,6 +128,7 @@ class _Shares:
         self.active: Mask | None = None
         self.stands_still: Mask | None = None
         self.done = False
+        self.steps = 0  # of each environment
         self.finished: list[Episode] = []
         self._statistics = EpisodeStatistics(num_envs)
         self._left = np.full(num_envs, episodes // num_envs)
@@ -124,7 +139,17 @@ class _Shares:
         return result.terminated | result.truncated
 
     def stepped(self, result: StepArrays) -> None:
-        """Count the episodes that ended."""
+        """Count the episodes that ended.
+
+        Raises:
+            EnvironmentFault: if a reward or an observation is infinite or NaN.
+        """
+        for what, values in (("reward", result.reward), *result.next_observation.items()):
+            found = first_infinite(values[None])
+            if found is not None:
+                text = f"returned {found[2]} as {what}"
+                raise EnvironmentFault(self._env.name, found[1], text)
+        self.steps += 1
         reward = result.reward if result.raw_reward is None else result.raw_reward
         flags, infos = (result.terminated[None], result.truncated[None]), self._env.take_infos()
         for episode in self._statistics.add(reward[None], *flags, result.env_steps[None], infos):

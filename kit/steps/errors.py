@@ -34,7 +34,7 @@ class SettingError(ValueError):
     ) -> None:
         self.field, self.value, self.why = field, value, why
         self.works, self.hint = works, hint
-        message = f"{field}={show(value)} {why}"
+        message = f"{field}={show(value)} {' '.join(why.split())}"
         if isinstance(works, str):
             message += f"; {works}" if works else ""
         elif works:

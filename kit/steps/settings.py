@@ -38,7 +38,14 @@ class _Steps:
         Raises:
             SettingError: if the settings make no plan.
         """
+        self._check()
         return StepPlan(**asdict(self), **environment)
+
+    def _check(self) -> None:
+        """Refuse a number of steps where whole episodes are asked for; a plan has a default."""
+        if self.steps_per_env is not None and (self.min_episodes or self.min_steps) is not None:
+            why = "contradicts min_episodes and min_steps, which collect whole episodes"
+            raise SettingError("steps_per_env", self.steps_per_env, why, [None])
 
 
 @dataclass
@@ -61,6 +68,7 @@ class OnPolicySteps(_Steps):
 
     def to_plan(self, **environment: Any) -> StepPlan:
         """The plan, as for :class:`_Steps`; ``minibatches`` are those of its batch."""
+        self._check()
         settings = {**asdict(self), **environment}
         minibatches = settings.pop("minibatches")
         if minibatches is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torchrl.envs import TransformedEnv
 
 from kit.collectors.base import KitCollector
 from kit.envs.episodes import Episode
+from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError, StepLedger, StepPlan
 
@@ -35,7 +37,10 @@ class CountedBatches:
     Attributes:
         collected: policy steps of the last batch.
         collected_at_random: those of them with random actions.
+        evaluation_faults: of environments of evaluations, recovered from.
     """
+
+    evaluation_faults = 0
 
     def __init__(self, collector: BaseCollector, plan: StepPlan) -> None:
         self.collector: Any = collector
@@ -88,7 +93,7 @@ class CountedBatches:
     # ------------------------------------------------------------------ at log points
     def count_environment(self, ledger: StepLedger) -> None:
         """Bring env steps, episodes and faults of ``ledger`` up to date; may read the device."""
-        ledger.environment_errors = self.collector.environment_errors
+        ledger.environment_errors = self.collector.environment_errors + self.evaluation_faults
         ledger.local_env_steps = self.collector.env_steps
         ledger.local_episodes = self.collector.episodes
 
@@ -98,7 +103,21 @@ class CountedBatches:
         return found
 
     def take_episodes(self) -> list[Episode]:
-        """The episodes that ended since the last call, as far as they are known."""
+        """The episodes that ended since the last call, as far as they are known.
+
+        Raises:
+            EnvironmentFault: if a return is infinite or NaN, where no reward was checked.
+        """
+        found = self._episodes()
+        for episode in found:
+            if not math.isfinite(episode.episode_return):
+                what = f"gave rewards whose sum over an episode is {episode.episode_return}"
+                env = getattr(self.collector, "env", None)
+                name = getattr(env, "name", type(env).__name__)
+                raise EnvironmentFault(name, episode.env, what)
+        return found
+
+    def _episodes(self) -> list[Episode]:
         found: list[Episode] = self.collector.take_episodes()
         return found
 
@@ -111,12 +130,18 @@ class CountedBatches:
     def state_dict(self) -> dict[str, Any]:
         """Counts and the collector's state."""
         collector = dict(self.collector.state_dict())
-        return {"taken": self._taken, "policy_steps": self._policy_steps, "collector": collector}
+        return {
+            "taken": self._taken,
+            "policy_steps": self._policy_steps,
+            "evaluation_faults": self.evaluation_faults,
+            "collector": collector,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
         self._taken = int(state_dict["taken"])
         self._policy_steps = int(state_dict["policy_steps"])
+        self.evaluation_faults = int(state_dict["evaluation_faults"])
         self.collector.load_state_dict(state_dict["collector"])
 
     def shutdown(self) -> None:
@@ -160,6 +185,7 @@ class TorchRLBatches(CountedBatches):
 
     def count_environment(self, ledger: StepLedger) -> None:
         """Bring env steps and episodes of ``ledger`` up to date; reads the device."""
+        ledger.environment_errors = self.evaluation_faults
         ledger.local_env_steps = self._policy_steps * self.plan.action_repeat
         ledger.local_episodes = int(self._ended)
 
@@ -167,8 +193,7 @@ class TorchRLBatches(CountedBatches):
         """None."""
         return {}
 
-    def take_episodes(self) -> list[Episode]:
-        """The episodes that ended since the last call, as far as they are known."""
+    def _episodes(self) -> list[Episode]:
         env = getattr(self.collector, "env", None)
         env = env.base_env if isinstance(env, TransformedEnv) else env
         if isinstance(env, VectorEnv):  # it knows rewards before normalisation

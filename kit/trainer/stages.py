@@ -82,7 +82,8 @@ class HookError(RuntimeError):
 
     def __init__(self, hook: str, stage: str, error: BaseException) -> None:
         self.hook, self.stage, self.error = hook, stage, error
-        super().__init__(f"hook {hook} at stage {stage!r} raised {type(error).__name__}: {error}")
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        super().__init__(f"hook {hook} at stage {stage!r} raised {what}")
 
 
 @dataclass

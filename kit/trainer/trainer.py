@@ -264,6 +264,7 @@ class Trainer(TorchRLProtocol):
             assert self.evaluate is not None
             began = time.perf_counter()
             self.journal.note(self.evaluate(self.ledger.evaluations))
+            self.batches.evaluation_faults = getattr(self.evaluate, "faults", 0)
             self.journal.spent("evaluate", began)
             self.ledger.evaluated(self.evaluate.episodes)
 
@@ -299,6 +300,8 @@ class Trainer(TorchRLProtocol):
         self.last_checkpoint = Path(checkpoint)
         Checkpoints(self.last_checkpoint.parent, self._parts()).load(self.last_checkpoint)
         self._saved_at = self.ledger.iterations
+        if isinstance(self.evaluate, Evaluator):
+            self.evaluate.faults = self.batches.evaluation_faults
         if not self.batches.exact_resume and hasattr(self.buffer, "close_open_episodes"):
             self.buffer.close_open_episodes(self.plan.num_envs)
         return self

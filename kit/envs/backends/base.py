@@ -201,7 +201,7 @@ def infos_of_arrays(info: Mapping[str, Any], ended: Mask) -> dict[int, dict[str,
     return found
 
 
-def fault_of(name: str, env: int | None, error: Exception, call: str) -> EnvironmentFault:
+def fault_of(name: str, env: int | None, error: BaseException, call: str) -> EnvironmentFault:
     """Return an error raised in ``call`` as a fault of the environment ``name``."""
     if isinstance(error, EnvironmentFault):
         return error

@@ -12,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, infos_of_arrays
+from kit.envs.errors import FAULTS, EnvironmentFault
 from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import CannotCapture, capture, restore
 from kit.steps.errors import SettingError
@@ -56,7 +57,7 @@ class GymnasiumBackend(EnvBackend):
         seed = None if seeds is None else list(seeds)
         try:
             first, _ = self.vector.reset(seed=seed, options=options)
-        except Exception as error:
+        except FAULTS as error:
             raise fault_of(self.name, None, error, "reset()") from error
         rows: Any = ... if mask is None else mask
         for leaf in self.observation_leaves:
@@ -68,18 +69,20 @@ class GymnasiumBackend(EnvBackend):
         converted = self.convert(actions)
         try:
             seen, reward, terminated, truncated, info = self.vector.step(converted)
-        except Exception as error:
+        except FAULTS as error:
             raise fault_of(self.name, None, error, "step()") from error
         result.reward[...] = reward
-        result.terminated[...] = terminated
-        result.truncated[...] = truncated
+        for name, flags in (("terminated", terminated), ("truncated", truncated)):
+            if flags.dtype != np.bool_ and not np.isin(flags, (0, 1)).all():
+                raise EnvironmentFault(self.name, None, f"returned {flags} as {name}")
+            getattr(result, name)[...] = flags
         if "env_steps" in info:
             result.env_steps[...] = info["env_steps"]
         for leaf in self.observation_leaves:
             value = value_at(seen, leaf.path)
             result.observation[leaf.key][...] = value
             result.next_observation[leaf.key][...] = value
-        ended, self.infos = terminated | truncated, {}
+        ended, self.infos = result.terminated | result.truncated, {}
         if ended.any():
             self.infos = infos_of_arrays(info.get("final_info", info), ended)
             if self._resets_by_mask:

@@ -20,7 +20,7 @@ from kit.envs.backends.base import (
     info_numbers,
     rebuilt_seed,
 )
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import FAULTS, EnvironmentFault
 from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import capture, restore
 from kit.steps.errors import SettingError
@@ -91,7 +91,7 @@ class SerialBackend(EnvBackend):
                 first, _ = self.envs[number].reset(seed=self._next_seeds.pop(number, seed))
                 self._write(number, first, arrays)
                 return
-            except Exception as error:
+            except FAULTS as error:
                 self._rebuild(number, error, "reset()")
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
@@ -150,19 +150,29 @@ class SerialBackend(EnvBackend):
                 if self._repeats:
                     result.env_steps[number] = info["env_steps"]
                 if terminated or truncated:
-                    result.terminated[number] = terminated
-                    result.truncated[number] = truncated
+                    result.terminated[number] = self._flag(number, "terminated", terminated)
+                    result.truncated[number] = self._flag(number, "truncated", truncated)
                     ended.append(number)
                     if info and (numbers_of_it := info_numbers(info)):
                         self.infos = {**self.infos, number: numbers_of_it}
-        except Exception as error:
+        except FAULTS as error:
             _check_api(error, value)
             ended.append(number)
             self._mend(number, error, result)
             return False
         return True
 
-    def _mend(self, number: int, error: Exception, result: StepArrays) -> None:
+    def _flag(self, number: int, name: str, value: Any) -> bool:
+        """A flag that an environment returned.
+
+        Raises:
+            EnvironmentFault: if it is neither true nor false: NaN, for one.
+        """
+        if value in (0, 1):
+            return bool(value)
+        raise EnvironmentFault(self.name, self.first + number, f"returned {value!r} as {name}")
+
+    def _mend(self, number: int, error: BaseException, result: StepArrays) -> None:
         """Rebuild an environment that failed, and truncate its episode.
 
         Raises:
@@ -190,7 +200,7 @@ class SerialBackend(EnvBackend):
         for leaf, value in zip(self.observation_leaves, values):
             arrays[leaf.key][number] = value
 
-    def _rebuild(self, number: int, error: Exception, call: str) -> None:
+    def _rebuild(self, number: int, error: BaseException, call: str) -> None:
         """Put a new env in the place of one that has failed.
 
         Raises:
@@ -198,14 +208,14 @@ class SerialBackend(EnvBackend):
         """
         while True:
             self._recovered(fault_of(self.name, self.first + number, error, call))
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(*FAULTS):
                 self.envs[number].close()
             self._rebuilt[number] += 1
             self._next_seeds[number] = rebuilt_seed(self._seeds[number], self._rebuilt[number])
             try:
                 self.envs[number] = self.make()
                 return
-            except Exception as again:
+            except FAULTS as again:
                 error, call = again, "making it"
 
     def full_states(self) -> list[Any]:
@@ -225,11 +235,11 @@ class SerialBackend(EnvBackend):
     def close(self) -> None:
         """Close every env."""
         for env in self.envs:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(*FAULTS):
                 env.close()
 
 
-def _check_api(error: Exception, reward: Any) -> None:
+def _check_api(error: BaseException, reward: Any) -> None:
     """Refuse steps of an old Gym environment, and rewards that are arrays; another try fails, too.
 
     Args:

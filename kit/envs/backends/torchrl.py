@@ -13,6 +13,7 @@ from torchrl.data import Composite
 from torchrl.envs import EnvBase, GymWrapper, SerialEnv, TransformedEnv
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, infos_of_arrays
+from kit.envs.errors import FAULTS
 from kit.envs.spaces import ActionConverter, Arrays, Key, Leaf
 from kit.envs.state import CannotCapture, capture, restore
 from kit.envs.vector_env import VectorEnv
@@ -84,7 +85,7 @@ class TorchRLBackend(EnvBackend):
             else:
                 chosen = torch.from_numpy(mask).reshape(self.env.full_done_spec["done"].shape)
                 self._root = self.env.reset(self._root.set("_reset", chosen.to(self.env.device)))
-        except Exception as error:
+        except FAULTS as error:
             raise fault_of(self.name, None, error, "reset()") from error
         self._write(self._root, observation)
 
@@ -99,7 +100,7 @@ class TorchRLBackend(EnvBackend):
             given.set(key, torch.from_numpy(values).reshape(shape).to(self.env.device))
         try:
             stepped, self._root = self.env.step_and_maybe_reset(given)
-        except Exception as error:
+        except FAULTS as error:
             raise fault_of(self.name, None, error, "step()") from error
         following = stepped.get("next")
         self._write(following, result.next_observation)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, hold, rebuilt_seed
 from kit.envs.backends.serial import MakeCopy, SerialBackend
-from kit.envs.errors import EnvironmentFault
+from kit.envs.errors import FAULTS, EnvironmentFault
 from kit.envs.hanging import end_process, is_main_thread, is_parents_affair
 from kit.envs.spaces import Arrays, Leaf
 from kit.envs.state import CannotCapture
@@ -437,7 +437,7 @@ class _Served:
         try:
             count = self.last - self.first
             self.backend = SerialBackend(make, count, name, restarts=restarts, first=self.first)
-        except Exception as error:
+        except FAULTS as error:
             raise fault_of(name, None, error, "making it") from error
         self.backend.tell = self.faults.append
         self.backend.clock = None if step_timeout is None else self.arrays.clock[0]

@@ -1,0 +1,142 @@
+"""What a run needs of the machine's memory, estimated before any of it is taken."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kit.config.limits import HiddenSizes, Networks
+from kit.steps import SettingError, StepPlan
+from kit.steps.errors import show
+
+BYTES_PER_STEP = 1_500
+"""Python objects of one time step of a rollout buffer: views of a row of each of its arrays."""
+
+
+class Need(NamedTuple):
+    """Bytes that follow from a setting."""
+
+    field: str
+    value: Any
+    bytes_of: Callable[[Any], int]
+    """Bytes that a value of the setting needs; more for more."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that its value needs."""
+        return self.bytes_of(self.value)
+
+    def largest_below(self, size: int) -> Any:
+        """The largest value, below the present one, that needs no more; ``None``: there is none."""
+        listed = isinstance(self.value, list)
+        low, high = 0, max(self.value) if listed else self.value
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self.bytes_of(self._cut(middle) if listed else middle) <= size
+            low, high = (middle, high) if fits else (low, middle)
+        return (self._cut(low) if listed else low) if low else None
+
+    def _cut(self, largest: int) -> list[int]:
+        return [min(width, largest) for width in self.value]
+
+
+def check_memory(needs: Sequence[Need], available: int, where: str) -> None:
+    """Refuse settings that need more memory than there is.
+
+    Args:
+        needs: of the run.
+        available: bytes there are.
+        where: whose they are, in words.
+
+    Raises:
+        SettingError: that names the setting that needs most, and its largest value that works.
+    """
+    total = sum(need.size for need in needs)
+    if total <= available:
+        return
+    largest = max(needs, key=lambda need: need.size)
+    value = largest.largest_below(available - total + largest.size)
+    works = "use smaller settings" if value is None else f"what works: {show(value)} at most"
+    why = f"needs {_gigabytes(largest.size)} of the {_gigabytes(available)} of {where}"
+    raise SettingError(largest.field, largest.value, why, works)
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
+
+
+def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int) -> Iterator[Need]:
+    """What a run needs at least: its batch, its replay buffer, its networks with their optimiser.
+
+    Args:
+        cfg: settings of the recipe. Networks are those of settings of the types
+            :data:`~kit.config.HiddenSizes` and :data:`~kit.config.Networks`.
+        plan: of the run.
+        row: bytes of a transition.
+        inputs: numbers in an observation.
+    """
+    if hasattr(cfg, "buffer_size"):
+        yield Need("buffer_size", cfg.buffer_size, lambda size: size * row)
+    steps = plan.frames_per_batch if plan.is_exact else plan.min_steps or 0
+    envs, length = plan.num_envs, -(-steps // plan.num_envs)
+    if plan.collects_episodes:
+        yield Need("steps.min_steps", steps, lambda steps: steps * (row + BYTES_PER_STEP // envs))
+    elif length >= envs:
+        at_each = envs * row + BYTES_PER_STEP
+        yield Need("steps.steps_per_env", length, lambda length: length * at_each)
+    else:
+        yield Need("env.num_envs", envs, lambda envs: length * (envs * row + BYTES_PER_STEP))
+    rows = (plan.minibatch_size or steps) * (plan.sequence_length or 1)
+    for sizes, networks in _networks(cfg, inputs):
+        yield networks
+        with_activations = functools.partial(operator.mul, row + 8 * sum(sizes))
+        yield Need("steps.minibatch_size", rows, with_activations)
+
+
+def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:
+    """Widths of hidden layers, and what an actor and its critics of these need."""
+    hints = typing.get_type_hints(type(cfg), include_extras=True)
+    ensembles = {name: getattr(cfg, name) for name, hint in hints.items() if hint == Networks}
+    name, critics = max(ensembles.items(), key=lambda item: item[1], default=("", 1))
+
+    def size(sizes: list[int], critics: int) -> int:
+        # Of a number in float32: itself, its gradient, and two averages of the optimiser.
+        return 16 * (1 + critics) * sum(a * b for a, b in pairwise([inputs, *sizes, 1]))
+
+    for field, sizes in ((n, getattr(cfg, n)) for n, hint in hints.items() if hint == HiddenSizes):
+        if critics > max(sizes, default=0):
+            yield sizes, Need(name, critics, functools.partial(size, sizes))
+        else:
+            yield sizes, Need(field, sizes, lambda sizes: size(sizes, critics))
+
+
+def memory_of_machine() -> tuple[int, str]:
+    """Bytes that this process may use at most, and whose they are, in words."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [int(text) for text in _control_groups() if text.isdigit()]
+    if limits and min(limits) < machine:
+        return min(limits), "memory that this process may use"
+    return machine, "memory of this machine"
+
+
+def _control_groups() -> Iterator[str]:
+    """Limits of the control groups of this process: those of containers and of batch systems."""
+    root, own = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+    places = [(root, "memory.max"), (root / "memory", "memory.limit_in_bytes")]
+    try:
+        for line in own.read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            base, name = places["memory" in controllers]
+            inner = base / group.lstrip("/")
+            folders = [inner, *inner.parents]
+            for folder in folders[: folders.index(base) + 1]:
+                if (folder / name).is_file():
+                    yield (folder / name).read_text().strip()
+    except (OSError, ValueError):  # another system, or one that does not let itself be looked at
+        return

@@ -1,0 +1,139 @@
+"""Random configurations of a recipe, by the types of its settings: sensible, wrong and hostile."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import types
+import typing
+from typing import Annotated, Any, Literal
+
+import torchrl.objectives
+
+from kit.collectors.registry import COLLECTORS
+from kit.config.plain import to_plain
+from tests.dialects.random_settings import EVERY_DIALECT, NASTY, random_settings
+
+HUGE = [2**31, 2**32 + 1, 2**53, 2**63 - 1, 2**63, 2**64, 10**7, 10**9, 10**12, 10**18, 10**30]
+HOSTILE = [*NASTY, *HUGE, -(2**63), 1.5, -0.0, 1e308, 1e-310, "nan", "inf", "\n", "a\nb", "ü" * 300]
+HOSTILE += [
+    "null",
+    "/",
+    "../..",
+    "\0",
+    [1, [2]],
+    {"a": {"b": 1}},
+    b"bytes",
+    math.pi,
+    3 + 4j,
+    {1: 2},
+]
+INTEGERS = [1, 2, 3, 4, 5, 7, 8, 16, 64, 100, 1000]
+FLOATS = [0.0, 1e-6, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0, 2.0, 20.0, 1e-30, 1e30]
+LOSSES = [name for name in dir(torchrl.objectives) if name.endswith("Loss")]
+WORDS: dict[str, list[Any]] = {
+    "loss": [*LOSSES, "os:system", "torch.nn:Linear", "builtins:print", "nowhere:Loss", "os", ":"],
+    "activation": ["tanh", "relu", "gelu", "sigmoid_tanh", "selu", "Tanh"],
+    "device": ["cpu", "cpu:0", "cuda", "cuda:9", "meta", "gpu", "mps", "xla", "cpu:x", ""],
+    "collector": [*COLLECTORS, "vecor", None],
+    "logger": ["csv", "none", "wandb", "wnb", "csv,none", "tensorboard", ""],
+    "runs": [None, None, "runs", "r" * 300, "/proc/1/runs", "a/../b", "\0"],
+    "resume": [None, "latest", "nowhere"],
+    "id": ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0", "CartPole-v9",
+           "Taxi-v3", "Blackjack-v1", "nowhere:Env-v0", "os:path", "ALE/Pong-v5", ":"],
+    "replay_ratio": [1, "1/4", 0.3, 2, 0, "1/0", "x/y", "1/3", 1e300, "1e400"],
+    "rounding": ["error", "down", "up", "sideways"],
+    "hidden_sizes": [[], [8], [4, 4], [16, 8, 4], [0], [-1], [8.0], [10**9], [10**5, 10**5],
+                     [2] * 300, [[8]], [True], ["8"], (8, 8)],
+}  # fmt: skip
+ARGUMENTS: dict[str, list[Any]] = {
+    "restart_on_error": [0, 1, 3], "num_workers": [1, 2, 10**6], "action_mask": [True, False],
+    "wrappers": [3, [3], []], "id": ["Pendulum-v1"], "num_envs": [3], "action_repeat": [2],
+    "max_episode_steps": [9], "vectorization": ["sync"], "normalize_reward": [True], "seed": [1],
+    "gamma": [0.5], "device": ["cpu"], "g": [9.81], "sutton_barto_reward": [True], "render_mode":
+    ["rgb_array", "x"], "policy": [3], "env": [1], "plan": [2], "collector": ["vector"],
+    "max_staleness": [0, 2], "fast_policy": ["auto", "exact", "x"], "layout": ["flat", "x"],
+    "reuse": [True], "block": [4], "total_frames": [5], "create_env_fn": [None], "kwargs": [1],
+    "exploration_type": [3], "postproc": [3], "split_trajs": [True], "storing_device": ["cpu", "x"],
+    "autoreset": [False], "spec": [1], "cls": [1], "self": [1], "make_again": [1], "backend": [2],
+}  # fmt: skip
+"""Arguments of environments and collectors, and those that belong to others."""
+
+
+def random_config(config_class: type, draw: random.Random, hostile: float) -> dict[str, Any]:
+    """Nested plain values of a small run with some settings changed.
+
+    Args:
+        config_class: settings of the recipe.
+        draw: random numbers.
+        hostile: share of the changed settings that get any value at all.
+    """
+    values = small_config(config_class)
+    leaves = leaves_of(config_class)
+    for path, hint in draw.sample(leaves, draw.choice([1, 1, 2, 3, 5, 8])):
+        *groups, name = path
+        group = values
+        for part in groups:
+            group = group[part]
+        nasty = draw.random() < hostile
+        group[name] = draw.choice(HOSTILE) if nasty else sensible(name, hint, draw)
+    if draw.random() < 0.05:
+        name = draw.choice(EVERY_DIALECT)
+        values["steps"] = {"dialect": name, **random_settings(name, draw, nasty=hostile)}
+    return values
+
+
+def small_config(config_class: type) -> dict[str, Any]:
+    """Plain values of a run of some dozen policy steps, which writes nothing."""
+    values = to_plain(config_class())
+    steps, on_policy = values["steps"], "update_epochs" in values["steps"]
+    whole_episodes = steps["steps_per_env"] is None
+    values |= {"runs": None, "progress": False}
+    values |= {"hidden_sizes": [8]} if "hidden_sizes" in values else {}
+    values["env"]["num_envs"] = 2
+    steps |= {"total_policy_steps": 64, "evaluation_every": None, "evaluation_episodes": 1}
+    steps |= {"update_epochs": 1} if on_policy else {"learning_starts": 32}
+    if steps.get("sequence_length"):
+        steps["sequence_length"] = 8
+    if whole_episodes:
+        steps |= {"min_steps": 16}
+    else:
+        steps |= {"steps_per_env": 8 if on_policy else 2, "minibatch_size": 8}
+    return values
+
+
+def sensible(name: str, hint: Any, draw: random.Random) -> Any:
+    """A value of a setting's type."""
+    if name in ("kwargs", "collector_kwargs"):
+        chosen = draw.sample([*ARGUMENTS], draw.choice([0, 1, 1, 2]))
+        return {argument: draw.choice(ARGUMENTS[argument]) for argument in chosen}
+    if name in WORDS:
+        return draw.choice(WORDS[name])
+    if typing.get_origin(hint) is Annotated:
+        return sensible(name, typing.get_args(hint)[0], draw)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return sensible(name, draw.choice(typing.get_args(hint)), draw)
+    if typing.get_origin(hint) is Literal:
+        return draw.choice(typing.get_args(hint))
+    if hint is bool:
+        return draw.random() < 0.5
+    if hint is int:
+        return draw.choice(INTEGERS if draw.random() < 0.8 else HUGE)
+    if hint is float:
+        return draw.choice(FLOATS)
+    return None if hint is type(None) else draw.choice(["", "text", 3])
+
+
+def leaves_of(cls: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Path and type of every setting; of several groups in one place, the kit's own."""
+    found: list[tuple[tuple[str, ...], Any]] = []
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        if typing.get_origin(hint) is typing.ClassVar:
+            continue
+        group = next(iter(typing.get_args(hint)), hint)
+        if dataclasses.is_dataclass(group) and isinstance(group, type):
+            found += leaves_of(group, (*path, name))
+        else:
+            found.append(((*path, name), hint))
+    return found

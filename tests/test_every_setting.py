@@ -1,0 +1,287 @@
+"""Every setting of every recipe changes what it should: weights, counts, files, or a part."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import recipes
+from kit.config.parts import resolve
+from kit.config.plain import from_plain
+from tests.fuzz.random_configs import leaves_of, small_config
+
+RECIPES = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
+
+
+class Outcome(NamedTuple):
+    """What a run leaves behind."""
+
+    weights: list[Any]
+    counts: dict[str, int]
+    table: str
+    files: list[str]
+    rows: int
+    trainer: Any
+    threads: int
+    shown: str
+
+
+Look = Callable[[Outcome], Any]
+
+
+def weights(run: Outcome) -> Any:
+    """Parameters of all networks at the end, targets included."""
+    return run.weights
+
+
+def counts(name: str) -> Look:
+    """A count of the ledger."""
+    return lambda run: run.counts[name]
+
+
+def part(path: str) -> Look:
+    """The type of a part of the trainer, or its value where it is plain."""
+
+    def look(run: Outcome) -> Any:
+        found = functools.reduce(getattr, path.split("."), run.trainer)
+        return found if isinstance(found, (bool, int, float, str)) else type(found).__name__
+
+    return look
+
+
+class Effect(NamedTuple):
+    """A value of a setting, and where a run differs from one without it."""
+
+    value: Any
+    look: Look = weights
+    given: Mapping[str, Any] = MappingProxyType({})
+    """Other settings of both runs."""
+
+
+PENDULUM = {"env.id": "Pendulum-v1"}
+SEVERAL_EPOCHS = {"steps.update_epochs": 4}
+EPISODES = {"steps.steps_per_env": None, "steps.minibatch_size": None, "env.max_episode_steps": 4}
+
+EFFECTS: dict[str, Effect] = {
+    # environments
+    "env.id": Effect("MountainCarContinuous-v0"),
+    "env.num_envs": Effect(4, part("collector.num_envs")),
+    "env.vectorization": Effect("async", part("collector.env.backend")),
+    "env.action_repeat": Effect(2, counts("env_steps")),
+    "env.max_episode_steps": Effect(3, counts("episodes")),
+    "env.normalize_observation": Effect(None),
+    "env.normalize_reward": Effect(None),
+    "env.kwargs": Effect({"restart_on_error": 3}, part("collector.env.backend.restarts")),
+    # the run
+    "collector": Effect("torchrl", part("collector")),
+    "collector_kwargs": Effect({"reuse": True}, part("collector.reuse")),
+    "seed": Effect(1),
+    "device": Effect("cuda", part("collector.policy_device.type")),
+    "threads": Effect(2, lambda run: run.threads),
+    "compile": Effect(False, part("update.compile")),
+    "logger": Effect("tensorboard", lambda run: [f for f in run.files if "tfevents" in f]),
+    "runs": Effect("elsewhere", lambda run: {f.split("/")[0] for f in run.files}),
+    "resume": Effect("latest", lambda run: sum(f.endswith("config.yaml") for f in run.files)),
+    "log_every": Effect(8, lambda run: run.rows),
+    "checkpoint_every": Effect(
+        32, lambda run: [f for f in run.files if f.endswith("032/metadata.json")]
+    ),
+    "time_limit": Effect(1e-6, counts("iterations")),
+    "stop_at_return": Effect(-1e9, counts("iterations"), {"steps.evaluation_every": 32}),
+    "progress": Effect(True, lambda run: bool(run.shown)),
+    # steps
+    "steps.total_policy_steps": Effect(128, counts("policy_steps")),
+    "steps.steps_per_env": Effect(4, counts("iterations")),
+    "steps.min_steps": Effect(12, counts("iterations"), {**EPISODES, "steps.min_episodes": 1}),
+    "steps.min_episodes": Effect(7, counts("iterations"), {**EPISODES, "steps.min_steps": 1}),
+    "steps.evaluation_every": Effect(32, counts("evaluations")),
+    "steps.evaluation_episodes": Effect(3, counts("evaluation_episodes")),
+    "steps.rounding": Effect(
+        "up", counts("policy_steps"), {"steps.total_policy_steps": 65, "steps.rounding": "down"}
+    ),
+    "steps.update_epochs": Effect(2, counts("gradient_steps")),
+    "steps.minibatch_size": Effect(4, counts("samples")),
+    "steps.minibatches": Effect(4, counts("gradient_steps"), {"steps.minibatch_size": None}),
+    "steps.learning_starts": Effect(16, counts("gradient_steps")),
+    "steps.replay_ratio": Effect("1/2", counts("gradient_steps")),
+    "steps.pretrain_steps": Effect(5, counts("gradient_steps")),
+    "steps.sequence_length": Effect(2, counts("samples")),
+    # families
+    "gamma": Effect(0.5),
+    "buffer_size": Effect(32),
+    "n_step": Effect(2, weights, {"n_step": 1}),
+    # networks
+    "hidden_sizes": Effect([6]),
+    "activation": Effect("silu"),
+    "shared_body": Effect(True),
+    "initial_log_std": Effect(-2.0, weights, PENDULUM),
+    "dueling": Effect(True),
+    "num_critics": Effect(3),
+    # losses
+    "clip_epsilon": Effect(1e-4, weights, SEVERAL_EPOCHS),
+    "clip_value": Effect(1e-4, weights, SEVERAL_EPOCHS),
+    "entropy_coeff": Effect(0.5),
+    "critic_coeff": Effect(5.0),
+    "critic_loss": Effect("l1"),
+    "normalize_advantage": Effect(False),
+    "gae_lambda": Effect(0.1),
+    "double_dqn": Effect(False, weights, {"learning_rate": 0.1, "steps.replay_ratio": 2}),
+    "policy_noise": Effect(0.9),
+    "noise_clip": Effect(0.01),
+    "initial_alpha": Effect(0.1),
+    "target_entropy": Effect(5.0),
+    "head": Effect("value"),
+    "atoms": Effect(7),
+    "support": Effect([0.0, 10.0]),
+    "num_quantiles": Effect(5),
+    "dropped_quantiles": Effect(1),
+    "num_target_critics": Effect(1),
+    "dropout": Effect(0.5),
+    "noisy": Effect(False),
+    "priority_exponent": Effect(0.0),
+    "importance_exponent": Effect(1.0),
+    # world models
+    "size": Effect("tiny"),
+    "imagination_horizon": Effect(3),
+    "imagination_starts": Effect(1),
+    "discount_horizon": Effect(3.0),
+    "lmbda": Effect(0.1),
+    "free_nats": Effect(0.0),
+    "replay_critic_coeff": Effect(5.0),
+    "warmup_gradient_steps": Effect(100),
+    "max_grad_ratio": Effect(1e-4),
+    "anneal_entropy": Effect("linear", weights, {"entropy_coeff": 0.5}),
+    "anneal_critic": Effect("linear"),
+    "normalize_over": Effect("running"),
+    "baseline": Effect(False),
+    # optimisation
+    "optimizer": Effect("adam"),
+    "body_lr_factor": Effect(0.1, weights, {"shared_body": True}),
+    "momentum": Effect(0.9),
+    "renorm_warmup": Effect(3),
+    "beta_1": Effect(0.99),
+    "learning_rate": Effect(0.05),
+    "anneal": Effect("cosine"),
+    "max_grad_norm": Effect(1e-3),
+    "target_kl": Effect(1e-9, counts("skipped_gradient_steps"), SEVERAL_EPOCHS),
+    "tau": Effect(0.5),
+    "target_update_every": Effect(3, weights, {"tau": 0.5}),
+    "policy_delay": Effect(3),
+    # exploration
+    "epsilon_end": Effect(1.0),
+    "exploration_share": Effect(1.0),
+    "exploration_noise": Effect(0.9),
+}
+"""By the name of the setting; the same for all recipes that have it."""
+
+LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
+"""Another loss that fits; for other recipes one derived from their own is made."""
+
+
+def effect_of(recipe: str, name: str) -> Effect:
+    if name == "loss":
+        return Effect(LOSSES.get(recipe, f"{__name__}:Other"), part("loss_module"))
+    effect = EFFECTS[name]
+    if effect.value is None:  # a flag
+        return effect._replace(value=not _settings(recipe)[name])
+    return effect
+
+
+def _module(recipe: str) -> Any:
+    return importlib.import_module(f"recipes.{recipe}")
+
+
+def _settings(recipe: str) -> dict[str, Any]:
+    """The settings of a small run by dotted name."""
+    values = small_config(_module(recipe).Config)
+    found = {}
+    for path, _ in leaves_of(_module(recipe).Config):
+        found[".".join(path)] = functools.reduce(lambda group, key: group[key], path, values)
+    return found
+
+
+def outcome(recipe: str, folder: Path, settings: dict[str, Any], capsys: Any) -> Outcome:
+    """Run a recipe in a folder."""
+    values: dict[str, Any] = small_config(_module(recipe).Config)
+    for name, value in {"runs": "runs", **settings}.items():
+        *groups, last = name.split(".")
+        functools.reduce(lambda group, key: group[key], groups, values)[last] = value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        capsys.readouterr()
+        trainer = _module(recipe).build(from_plain(_module(recipe).Config, values))
+        ledger = trainer.run()
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    state = trainer.loss_module.state_dict()
+    (rows,) = folder.rglob("metrics.csv")
+    return Outcome(
+        [[name, value.tolist()] for name, value in state.items()],
+        ledger.counters(),
+        trainer.plan.table(),
+        files,
+        len(rows.read_text().splitlines()),
+        trainer,
+        torch.get_num_threads(),
+        capsys.readouterr().out,
+    )
+
+
+def derive_loss(recipe: str) -> None:
+    """Make ``Other``, the same loss as the recipe's by another name."""
+    name = _module(recipe).Config().loss
+    name = "kit.losses:CategoricalDQNLoss" if name == "auto" else name
+    globals()["Other"] = type("Other", (resolve(name, "torchrl.objectives"),), {})
+
+
+def differs(recipe: str, name: str, tmp_path: Path, capsys: Any) -> bool:
+    """Whether a run with a changed setting differs from one without where it should."""
+    effect = effect_of(recipe, name)
+    if name == "loss":
+        derive_loss(recipe)
+    known = _settings(recipe)
+    given = {key: value for key, value in effect.given.items() if key in known}
+    seen = []
+    for number, settings in enumerate([given, {**given, name: effect.value}]):
+        folder = tmp_path if name == "resume" else tmp_path / str(number)
+        folder.mkdir(exist_ok=True)
+        seen.append(effect.look(outcome(recipe, folder, settings, capsys)))
+    return seen[0] != seen[1] if name != "resume" else seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_setting_has_an_entry(recipe):
+    for name in _settings(recipe):
+        assert effect_of(recipe, name)
+
+
+OWN = [
+    (recipe, field)
+    for recipe in RECIPES
+    for field in inspect.get_annotations(_module(recipe).Config)
+    if field not in ("env", "steps")
+]
+SHARED = [(recipe, name) for recipe in RECIPES for name in _settings(recipe)]
+
+
+@pytest.mark.parametrize(("recipe", "name"), OWN)
+def test_a_setting_of_a_recipe_changes_what_it_should(recipe, name, tmp_path, capsys):
+    assert differs(recipe, name, tmp_path, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "name"), [case for case in SHARED if case not in OWN])
+def test_a_setting_that_recipes_share_changes_what_it_should(recipe, name, tmp_path, capsys):
+    if name == "device" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    if name == "logger":
+        pytest.importorskip("tensorboard")
+    assert differs(recipe, name, tmp_path, capsys)

@@ -1,0 +1,107 @@
+"""What a run needs of the memory is compared with what there is before any of it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kit.experiment
+import recipes.dqn
+import recipes.ppo
+import recipes.sac
+from kit.config.memory import Need, check_memory, memory_of_machine
+from kit.experiment import EnvConfig
+from kit.steps import SettingError
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+
+MIB = 2**20
+
+
+@pytest.fixture
+def machine(monkeypatch) -> Iterator[Any]:
+    """Sets the bytes that the machine has."""
+
+    def has(size: int) -> None:
+        found = size, "memory of this machine"
+        monkeypatch.setattr(kit.experiment, "memory_of_machine", lambda: found)
+
+    return has
+
+
+def refused(recipe: Any, **settings: Any) -> SettingError:
+    with pytest.raises(SettingError) as raised:
+        recipe.build(recipe.Config(runs=None, **settings)).shutdown()
+    assert "\n" not in str(raised.value)
+    return raised.value
+
+
+# Pendulum: 3 observations in float32, twice; an action, a reward; three flags, two integers.
+ROW = 2 * 12 + 4 + 4 + 3 + 16
+
+
+def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does(machine):
+    machine(100 * MIB)
+    error = refused(recipes.sac, buffer_size=10 * MIB)
+    assert str(error).startswith(
+        f"buffer_size={10 * MIB} needs {10 * ROW / 1024:.1f} GiB of the 0.1 GiB of memory of this "
+    )
+    largest = int(str(error).split("what works: ")[1].split()[0])
+    assert 0.95 * 100 * MIB < largest * ROW < 100 * MIB
+    recipes.sac.build(recipes.sac.Config(runs=None, buffer_size=largest)).shutdown()
+    assert refused(recipes.sac, buffer_size=largest + 1).field == "buffer_size"
+
+
+def test_networks_that_do_not_fit_are_refused_with_the_widest_that_do(machine):
+    machine(1024 * MIB)
+    settings = {"buffer_size": 1000, "activation": "relu"}
+    error = refused(recipes.sac, hidden_sizes=[16_384, 64, 16_384, 16_384], **settings)
+    assert error.field == "hidden_sizes"
+    widths = [int(w) for w in str(error).split("what works: [")[1].split("]")[0].split(",")]
+    assert widths[1] == 64
+    assert widths[0] == widths[2] == widths[3]
+    # an actor and two critics; each number with its gradient and two averages
+    assert 0.95 * 1024 * MIB < 3 * 16 * widths[0] * (widths[0] + 128 + 4) <= 1024 * MIB
+
+
+def test_many_critics_are_to_blame_where_their_layers_are_narrow(machine):
+    machine(10 * MIB)
+    error = refused(recipes.sac, num_critics=1000, buffer_size=1000)
+    assert error.field == "num_critics"
+
+
+def test_a_batch_that_does_not_fit_is_refused(machine):
+    machine(100 * MIB)
+    steps = OnPolicySteps(total_policy_steps=8 * 10**6, steps_per_env=10**6)
+    assert refused(recipes.ppo, steps=steps).field == "steps.steps_per_env"
+    steps = OnPolicySteps(total_policy_steps=10**6, steps_per_env=None, min_steps=10**6)
+    assert refused(recipes.ppo, steps=steps).field == "steps.min_steps"
+    env = EnvConfig(vectorization="tensor", num_envs=10**6)
+    steps = OnPolicySteps(total_policy_steps=8 * 10**6, steps_per_env=8)
+    assert refused(recipes.ppo, env=env, steps=steps).field == "env.num_envs"
+
+
+def test_a_minibatch_that_does_not_fit_is_refused(machine):
+    machine(200 * MIB)
+    steps = OffPolicySteps(minibatch_size=10**6)
+    error = refused(recipes.sac, steps=steps, buffer_size=10**6)
+    assert error.field == "steps.minibatch_size"
+
+
+def test_where_nothing_works_no_value_is_named():
+    needs = [Need("big", 10, lambda value: 100 + value), Need("small", 1, lambda value: 50)]
+    with pytest.raises(SettingError, match=r"big=10 needs 0\.0 GiB .*; use smaller settings"):
+        check_memory(needs, 60, "memory of this machine")
+    check_memory(needs, 160, "memory of this machine")
+
+
+def test_this_machine_has_memory():
+    size, words = memory_of_machine()
+    assert size > 100 * MIB
+    assert "memory" in words
+
+
+def test_the_limit_of_a_container_counts(monkeypatch):
+    monkeypatch.setattr("kit.config.memory._control_groups", lambda: iter(["max", str(5 * MIB)]))
+    assert memory_of_machine() == (5 * MIB, "memory that this process may use")
