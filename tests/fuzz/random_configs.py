@@ -89,17 +89,17 @@ def small_config(config_class: type) -> dict[str, Any]:
     values = to_plain(config_class())
     steps, on_policy = values["steps"], "update_epochs" in values["steps"]
     whole_episodes = steps["steps_per_env"] is None
-    values |= {"runs": None, "progress": False}
+    values |= {"runs": None, "progress": False, "collector": None}
     values |= {"hidden_sizes": [8]} if "hidden_sizes" in values else {}
     values["env"]["num_envs"] = 2
     steps |= {"total_policy_steps": 64, "evaluation_every": None, "evaluation_episodes": 1}
     steps |= {"update_epochs": 1} if on_policy else {"learning_starts": 32}
     if steps.get("sequence_length"):
-        steps["sequence_length"] = 8
+        steps["sequence_length"] = 4
     if whole_episodes:
         steps |= {"min_steps": 16}
     else:
-        steps |= {"steps_per_env": 8 if on_policy else 2, "minibatch_size": 8}
+        steps |= {"steps_per_env": 8 if on_policy else 2, "minibatch_size": 4}
     return values
 
 
