@@ -67,7 +67,7 @@ class Experiment:
         plan: every count of the run.
         name: of the recipe: that of the module which defines the settings.
         algorithm: as other libraries know it.
-        folder: of the run; ``None`` if nothing is written.
+        folder: of the run, once its trainer is made; ``None`` if nothing is written.
 
     Raises:
         SettingError: if a setting is invalid, or contradicts another.
@@ -90,7 +90,7 @@ class Experiment:
         self.cfg = cfg
         with _usable_folder(cfg.runs):
             self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
-        self.folder: Path | None = None if self._run is None else self._run.folder
+        self.folder: Path | None = None
         self.plan = make_plan(cfg, self.algorithm)
         self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
         self.plan.remarks.extend(taken)
@@ -217,17 +217,14 @@ class Experiment:
         Raises:
             SettingError: if parts are unknown or do not fit together.
         """
-        given, cfg, run = dict(parts or {}), self.cfg, self._run
+        given, cfg = dict(parts or {}), self.cfg
         _check_parts(given)
-        hooks = _listed("hooks", wired)
-        if run is not None:
-            hooks += [run, LearningCurve(run.folder)]
+        hooks, theirs = _listed("hooks", wired), _listed("hooks", given)
         if cfg.time_limit is not None:
             hooks.append(TimeLimit(cfg.time_limit))
         if cfg.stop_at_return is not None:
             hooks.append(StopWhen("evaluation/return", reached=cfg.stop_at_return))
-        hooks += _listed("hooks", given)
-        loggers = [*self._loggers(), *_listed("logger", given)]
+        hooks, loggers = [*hooks, *theirs], _listed("logger", given)
         chosen = {**wired, **given}
         self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
@@ -236,17 +233,24 @@ class Experiment:
             episodes = self.plan.evaluation_episodes
             evaluation_env = self.make_evaluation_env(env)
             chosen["evaluate"] = Evaluator(evaluation_env, policy, episodes=episodes, **there)
-        around = {
-            "hooks": hooks,
-            "logger": loggers,
-            "folder": self.folder,
+        around: dict[str, Any] = {
             "log_every": cfg.log_every,
             "checkpoint_every": cfg.checkpoint_every,
-            "config": None if run is None else run.config,
-            "resume_from": None if run is None else run.checkpoint,
             "progress": cfg.progress and f"{self.name} on {cfg.env.id}, seed {cfg.seed}",
         }
-        return Trainer(self.plan, **{**around, **chosen})
+        run = self._run
+        if run is None:
+            around |= {"hooks": hooks, "logger": [*self._loggers(), *loggers]}
+            return Trainer(self.plan, **{**around, **chosen})
+        with run.taken() as self.folder:
+            around |= {
+                "hooks": [run, LearningCurve(self.folder), *hooks],
+                "logger": [*self._loggers(), *loggers],
+                "folder": self.folder,
+                "config": run.config,
+                "resume_from": run.checkpoint,
+            }
+            return Trainer(self.plan, **{**around, **chosen})
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
         """Compute a loss that is not the recipe's own once, on a batch of zeros."""

@@ -189,7 +189,7 @@ def test_ctrl_c_before_a_run_begins_ends_in_one_line(capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         main(recipes.ppo.Config, interrupted, SHORT)
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "\nstopped before the run began\n"
+    assert capsys.readouterr().err == "\nstopped\n"
 
 
 def test_an_error_of_the_code_keeps_its_trace():

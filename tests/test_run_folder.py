@@ -17,7 +17,7 @@ import pytest
 
 import kit.cli.run_folder
 from kit.cli.lock import RunLock
-from kit.cli.run_folder import find_run, new_folder
+from kit.cli.run_folder import find_run, new_sweep
 from kit.hooks import Hook, StopWhen
 from kit.logging.files import NotSaved
 from kit.steps import SettingError
@@ -47,7 +47,8 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
 
 @pytest.mark.usefixtures("_same_second")
 def test_so_have_sweeps(tmp_path):
-    assert [new_folder(tmp_path).name for _ in range(2)] == ["20250102-030405", "20250102-030405-2"]
+    names = [new_sweep(tmp_path, "ppo").name for _ in range(2)]
+    assert names == ["20250102-030405", "20250102-030405-2"]
 
 
 def test_a_run_that_never_begins_leaves_nothing(tmp_path):

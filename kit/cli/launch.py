@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from kit.cli.recipe import Recipe
-from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, new_folder, read_config
+from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, new_sweep, read_config
 from kit.cli.signals import Signals
 from kit.cli.terminal import terminal
 from kit.collectors.base import PolicyFault
@@ -122,7 +122,7 @@ def errors_in_one_line() -> Iterator[None]:
             print(f"\nerror: {error}", file=sys.stderr)
             raise SystemExit(1) from None
         except KeyboardInterrupt:
-            print("\nstopped before the run began", file=sys.stderr)
+            print("\nstopped", file=sys.stderr)
             raise SystemExit(130) from None
 
 
@@ -265,7 +265,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     sweep = None
     if "--multirun" in arguments or "-m" in arguments:
         runs = base["runs"] or tempfile.gettempdir()
-        sweep = new_folder(Path(runs, job.recipe.name, "sweeps"))
+        sweep = new_sweep(Path(runs), job.recipe.name)
     node = {
         **base,
         "hydra": {

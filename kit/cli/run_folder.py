@@ -7,7 +7,7 @@ import glob
 import re
 import shutil
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
@@ -37,8 +37,8 @@ SWEEP_JOB: ContextVar[int | None] = ContextVar("SWEEP_JOB", default=None)
 class RunFolder(Hook):
     """Writes the settings and the plan of a run to its folder, and its table at the end.
 
-    A new folder is made, and locked, with this object, so that it belongs to this run alone; it
-    stays empty until the run begins, and one that never begins leaves nothing.
+    A new folder is made, and locked, when the trainer is: it belongs to this run alone. It stays
+    empty until the run begins, and one that never begins leaves nothing.
 
     Args:
         recipe: that makes the run.
@@ -46,12 +46,11 @@ class RunFolder(Hook):
 
     Attributes:
         folder: ``<runs>/<recipe>/<env>/<date>-<time>-s<seed>``, or the one that is resumed.
-        checkpoint: from which the run is resumed; ``None`` for a new run.
+        checkpoint: from which the run is resumed, once it is taken; ``None`` for a new run.
         config: settings as plain values.
 
     Raises:
-        SettingError: if the run to resume is not there, was made with other settings, or is being
-            run by another process.
+        SettingError: if the run to resume is not there or was made with other settings.
     """
 
     operations: ClassVar = {"setup": "begin", "save": "check", "shutdown": "end"}
@@ -60,31 +59,49 @@ class RunFolder(Hook):
         assert cfg.runs is not None
         self.config: dict[str, Any] = {"recipe": recipe.source, **to_plain(cfg)}
         self.checkpoint: Path | None = None
+        self.is_new = cfg.resume is None
         if cfg.resume is None:
             base = Path(cfg.runs) / recipe.name / cfg.env.id.replace("/", "-")
-            new = [path for path in (base, *base.parents) if not path.exists()]
-            self.folder = new_folder(base, f"{_job_name()}-s{cfg.seed}")
-            self._take_lock([self.folder, *new])
+            self.folder = base / f"{_now()}{_job_name()}-s{cfg.seed}"  # or the next free name
+            self._absent = [path for path in self.folder.parents if not path.exists()]
             return
         self.folder = find_run(cfg.resume, Path(cfg.runs), recipe.name)
         check_same_recipe(self.folder, recipe)
         self._check_same_settings()
-        self._take_lock()
-        _remove_left_overs(self.folder)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[Path]:
+        """Take the folder until the run ends, or this object does, or what is inside raises.
+
+        Raises:
+            SettingError: if another process runs the run to resume.
+            NotSaved: if the folder cannot be made.
+        """
+        made: list[Path] = []
+        if self.is_new:
+            self.folder = make_new(self.folder)
+            made = [self.folder, *self._absent]
+        self.lock = RunLock(self.folder)
+        give_back = weakref.finalize(self, _give_back, self.lock, made)
+        try:
+            if not self.is_new:
+                self._find_checkpoint()
+            yield self.folder
+        except BaseException:
+            give_back()
+            raise
+
+    def _find_checkpoint(self) -> None:
+        """Remove what a kill has left half-written, and find where the run goes on."""
+        for path in self.folder.glob("*.new"):
+            path.unlink(missing_ok=True)
+        for hidden in (self.folder / "checkpoints").glob(".*"):
+            shutil.rmtree(hidden, ignore_errors=True)
         self.checkpoint = Checkpoints.latest(self.folder / "checkpoints")
         if self.checkpoint is None:
             # Killed before its first checkpoint: it starts again, in the same folder.
             for name in ("metrics.csv", "times.csv"):
                 (self.folder / name).unlink(missing_ok=True)
-
-    def _take_lock(self, made: Sequence[Path] = ()) -> None:
-        """Lock the folder until the run ends, or this object does.
-
-        Args:
-            made: folders that go too where the run has not begun.
-        """
-        self.lock = RunLock(self.folder)
-        weakref.finalize(self, _give_back, self.lock, made)
 
     def _check_same_settings(self) -> None:
         saved, given = flat(read_config(self.folder)), flat(self.config)
@@ -144,13 +161,21 @@ def _job_name() -> str:
     return "" if job is None else f"-{job}"
 
 
-def new_folder(base: Path, name: str = "") -> Path:
-    """Make a folder that nobody else has: ``<date>-<time><name>``, or the next free number of it.
+def _now() -> str:
+    return f"{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def new_sweep(runs: Path, recipe: str) -> Path:
+    """Make the folder of a sweep."""
+    return make_new(runs / recipe / "sweeps" / _now())
+
+
+def make_new(first: Path) -> Path:
+    """Make a folder that nobody else has: of this name, or of the next free number of it.
 
     Raises:
         NotSaved: if it cannot be made.
     """
-    first = base / f"{datetime.now():%Y%m%d-%H%M%S}{name}"
     folder, number = first, 1
     while True:
         try:
@@ -159,8 +184,8 @@ def new_folder(base: Path, name: str = "") -> Path:
         except FileExistsError as error:
             number += 1
             folder = first.with_name(f"{first.name}-{number}")
-            if not base.is_dir():
-                raise not_written(base, error) from error
+            if not first.parent.is_dir():
+                raise not_written(first.parent, error) from error
         except OSError as error:
             raise not_written(folder, error) from error
 
@@ -170,14 +195,6 @@ def _give_back(lock: RunLock, made: Sequence[Path]) -> None:
     with contextlib.suppress(OSError):
         for path in made:
             path.rmdir()  # if it is empty
-
-
-def _remove_left_overs(folder: Path) -> None:
-    """Remove what a kill has left half-written in a run folder."""
-    for path in folder.glob("*.new"):
-        path.unlink(missing_ok=True)
-    for hidden in (folder / "checkpoints").glob(".*"):
-        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "resume") -> Path:
