@@ -20,9 +20,15 @@ from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.hooks import Evaluator
 from kit.modules.world import LatentActor, Player, make_critic, make_world_model
 from kit.steps import StepPlan
-from kit.steps.settings import OffPolicySteps, SequenceSteps
+from kit.steps.settings import SequenceSteps
 from kit.trainer import Trainer
 from kit.update import Update
+
+LOSS_SETTINGS = (
+    "imagination_horizon", "imagination_starts", "discount_horizon", "lmbda", "entropy_coeff",
+    "free_nats", "replay_critic_coeff",
+)  # fmt: skip
+"""Settings that are arguments of the loss, by the same names."""
 
 
 @dataclass
@@ -30,7 +36,7 @@ class Config(OffPolicyConfig):
     """Settings of DreamerV3."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="CartPole-v1", num_envs=1))
-    steps: OffPolicySteps | Dialect | StepPlan = field(default_factory=SequenceSteps)
+    steps: SequenceSteps | Dialect | StepPlan = field(default_factory=SequenceSteps)
     size: str = "nano"
     """Size of all networks: nano, tiny, 1m, 12m, 25m, 50m, 100m, 200m, 400m (parameters)."""
     loss: str = "kit.losses:DreamerV3Loss"
@@ -73,13 +79,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         world_model,
         actor,
         make_critic(world_model),
-        imagination_horizon=cfg.imagination_horizon,
-        imagination_starts=cfg.imagination_starts,
-        discount_horizon=cfg.discount_horizon,
-        lmbda=cfg.lmbda,
-        entropy_coeff=cfg.entropy_coeff,
-        free_nats=cfg.free_nats,
-        replay_critic_coeff=cfg.replay_critic_coeff,
+        **{name: getattr(cfg, name) for name in LOSS_SETTINGS},
     )
     optimizer = DreamerV3Optimizer(
         loss.parameters(),

@@ -57,19 +57,28 @@ class SequenceReplay:
 
     # ------------------------------------------------------------------ writing
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
-        """Add the transitions of a batch ``[num_envs, steps]`` as records.
+        """Add the transitions of a batch as records.
+
+        Args:
+            batch: ``[num_envs, steps]``; or whole episodes ``[episodes, longest]`` with a mask,
+                which follow one another as if they were those of one environment.
+            keys: not used.
 
         Raises:
-            SettingError: if an environment's part of the memory is shorter than a window.
+            SettingError: if an environment's part of the memory is shorter than a window, or
+                batches are of different numbers of environments.
         """
         del keys  # the memory is filled before its loss is known to read anything
         mask = batch.get(("collector", "mask"), None)
-        if mask is not None and self._rows is None and len(batch) > 1:
-            why = "may hold whole episodes of several environments in any order"
-            raise SettingError("batch", list(batch.shape), why, "collect with num_envs=1")
+        streams = len(batch) if mask is None else 1
+        if self._rows is not None and streams != len(self._written):
+            why = f"differs from the {len(self._written)} environments whose records are stored"
+            raise SettingError("num_envs", streams, why, [len(self._written)])
         for number, row in enumerate(batch.unbind(0)):
-            env = 0 if mask is not None else number
-            self._append(env, row if mask is None else row[mask[number]], len(batch))
+            if mask is None:
+                self._append(number, row, streams)
+            else:
+                self._append(0, row[mask[number]], streams)
 
     def _append(self, env: int, transitions: TensorDictBase, num_envs: int) -> None:
         """Write consecutive transitions ``[steps]`` of an environment."""

@@ -16,6 +16,7 @@ from kit.hooks.base import Hook
 from kit.hooks.console import Console
 from kit.hooks.curve import LearningCurve, draw_curve
 from kit.hooks.evaluation import Evaluator
+from kit.hooks.exploration import EndOfExploration
 from kit.hooks.guards import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "AnnealExploration",
     "AnnealLearningRate",
     "Console",
+    "EndOfExploration",
     "Evaluator",
     "Hook",
     "LearningCurve",

@@ -1,7 +1,17 @@
 """Losses that TorchRL lacks, or that need a correction."""
 
 from kit.losses.distributional import CategoricalDQNLoss, DQNLoss, QuantileDQNLoss
+from kit.losses.dreamerv1 import DreamerV1Loss
 from kit.losses.dreamerv3 import DreamerV3Loss
 from kit.losses.droq import DroQLoss
+from kit.losses.plan2explore import Plan2ExploreLoss
 
-__all__ = ["CategoricalDQNLoss", "DQNLoss", "DreamerV3Loss", "DroQLoss", "QuantileDQNLoss"]
+__all__ = [
+    "CategoricalDQNLoss",
+    "DQNLoss",
+    "DreamerV1Loss",
+    "DreamerV3Loss",
+    "DroQLoss",
+    "Plan2ExploreLoss",
+    "QuantileDQNLoss",
+]

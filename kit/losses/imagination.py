@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from kit.modules.world.actor import LatentActor
 from kit.modules.world.model import WorldModel
-from kit.modules.world.rssm import Latent
+from kit.modules.world.state_space import Latent
 
 
 class Imagined(NamedTuple):
-    """Trajectories of ``horizon + 1`` latents, time first, without gradients."""
+    """Trajectories of ``horizon + 1`` latents, time first."""
 
     features: Tensor
     """``[horizon + 1, rows, features]``."""
@@ -30,29 +29,46 @@ class Imagined(NamedTuple):
         return self.continuation.cumprod(0)[:-1]
 
 
-@torch.no_grad()
-def imagine(world_model: WorldModel, actor: LatentActor, start: Latent, horizon: int) -> Imagined:
+class Behaviour(Protocol):
+    """An actor on a world model's features."""
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Columns of its distribution."""
+
+    def sample(self, columns: Tensor) -> Tensor:
+        """Encoded actions."""
+
+
+def imagine(
+    world_model: WorldModel,
+    actor: Behaviour,
+    start: Latent,
+    horizon: int,
+    *,
+    gradients: bool = False,
+) -> Imagined:
     """Imagine trajectories in which the actor acts.
 
     Args:
         world_model: predicts latents, rewards and continuations.
         actor: chooses actions from features.
-        start: first latents, ``[rows, ...]``.
+        start: first latents, ``[rows, ...]``; no gradient reaches them.
         horizon: policy steps.
+        gradients: whether gradients flow through the dynamics to the actions.
     """
     rssm, latent = world_model.rssm, Latent(*(part.detach() for part in start))
-    rows = len(latent.deter)
-    uniform = torch.rand(horizon, rows, rssm.size.stoch, device=latent.deter.device)
+    noise = rssm.noise(horizon, len(latent.deter), device=latent.deter.device)
     steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for step in range(horizon + 1):
-        features = latent.features
-        action = actor.sample(actor(features))
-        # Heads within the loop: what one step has written is still in the processor's cache.
-        reward, continuation = world_model.reward(features), world_model.continuation(features)
-        steps.append((features, action, reward, continuation))
-        if step < horizon:
-            latent = rssm.imagine(latent, rssm.action(action), uniform[step])
-    return Imagined(*(torch.stack(parts) for parts in zip(*steps)))
+    with torch.set_grad_enabled(gradients):
+        for step in range(horizon + 1):
+            features = latent.features
+            action = actor.sample(actor(features.detach()))
+            # Heads within the loop: what a step has written is still in the processor's cache.
+            reward, going = world_model.reward(features), world_model.continuation(features)
+            steps.append((features, action, reward, going))
+            if step < horizon:
+                latent = rssm.imagine(latent, rssm.action(action), noise[step])
+        return Imagined(*(torch.stack(parts) for parts in zip(*steps)))
 
 
 def lambda_returns(

@@ -132,3 +132,11 @@ class SequenceSteps(OffPolicySteps):
     sequence_length: int | None = 32
     """time steps of each sampled sequence."""
     evaluation_every: int | None = 4_000
+
+
+@dataclass
+class ExplorationSteps(SequenceSteps):
+    """Steps of a recipe whose exploration policy acts first."""
+
+    exploration_steps: int = 12_000
+    """policy steps in which the exploration policy acts, at first."""

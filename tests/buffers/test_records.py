@@ -157,3 +157,15 @@ def test_what_holds_no_window_is_refused():
         filled(10, 6, [[3], [3]], [1])
     with pytest.raises(SettingError, match=r"learning_starts=3 .* 8 policy steps"):
         filled(40, 8, [[99]], [3]).sample(1)
+
+
+def test_whole_episodes_follow_one_another():
+    long, short = batch([World(0, [4])], 4)[0], batch([World(1, [2])], 2)[0]
+    padded = torch.cat([short, torch.zeros_like(short)])
+    episodes = torch.stack([long, padded])
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])
+    replay = SequenceReplay(8, 8)
+    replay.extend(episodes.update({"collector": {"mask": mask}}))
+    (window,) = replay.sample(1)
+    assert window["observation"].flatten().tolist() == [0, 1, 2, 3, 4, 1000, 1001, 1002]
+    assert window["done"].flatten().nonzero().flatten().tolist() == [4, 7]

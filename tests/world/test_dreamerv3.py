@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +9,11 @@ import torch
 from tensordict import TensorDict
 from torchrl.objectives.utils import SoftUpdate
 
-import recipes.dreamerv3
 from kit.envs import make_env
-from kit.experiment import EnvConfig
-from kit.hooks import StopWhen
 from kit.losses import DreamerV3Loss
+from kit.losses.dreamerv3 import ReturnScale
 from kit.losses.imagination import imagine, lambda_returns
 from kit.modules.world import LatentActor, make_critic, make_world_model
-from kit.steps import SettingError
-from kit.steps.settings import SequenceSteps
-from kit.trainer import Trainer
 
 
 def make_loss(env_id: str = "CartPole-v1", **settings: Any) -> DreamerV3Loss:
@@ -67,8 +61,9 @@ def test_returns_bootstrap_where_an_episode_was_cut_off():
 
 def test_an_imagined_trajectory_ends_where_the_model_says():
     loss = make_loss()
-    loss.world_model.heads.continuation[-1].bias.data.fill_(-1e4)
-    loss.world_model.heads.continuation[-1].weight.data.zero_()
+    head = loss.world_model.continuation_head[-1]
+    head.bias.data.fill_(-1e4)
+    head.weight.data.zero_()
     start = loss.world_model.rssm.initial(5)
     imagined = imagine(loss.world_model, loss.actor, start, 3)
     assert imagined.features.shape[:2] == (4, 5)
@@ -144,76 +139,8 @@ def test_imagination_may_begin_at_the_last_time_steps_alone():
 
 
 def test_returns_are_scaled_by_running_percentiles():
-    loss = make_loss(return_rate=0.5)
+    loss = ReturnScale(rate=0.5)
     returns = torch.linspace(0, 100, 101)
-    assert loss._return_scale(returns) == 45.0
-    assert loss._return_scale(returns) == 67.5
-    assert make_loss()._return_scale(returns / 1e4) == 1.0, "small returns are not blown up"
-
-
-# ---------------------------------------------------------------------- the recipe
-def build(runs: Path | None = None, hooks: Any = (), **changes: Any) -> Trainer:
-    """17 gradient steps: one when 64 policy steps were made, then one for every 4."""
-    own = {name: changes.pop(name) for name in list(changes) if hasattr(SequenceSteps, name)}
-    steps = {
-        "total_policy_steps": 128, "learning_starts": 64, "minibatch_size": 2,
-        "sequence_length": 6, "evaluation_every": None, "evaluation_episodes": 2, **own,
-    }  # fmt: skip
-    settings = {
-        "env": EnvConfig(id="CartPole-v1", num_envs=1), "imagination_horizon": 3,
-        "imagination_starts": 2, "progress": False, "compile": False,
-        "runs": None if runs is None else str(runs),
-    }  # fmt: skip
-    config = recipes.dreamerv3.Config(steps=SequenceSteps(**steps), **{**settings, **changes})
-    return recipes.dreamerv3.build(config, hooks=list(hooks))
-
-
-def weights(trainer: Trainer) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in trainer.update.loss_module.state_dict().values()]
-
-
-def assert_equal(one: Trainer, other: Trainer) -> None:
-    assert all(torch.equal(*pair) for pair in zip(weights(one), weights(other), strict=True))
-
-
-@pytest.mark.parametrize("changes", [
-    {}, {"replay_ratio": "3/8"}, {"replay_ratio": 2, "total_policy_steps": 80},
-    {"pretrain_steps": 5}, {"random_steps": 32},
-    {"env": EnvConfig(id="Pendulum-v1", num_envs=2), "steps_per_env": 2},
-], ids=str)  # fmt: skip
-def test_what_was_planned_is_done(changes):
-    trainer = build(**changes)
-    ledger = trainer.run()
-    assert ledger.compare(trainer.plan) == []
-    assert ledger.samples == ledger.gradient_steps * 2 * 6
-    assert ledger.gradient_steps > 0
-
-
-def test_recorded_operations_are_bitwise_the_eager_ones():
-    one = build(compile="auto")
-    assert one.run().gradient_steps == 17
-    other = build()
-    assert other.run().gradient_steps == 17
-    assert one.update.plain_reason == ""
-    assert_equal(one, other)
-
-
-def test_a_stopped_run_continues_bit_for_bit(tmp_path):
-    settings = {"evaluation_every": 96, "env": EnvConfig(id="CartPole-v1", num_envs=2)}
-    whole = build(**settings)
-    whole.run()
-    stopped = build(tmp_path, hooks=[StopWhen("evaluation/return", reached=0)], **settings)
-    assert stopped.run().policy_steps == 96
-    resumed = build(tmp_path, resume="latest", **settings)
-    assert resumed.ledger.policy_steps == 96
-    assert resumed.run().state_dict() == whole.ledger.state_dict()
-    assert_equal(whole, resumed)
-
-
-def test_settings_that_cannot_work_are_refused():
-    with pytest.raises(SettingError, match="learning_starts=4"):
-        build(learning_starts=4).run()
-    with pytest.raises(SettingError, match="sequence_length"):
-        build(sequence_length=1)
-    with pytest.raises(SettingError, match="size='huge' is unknown"):
-        build(size="huge")
+    assert loss(returns) == 45.0
+    assert loss(returns) == 67.5
+    assert ReturnScale()(returns / 1e4) == 1.0, "small returns are not blown up"

@@ -16,22 +16,8 @@ from kit.modules.world.images import ImageDecoder, ImageEncoder
 from kit.modules.world.layers import Perceptron, TwoHot, symlog
 from kit.modules.world.rssm import RSSM
 from kit.modules.world.sizes import Size, size_of
+from kit.modules.world.state_space import StateSpace
 from kit.steps import SettingError
-
-
-class Heads(nn.Module):
-    """What a latent says of its reward and of whether the episode continues.
-
-    Args:
-        features: width of a latent's features.
-        size: widths.
-    """
-
-    def __init__(self, features: int, size: Size) -> None:
-        super().__init__()
-        self.two_hot = TwoHot()
-        self.reward = Perceptron(features, size.units, 1, len(self.two_hot.bins), 0.0)
-        self.continuation = Perceptron(features, size.units, 1, 1)
 
 
 class WorldModel(nn.Module):
@@ -53,6 +39,11 @@ class WorldModel(nn.Module):
 
     def __init__(self, env: Any, size: Size) -> None:
         super().__init__()
+        for leaf in env.observation_leaves:
+            if len(leaf.shape) not in (0, 1) and not _is_image(leaf):
+                works = "give vectors, or images [height, width, channels] of uint8"
+                why = f"is neither a vector nor an image: {leaf.dtype} {list(leaf.shape)}"
+                raise SettingError("observation", leaf.key, why, works)
         self.size = size
         self.code = ActionCode(env)
         self.vectors = [leaf.key for leaf in env.observation_leaves if not _is_image(leaf)]
@@ -62,16 +53,34 @@ class WorldModel(nn.Module):
         if self.vectors:
             self.flatten = Flatten([env.observation_spec[key] for key in self.vectors])
             width = self.flatten.out_features
-            self.encoder = Perceptron(width, size.units, 3)
+            self.encoder = self._network(width, 3)
             embedding += size.units
         self.image_encoders = nn.ModuleList(ImageEncoder(shape, size) for shape in shapes)
         embedding += sum(encoder.out_features for encoder in self.image_encoders)  # type: ignore[misc]
-        self.rssm = RSSM(size, self.code.features, embedding)
+        self.rssm = self._state_space(embedding)
         self.features = self.rssm.features
         if self.vectors:
-            self.decoder = Perceptron(self.features, size.units, 3, width)
+            self.decoder = self._network(self.features, 3, width)
         self.image_decoders = nn.ModuleList(ImageDecoder(shape, size) for shape in shapes)
-        self.heads = Heads(self.features, size)
+        self._make_heads()
+
+    def _network(self, in_features: int, layers: int, out_features: int | None = None) -> nn.Module:
+        """A network between vectors."""
+        return Perceptron(in_features, self.size.units, layers, out_features)
+
+    def _state_space(self, embedding: int) -> StateSpace:
+        """The state-space model, on encoded observations of this width."""
+        return RSSM(self.size, self.code.features, embedding)
+
+    def _make_heads(self) -> None:
+        self.two_hot = TwoHot()
+        units, bins = self.size.units, len(self.two_hot.bins)
+        self.reward_head: nn.Module = Perceptron(self.features, units, 1, bins, 0.0)
+        self.continuation_head: nn.Module = Perceptron(self.features, units, 1, 1)
+
+    def _scaled(self, vector: Tensor) -> Tensor:
+        """Vectors as they are read and predicted."""
+        return symlog(vector)
 
     @property
     def observation_keys(self) -> list[Any]:
@@ -82,7 +91,8 @@ class WorldModel(nn.Module):
         """Observations as they are encoded and predicted: one vector, then images, ``[..., *]``."""
         found = []
         if self.vectors:
-            found.append(symlog(self.flatten(*(tensordict.get(key) for key in self.vectors))))
+            vectors = [tensordict.get(key) for key in self.vectors]
+            found.append(self._scaled(self.flatten(*vectors)))
         return found + [tensordict.get(key).float() / 255 for key in self.images]
 
     def encode(self, targets: list[Tensor]) -> Tensor:
@@ -104,19 +114,19 @@ class WorldModel(nn.Module):
     # ------------------------------------------------------------------ heads
     def reward(self, features: Tensor) -> Tensor:
         """Expected reward that arrives with a latent, ``[...]``."""
-        return self.heads.two_hot.mean(self.heads.reward(features))
+        return self.two_hot.mean(self.reward_head(features))
 
     def continuation(self, features: Tensor) -> Tensor:
         """Probability of continuing times the discount, ``[...]``."""
-        return self.heads.continuation(features).squeeze(-1).sigmoid()  # type: ignore[no-any-return]
+        return self.continuation_head(features).squeeze(-1).sigmoid()  # type: ignore[no-any-return]
 
     def reward_error(self, features: Tensor, reward: Tensor) -> Tensor:
         """Cross entropy with the two-hot reward, ``[...]``."""
-        return self.heads.two_hot.loss(self.heads.reward(features), reward)
+        return self.two_hot.loss(self.reward_head(features), reward)
 
     def continuation_error(self, features: Tensor, continuation: Tensor) -> Tensor:
         """Binary cross entropy with the discounted continuation, ``[...]``."""
-        logits = self.heads.continuation(features).squeeze(-1)
+        logits = self.continuation_head(features).squeeze(-1)
         return functional.binary_cross_entropy_with_logits(logits, continuation, reduction="none")
 
 
@@ -148,11 +158,6 @@ def make_world_model(env: Any, size: str | Size = "tiny") -> WorldModel:
     Raises:
         SettingError: if observations or actions are of a kind it cannot predict.
     """
-    for leaf in env.observation_leaves:
-        if len(leaf.shape) not in (0, 1) and not _is_image(leaf):
-            works = "give vectors, or images [height, width, channels] of uint8"
-            why = f"is neither a vector nor an image: {leaf.dtype} {list(leaf.shape)}"
-            raise SettingError("observation", leaf.key, why, works)
     return WorldModel(env, size_of(size))
 
 

@@ -13,8 +13,9 @@ from torchrl.envs import TensorDictPrimer
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from kit.modules.world.actor import LatentActor
+from kit.modules.world.gaussian import TanhActor
 from kit.modules.world.model import WorldModel
-from kit.modules.world.rssm import Latent
+from kit.modules.world.state_space import Latent
 
 
 class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
@@ -27,12 +28,20 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
     Args:
         world_model: filters observations.
         actor: chooses.
+        exploration_noise: standard deviation of what is added to sampled actions, which stay in
+            [-1, 1] of their range; choices take none.
     """
 
     DETER, STOCH, ACTION = "_deter", "_stoch", "_previous_action"
 
-    def __init__(self, world_model: WorldModel, actor: LatentActor) -> None:
+    def __init__(
+        self,
+        world_model: WorldModel,
+        actor: LatentActor | TanhActor,
+        exploration_noise: float = 0.0,
+    ) -> None:
         super().__init__()
+        self.exploration_noise = exploration_noise
         self.world_model, self.actor = world_model, actor
         hidden = [self.DETER, self.STOCH, self.ACTION]
         self.in_keys = [*world_model.observation_keys, *hidden]
@@ -41,8 +50,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """The hidden state with which episodes begin: zeros."""
         rssm = self.world_model.rssm
-        size = rssm.size
-        widths = (size.deter, size.stoch * size.classes, rssm.action_features)
+        widths = (rssm.deter, rssm.stoch, rssm.action_features)
         keys = (self.DETER, self.STOCH, self.ACTION)
         specs = {key: Unbounded((width,)) for key, width in zip(keys, widths)}
         return TensorDictPrimer(specs, expand_specs=True)
@@ -53,9 +61,9 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         before = Latent(tensordict.get(self.DETER), tensordict.get(self.STOCH))
         embedding = model.encode(model.targets(tensordict))
         deter = model.rssm.recur(before, model.rssm.action(tensordict.get(self.ACTION)))
-        logits = model.rssm.correct(deter, model.rssm.posterior_embedding(embedding))
-        uniform = torch.rand(*logits.shape[:-1], model.size.stoch, device=logits.device)
-        latent = Latent(deter, model.rssm.sample(logits, uniform).detach())
+        parameters = model.rssm.correct(deter, model.rssm.posterior_embedding(embedding))
+        noise = model.rssm.noise(*deter.shape[:-1], device=deter.device)
+        latent = Latent(deter, model.rssm.sample(parameters, noise).detach())
         action = self._choose(self.actor(latent.features))
         tensordict.set(model.code.key, model.code.decode(action))
         tensordict.set(("next", self.DETER), latent.deter)
@@ -66,4 +74,11 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
     def _choose(self, columns: Tensor) -> Tensor:
         kind = exploration_type()
         deterministic = kind in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
-        return self.actor.mode(columns) if deterministic else self.actor.sample(columns)
+        if deterministic:
+            return self.actor.mode(columns)
+        action = self.actor.sample(columns).detach()
+        if not self.exploration_noise or self.actor.code.discrete:
+            return action
+        noise = self.exploration_noise * torch.randn_like(action)
+        noisy: Tensor = (action + noise).clamp(-1.0, 1.0)
+        return noisy

@@ -1,45 +1,26 @@
-"""The recurrent state-space model of DreamerV3: discrete latents around a block-diagonal GRU."""
+"""The state-space model of DreamerV3: discrete latents around a block-diagonal GRU."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from kit.modules.world.layers import Blocks, Dense, Norm, Perceptron, init_weight, sample_one_hot
 from kit.modules.world.sizes import Size
+from kit.modules.world.state_space import Latent, StateSpace
 
 
-class Latent(NamedTuple):
-    """The state of a world model."""
-
-    deter: Tensor
-    """deterministic, ``[..., deter]``."""
-    stoch: Tensor
-    """one-hot samples side by side, ``[..., stoch * classes]``."""
-
-    @property
-    def features(self) -> Tensor:
-        """What heads, actor and critic read, ``[..., stoch * classes + deter]``."""
-        return torch.cat([self.stoch, self.deter], -1)
-
-
-class RSSM(nn.Module):
+class RSSM(StateSpace):
     """Predicts the next latent from the latent and the action, and corrects it by what is observed.
 
     The recurrence is a GRU whose weights are block-diagonal; latents are categorical, with 1 % of
     uniform probability mixed in and gradients passed straight through samples (Hafner et al. 2025,
-    eqs. 1, 4 and appendix). Whatever does not depend on the step before is computed for all time
-    steps at once.
+    eqs. 1, 4 and appendix).
 
     Args:
         size: widths.
         action_features: width of an encoded action.
         embedding: width of an encoded observation.
-
-    Attributes:
-        features: width of a latent's features.
     """
 
     UNIFORM = 0.01
@@ -49,7 +30,7 @@ class RSSM(nn.Module):
         self.size, self.action_features = size, action_features
         width, hidden, blocks = size.deter, size.hidden, size.blocks
         codes = size.stoch * size.classes
-        self.features = codes + width
+        self.deter, self.stoch = width, codes
         self.from_deter = Perceptron(width, hidden, 1)
         self.from_stoch = Perceptron(codes, hidden, 1)
         self.from_action = Perceptron(action_features, hidden, 1)
@@ -66,13 +47,10 @@ class RSSM(nn.Module):
         self.posterior_norm = Norm(hidden)
         self.posterior_out = Dense(hidden, codes)
 
-    def initial(self, *rows: int) -> Latent:
-        """Latents of zeros, ``[*rows, ...]``."""
-        zeros = self.mix_norm.weight.new_zeros
-        codes = self.size.stoch * self.size.classes
-        return Latent(zeros(*rows, self.size.deter), zeros(*rows, codes))
+    def noise(self, *rows: int, device: torch.device) -> Tensor:
+        """Uniform random numbers in [0, 1), ``[*rows, latents]``."""
+        return torch.rand(*rows, self.size.stoch, device=device)
 
-    # ------------------------------------------------------------------ one step
     def action(self, action: Tensor) -> Tensor:
         """Project encoded actions ``[..., action_features]``, scaled into [-1, 1] if beyond."""
         return self.from_action(action / action.detach().abs().clamp(min=1.0))  # type: ignore[no-any-return]
@@ -102,15 +80,15 @@ class RSSM(nn.Module):
         classes = logits.view(*logits.shape[:-1], size.stoch, size.classes).softmax(-1)
         return (1 - self.UNIFORM) * classes + self.UNIFORM / size.classes
 
-    def sample(self, logits: Tensor, uniform: Tensor) -> Tensor:
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """One-hot samples side by side, with gradients straight through to the probabilities.
 
         Args:
-            logits: ``[..., stoch * classes]``.
-            uniform: random numbers in [0, 1), ``[..., stoch]``.
+            parameters: logits, ``[..., stoch]``.
+            noise: uniform random numbers in [0, 1), ``[..., latents]``.
         """
-        probabilities = self.probabilities(logits)
-        sampled = sample_one_hot(probabilities.detach(), uniform)
+        probabilities = self.probabilities(parameters)
+        sampled = sample_one_hot(probabilities.detach(), noise)
         if probabilities.requires_grad:
             sampled = sampled + probabilities - probabilities.detach()
         return sampled.flatten(-2)
@@ -120,51 +98,8 @@ class RSSM(nn.Module):
         hidden = self.posterior_norm(self.posterior_deter(deter) + embedding)
         return self.posterior_out(hidden)  # type: ignore[no-any-return]
 
-    def imagine(self, latent: Latent, action: Tensor, uniform: Tensor) -> Latent:
-        """The next latent by the prior; arguments as in :meth:`recur` and :meth:`sample`."""
-        deter = self.recur(latent, action)
-        return Latent(deter, self.sample(self.prior(deter), uniform))
-
-    # ------------------------------------------------------------------ sequences
-    def observe(
-        self, start: Latent, previous_action: Tensor, embedding: Tensor, is_init: Tensor
-    ) -> tuple[Latent, Tensor]:
-        """Filter sequences; where an episode begins, latent and action are zero before it.
-
-        Args:
-            start: latent before the first time step, ``[rows, ...]``.
-            previous_action: encoded, ``[time, rows, action_features]``.
-            embedding: encoded observations, ``[time, rows, embedding]``.
-            is_init: whether a time step begins an episode, ``[time, rows]``.
-
-        Returns:
-            Latents ``[time, rows, ...]`` and the logits of their posteriors.
-        """
-        time, rows = is_init.shape
-        keep = (~is_init).unsqueeze(-1).to(embedding.dtype)
-        actions = self.action(previous_action * keep)
-        embedded = self.posterior_embedding(embedding)
-        uniform = torch.rand(time, rows, self.size.stoch, device=embedding.device)
-        latent, found = start, []
-        for step in zip(*(part.unbind(0) for part in (actions, embedded, keep, uniform))):
-            action, seen, kept, random = step
-            deter = self.recur(Latent(latent.deter * kept, latent.stoch * kept), action)
-            logits = self.correct(deter, seen)
-            latent = Latent(deter, self.sample(logits, random))
-            found.append((*latent, logits))
-        deter, stoch, logits = (torch.stack(parts) for parts in zip(*found))
-        return Latent(deter, stoch), logits
-
     def divergence(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """KL divergences of dynamics and representation in nats, summed over latents, ``[...]``.
-
-        The first moves the prior towards the posterior, the second the posterior towards the prior
-        (Hafner et al. 2025, eq. 5, before free nats).
-
-        Args:
-            posterior: logits, ``[..., stoch * classes]``.
-            prior: logits of the same shape.
-        """
+        """As for any state-space model, of logits ``[..., stoch]``."""
         p, q = self.probabilities(posterior), self.probabilities(prior)
         return _kl(p.detach(), q), _kl(p, q.detach())
 

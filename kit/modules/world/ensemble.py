@@ -1,0 +1,56 @@
+"""An ensemble of one-step models, whose disagreement is the novelty of a latent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kit.modules.world.layers import NORM_EPS, Blocks
+from kit.modules.world.sizes import Size
+
+
+class Ensemble(nn.Module):
+    """Models that predict the next stochastic latent from a latent's features and the action.
+
+    They differ in their initial weights alone (Sekar et al. 2020, section 3). All of them are
+    computed in one batched pass.
+
+    Args:
+        members: number of models.
+        features: width of a latent's features.
+        action_features: width of an encoded action.
+        size: widths.
+        layers: hidden layers of each model.
+    """
+
+    def __init__(
+        self, members: int, features: int, action_features: int, size: Size, layers: int = 2
+    ) -> None:
+        super().__init__()
+        self.members = members
+        widths = [features + action_features, *[size.units] * layers]
+        self.hidden = nn.ModuleList(
+            Blocks(members, before, after, fan_in=before)
+            for before, after in zip(widths, widths[1:])  # noqa: RUF007
+        )
+        self.scales = nn.ParameterList(torch.ones(members, 1, size.units) for _ in range(layers))
+        self.out = Blocks(members, size.units, size.stoch * size.classes, fan_in=size.units)
+
+    def forward(self, features: Tensor, action: Tensor) -> Tensor:
+        """Predictions ``[members, rows, stoch * classes]``.
+
+        Args:
+            features: ``[rows, features]``.
+            action: encoded, ``[rows, action_features]``.
+        """
+        value = torch.cat([features, action], -1).expand(self.members, -1, -1)
+        for layer, scale in zip(self.hidden, self.scales):
+            value = layer(value)
+            size = (value.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
+            value = functional.silu(value * size * scale)
+        return self.out(value)  # type: ignore[no-any-return]
+
+    def disagreement(self, features: Tensor, action: Tensor) -> Tensor:
+        """Variance between the predictions, mean over latents, ``[rows]`` (section 3, eq. 3)."""
+        return self(features, action).var(0, correction=0).mean(-1)  # type: ignore[no-any-return]

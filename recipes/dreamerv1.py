@@ -1,0 +1,101 @@
+"""Dreamer (Hafner et al. 2020): Gaussian latents, and returns differentiated through the dynamics.
+
+python -m recipes.dreamerv1 steps=dreamer-paper steps.collect_interval=50 seed=1
+python -m recipes.dreamerv1 --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Adam
+
+from kit.buffers import SequenceReplay
+from kit.config import Count, NotNegative, Positive, UnitInterval
+from kit.dialects.base import Dialect
+from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
+from kit.modules.world import GaussianWorldModel, Player, TanhActor, perceptron
+from kit.steps import StepPlan
+from kit.steps.settings import SequenceSteps
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+def episodes() -> SequenceSteps:
+    """Whole episodes, as in Algorithm 1: the gradient steps that are due come after each."""
+    return SequenceSteps(
+        steps_per_env=None, min_episodes=1, learning_starts=1_000, random_steps=None,
+        replay_ratio="1/2",
+    )  # fmt: skip
+
+
+@dataclass
+class Config(OffPolicyConfig):
+    """Settings of Dreamer."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
+    steps: SequenceSteps | Dialect | StepPlan = field(default_factory=episodes)
+    size: str = "nano"
+    """Size of all networks: nano, tiny, published."""
+    loss: str = "kit.losses:DreamerV1Loss"
+    """Loss, as module:Class."""
+    buffer_size: Count = 100_000
+    """Records that the replay holds: observations, with one more for each episode."""
+    imagination_horizon: Count = 15
+    """Imagined policy steps."""
+    imagination_starts: Count | None = 8
+    """Last time steps of each sequence from which imagination begins; null: all, as published."""
+    lmbda: UnitInterval = 0.95
+    """Weight of longer returns."""
+    free_nats: NotNegative = 3.0
+    """Divergence between posterior and prior that costs nothing."""
+    continuation_coeff: NotNegative = 0.0
+    """Weight of the loss of predicted continuations; 0: imagined episodes never end."""
+    exploration_noise: NotNegative = 0.3
+    """Standard deviation of the noise added to actions in [-1, 1]."""
+    model_learning_rate: Positive = 6e-4
+    """Learning rate of Adam for the world model."""
+    learning_rate: Positive = 8e-5
+    """Learning rate of Adam for actor and critic."""
+    max_grad_norm: Positive | None = 100.0
+    """Maximum norm of each gradient; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire Dreamer; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="dreamer_v1")
+    env = experiment.make_env()
+
+    model = GaussianWorldModel(env, cfg.size)
+    actor = TanhActor(model.code, model.features, model.size)
+    critic = perceptron(model.features, model.size.units, 3, 1)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        model,
+        actor,
+        critic,
+        imagination_horizon=cfg.imagination_horizon,
+        imagination_starts=cfg.imagination_starts,
+        gamma=cfg.gamma,
+        lmbda=cfg.lmbda,
+        free_nats=cfg.free_nats,
+        continuation_coeff=cfg.continuation_coeff,
+    )
+    rates = {"model": cfg.model_learning_rate, "actor": cfg.learning_rate}
+    trained = {"model": model, "actor": actor, "critic": critic}
+    optimizers = {
+        f"loss_{name}": Adam(
+            module.parameters(), lr=rates.get(name, cfg.learning_rate), eps=1e-7, fused=True
+        )
+        for name, module in trained.items()
+    }
+    update = Update(loss, optimizers, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile)
+
+    player = Player(model, actor, cfg.exploration_noise).to(cfg.device)
+    buffer = SequenceReplay(cfg.buffer_size, experiment.plan.sequence_length, cfg.device)
+    return experiment.trainer(env, player, buffer=buffer, update=update, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)

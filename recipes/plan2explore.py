@@ -1,0 +1,84 @@
+"""Plan2Explore (Sekar et al. 2020) on DreamerV3: explore what is unknown, then solve the task.
+
+python -m recipes.plan2explore steps.exploration_steps=20_000   # all of the run: zero-shot
+python -m recipes.plan2explore --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchrl.envs.utils import ExplorationType
+from torchrl.objectives import SoftUpdate
+from torchrl.trainers.algorithms import DreamerV3Optimizer
+
+import recipes.dreamerv3
+from kit.buffers import SequenceReplay
+from kit.config import Count
+from kit.dialects.base import Dialect
+from kit.experiment import EnvConfig, Experiment, main
+from kit.hooks import EndOfExploration, Evaluator
+from kit.modules.world import Ensemble, LatentActor, Player, make_critic, make_world_model
+from kit.steps import StepPlan
+from kit.steps.settings import ExplorationSteps
+from kit.trainer import Trainer
+from kit.update import Update
+from recipes.dreamerv3 import LOSS_SETTINGS
+
+
+@dataclass
+class Config(recipes.dreamerv3.Config):
+    """Settings of Plan2Explore: those of DreamerV3, and the ensemble's."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="MountainCar-v0", num_envs=1))
+    steps: ExplorationSteps | Dialect | StepPlan = field(default_factory=ExplorationSteps)
+    loss: str = "kit.losses:Plan2ExploreLoss"
+    """Loss, as module:Class."""
+    ensemble: Count = 8
+    """One-step models whose disagreement rewards the explorer."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire Plan2Explore; ``make_loss`` replaces ``cfg.loss``, ``parts`` those of the trainer."""
+    experiment = Experiment(cfg, algorithm="p2e_dv3_exploration")
+    plan, env = experiment.plan, experiment.make_env()
+
+    model = make_world_model(env, cfg.size)
+    features, size = model.features, model.size
+    actor, explorer = (LatentActor(model.code, features, size) for _ in range(2))
+    ensemble = Ensemble(cfg.ensemble, features, model.code.features, size)
+    networks = model, actor, make_critic(model), explorer, make_critic(model), ensemble
+    settings = {name: getattr(cfg, name) for name in LOSS_SETTINGS}
+    loss = experiment.make_loss(make_loss or cfg.loss, *networks, **settings)
+    optimizer = DreamerV3Optimizer(
+        loss.parameters(),
+        lr=cfg.learning_rate,
+        agc=cfg.max_grad_ratio,
+        warmup_steps=cfg.warmup_gradient_steps,
+    )
+    update = Update(
+        loss, optimizer, compile=cfg.compile, target_updater=SoftUpdate(loss, tau=cfg.tau)
+    )
+
+    player = Player(model, actor).to(cfg.device)
+    evaluate = Evaluator(  # the actor of the task, from the first evaluation on: zero-shot
+        experiment.make_evaluation_env(env),
+        player,
+        episodes=plan.evaluation_episodes,
+        seed=cfg.seed,
+        device=cfg.device,
+        exploration_type=ExplorationType.RANDOM,
+    )
+    wired = {
+        "buffer": SequenceReplay(cfg.buffer_size, plan.sequence_length, cfg.device),
+        "update": update,
+        "evaluate": evaluate,
+        "exploration_policy": Player(model, explorer).to(cfg.device),
+        "hooks": [EndOfExploration(loss)],
+    }
+    return experiment.trainer(env, player, parts=parts, **wired)
+
+
+if __name__ == "__main__":
+    main(Config, build)

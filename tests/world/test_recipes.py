@@ -1,0 +1,152 @@
+"""Recipes of world models: counts, both rhythms, resuming, exploration, refusals."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import pytest
+
+import recipes.dreamerv1
+import recipes.dreamerv3
+import recipes.plan2explore
+from kit.experiment import EnvConfig
+from kit.hooks import StopWhen
+from kit.steps import SettingError
+from tests.world.maze import Maze
+from tests.world.runs import assert_equal, build, weights
+
+RECIPES = [recipes.dreamerv3, recipes.dreamerv1, recipes.plan2explore]
+PENDULUM = EnvConfig(id="Pendulum-v1", num_envs=1)
+if "Maze-v0" not in gym.registry:
+    gym.register("Maze-v0", Maze)
+
+
+def named(recipe):
+    return recipe.__name__.rpartition(".")[2]
+
+
+# ---------------------------------------------------------------------- counting
+CHANGES = [
+    {"replay_ratio": "3/8"}, {"replay_ratio": 2, "total_policy_steps": 72}, {"pretrain_steps": 5},
+    {"random_steps": 32}, {"env": EnvConfig(id="Pendulum-v1", num_envs=2), "steps_per_env": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=named)
+@pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: "-".join(changes))
+def test_what_was_planned_is_done(recipe, changes):
+    trainer = build(recipe, **changes)
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert ledger.samples == ledger.gradient_steps * 2 * 6
+    assert ledger.gradient_steps > 0
+
+
+def test_an_episode_then_its_gradient_steps_is_a_ratio_told_otherwise():
+    """Where all episodes are equally long, both rhythms are one run, bit for bit."""
+    common = {"env": PENDULUM, "total_policy_steps": 600, "learning_starts": 400, "random_steps": 0}
+    episodes = {"steps_per_env": None, "min_episodes": 1}
+    by_episode = build(recipes.dreamerv1, **common, **episodes, replay_ratio="1/50")
+    counted = by_episode.run()
+    by_ratio = build(recipes.dreamerv1, **common, steps_per_env=200, replay_ratio="1/50")
+    assert by_ratio.run().counters() == counted.counters()
+    assert counted.gradient_steps == 8, "four after each of two episodes"
+    assert_equal(by_episode, by_ratio)
+
+
+# ---------------------------------------------------------------------- exactness
+@pytest.mark.parametrize("recipe", RECIPES, ids=named)
+def test_recorded_operations_are_bitwise_the_eager_ones(recipe):
+    short = {"total_policy_steps": 72, "sequence_length": 3}
+    one = build(recipe, compile="auto", **short)
+    one.run()
+    other = build(recipe, **short)
+    assert other.run().gradient_steps == 3
+    assert one.update.plain_reason == ""
+    assert_equal(one, other)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=named)
+def test_a_stopped_run_continues_bit_for_bit(recipe, tmp_path):
+    settings = {"evaluation_every": 96, "env": EnvConfig(id="CartPole-v1", num_envs=2)}
+    if recipe is recipes.plan2explore:
+        settings["exploration_steps"] = 104
+    whole = build(recipe, **settings)
+    whole.run()
+    stopped = build(recipe, tmp_path, hooks=[StopWhen("evaluation/return", reached=0)], **settings)
+    assert stopped.run().policy_steps == 96
+    resumed = build(recipe, tmp_path, resume="latest", **settings)
+    assert resumed.ledger.policy_steps == 96
+    assert resumed.run().counters() == whole.ledger.counters()
+    assert_equal(whole, resumed)
+
+
+# ---------------------------------------------------------------------- exploration
+def test_after_exploration_neither_explorer_nor_ensemble_is_trained():
+    explored = build(recipes.plan2explore, exploration_steps=128)
+    explored.run()
+    assert explored.update.loss_module.exploring
+    trainer = build(recipes.plan2explore, exploration_steps=96)
+    before: dict[str, list] = {}
+
+    def remember(trainer=trainer):
+        if trainer.policy_steps == 96:
+            before["weights"] = weights(trainer)
+
+    trainer.register_op("post_steps", remember)
+    trainer.run()
+    assert not trainer.update.loss_module.exploring
+    names = list(trainer.update.loss_module.state_dict())
+    moved = {
+        name.split(".")[0]
+        for name, one, other in zip(names, before["weights"], weights(trainer))
+        if not one.equal(other)
+    }
+    assert {"world_model", "actor", "critic_network_params"} <= moved
+    assert not {"explorer", "ensemble", "explorer_critic_network_params"} & moved
+
+
+@pytest.mark.slow
+def test_an_explorer_finds_more_of_a_maze_than_chance():
+    maze = EnvConfig(id="Maze-v0", num_envs=1)
+    common = {"env": maze, "total_policy_steps": 2_000, "learning_starts": 200}
+    trained = {
+        "replay_ratio": "1/2", "minibatch_size": 16, "sequence_length": 32, "steps_per_env": 2,
+        "imagination_horizon": 15, "imagination_starts": 8, "compile": "auto",
+    }  # fmt: skip
+    explorer = build(recipes.plan2explore, **common, **trained, exploration_steps=2_000)
+    chance = build(recipes.dreamerv3, **common, random_steps=2_000, replay_ratio=0)
+    found = []
+    for trainer in (explorer, chance):
+        places: set[tuple[float, ...]] = set()
+
+        def look(batch, places=places):
+            positions = batch["next", "observation"].reshape(-1, 2)
+            places.update(tuple(place) for place in positions.tolist())
+            return batch
+
+        trainer.register_op("batch_process", look)
+        trainer.run()
+        found.append(len(places))
+    assert found[0] >= 1.5 * found[1]
+
+
+# ---------------------------------------------------------------------- learning
+@pytest.mark.slow
+def test_dreamerv3_learns_cartpole():
+    config = recipes.dreamerv3.Config(runs=None, progress=False)
+    config.steps.evaluation_every = None
+    trainer = recipes.dreamerv3.build(config)
+    trainer.run()
+    assert trainer.journal.latest["evaluation/return"] >= 400
+
+
+# ---------------------------------------------------------------------- refusals
+def test_settings_that_cannot_work_are_refused():
+    with pytest.raises(SettingError, match="learning_starts=4"):
+        build(recipes.dreamerv3, learning_starts=4).run()
+    with pytest.raises(SettingError, match="sequence_length"):
+        build(recipes.dreamerv3, sequence_length=1)
+    with pytest.raises(SettingError, match="size='huge' is unknown"):
+        build(recipes.dreamerv3, size="huge")
+    with pytest.raises(SettingError, match="size='12m' is unknown"):
+        build(recipes.dreamerv1, size="12m")
