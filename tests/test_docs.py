@@ -56,9 +56,15 @@ SHORT = {
     "kit, off-policy": ["steps.total_policy_steps=256", "steps.learning_starts=128"],
     "sb3": ["steps.total_timesteps=1_024"],
     "dreamer": ["steps.steps=256", "steps.batch_size=4", "steps.batch_length=16"],
-    "dreamer-paper": ["steps.steps=800", "steps.seed_episodes=3", "steps.collect_interval=2",
-                      "steps.episode_length=200", "steps.action_repeat=1",
-                      "steps.batch_size=4", "steps.sequence_length=16"],
+    "dreamer-paper": [
+        "steps.steps=800",
+        "steps.seed_episodes=3",
+        "steps.collect_interval=2",
+        "steps.episode_length=200",
+        "steps.action_repeat=1",
+        "steps.batch_size=4",
+        "steps.sequence_length=16",
+    ],
     "tianshou": ["steps.num_epochs=1", "steps.step_per_epoch=2_048"],
 }
 COMMON = ["steps.evaluation_every=null", "steps.evaluation_episodes=1"]
