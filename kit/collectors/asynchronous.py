@@ -30,6 +30,7 @@ from kit.envs.backends.workers import how_it_ended, without_main
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.hanging import ASK, StepWatch, end_process, is_main_thread, is_parents_affair
+from kit.envs.state import capture_process, restore_process, seed_process
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
@@ -319,6 +320,7 @@ def serve(
     served = None
     try:
         make, make_env, policy, kwargs = pickle.loads(how).fn
+        seed_process(kwargs.get("seed", 0))  # from which environments may draw
         served = _Served(pipe, make(make_env(), policy, **kwargs), _tensors(policy), weights)
         pipe.send(("ready", {name: getattr(served.collector, name) for name in _FACTS}))
         while served.work():
@@ -397,10 +399,12 @@ class _Served:
         elif command == "state":
             while self._is_due:
                 self._make_batch()
-            self.pipe.send(("state", dict(self.collector.state_dict())))
+            state = {**self.collector.state_dict(), "process": capture_process()}
+            self.pipe.send(("state", state))
         elif command == "load":
             state, self.made = arguments
             self.collector.load_state_dict(state)
+            restore_process(state["process"])
             self.newest = self.made - self.max_staleness - 1
             self.pipe.send(("loaded", self.collector.exact_resume))
         elif command == "seed":

@@ -1,31 +1,47 @@
 """The state of an environment as plain values: captured, and put back bit for bit.
 
-An environment that offers ``state_dict()`` and ``load_state_dict(state)`` is asked. A MuJoCo
-environment gives its integration state and every derived array (some of them are read before they
-are computed again). Any other one gives the attributes of each of its layers, if all of them are
-plain: numbers, strings, arrays, containers of these, and random generators.
+An environment that offers ``state_dict()`` and ``load_state_dict(state)`` is asked. Any other one
+gives the attributes of each of its layers: numbers, strings, arrays and their views, containers,
+enumerations, random generators (those of its spaces too), functions with what they enclose, models
+and data of MuJoCo, and objects of classes of its own package. Several names of one thing stay names
+of one thing. What only draws, classes and modules are passed over, by type; all else cannot be
+captured, and its name is said.
 """
 
 from __future__ import annotations
 
 import base64
-from collections import deque
-from typing import Any
+import enum
+import functools
+import logging
+import random
+import sys
+import types
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
-_CONSTANT = (gym.Space, gym.envs.registration.EnvSpec, type)
-_NOT_STATE = frozenset(
-    {
-        # links between layers, and what a layer was made with
-        "env", "metadata", "spec", "model", "_saved_kwargs", "_cached_spec", "_metadata",
-        "_action_space", "_observation_space", "_ezpickle_args", "_ezpickle_kwargs",
-        "_previous_data", "observation_structure",
-        # what only draws
-        "render_mode", "mujoco_renderer", "screen", "clock", "surf", "viewer", "isopen", "window",
-    }
+from kit.envs import mujoco_state
+
+_CONSTANT = (
+    gym.envs.registration.EnvSpec, type, types.ModuleType, np.ufunc, np.dtype, logging.Logger,
 )  # fmt: skip
+_DRAWS = frozenset({"pygame", "glfw", "OpenGL", "pyglet"})
+"""packages whose objects only draw"""
+_ARGUMENTS = frozenset({"_saved_kwargs", "_cached_spec", "_ezpickle_args", "_ezpickle_kwargs"})
+"""where Gymnasium keeps what a layer was made with"""
+_ATOMS = (bool, int, float, str)
+_MUTABLE = {kind.__name__: kind for kind in (list, set, deque)}
+_MAPPINGS: dict[str, type[dict[Any, Any]]] = {
+    kind.__name__: kind for kind in (dict, OrderedDict, Counter)
+}
+_PUT_BACK = frozenset({"object", "function", "partial", "space", "mujoco"})
+"""kinds of values that are put back into one that is there"""
+_BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
 class CannotCapture(TypeError):
@@ -44,134 +60,377 @@ def capture(env: gym.Env[Any, Any]) -> dict[str, Any]:
     """Return the state of all layers of ``env`` as values that JSON can hold.
 
     Raises:
-        CannotCapture: if a layer holds something else; the message names layer and attribute.
+        CannotCapture: if a layer holds something else; the message names it by its path.
     """
-    return {"layers": [_capture_layer(layer) for layer in layers(env)]}
+    found = layers(env)
+    encode = _Encoder(found)
+    return {"layers": [encode.layer(layer) for layer in found]}
 
 
 def restore(env: gym.Env[Any, Any], state: dict[str, Any]) -> None:
-    """Put back what :func:`capture` returned, into an environment made in the same way."""
-    for layer, values in zip(layers(env), state["layers"], strict=True):
+    """Put back what :func:`capture` returned, into an environment made in the same way.
+
+    Raises:
+        CannotCapture: if the environment has nothing of that kind where an object was.
+    """
+    found = layers(env)
+    decode = _Decoder(found)
+    for layer, values in zip(found, state["layers"], strict=True):
         if "own" in values:
-            layer.load_state_dict(_decode(values["own"]))
-            continue
-        if "mujoco" in values:
-            _restore_mujoco(layer, values["mujoco"])
-        for name, value in values["attributes"].items():
-            layer.__dict__[name] = _decode(value, layer.__dict__.get(name))
+            layer.load_state_dict(decode(values["own"]))
+        else:
+            decode.attributes(layer, values["attributes"])
 
 
-def _capture_layer(layer: gym.Env[Any, Any]) -> dict[str, Any]:
-    if not isinstance(layer, gym.Wrapper) and hasattr(layer, "load_state_dict"):
-        return {"own": _encode(layer.state_dict(), type(layer).__name__)}
-    attributes, captured = {}, {}
-    for name, value in vars(layer).items():
-        if name in _NOT_STATE or isinstance(value, _CONSTANT) or callable(value):
-            continue
-        if type(value).__name__ == "MjData":
-            captured["mujoco"] = _capture_mujoco(layer, value)
-            continue
-        attributes[name] = _encode(value, f"{type(layer).__name__}.{name}")
-    return {"attributes": attributes, **captured}
+def seed_process(seed: int) -> None:
+    """Seed the random generators of this process, Python's and NumPy's."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
-# ---------------------------------------------------------------------- MuJoCo
-def _capture_mujoco(env: Any, data: Any) -> dict[str, Any]:
-    import mujoco
+def capture_process() -> dict[str, Any]:
+    """Where the random generators of this process stand, Python's and NumPy's."""
+    encode = _Encoder(())
+    states = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+    return {name: encode(state, name) for name, state in states.items()}
 
-    kind = mujoco.mjtState.mjSTATE_INTEGRATION
-    full = np.empty(mujoco.mj_stateSize(env.model, kind))
-    mujoco.mj_getState(env.model, data, full, kind)
-    return {
-        "integration": _encode(full, "state"),
-        "derived": {name: _encode(array, name) for name, array in _derived(data).items()},
+
+def restore_process(state: dict[str, Any]) -> None:
+    """Put back what :func:`capture_process` returned."""
+    decode = _Decoder(())
+    random.setstate(decode(state["python"]))
+    np.random.set_state(decode(state["numpy"]))
+
+
+# ---------------------------------------------------------------------- out
+class _Encoder:
+    """Writes values down; what was written before is referred to by its number.
+
+    Args:
+        found: layers of an environment, whose numbers come first.
+    """
+
+    def __init__(self, found: Any) -> None:
+        self._kept: list[Any] = list(found)  # alive, so that no other object gets its id
+        self._numbers = {id(layer): number for number, layer in enumerate(found)}
+        self._own = {_package(type(layer)) for layer in found}
+
+    def layer(self, layer: Any) -> dict[str, Any]:
+        """A layer of the environment."""
+        name = type(layer).__name__
+        if hasattr(type(layer), "load_state_dict"):
+            return {"own": self(layer.state_dict(), name)}
+        return {"attributes": self.attributes(layer, name)}
+
+    def attributes(self, owner: Any, where: str) -> dict[str, Any]:
+        """The attributes of an object, but for those that are constant."""
+        values = {name: value for name, value in vars(owner).items() if name not in _ARGUMENTS}
+        return {
+            name: self(value, f"{where}.{name}")
+            for name, value in values.items()
+            if not _is_constant(value)
+        }
+
+    def __call__(self, value: Any, where: str) -> Any:
+        """One value, which ``where`` names."""
+        if value is None or type(value) in _ATOMS:
+            return value
+        if id(value) in self._numbers:
+            return {"same": self._numbers[id(value)]}
+        if type(value) is tuple:
+            return {"tuple": self._items(value, where)}
+        if isinstance(value, enum.Enum):
+            kind = type(value)
+            return {"enum": value.name, "class": [kind.__module__, kind.__qualname__]}
+        if isinstance(value, np.generic):
+            return {"scalar": self._array(np.asarray(value), where)}
+        number = self._numbers[id(value)] = len(self._kept)
+        self._kept.append(value)
+        for kind, write in self._WRITERS:
+            if isinstance(value, kind):
+                return {**write(self, value, where), "number": number}
+        name = type(value).__name__
+        if name in mujoco_state.KINDS:
+            return {"mujoco": name, **mujoco_state.capture(value, self, where), "number": number}
+        if _package(type(value)) not in self._own or not _is_plain(type(value)):
+            raise CannotCapture(f"{where} is a {name}")
+        return {"object": name, "attributes": self.attributes(value, where), "number": number}
+
+    def _items(self, values: Any, where: str) -> list[Any]:
+        return [self._item(value, f"{where}[{index}]") for index, value in enumerate(values)]
+
+    def _item(self, value: Any, where: str) -> Any:
+        """A value in a container, in whose place there may be nothing later."""
+        written = self(value, where)
+        if isinstance(written, dict) and written.keys() & _PUT_BACK:
+            raise CannotCapture(f"{where} is a {type(value).__name__}")
+        return written
+
+    def _container(self, value: Any, where: str) -> dict[str, Any]:
+        if type(value) not in _MUTABLE.values():
+            raise CannotCapture(f"{where} is a {type(value).__name__}")
+        length = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
+        return {type(value).__name__: self._items(value, where), **length}
+
+    def _mapping(self, value: dict[Any, Any], where: str) -> dict[str, Any]:
+        if type(value) not in _MAPPINGS.values():
+            raise CannotCapture(f"{where} is a {type(value).__name__}")
+        items = [[self(k, where), self._item(v, f"{where}[{k!r}]")] for k, v in value.items()]
+        return {type(value).__name__: items}
+
+    def _array(self, value: np.ndarray[Any, Any], where: str) -> dict[str, Any]:
+        owner = value
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        if type(value) is not np.ndarray or value.dtype.hasobject:
+            raise CannotCapture(f"{where} is an array of Python objects, or of another kind")
+        if type(owner.base).__name__ == "PyCapsule":  # memory of MuJoCo, which has its own state
+            return {"shown": list(value.shape)}
+        if not isinstance(owner.base, (bytes, types.NoneType)):
+            raise CannotCapture(f"{where} shows memory of a {type(owner.base).__name__}")
+        described = {"dtype": dtype_to_descr(value.dtype), "shape": list(value.shape)}
+        if owner is not value and owner.flags.c_contiguous and owner.base is None:
+            begin = value.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+            place = {"offset": begin, "strides": list(value.strides)}
+            return {"view": self(owner, where), **place, **described}
+        return {"array": base64.b64encode(value.tobytes()).decode(), **described}
+
+    def _generator(self, value: np.random.Generator, where: str) -> dict[str, Any]:
+        seeds = getattr(value.bit_generator, "seed_seq", None)
+        entropy = seeds.state if type(seeds) is np.random.SeedSequence else None
+        return {"generator": self(value.bit_generator.state, where), "seeds": self(entropy, where)}
+
+    def _random_state(self, value: np.random.RandomState, where: str) -> dict[str, Any]:
+        return {"random_state": self(value.get_state(legacy=False), where)}
+
+    def _python_random(self, value: random.Random, where: str) -> dict[str, Any]:
+        return {"random": self(value.getstate(), where)}
+
+    def _space(self, value: gym.Space[Any], where: str) -> dict[str, Any]:
+        return {"space": [self(part._np_random, where) for part in _spaces_in(value)]}
+
+    def _function(self, value: Any, where: str) -> dict[str, Any]:
+        cells = [
+            {} if _is_constant(content) else self(content, f"{where}'s {name}")
+            for name, content in _enclosed(value)
+        ]
+        return {"function": value.__qualname__, "cells": cells,
+                "attributes": self.attributes(value, where)}  # fmt: skip
+
+    def _method(self, value: Any, where: str) -> dict[str, Any]:
+        return {"function": value.__name__, "of": self(value.__self__, where)}
+
+    def _partial(self, value: functools.partial[Any], where: str) -> dict[str, Any]:
+        given = [*value.args, *value.keywords.values()]
+        if not all(v is None or type(v) in _ATOMS or _is_constant(v) for v in given):
+            raise CannotCapture(f"{where} is a partial function of more than plain values")
+        return {"partial": None if _is_constant(value.func) else self(value.func, where)}
+
+    _WRITERS: tuple[tuple[Any, Callable[..., dict[str, Any]]], ...] = (
+        (np.ndarray, _array),
+        ((list, set, deque), _container),
+        (dict, _mapping),
+        (np.random.Generator, _generator),
+        (np.random.RandomState, _random_state),
+        (random.Random, _python_random),
+        (gym.Space, _space),
+        (types.FunctionType, _function),
+        ((types.MethodType, types.BuiltinFunctionType), _method),
+        (functools.partial, _partial),
+    )
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a value is no state, by its type; the generators of the process are its own."""
+    owner = getattr(value, "__self__", value) if callable(value) else value
+    if owner is np.random.mtrand._rand or owner is getattr(random.seed, "__self__", None):
+        return True
+    if isinstance(value, types.BuiltinFunctionType):
+        return isinstance(owner, (types.NoneType, types.ModuleType))
+    draws = _package(type(value)) in _DRAWS or type(value).__name__ == "MujocoRenderer"
+    return draws or isinstance(value, _CONSTANT)
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether all that objects of a class hold is in their attributes."""
+    bases = kind.__mro__[:-1]
+    made_plainly = getattr(kind, "__new__", None) is object.__new__
+    slots = any(vars(base).get("__slots__") for base in bases)
+    return made_plainly and not slots and all(base.__flags__ & _OF_PYTHON for base in bases)
+
+
+_OF_PYTHON = 1 << 9
+"""flag of a class that Python code defines (``Py_TPFLAGS_HEAPTYPE``)"""
+
+
+def _spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    """A space and those that it consists of."""
+    yield space
+    inner = getattr(space, "spaces", ())
+    named = (getattr(space, f"{name}_space", None) for name in ("feature", "node", "edge"))
+    for part in (*(inner.values() if isinstance(inner, dict) else inner), *named):
+        if isinstance(part, gym.Space):
+            yield from _spaces_in(part)
+
+
+def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function encloses, by name."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # nothing yet
+            yield name, None
+
+
+# ---------------------------------------------------------------------- back
+class _Decoder:
+    """Reads what :class:`_Encoder` wrote; objects are put back into those of an equal environment.
+
+    No module is imported and no class looked up but enumerations: only plain values are made.
+
+    Args:
+        found: layers of the environment.
+    """
+
+    def __init__(self, found: Any) -> None:
+        self._known: dict[int, Any] = dict(enumerate(found))
+
+    def attributes(self, owner: Any, values: dict[str, Any]) -> None:
+        """Put back the attributes of an object."""
+        for name, value in values.items():
+            vars(owner)[name] = self(value, vars(owner).get(name))
+
+    def __call__(self, value: Any, present: Any = None) -> Any:
+        """Read one value.
+
+        Args:
+            value: as it was written.
+            present: what is in its place in an environment that was just made.
+
+        Raises:
+            CannotCapture: if it is an object, and there is none of its kind.
+        """
+        if not isinstance(value, dict):
+            return value
+        if "same" in value:
+            return self._known[value["same"]]
+        if "tuple" in value:
+            return tuple(map(self, value["tuple"]))
+        if "enum" in value:
+            return self._enum(value, present)
+        if "scalar" in value:
+            return self._array(value["scalar"])[()]
+        for name, kind in (*_MUTABLE.items(), *_MAPPINGS.items()):
+            if name in value:
+                return self._container(name, kind, value)
+        for name, read in self._READERS.items():
+            if name in value:
+                made = read(self, value)
+                break
+        else:
+            made = self._fill(value, present)
+        self._known[value["number"]] = made
+        return made
+
+    def _container(self, name: str, kind: Any, value: dict[str, Any]) -> Any:
+        made = deque(maxlen=value["maxlen"]) if kind is deque else kind()
+        self._known[value["number"]] = made  # before its items, which may contain it
+        if isinstance(made, dict):
+            for key, item in value[name]:
+                made[self(key)] = self(item)
+        else:
+            add = made.add if isinstance(made, set) else made.append
+            for item in value[name]:
+                add(self(item))
+        return made
+
+    def _array(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
+        dtype = descr_to_dtype(value["dtype"])
+        raw = np.frombuffer(base64.b64decode(value["array"]), dtype)
+        return raw.reshape(value["shape"]).copy()
+
+    def _view(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
+        dtype, place = descr_to_dtype(value["dtype"]), (value["offset"], value["strides"])
+        return np.ndarray(value["shape"], dtype, self(value["view"]), *place)
+
+    def _generator(self, value: dict[str, Any]) -> np.random.Generator:
+        state, seeds = self(value["generator"]), self(value["seeds"])
+        if state["bit_generator"] not in _BIT_GENERATORS:
+            raise ValueError(f"not a random generator: {state['bit_generator']!r}")
+        kind = getattr(np.random, state["bit_generator"])
+        made = np.random.Generator(kind(np.random.SeedSequence(**seeds) if seeds else 0))
+        made.bit_generator.state = state
+        return made
+
+    def _random_state(self, value: dict[str, Any]) -> np.random.RandomState:
+        made = np.random.RandomState()
+        made.set_state(self(value["random_state"]))
+        return made
+
+    def _python_random(self, value: dict[str, Any]) -> random.Random:
+        made = random.Random()
+        made.setstate(self(value["random"]))
+        return made
+
+    _READERS: ClassVar[dict[str, Callable[..., Any]]] = {
+        "array": _array,
+        "view": _view,
+        "generator": _generator,
+        "random_state": _random_state,
+        "random": _python_random,
     }
 
+    def _fill(self, value: dict[str, Any], present: Any) -> Any:
+        """Put the state of an object back into the one in its place, or into a copy of it."""
+        if "shown" in value:
+            self._demand(isinstance(present, np.ndarray), "an array of MuJoCo's", present)
+            return present
+        if "of" in value:
+            return getattr(self(value["of"], getattr(present, "__self__", None)), value["function"])
+        if "object" in value:
+            self._demand(type(present).__name__ == value["object"], value["object"], present)
+            made = object.__new__(type(present))  # others may use the present one
+            vars(made).update(vars(present))
+            self._known[value["number"]] = made
+            self.attributes(made, value["attributes"])
+            return made
+        self._known[value["number"]] = present
+        if "mujoco" in value:
+            self._demand(type(present).__name__ == value["mujoco"], value["mujoco"], present)
+            mujoco_state.restore(present, value, self)
+        elif "space" in value:
+            self._demand(isinstance(present, gym.Space), "space", present)
+            for part, saved in zip(_spaces_in(present), value["space"], strict=True):
+                part._np_random = self(saved)
+        elif "partial" in value:
+            self._demand(isinstance(present, functools.partial), "partial function", present)
+            self(value["partial"], present.func)
+        else:
+            name = getattr(present, "__qualname__", None)
+            self._demand(name == value["function"], value["function"], present)
+            self.attributes(present, value["attributes"])
+            for cell, saved, before in zip(
+                present.__closure__ or (), value["cells"], _enclosed(present)
+            ):
+                if saved != {}:
+                    cell.cell_contents = self(saved, before[1])
+        return present
 
-def _restore_mujoco(env: Any, saved: dict[str, Any]) -> None:
-    import mujoco
+    def _enum(self, value: dict[str, Any], present: Any) -> Any:
+        """A member of the class that the present value has, or of one that is imported."""
+        module, name = value["class"]
+        kind: Any = type(present)
+        if (kind.__module__, kind.__qualname__) != (module, name):
+            kind = sys.modules.get(module)
+            for part in name.split("."):
+                kind = vars(kind).get(part) if kind is not None else None
+        self._demand(isinstance(kind, enum.EnumMeta), name, present)
+        return kind[value["enum"]]
 
-    kind = mujoco.mjtState.mjSTATE_INTEGRATION
-    mujoco.mj_setState(env.model, env.data, _decode(saved["integration"]), kind)
-    mujoco.mj_forward(env.model, env.data)
-    # mj_forward brings all arrays to the present; before the kill some of them were one substep
-    # behind, and environments read them so.
-    for name, array in _derived(env.data).items():
-        if name in saved["derived"]:  # one of another version of MuJoCo may not be
-            array[...] = _decode(saved["derived"][name])
-    mujoco.mj_setState(env.model, env.data, _decode(saved["integration"]), kind)
-
-
-def _derived(data: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of fixed size.
-
-    Those of contacts and constraints are in an arena, which every step refills, with as many
-    entries as there are contacts.
-    """
-    found = {}
-    begin = data.qpos.ctypes.data  # the first array of the buffer
-    buffer = range(begin, begin + data.nbuffer)
-    for name in sorted(dir(data)):
-        if name.startswith("_"):
-            continue
-        try:
-            value = getattr(data, name)
-        except (AttributeError, RuntimeError, ValueError):
-            continue
-        if not isinstance(value, np.ndarray) or not value.size or not value.flags.writeable:
-            continue
-        if value.ctypes.data in buffer or name == "energy":
-            found[name] = value
-    return found
-
-
-# ---------------------------------------------------------------------- plain values
-def _encode(value: Any, where: str) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, np.random.Generator):
-        return {"generator": _encode(value.bit_generator.state, where)}
-    if isinstance(value, np.random.RandomState):
-        return {"random_state": _encode(value.get_state(legacy=False), where)}
-    if isinstance(value, (np.ndarray, np.generic)):
-        if value.dtype.hasobject:
-            raise CannotCapture(f"{where} is an array of Python objects")
-        raw = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-        kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        return {kind: raw, "dtype": value.dtype.str, "shape": list(value.shape)}
-    if isinstance(value, dict):
-        return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
-    if type(value) in (tuple, list, deque, set):
-        items = [_encode(item, where) for item in value]
-        length = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
-        return {type(value).__name__: items, **length}
-    raise CannotCapture(f"{where} is a {type(value).__name__}")
-
-
-def _decode(value: Any, present: Any = None) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if "generator" in value:
-        state = _decode(value["generator"])
-        kind = getattr(np.random, state["bit_generator"])
-        same = isinstance(present, np.random.Generator) and type(present.bit_generator) is kind
-        generator = present if same else np.random.Generator(kind())
-        generator.bit_generator.state = state
-        return generator
-    if "random_state" in value:
-        random_state = np.random.RandomState()
-        random_state.set_state(_decode(value["random_state"]))
-        return random_state
-    for name in ("array", "scalar"):
-        if name in value:
-            raw = np.frombuffer(base64.b64decode(value[name]), np.dtype(value["dtype"]))
-            array = raw.reshape(value["shape"]).copy()
-            return array if name == "array" else array[()]
-    if "dict" in value:
-        return {_decode(key): _decode(item) for key, item in value["dict"]}
-    if "deque" in value:
-        return deque([_decode(item) for item in value["deque"]], maxlen=value["maxlen"])
-    for name, kind in (("tuple", tuple), ("list", list), ("set", set)):
-        if name in value:
-            return kind(_decode(item) for item in value[name])
-    raise ValueError(f"not a captured value: {sorted(value)}")
+    def _demand(self, holds: bool, wanted: str, present: Any) -> None:
+        if not holds:
+            raise CannotCapture(f"a {type(present).__name__} is where a {wanted} was")

@@ -263,6 +263,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             "seed": self._seed,
             "faults": self.backend.faults,
             "envs": states,
+            "not_resumable": self.not_resumable,
             "observation": [
                 [key_to_list(key), torch.from_numpy(value.copy())]
                 for key, value in self._now.observation.items()
@@ -290,7 +291,12 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             return False
         observation = empty(self.observation_leaves, self.num_envs)
         self.backend.reset(observation, env_seeds(0, self.num_envs))
-        self.backend.set_full_states(state["envs"])
+        try:
+            self.backend.set_full_states(state["envs"])
+        except CannotCapture as reason:
+            self.not_resumable = str(reason)
+            self.restart()
+            return False
         for key, value in state["observation"]:
             observation[key_from_list(key)][...] = value.numpy()
         self._now.observation = observation

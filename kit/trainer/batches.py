@@ -127,6 +127,12 @@ class CountedBatches:
         """Whether the collector continued exactly where it was saved."""
         return bool(getattr(self.collector, "exact_resume", True))
 
+    def not_resumable(self) -> str:
+        """Why the environments would not continue exactly where they are; empty if they would."""
+        state = self.collector.state_dict()
+        env = state.get("collector", state).get("env", {})  # that of a process, or of this one
+        return str(env.get("not_resumable", ""))
+
     def state_dict(self) -> dict[str, Any]:
         """Counts and the collector's state."""
         collector = dict(self.collector.state_dict())

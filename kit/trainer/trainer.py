@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,8 @@ class Trainer(TorchRLProtocol):
                 due = self.schedule.advance(self.batches.collected)
                 self.train(batch, due.gradient_steps)
                 self.finish_iteration(batch, due)
+                if self.ledger.iterations == 1 and self.folder is not None:
+                    self._say_what_is_lost(self.batches.not_resumable())
             if self.ledger.iterations != self._saved_at:
                 self.save()
                 if self.journal.latest.get("iterations") != self.ledger.iterations:
@@ -302,9 +305,18 @@ class Trainer(TorchRLProtocol):
         self._saved_at = self.ledger.iterations
         if isinstance(self.evaluate, Evaluator):
             self.evaluate.faults = self.batches.evaluation_faults
-        if not self.batches.exact_resume and hasattr(self.buffer, "close_open_episodes"):
-            self.buffer.close_open_episodes(self.plan.num_envs)
+        if not self.batches.exact_resume:
+            self._say_what_is_lost(self.batches.not_resumable() or "nothing gives its state")
+            if hasattr(self.buffer, "close_open_episodes"):
+                self.buffer.close_open_episodes(self.plan.num_envs)
         return self
+
+    def _say_what_is_lost(self, reason: str) -> None:
+        """Say why a resumed run is not the one that it would have been."""
+        if reason:
+            what = "the state of the environments is not in checkpoints"
+            then = "a resumed run closes their open episodes and is not bit-exact"
+            warnings.warn(f"{what}: {reason}; {then}", stacklevel=3)
 
     def load_policy(self, checkpoint: Path | str) -> int:
         """Load weights and normalisation alone, to evaluate; the run folder is only read.

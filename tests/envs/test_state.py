@@ -2,17 +2,402 @@
 
 from __future__ import annotations
 
+import collections
+import enum
+import functools
+import itertools
+import random
+import shutil
+import threading
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, Discrete
 
-from kit.envs.state import capture, restore
+from kit.envs import make_env
+from kit.envs.state import CannotCapture, capture, restore
+from kit.experiment import EnvConfig, OnPolicySteps
+from recipes.ppo import Config, build
+from tests.tiny import assert_equal, on_policy_plan, ppo_trainer, weights
 
-pytest.importorskip("mujoco")
+
+class Keeps(gym.Env):
+    """Observes a number that it draws or counts in a way of its own; episodes of 5 steps."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = Discrete(2)
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Make what is kept."""
+
+    def next(self) -> float:
+        """The next number."""
+        raise NotImplementedError
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.array([self.next()]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.steps += 1
+        return np.array([self.next()]), 1.0, False, self.steps >= 5, {}
 
 
+def register_once(id: str, kind: type) -> None:
+    if id not in gym.registry:
+        gym.register(id, kind)
+
+
+class Kept:
+    """An object with a state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> float:
+        self.count += 1
+        return float(self.count)
+
+
+NAMES = (
+    "clock",
+    "window",
+    "model",
+    "viewer",
+    "screen",
+    "surf",
+    "isopen",
+    "spec",
+    "metadata",
+    "env",
+)
+
+
+class Named(Keeps):
+    """Counts in attributes that other environments draw with."""
+
+    def begin(self) -> None:
+        for number, name in enumerate(NAMES):
+            setattr(self, name, number)
+
+    def next(self) -> float:
+        for name in NAMES:
+            setattr(self, name, getattr(self, name) * 3 % 101 + 1)
+        return float(sum(getattr(self, name) for name in NAMES))
+
+
+class Calls(Keeps):
+    """Counts in a callable object."""
+
+    def begin(self) -> None:
+        self.kept = Kept()
+
+    def next(self) -> float:
+        return self.kept()
+
+
+class Encloses(Keeps):
+    """Counts in a variable that functions enclose."""
+
+    def begin(self) -> None:
+        count, seen = 0, []
+
+        def add() -> float:
+            nonlocal count
+            count += 1
+            seen.append(count)
+            return float(sum(seen))
+
+        self.add = add
+
+    def next(self) -> float:
+        return self.add()
+
+
+class Aliases(Keeps):
+    """Has two names of one list, of one object and of one array."""
+
+    def begin(self) -> None:
+        self.one = [0, [1]]
+        self.other, self.inner = self.one, self.one[1]
+        self.kept = Kept()
+        self.again = self.kept
+        self.array = np.zeros((3, 2))
+        self.row, self.column = self.array[1], self.array[:, 1]
+
+    def next(self) -> float:
+        self.one[0] += 1
+        self.inner.append(self.other[0])
+        self.array += 1
+        self.row *= 2
+        return self.kept() + self.again() + len(self.one[1]) + self.other[0] + self.column.sum()
+
+
+class LastFew(Keeps):
+    """Has the last few numbers, by their age."""
+
+    def begin(self) -> None:
+        self.few = collections.deque(maxlen=3)
+        self.counts = collections.Counter()
+
+    def next(self) -> float:
+        self.few.append(self.steps)
+        self.counts[self.steps] += 1
+        return float(sum(self.few) + 10 * len(self.few) + 100 * self.counts[3])
+
+
+class Draws(Keeps):
+    """Draws from all kinds of generators of its own."""
+
+    def begin(self) -> None:
+        self.generator = np.random.Generator(np.random.Philox(1))
+        self.legacy, self.python = np.random.RandomState(2), random.Random(3)
+        self.draw, self.same = self.generator.random, self.generator
+        self.numbers = Dict({"a": Discrete(1000), "b": Box(0, 1, (2,))})
+        self.numbers.seed(4)
+
+    def next(self) -> float:
+        (child,) = self.generator.bit_generator.seed_seq.spawn(1)
+        sampled = self.numbers.sample()
+        drawn = [self.draw(), self.same.random(), self.legacy.rand(), self.python.random()]
+        return float(sum(drawn) + child.generate_state(1)[0] + sampled["a"] + sampled["b"].sum())
+
+
+class Phase(enum.Enum):
+    UP = 1
+    DOWN = 2
+
+
+class Switches(Keeps):
+    """Is in one of two phases, and calls the method of it."""
+
+    def begin(self) -> None:
+        self.phase, self.method, self.level = None, self.up, 0
+
+    def up(self) -> None:
+        self.phase, self.method = Phase.UP, self.down
+
+    def down(self) -> None:
+        self.phase, self.method = Phase.DOWN, self.up
+
+    def next(self) -> float:
+        self.method()
+        self.level += 1 if self.phase is Phase.UP else 10
+        return float(self.level)
+
+
+class Partial(Keeps):
+    """Has a partial function of a constant one, and a sampler of its own action space."""
+
+    def begin(self) -> None:
+        self.action_space = Discrete(1_000, seed=1)
+        self.power = functools.partial(pow, 2)
+
+    def next(self) -> float:
+        return float(self.power(self.steps) + self.action_space.sample())
+
+
+ENVIRONMENTS = [
+    Named, Calls, Encloses, Aliases, LastFew, Draws, Switches, Partial,
+]  # fmt: skip
+
+
+def goes_on(env: gym.Env, again: gym.Env, before: int = 7, after: int = 13) -> None:
+    """An environment is restored within an episode and goes on as the one it was captured from."""
+    for number, one in enumerate((env, again)):
+        one.reset(seed=number)
+    for _ in range(before):
+        if env.step(0)[3]:
+            env.reset()
+    restore(again, capture(env))
+    assert capture(again) == capture(env)
+    for _ in range(after):
+        ours, theirs = env.step(0), again.step(0)
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        assert ours[1:4] == theirs[1:4]
+        if ours[3]:
+            np.testing.assert_array_equal(env.reset()[0], again.reset()[0])
+
+
+@pytest.mark.parametrize("kind", ENVIRONMENTS)
+def test_an_environment_goes_on_exactly_wherever_it_keeps_its_state(kind):
+    goes_on(kind(), kind())
+    wrapped = [gym.wrappers.TimeLimit(gym.wrappers.TransformReward(kind(), float), 4) for _ in "ab"]
+    goes_on(*wrapped)
+
+
+def test_names_in_several_layers_of_one_thing_stay_so():
+    def made() -> gym.Env:
+        env = gym.wrappers.TimeLimit(Calls(), 4)
+        env.kept = env.unwrapped.kept
+        return env
+
+    env, again = made(), made()
+    goes_on(env, again)
+    assert again.kept is again.unwrapped.kept
+    assert again.kept is not env.kept
+
+
+def test_the_length_that_a_deque_may_have_is_kept():
+    env, again = LastFew(), LastFew()
+    goes_on(env, again)
+    assert again.few.maxlen == 3
+
+
+def test_an_object_that_others_share_is_left_alone():
+    shared = Kept()
+
+    class Shares(Calls):
+        def begin(self) -> None:
+            self.kept = shared
+
+    env, again = Shares(), Shares()
+    env.reset()
+    state = capture(env)
+    shared.count = 50
+    restore(again, state)
+    assert (shared.count, again.kept.count) == (50, 1)
+
+
+UNKNOWN = {
+    "a lock": (threading.Lock, r"UnknownEnv\.kept is a lock"),
+    "a counter": (itertools.count, r"UnknownEnv\.kept is a count"),
+    "an object in a list": (lambda: [Kept()], r"UnknownEnv\.kept\[0\] is a Kept"),
+    "an object in a dict": (lambda: {"a": Kept()}, r"UnknownEnv\.kept\['a'\] is a Kept"),
+    "an object of another package": (threading.local, r"UnknownEnv\.kept is a _local"),
+    "a dict that makes values": (
+        lambda: collections.defaultdict(int), r"UnknownEnv\.kept is a defaultdict",
+    ),
+    "an array of objects": (lambda: np.array([None]), r"UnknownEnv\.kept is an array of Python"),
+    "memory of others": (
+        lambda: np.frombuffer(bytearray(8)), r"UnknownEnv\.kept shows memory of a memoryview",
+    ),
+    "what a function encloses": (lambda: (lambda lock: lambda: lock)(threading.Lock()),
+                                 r"UnknownEnv\.kept's lock is a lock"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", list(UNKNOWN))
+def test_what_cannot_be_captured_is_named_by_its_path(what):
+    make, message = UNKNOWN[what]
+
+    class UnknownEnv(Keeps):
+        def begin(self) -> None:
+            self.kept = make()
+
+    with pytest.raises(CannotCapture, match=f"^{message}"):
+        capture(UnknownEnv())
+
+
+def test_an_object_is_not_put_where_there_is_none():
+    env, again = Calls(), Calls()
+    again.kept = None
+    with pytest.raises(CannotCapture, match="a NoneType is where a Kept was"):
+        restore(again, capture(env))
+
+
+@pytest.mark.parametrize("name", ["seed", "default_rng", "RandomState", "test"])
+def test_only_bit_generators_are_made(name):
+    env = Draws()
+    state = capture(env)
+    written = state["layers"][0]["attributes"]["generator"]["generator"]
+    written["dict"][0] = ["bit_generator", name]
+    with pytest.raises(ValueError, match=f"not a random generator: '{name}'"):
+        restore(env, state)
+
+
+# ---------------------------------------------------------------------- generators of a process
+class DrawsFromTheProcess(Keeps):
+    """Draws from the generators that a process has."""
+
+    def begin(self) -> None:
+        self.legacy, self.draw = np.random, random.random
+
+    def next(self) -> float:
+        return float(self.legacy.random() + self.draw())
+
+
+def test_environments_in_workers_draw_what_their_process_would_have_drawn():
+    def seen(env, steps):
+        found = []
+        for _ in range(steps):
+            result = env.new_step()
+            env.step_arrays({"action": np.zeros(2, np.int64)}, result)
+            found.append(result.observation["observation"].copy())
+        return np.array(found)
+
+    made = [make_env(DrawsFromTheProcess, 2, vectorization="async", seed=3) for _ in "abc"]
+    env, again, twin = made
+    for one in (env, twin):
+        one.start()
+    np.testing.assert_array_equal(seen(env, 4), seen(twin, 4))  # seeded, as all is
+    assert again.load_full_state(env.full_state())
+    np.testing.assert_array_equal(seen(env, 7), seen(again, 7))
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("collector", ["vector", "async"])
+def test_a_resumed_run_draws_from_the_generators_of_its_process_as_it_would_have(
+    collector, tmp_path
+):
+    steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, evaluation_every=None)
+
+    def run(resume=None):
+        register_once("test/Draws-v0", DrawsFromTheProcess)
+        config = Config(
+            env=EnvConfig(id="test/Draws-v0", num_envs=2), steps=steps, collector=collector,
+            hidden_sizes=[4], runs=str(tmp_path), progress=False, checkpoint_every=32,
+            resume=resume,
+        )  # fmt: skip
+        trainer = build(config)
+        trainer.run()
+        return trainer
+
+    whole = run()
+    first, last = sorted((whole.folder / "checkpoints").iterdir())
+    shutil.rmtree(last)
+    assert first.name.endswith("32")
+    resumed = run(str(whole.folder))
+    assert_equal(weights(whole), weights(resumed))
+
+
+def test_what_is_lost_is_said_when_the_run_starts_and_when_it_is_resumed(tmp_path):
+    class Locks(Draws):
+        def begin(self) -> None:
+            super().begin()
+            self.lock = threading.Lock()
+
+        def next(self) -> float:
+            return 0.0
+
+    def trainer(**parts):
+        return ppo_trainer(on_policy_plan(), Locks, **parts)
+
+    why = (
+        "^the state of the environments is not in checkpoints: Locks.lock is a lock; a resumed "
+        "run closes their open episodes and is not bit-exact$"
+    )
+    begun = trainer(folder=tmp_path)
+    begun.register_op("log_row", lambda row: None)
+    with pytest.warns(UserWarning, match=why) as said:
+        begun.run()
+    assert len([w for w in said if "checkpoints" in str(w.message)]) == 1
+    with pytest.warns(UserWarning, match=why):
+        trainer(resume_from=begun.last_checkpoint)
+
+
+# ---------------------------------------------------------------------- MuJoCo
 @pytest.mark.parametrize("id", ["HalfCheetah-v5", "Hopper-v5", "Ant-v5"])
 def test_an_environment_of_mujoco_goes_on_exactly_from_any_step(id):
+    pytest.importorskip("mujoco")
     env, again = gym.make(id), gym.make(id)
     env.reset(seed=0)
     again.reset(seed=1)
@@ -28,3 +413,16 @@ def test_an_environment_of_mujoco_goes_on_exactly_from_any_step(id):
             env.reset()
     env.close()
     again.close()
+
+
+def test_a_model_that_an_environment_changes_is_part_of_its_state():
+    pytest.importorskip("mujoco")
+    env, again = (gym.make("Hopper-v5") for _ in "ab")
+    for one in (env, again):
+        one.reset(seed=0)
+    env.unwrapped.model.body_mass[2] *= 2
+    env.unwrapped.model.opt.timestep *= 0.5
+    env.unwrapped.model.opt.gravity[2] = -5
+    restore(again, capture(env))
+    for _ in range(5):
+        np.testing.assert_array_equal(env.step(np.ones(3))[0], again.step(np.ones(3))[0])

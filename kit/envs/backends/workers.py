@@ -32,7 +32,7 @@ from kit.envs.backends.serial import MakeCopy, SerialBackend
 from kit.envs.errors import FAULTS, EnvironmentFault
 from kit.envs.hanging import end_process, is_main_thread, is_parents_affair
 from kit.envs.spaces import Arrays, Leaf
-from kit.envs.state import CannotCapture
+from kit.envs.state import CannotCapture, capture_process, restore_process, seed_process
 from kit.steps.errors import SettingError
 
 _CONTEXT = multiprocessing.get_context("spawn")
@@ -442,8 +442,20 @@ class _Served:
         self.backend.tell = self.faults.append
         self.backend.clock = None if step_timeout is None else self.arrays.clock[0]
 
+    def full_states(self) -> list[Any]:
+        """Capture the envs, and the generators of this process, from which they may draw."""
+        first, *others = self.backend.full_states()
+        return [{**first, "process": capture_process()}, *others]
+
+    def set_full_states(self, states: list[Any]) -> None:
+        """Put back what :meth:`full_states` returned."""
+        self.backend.set_full_states(states)
+        restore_process(states[0]["process"])
+
     def reset(self, seeds: Sequence[int] | None, mask: Mask | None) -> None:
         """Begin episodes."""
+        if seeds is not None:
+            seed_process(seeds[0])
         self.backend.reset(self.arrays.result.observation, seeds, mask)
 
     def step(self) -> dict[int, Any]:

@@ -1,0 +1,111 @@
+"""The state of MuJoCo's models and data as arrays; part of :mod:`kit.envs.state`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+KINDS = ("MjModel", "MjData")
+
+
+def capture(value: Any, encode: Callable[[Any, str], Any], where: str) -> dict[str, Any]:
+    """Return the state of a model (its arrays and options), or of data and their model.
+
+    Args:
+        value: model or data.
+        encode: writes one value.
+        where: name of ``value``.
+    """
+    if type(value).__name__ == "MjModel":
+        return {
+            "arrays": {name: encode(array.copy(), where) for name, array in _arrays(value)},
+            "vectors": {name: encode(array.copy(), where) for name, array in _arrays(value.opt)},
+            "options": {name: getattr(value.opt, name) for name in _numbers(value.opt)},
+        }
+    return {
+        "model": encode(value.model, f"{where}.model"),
+        "integration": encode(_integration_state(value), where),
+        "derived": {name: encode(array.copy(), where) for name, array in _derived(value)},
+    }
+
+
+def restore(present: Any, saved: dict[str, Any], decode: Callable[..., Any]) -> None:
+    """Put back what :func:`capture` returned; arrays of another version of MuJoCo are left out.
+
+    Args:
+        present: model or data of an environment that was made in the same way.
+        saved: by :func:`capture`.
+        decode: reads one value.
+    """
+    if type(present).__name__ == "MjModel":
+        _write(_arrays(present), saved["arrays"], decode)
+        _write(_arrays(present.opt), saved["vectors"], decode)
+        for name, value in saved["options"].items():
+            setattr(present.opt, name, value)
+        return
+    import mujoco
+
+    kind, state = mujoco.mjtState.mjSTATE_INTEGRATION, decode(saved["integration"])
+    decode(saved["model"], present.model)
+    mujoco.mj_setState(present.model, present, state, kind)
+    mujoco.mj_forward(present.model, present)
+    # mj_forward brings all arrays to the present; before the kill some of them were one substep
+    # behind, and environments read them so.
+    _write(_derived(present), saved["derived"], decode)
+    mujoco.mj_setState(present.model, present, state, kind)
+
+
+def _write(
+    arrays: Iterator[tuple[str, Array]], saved: dict[str, Any], decode: Callable[..., Any]
+) -> None:
+    for name, array in arrays:
+        if name in saved:
+            array[...] = decode(saved[name])
+
+
+def _integration_state(data: Any) -> Array:
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(data.model, kind))
+    mujoco.mj_getState(data.model, data, state, kind)
+    return state
+
+
+def _arrays(owner: Any) -> Iterator[tuple[str, Array]]:
+    """The arrays of a model or of its options, but for textures, which are large and only draw."""
+    for name, value in _public(owner):
+        if isinstance(value, np.ndarray) and value.size and name != "tex_data":
+            yield name, value
+
+
+def _numbers(options: Any) -> list[str]:
+    return [name for name, value in _public(options) if type(value) in (int, float)]
+
+
+def _derived(data: Any) -> Iterator[tuple[str, Array]]:
+    """The arrays of fixed size.
+
+    Those of contacts and constraints are in an arena, which every step refills, with as many
+    entries as there are contacts.
+    """
+    begin = data.qpos.ctypes.data  # the first array of the buffer
+    buffer = range(begin, begin + data.nbuffer)
+    for name, value in _public(data):
+        if not isinstance(value, np.ndarray) or not value.size or not value.flags.writeable:
+            continue
+        if value.ctypes.data in buffer or name == "energy":
+            yield name, value
+
+
+def _public(owner: Any) -> Iterator[tuple[str, Any]]:
+    """The public attributes that can be read now."""
+    for name in dir(owner):
+        if not name.startswith("_"):
+            try:
+                yield name, getattr(owner, name)
+            except (AttributeError, RuntimeError, ValueError):
+                continue
