@@ -36,6 +36,7 @@ from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, show
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
+from kit.trainer.process import OwnNumbers
 
 __all__ = [
     "EnvConfig", "Experiment", "OffPolicyConfig", "OffPolicySteps", "OnPolicyConfig",
@@ -84,6 +85,7 @@ class Experiment:
         taken = take(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
         check(cfg)
         _check_device(cfg.device)
+        self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
         if cfg.threads is not None:
             torch.set_num_threads(cfg.threads)
         seed_everything(cfg.seed)
@@ -241,7 +243,7 @@ class Experiment:
         run = self._run
         if run is None:
             around |= {"hooks": hooks, "logger": [*self._loggers(), *loggers]}
-            return Trainer(self.plan, **{**around, **chosen})
+            return self._independent(Trainer(self.plan, **{**around, **chosen}))
         with run.taken() as self.folder:
             around |= {
                 "hooks": [run, LearningCurve(self.folder), *hooks],
@@ -250,7 +252,14 @@ class Experiment:
                 "config": run.config,
                 "resume_from": run.checkpoint,
             }
-            return Trainer(self.plan, **{**around, **chosen})
+            return self._independent(Trainer(self.plan, **{**around, **chosen}))
+
+    def _independent(self, trainer: Trainer) -> Trainer:
+        """Leave what was seeded for the build to the trainer; the process goes on as before."""
+        trainer.numbers.threads = self.cfg.threads
+        self._outside.put_back()
+        torch.set_num_threads(self._threads)
+        return trainer
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
         """Compute a loss that is not the recipe's own once, on a batch of zeros."""

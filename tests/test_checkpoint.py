@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import pickle
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from kit.hooks import NaNGuard, NotFinite
 from kit.logging.files import NotSaved, append, write_whole
 from kit.steps import SettingError
 from kit.trainer.checkpoint import Checkpoints, Damaged, _write_checksums, check_whole
+from kit.trainer.process import OwnNumbers
 from tests.tiny import (
     assert_equal,
     off_policy_plan,
@@ -226,10 +228,10 @@ def test_a_single_changed_bit_is_noticed_in_any_file(tmp_path):
     checkpoint = trainer.last_checkpoint
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     assert len(files) >= 10
-    random, noticed = np.random.default_rng(0), 0
+    rng, noticed = np.random.default_rng(0), 0
     for trial in range(200):
         file = files[trial % len(files)]
-        bit = int(random.integers(8 * file.stat().st_size))
+        bit = int(rng.integers(8 * file.stat().st_size))
         flip(file, bit)
         with pytest.raises(Damaged) as raised:
             check_whole(checkpoint)
@@ -350,13 +352,23 @@ def test_saving_changes_nothing_and_loading_brings_everything_back(trainer_of, t
 
 
 def test_random_numbers_go_on_where_they_were(tmp_path):
-    torch.rand(3)
-    checkpoints = Checkpoints(tmp_path, {"part": Part()})
-    path = checkpoints.save(8, {})
-    expected = torch.rand(3)
-    torch.manual_seed(99)
+    numbers = OwnNumbers()
+    checkpoints = Checkpoints(tmp_path, {"random_numbers": numbers})
+
+    def draw() -> list[float]:
+        return [*torch.rand(2).tolist(), *np.random.random(2), random.random()]
+
+    with numbers:
+        draw()
+        path = checkpoints.save(8, {})
+        expected = draw()
+        checkpoints.load(path)
+        assert draw() == expected
     checkpoints.load(path)
-    assert torch.equal(torch.rand(3), expected)
+    outside = torch.get_rng_state()
+    with numbers, numbers:  # as a stage within a run
+        assert draw() == expected
+    assert torch.equal(torch.get_rng_state(), outside)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -42,16 +42,11 @@ class Checkpoints:
         folder: where they are.
         parts: objects with ``state_dict`` and ``load_state_dict``, by name.
         keep: how many of the newest are kept.
-        random_numbers: whether the state of the global random numbers is a part.
     """
 
-    def __init__(
-        self, folder: Path, parts: Mapping[str, Any], keep: int = 2, *, random_numbers: bool = True
-    ) -> None:
+    def __init__(self, folder: Path, parts: Mapping[str, Any], keep: int = 2) -> None:
         self.folder, self.keep = Path(folder), keep
         self._checkpoint = torchrl_checkpoint.Checkpoint(format="directory")
-        if random_numbers:
-            parts = {**parts, "random_numbers": torchrl_checkpoint.GlobalRNGState()}
         for name, part in parts.items():
             self._checkpoint.register(name, part, adapter=_StateFile("torch"))
 

@@ -25,6 +25,7 @@ from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks
 from kit.trainer.batches import counted
 from kit.trainer.checkpoint import Checkpoints, normalization_of, stateful_parts
+from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.trainer.updates import gradient_step
 from kit.update import Update
@@ -40,6 +41,10 @@ class Trainer(TorchRLProtocol):
     The plan decides the counts, the buffer the minibatches, the update the gradient step; the loop
     is the same for every algorithm. It speaks TorchRL's hook protocol, so TorchRL's hook
     objects register unchanged.
+
+    What a run draws from the global random numbers of the process comes from numbers of its own,
+    which begin where the global ones stand when the trainer is made: trainers in one process do not
+    disturb each other, nor the process.
 
     Args:
         plan: counts of the run.
@@ -129,10 +134,12 @@ class Trainer(TorchRLProtocol):
             checks.in_learning_rates(self.registered_modules),
             checks.in_updates(plan, update, self.loss_module, advantage, self.stages),
         )
+        self.numbers = OwnNumbers()
         if resume_from is not None:
             self.load(resume_from)
 
     # ------------------------------------------------------------------ the loop
+    @with_own_numbers
     def run(self) -> StepLedger:
         """Run the rest of the plan and return the ledger.
 
@@ -162,6 +169,7 @@ class Trainer(TorchRLProtocol):
         self.ledger.verify(self.plan)
         return self.ledger
 
+    @with_own_numbers
     def begin(self) -> None:
         """Collect the prefill and make the evaluations that come before the first iteration."""
         if self.plan.prefill_steps and not self.plan.prefill_is_iteration:
@@ -175,6 +183,7 @@ class Trainer(TorchRLProtocol):
             self.evaluations(self.schedule.initial_evaluations)
             self.write_row()
 
+    @with_own_numbers
     def collect(self) -> TensorDictBase:
         """Collect the batch of an iteration; offline, an empty one."""
         began = time.perf_counter()
@@ -189,6 +198,7 @@ class Trainer(TorchRLProtocol):
         self.log("pre_steps_log", batch)
         return batch
 
+    @with_own_numbers
     def train(self, batch: TensorDictBase, due: int) -> None:
         """Make the gradient steps that are due, epoch by epoch."""
         if not due:
@@ -247,6 +257,7 @@ class Trainer(TorchRLProtocol):
         self.ledger.update_epochs += int(self.plan.on_policy and made > 0)
         return made
 
+    @with_own_numbers
     def finish_iteration(self, batch: TensorDictBase, due: Due) -> None:
         """Count the iteration; evaluate, log and save what is due."""
         self.ledger.iterations += 1
@@ -325,7 +336,7 @@ class Trainer(TorchRLProtocol):
             Policy steps after which the checkpoint was written.
         """
         parts = {"loss_module": self.loss_module, **normalization_of(self.collector)}
-        checkpoints = Checkpoints(Path(checkpoint).parent, parts, random_numbers=False)
+        checkpoints = Checkpoints(Path(checkpoint).parent, parts)
         return int(checkpoints.load(Path(checkpoint))["counters"]["policy_steps"])
 
     def _parts(self) -> dict[str, Any]:
@@ -334,6 +345,7 @@ class Trainer(TorchRLProtocol):
         own = "update" if isinstance(self.update, Update) else "optimizer"
         names = ("ledger", "schedule", "batches", "buffer", "journal", "loss_module", own)
         parts = {name: getattr(self, name) for name in (*names, "advantage")}
+        parts["random_numbers"] = self.numbers
         return stateful_parts(parts, self.collector, self.registered_modules)
 
     # ------------------------------------------------------------------ begin and end

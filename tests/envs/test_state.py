@@ -348,7 +348,9 @@ def test_environments_in_workers_draw_what_their_process_would_have_drawn():
 def test_a_resumed_run_draws_from_the_generators_of_its_process_as_it_would_have(
     collector, tmp_path
 ):
-    steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, evaluation_every=None)
+    steps = OnPolicySteps(
+        total_policy_steps=64, steps_per_env=8, minibatch_size=8, evaluation_every=None
+    )
 
     def run(resume=None):
         register_once("test/Draws-v0", DrawsFromTheProcess)

@@ -1,0 +1,72 @@
+"""What a run shares with its process: the global random numbers, and PyTorch's threads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torchrl.checkpoint import GlobalRNGState
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class OwnNumbers:
+    """The global random numbers of Python, NumPy and PyTorch, as one run draws from them.
+
+    Within ``with numbers:`` the process draws from them, and goes on with its own afterwards. They
+    begin where those of the process stand when this is made. TorchRL's ``GlobalRNGState`` reads and
+    writes them; this makes runs in one process independent of each other.
+
+    Attributes:
+        threads: of PyTorch within; ``None``: as they are.
+    """
+
+    def __init__(self) -> None:
+        self.threads: int | None = None
+        self._state, self._outside = GlobalRNGState().state_dict(), {"threads": 0}
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        """Let the process draw from these."""
+        self._depth += 1
+        if self._depth == 1:
+            self._outside = {**GlobalRNGState().state_dict(), "threads": torch.get_num_threads()}
+            GlobalRNGState().load_state_dict(self._state)
+            if self.threads is not None:
+                torch.set_num_threads(self.threads)
+
+    def __exit__(self, *error: object) -> None:
+        """Keep where these stand, and put back those of the process."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._state = GlobalRNGState().state_dict()
+            GlobalRNGState().load_state_dict(self._outside)
+            if self.threads is not None:
+                torch.set_num_threads(self._outside["threads"])
+
+    def put_back(self) -> None:
+        """Let the process go on where these stand."""
+        GlobalRNGState().load_state_dict(self._state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where they stand."""
+        return dict(GlobalRNGState().state_dict() if self._depth else self._state)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state of :meth:`state_dict`."""
+        self._state = dict(state_dict)
+        if self._depth:
+            GlobalRNGState().load_state_dict(state_dict)
+
+
+def with_own_numbers(method: Method) -> Method:
+    """Let a method of a trainer draw from the numbers of its run."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.numbers:
+            return method(self, *args, **kwargs)
+
+    return cast("Method", call)

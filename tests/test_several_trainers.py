@@ -1,0 +1,140 @@
+"""Trainers in one process do not disturb each other, nor the process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import recipes.ppo
+import recipes.sac
+from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
+from kit.hooks import Evaluator
+from kit.trainer import Trainer
+from tests.tiny import assert_equal, weights
+
+
+def ppo(seed: int, **changes: Any) -> Trainer:
+    steps = OnPolicySteps(
+        total_policy_steps=64, steps_per_env=8, minibatch_size=8, evaluation_every=32
+    )
+    config = recipes.ppo.Config(
+        env=EnvConfig(num_envs=2), steps=steps, hidden_sizes=[4], seed=seed, **QUIET, **changes
+    )
+    return recipes.ppo.build(config)
+
+
+def sac(seed: int, **changes: Any) -> Trainer:
+    steps = OffPolicySteps(total_policy_steps=40, learning_starts=10, minibatch_size=4)
+    config = recipes.sac.Config(
+        steps=steps, hidden_sizes=[4], buffer_size=50, seed=seed, **QUIET, **changes
+    )
+    return recipes.sac.build(config)
+
+
+QUIET: dict[str, Any] = {"progress": False, "runs": None, "logger": "none"}
+RECIPES = pytest.mark.parametrize("build", [ppo, sac])
+
+
+def alone(build: Any, seed: int) -> dict[str, torch.Tensor]:
+    """The weights of a run that has the process for itself."""
+    trainer = build(seed)
+    trainer.run()
+    return weights(trainer)
+
+
+@RECIPES
+def test_a_run_does_not_depend_on_what_was_built_or_drawn_in_between(build):
+    expected = alone(build, 1), alone(build, 2)
+    one, other = build(1), build(2)
+    torch.manual_seed(77)
+    np.random.seed(77)
+    one.run()
+    other.run()
+    assert_equal(weights(one), expected[0])
+    assert_equal(weights(other), expected[1])
+
+
+@RECIPES
+def test_runs_can_take_turns_and_run_within_each_other(build):
+    expected = alone(build, 1), alone(build, 2)
+    trainers = build(1), build(2)
+    with contextlib.ExitStack() as running:
+        for trainer in trainers:
+            running.enter_context(trainer._lifecycle())
+            trainer.begin()
+        while not trainers[0].schedule.done:
+            for trainer in trainers:
+                batch = trainer.collect()
+                due = trainer.schedule.advance(trainer.batches.collected)
+                trainer.train(batch, due.gradient_steps)
+                trainer.finish_iteration(batch, due)
+    for trainer, wanted in zip(trainers, expected):
+        assert_equal(weights(trainer), wanted)
+    outer, inner = build(1), build(2)
+    outer.register_op("post_steps", lambda: inner.run() if not inner.policy_steps else None)
+    outer.run()
+    assert_equal(weights(outer), expected[0])
+    assert_equal(weights(inner), expected[1])
+
+
+def of_the_process() -> dict[str, Any]:
+    """What is global, and a run could change."""
+    return {
+        "python": random.getstate(),
+        "numpy": str(np.random.get_state()),
+        "torch": torch.get_rng_state().tolist(),
+        "threads": torch.get_num_threads(),
+        "type": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "gradients": torch.is_grad_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "validates": torch.distributions.Distribution._validate_args,
+        "warnings": [*warnings.filters],
+        "variables": dict(os.environ),
+        "folder": os.getcwd(),
+        "path": [*sys.path],
+        "signals": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
+    }
+
+
+@RECIPES
+def test_nothing_global_is_changed_by_a_build_and_a_run(build):
+    alone(build, 0)  # what is imported and initialised once is there
+    before = of_the_process()
+    trainer = build(3, threads=2 if torch.get_num_threads() == 1 else 1)
+    assert of_the_process() == before
+    trainer.run()
+    assert of_the_process() == before
+
+
+def test_threads_are_those_of_the_run_within_it():
+    trainer, seen = ppo(1, threads=1), []
+    trainer.register_op("post_steps", lambda: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    trainer.run()
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+@pytest.mark.gpu
+def test_evaluation_on_a_gpu_does_not_move_the_numbers_of_training():
+    trainer = sac(1, device="cuda")
+    evaluate = trainer.evaluate
+    assert isinstance(evaluate, Evaluator)
+    with trainer.numbers:
+        before = torch.cuda.get_rng_state()
+        assert evaluate.play(0) == evaluate.play(0)
+        assert torch.equal(torch.cuda.get_rng_state(), before)
+    trainer.shutdown()
