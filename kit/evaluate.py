@@ -13,13 +13,14 @@ import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from kit.cli.launch import errors_in_one_line
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import find_run, read_config
+from kit.cli.trust import check_names, check_recipe, trusted_names
 from kit.config.plain import from_plain
 from kit.hooks.evaluation import Evaluator
 from kit.logging.files import make_folder, not_written
@@ -33,6 +34,8 @@ class SavedRun:
 
     Args:
         folder: run folder.
+        trust: modules that its settings may import, besides those of the project and the kit.
+        how: how to trust a module, for the error.
 
     Attributes:
         trainer: built from the run's settings, with its weights and its frozen normalisation; its
@@ -40,15 +43,19 @@ class SavedRun:
         policy_steps: after which the checkpoint was written.
 
     Raises:
-        SettingError: if the folder has no checkpoint, or its recipe cannot be imported.
+        SettingError: if the folder has no checkpoint, its recipe cannot be imported, or it names a
+            module that is not trusted.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trust: Collection[str] = (), how: str = "trust=") -> None:
         config = read_config(folder)
         checkpoint = Checkpoints.latest(folder / "checkpoints")
         if checkpoint is None:
             raise SettingError("run", str(folder), "has no checkpoint yet", "let it run on")
-        recipe = Recipe(str(config.pop("recipe"))).load()
+        source = str(config.pop("recipe"))
+        check_recipe(source, folder, trust, how)
+        recipe = Recipe(source).load()
+        check_names(config, folder, trust, how, Path(recipe.__file__ or ""))
         env = dict(config.get("env", {}))
         if env.get("vectorization") == "async":
             env["vectorization"] = "sync"
@@ -134,12 +141,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=100, help="whole episodes to play")
     parser.add_argument("--seed", type=int, default=12345, help="of the environments")
     parser.add_argument("--video", type=Path, help="MP4 file for one episode")
+    parser.add_argument("--trust", help="modules that the run may import, separated by commas")
     given = parser.parse_args(argv)
     with errors_in_one_line():
         episodes = whole_number("episodes", given.episodes, at_least=1)
         seed = whole_number("seed", given.seed)
         folder = find_run(given.run, Path(given.runs), field="run")
-        run = SavedRun(folder)
+        run = SavedRun(folder, trusted_names(given.trust), how="--trust ")
         print(f"{folder}\nafter {run.policy_steps:,} policy steps, deterministic actions")
         evaluator = run.evaluator(episodes, seed)
         metrics = evaluator(0)

@@ -21,6 +21,7 @@ from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, new_sweep, read_config
 from kit.cli.signals import Signals
 from kit.cli.terminal import terminal
+from kit.cli.trust import check_names, trusted_names
 from kit.collectors.base import PolicyFault
 from kit.config import RunConfig
 from kit.config.plain import flat, from_plain, settings, to_plain
@@ -161,6 +162,8 @@ def _resumed(
     check_same_recipe(folder, recipe)
     saved = read_config(folder)
     saved.pop("recipe", None)
+    file = Path(sys.modules[config_class.__module__].__file__ or "")
+    check_names(saved, folder, trusted_names(chosen.get("trust")), "trust=", file)
     for name in ("steps", "preset"):
         if name in chosen:
             why = "cannot be chosen again for a run that is resumed"
@@ -198,6 +201,8 @@ def _check_names(base: Mapping[str, Any], arguments: Sequence[str]) -> None:
             near = _nearest_names(key, known) or ["seed"]
             why = "is not of the form name=value"
             raise SettingError("command line", argument, why, [f"{near[0]}=VALUE"])
+        if key == "trust":
+            continue
         _check_value(argument, sweeps)
         if key == "preset" or key.startswith("hydra") or key in known or key in groups:
             continue
@@ -256,7 +261,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    plain = [a for a in arguments if _split(a)[0] not in ("steps", "resume", "preset")]
+    plain = [a for a in arguments if _split(a)[0] not in ("steps", "resume", "preset", "trust")]
     groups = {name for name, value in base.items() if isinstance(value, dict)}
     # Options first, for argparse; values of whole groups last: nothing could be set within them.
     plain.sort(key=lambda a: (not a.startswith("-"), _split(a)[0] in groups and "={" not in a))
@@ -318,6 +323,7 @@ def help_text(config_class: type[RunConfig], steps: str = "kit") -> str:
         "",
         "  --multirun setting=1,2,3   sweeps over values",
         "  resume=latest              resumes the newest run (or resume=<run folder>)",
+        "  trust=MODULE,...           modules that a resumed run may import, docs/security.md",
         "  preset=NAME                settings from presets/<recipe>/NAME.yaml beside the recipe",
         f"  steps=NAME                 steps in another vocabulary: {', '.join(DIALECTS)}",
         "",
