@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from typing import Any
 
 import gymnasium as gym
@@ -30,6 +31,13 @@ class Steps(gym.Env):
 
     def _seen(self) -> Any:
         return np.array([self.count], np.float32)
+
+
+class DrawsFromTheProcess(Steps):
+    """Observes numbers from the generators of its process, Python's and NumPy's."""
+
+    def _seen(self) -> Any:
+        return np.array([np.random.random() + random.random()], np.float32)
 
 
 class Raises(Steps):

@@ -20,6 +20,7 @@ from kit.envs import make_env
 from kit.envs.state import CannotCapture, capture, restore
 from kit.experiment import EnvConfig, OnPolicySteps
 from recipes.ppo import Config, build
+from tests.envs.odd_envs import DrawsFromTheProcess
 from tests.tiny import assert_equal, on_policy_plan, ppo_trainer, weights
 
 
@@ -314,16 +315,6 @@ def test_only_bit_generators_are_made(name):
 
 
 # ---------------------------------------------------------------------- generators of a process
-class DrawsFromTheProcess(Keeps):
-    """Draws from the generators that a process has."""
-
-    def begin(self) -> None:
-        self.legacy, self.draw = np.random, random.random
-
-    def next(self) -> float:
-        return float(self.legacy.random() + self.draw())
-
-
 def test_environments_in_workers_draw_what_their_process_would_have_drawn():
     def seen(env, steps):
         found = []
