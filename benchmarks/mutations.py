@@ -143,7 +143,7 @@ MUTATIONS = [
         ('        self._began |= stage == "setup"\n', ""),
     ),
     *_of(
-        "recipes/sac.py", "tests/test_recipe_settings.py",
+        "recipes/sac.py", "tests/test_every_setting.py",
         ("tau=cfg.tau", "tau=0.005"),
         ('"num_qvalue_nets": cfg.num_critics', '"num_qvalue_nets": 2'),
         ('"alpha_init": initial,', '"alpha_init": 1.0,'),
@@ -152,7 +152,7 @@ MUTATIONS = [
         ("max_grad_norm=cfg.max_grad_norm", "max_grad_norm=None"),
     ),
     *_of(
-        "recipes/ppo.py", "tests/test_recipe_settings.py",
+        "recipes/ppo.py", "tests/test_every_setting.py",
         ("entropy_coeff=cfg.entropy_coeff", "entropy_coeff=0.0"),
         ("critic_coeff=cfg.critic_coeff", "critic_coeff=0.5"),
         ("clip_epsilon=cfg.clip_epsilon", "clip_epsilon=0.2"),
