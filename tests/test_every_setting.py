@@ -240,7 +240,7 @@ def outcome(recipe: str, folder: Path, settings: dict[str, Any], capsys: Any) ->
         files,
         len(rows.read_text().splitlines()),
         trainer,
-        torch.get_num_threads(),
+        trainer.numbers.threads,
         capsys.readouterr().out,
     )
 
