@@ -80,6 +80,11 @@ EFFECTS: dict[str, Effect] = {
     "env.max_episode_steps": Effect(3, counts("episodes")),
     "env.normalize_observation": Effect(None),
     "env.normalize_reward": Effect(None),
+    "env.step_timeout": Effect(
+        60.0,
+        lambda run: run.trainer.collector.env.backend._workers[0].step_timeout,
+        {"env.vectorization": "async"},
+    ),
     "env.kwargs": Effect({"restart_on_error": 3}, part("collector.env.backend.restarts")),
     # the run
     "collector": Effect("torchrl", part("collector")),
@@ -112,6 +117,7 @@ EFFECTS: dict[str, Effect] = {
     "steps.minibatch_size": Effect(2, counts("samples")),
     "steps.minibatches": Effect(2, counts("gradient_steps"), {"steps.minibatch_size": None}),
     "steps.learning_starts": Effect(16, counts("gradient_steps")),
+    "steps.random_steps": Effect(8, counts("random_policy_steps")),
     "steps.replay_ratio": Effect("1/2", counts("gradient_steps")),
     "steps.pretrain_steps": Effect(5, counts("gradient_steps")),
     "steps.sequence_length": Effect(2, counts("samples")),

@@ -86,11 +86,11 @@ def attempt(recipe: str, number: int, run: bool) -> Attempt:
     """Build, or run, one configuration in this process."""
     from kit.cli.launch import _EXPLAINED
     from kit.config.plain import from_plain
-    from kit.steps import SettingError
+    from kit.trainer import PlanNotKept
 
     module, values = importlib.import_module(recipe), configuration(recipe, number)
     shown = {name: repr(value)[:300] for name, value in values.items()}
-    accepted = _EXPLAINED if run else (SettingError, _EXPLAINED[1])
+    accepted = tuple(error for error in _EXPLAINED if error is not PlanNotKept)
     try:
         make = from_plain if number % 2 else _unchecked
         trainer = module.build(make(module.Config, values))
