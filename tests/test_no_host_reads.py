@@ -17,7 +17,7 @@ from kit.advantages import GAE
 from kit.buffers import direct, make_replay_buffer
 from kit.collectors import TensorCollector, rollout, tensor
 from kit.envs import make_env
-from kit.modules import make_action_value, make_actor, make_value
+from kit.modules import make_action_value, make_actor, make_body, make_value
 from kit.steps import StepPlan
 from kit.trainer import Trainer
 from kit.trainer.stages import HookError
@@ -42,12 +42,14 @@ def ppo(
     env: str = "CartPole-v1",
     compile: Any = "auto",
     log_every: int = 160,
+    recurrent: Any = None,
     **changes: Any,
 ) -> Trainer:
     """PPO whose environments are written in torch: nothing has to come to the host."""
     plan = on_policy_plan(total_policy_steps=160, **changes)
     env = make_env(env, plan.num_envs, vectorization="tensor", seed=0)
-    actor, critic = make_actor(env, (8,)), make_value(env, (8,))
+    body = None if recurrent is None else make_body(env, (8,), recurrent=recurrent)
+    actor, critic = make_actor(env, (8,), body=body), make_value(env, (8,), body=body)
     loss = loss_class(actor, critic, normalize_advantage=True)
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3, fused=True)
     return Trainer(
@@ -107,6 +109,8 @@ PPO: dict[str, dict[str, Any]] = {
     "accumulated gradients": {"minibatches_per_gradient_step": 2},
     "sequences": {"sequence_length": 4, "minibatch_size": 2},
     "uneven minibatches": {"minibatch_size": 6},
+    "an LSTM": {"recurrent": "lstm", "sequence_length": 4, "minibatch_size": 2},
+    "a GRU": {"recurrent": "gru", "sequence_length": 4, "minibatch_size": 2},
 }
 
 
