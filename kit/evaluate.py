@@ -38,6 +38,7 @@ class SavedRun:
         how: how to trust a module, for the error.
 
     Attributes:
+        name: of its recipe.
         trainer: built from the run's settings, with its weights and its frozen normalisation; its
             replay buffer stays empty, which costs no memory.
         policy_steps: after which the checkpoint was written.
@@ -54,7 +55,7 @@ class SavedRun:
             raise SettingError("run", str(folder), "has no checkpoint yet", "let it run on")
         source = str(config.pop("recipe"))
         check_recipe(source, folder, trust, how)
-        recipe = Recipe(source).load()
+        recipe, self.name = Recipe(source).load(), Recipe(source).name
         check_names(config, folder, trust, how, Path(recipe.__file__ or ""))
         env = dict(config.get("env", {}))
         if env.get("vectorization") == "async":
@@ -120,7 +121,8 @@ class SavedRun:
 
     def close(self) -> None:
         """Close the environments that were made with the trainer."""
-        self.trainer.collector.shutdown(raise_on_error=False)
+        if self.trainer.collector is not None:  # offline there is none
+            self.trainer.collector.shutdown(raise_on_error=False)
         self.trainer.evaluate.close()
 
 

@@ -17,35 +17,38 @@ from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
 from kit.buffers import ReplayBatches, make_replay_buffer
+from kit.buffers.datasets import StoredBatches, read_datasets
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import RunFolder
 from kit.collectors import make_collector
 from kit.collectors.actor import Policy
-from kit.config import EnvConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
+from kit.config import EnvConfig, OfflineConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
 from kit.config.memory import check_memory, memory_of_machine, needs_of
 from kit.config.parts import accepts, resolve
 from kit.config.plain import check
 from kit.dialects import as_plan
 from kit.dialects.carried import take
 from kit.envs import VectorEnv, make_env
+from kit.envs.normalize import Statistics
 from kit.hooks import Evaluator, LearningCurve, StopWhen, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.modules.shared_body import with_shared_body
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, show
-from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 from kit.trainer.process import OwnNumbers
 
 __all__ = [
-    "EnvConfig", "Experiment", "OffPolicyConfig", "OffPolicySteps", "OnPolicyConfig",
-    "OnPolicySteps", "main",
+    "EnvConfig", "Experiment", "OffPolicyConfig", "OffPolicySteps", "OfflineConfig", "OfflineSteps",
+    "OnPolicyConfig", "OnPolicySteps", "main",
 ]  # fmt: skip
 
 EVALUATED_AT_ONCE = 32
 """Environments of an evaluation, at most, where fewer train; they play its episodes in turns."""
 
+AnyConfig = OnPolicyConfig | OffPolicyConfig | OfflineConfig
 Actions = Literal["continuous", "discrete"]
 Parts = Mapping[str, Any]
 """Parts of a trainer by the name of its argument, which replace those of a recipe."""
@@ -74,7 +77,7 @@ class Experiment:
         SettingError: if a setting is invalid, or contradicts another.
     """
 
-    def __init__(self, cfg: OnPolicyConfig | OffPolicyConfig, algorithm: str | None = None) -> None:
+    def __init__(self, cfg: AnyConfig, algorithm: str | None = None) -> None:
         if not isinstance(cfg, RunConfig):
             works = "use the recipe's Config(...)"
             raise SettingError("cfg", cfg, "is not a configuration of a recipe", works)
@@ -117,6 +120,8 @@ class Experiment:
             "seed": cfg.seed,
             "gamma": cfg.gamma,
         }
+        if isinstance(cfg, OfflineConfig):
+            settings["normalize_observation"] = cfg.normalize_data
         kwargs = settings.pop("kwargs")
         for name in {*settings, "device"} & set(kwargs):
             ours = f"env.{name}" if name in vars(cfg.env) else name
@@ -202,6 +207,31 @@ class Experiment:
             "device": cfg.device,
         }
         return make_replay_buffer(**{**settings, **changes})
+
+    def make_dataset(self, env: VectorEnv) -> StoredBatches:
+        """Read the data set of the settings, whose statistics then normalise the environments.
+
+        Args:
+            env: environments of the data set.
+
+        Raises:
+            SettingError: if it cannot be read, or is of another environment.
+        """
+        cfg = self.cfg
+        if not isinstance(cfg, OfflineConfig):
+            works = "derive its Config from OfflineConfig"
+            raise SettingError("cfg", self.name, "has no settings of a data set", works)
+        rows = read_datasets(cfg.dataset)
+        _check_dataset(env, rows)
+        if env.normalizer is not None:
+            moments, seen = env.normalizer.observation["observation"], rows["observation"].double()
+            moments.mean.copy_(seen.mean(0))
+            moments.var.copy_(seen.var(0, correction=0))
+            moments.count.fill_(len(seen))
+            known = Statistics(moments, None, env.normalizer.returns)
+            for part in (rows, rows["next"]):
+                part.set("observation", env.normalizer.apply(known, part["observation"]))
+        return StoredBatches(rows.to(cfg.device), self.plan.minibatch_size)
 
     # ------------------------------------------------------------------ the whole
     def trainer(
@@ -307,7 +337,7 @@ class Experiment:
         return []
 
 
-def make_plan(cfg: OnPolicyConfig | OffPolicyConfig, algorithm: str) -> StepPlan:
+def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
     """The plan that the settings of a recipe make.
 
     Args:
@@ -323,10 +353,10 @@ def make_plan(cfg: OnPolicyConfig | OffPolicyConfig, algorithm: str) -> StepPlan
     return plan
 
 
-def _plan(cfg: OnPolicyConfig | OffPolicyConfig, algorithm: str) -> StepPlan:
+def _plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
     steps, env = cfg.steps, cfg.env
     limits = {"action_repeat": env.action_repeat, "max_episode_steps": env.max_episode_steps}
-    if isinstance(steps, (OnPolicySteps, OffPolicySteps)):
+    if isinstance(steps, (OnPolicySteps, OffPolicySteps, OfflineSteps)):
         try:
             return steps.to_plan(num_envs=env.num_envs, **limits)
         except SettingError as error:
@@ -363,7 +393,7 @@ def _check_family(plan: StepPlan, family: str | None) -> None:
         raise SettingError("update_epochs", plan.update_epochs, why, "use replay_ratio")
 
 
-def _check_learning(plan: StepPlan, cfg: OnPolicyConfig | OffPolicyConfig) -> None:
+def _check_learning(plan: StepPlan, cfg: AnyConfig) -> None:
     """Refuse a run that ends before it learns, or learns before a transition is complete."""
     starts, total = plan.learning_starts, plan.total_policy_steps
     if plan.trains and starts and total is not None and starts > total:
@@ -397,7 +427,7 @@ def _check_device(device: str) -> None:
         raise SettingError("device", device, f"cannot be used: {reason}", works) from None
 
 
-def _check_memory(cfg: OnPolicyConfig | OffPolicyConfig, plan: StepPlan, env: VectorEnv) -> None:
+def _check_memory(cfg: AnyConfig, plan: StepPlan, env: VectorEnv) -> None:
     """Refuse settings that need more memory than the machine has."""
     leaves = [*env.observation_leaves, *env.observation_leaves, *env.action_leaves]
     sizes = [int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves]
@@ -459,6 +489,17 @@ def _check_actions(env: VectorEnv, actions: Actions, algorithm: str) -> None:
     why = f"has actions that are not {actions} ({kinds}), and {algorithm} chooses only such"
     works = f"use {others}, or an environment with a {space} action space"
     raise SettingError("env.id", env.name, why, works)
+
+
+def _check_dataset(env: VectorEnv, rows: Any) -> None:
+    """Refuse transitions of an environment with other observations or actions."""
+    leaves = {"observation": env.observation_leaves, "action": env.action_leaves}
+    for key, (leaf, *more) in leaves.items():
+        found = tuple(rows[key].shape[1:])
+        if more or leaf.shape != found:
+            wanted = "several arrays" if more else f"shape {leaf.shape}"
+            why = f"holds {key}s of shape {found}, and those of {env.name} have {wanted}"
+            raise SettingError("dataset", key, why, "give the environment that was recorded")
 
 
 CONTINUOUS_LOSSES = {"SACLoss": "DiscreteSACLoss", "DDPGLoss": "DQNLoss", "TD3Loss": "DQNLoss"}

@@ -14,11 +14,14 @@ import yaml
 from torchrl.objectives import ClipPPOLoss
 
 import recipes.a2c
+import recipes.bc
+import recipes.cql
 import recipes.crossq
 import recipes.ddpg
 import recipes.dqn
 import recipes.droq
 import recipes.impala
+import recipes.iql
 import recipes.ppo
 import recipes.ppo_pixels
 import recipes.ppo_recurrent
@@ -28,6 +31,7 @@ import recipes.reinforce
 import recipes.sac
 import recipes.sac_discrete
 import recipes.td3
+import recipes.td3_bc
 import recipes.tqc
 from kit.cli.launch import help_text
 from kit.config import Count, NotNegative, Positive, UnitInterval
@@ -39,7 +43,8 @@ from kit.steps import SettingError
 from kit.steps.settings import OnPolicySteps
 
 RECIPES = [
-    recipes.a2c, recipes.crossq, recipes.ddpg, recipes.dqn, recipes.droq, recipes.impala,
+    recipes.a2c, recipes.bc, recipes.cql, recipes.iql, recipes.td3_bc,
+    recipes.crossq, recipes.ddpg, recipes.dqn, recipes.droq, recipes.impala,
     recipes.ppo, recipes.ppo_pixels, recipes.ppo_recurrent, recipes.rainbow, recipes.redq,
     recipes.reinforce, recipes.sac, recipes.sac_discrete, recipes.td3, recipes.tqc,
 ]  # fmt: skip

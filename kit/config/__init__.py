@@ -17,7 +17,13 @@ from kit.config.limits import (
     Seed,
     UnitInterval,
 )
-from kit.config.settings import EnvConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
+from kit.config.settings import (
+    EnvConfig,
+    OfflineConfig,
+    OffPolicyConfig,
+    OnPolicyConfig,
+    RunConfig,
+)
 
 __all__ = [
     "ActorCriticConfig",
@@ -31,6 +37,7 @@ __all__ = [
     "Networks",
     "NotNegative",
     "OffPolicyConfig",
+    "OfflineConfig",
     "OnPolicyConfig",
     "Outputs",
     "Positive",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from kit.config.limits import Count, Finite, Limits, Positive, Seed, UnitInterval
 from kit.dialects.base import Dialect
 from kit.steps import StepPlan
-from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 
 @dataclass
@@ -100,3 +100,18 @@ class OffPolicyConfig(RunConfig):
     """Transitions that the replay buffer holds."""
     n_step: Count = 1
     """Rewards summed into one before bootstrapping (n-step returns)."""
+
+
+@dataclass
+class OfflineConfig(RunConfig):
+    """What every offline recipe has: minibatches are drawn from a data set that is stored."""
+
+    FAMILY = "offline"
+
+    steps: OfflineSteps | StepPlan = field(default_factory=OfflineSteps)
+    dataset: list[str] = field(default_factory=list)
+    """Folders of data sets in Minari's format, which are joined: [datasets/pendulum-mixed-v0]."""
+    normalize_data: bool = True
+    """Whether observations are normalised by the mean and the deviation of the data set."""
+    gamma: UnitInterval = 0.99
+    """Discount factor."""

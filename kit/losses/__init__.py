@@ -1,5 +1,7 @@
 """Losses that TorchRL lacks, or that need a correction."""
 
+from kit.losses.bc import LikelihoodBCLoss
+from kit.losses.cql import CQLLoss
 from kit.losses.distributional import CategoricalDQNLoss, DQNLoss, QuantileDQNLoss
 from kit.losses.dreamerv1 import DreamerV1Loss
 from kit.losses.dreamerv3 import DreamerV3Loss
@@ -7,11 +9,13 @@ from kit.losses.droq import DroQLoss
 from kit.losses.plan2explore import Plan2ExploreLoss
 
 __all__ = [
+    "CQLLoss",
     "CategoricalDQNLoss",
     "DQNLoss",
     "DreamerV1Loss",
     "DreamerV3Loss",
     "DroQLoss",
+    "LikelihoodBCLoss",
     "Plan2ExploreLoss",
     "QuantileDQNLoss",
 ]

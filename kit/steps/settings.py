@@ -140,3 +140,39 @@ class ExplorationSteps(SequenceSteps):
 
     exploration_steps: int = 12_000
     """policy steps in which the exploration policy acts, at first."""
+
+
+@dataclass
+class OfflineSteps:
+    """Steps of a recipe that learns from a stored data set: gradient steps alone."""
+
+    gradient_steps: int = 20_000
+    """gradient steps of the run."""
+    gradient_steps_per_iteration: int = 100
+    """gradient steps between two looks at the time, at stop requests and at schedules."""
+    minibatch_size: int = 256
+    """transitions in a minibatch."""
+    evaluation_every: int | None = None
+    """gradient steps between evaluations; null: only after the run."""
+    evaluation_episodes: int = 10
+    """whole episodes in one evaluation."""
+
+    def to_plan(self, **environment: Any) -> StepPlan:
+        """The plan of these settings.
+
+        Args:
+            **environment: ``num_envs``, ``action_repeat``, ``max_episode_steps``.
+
+        Raises:
+            SettingError: if the settings make no plan.
+        """
+        settings = asdict(self)
+        total = whole_number("gradient_steps", settings.pop("gradient_steps"), at_least=1)
+        each = whole_number(
+            "gradient_steps_per_iteration", self.gradient_steps_per_iteration, at_least=1
+        )
+        if total % each:
+            why = f"is not a whole number of iterations of {each} gradient steps"
+            works = [max(each, total // each * each), (total // each + 1) * each]
+            raise SettingError("gradient_steps", total, why, works)
+        return StepPlan(iterations=total // each, steps_per_env=0, **settings, **environment)

@@ -1,0 +1,147 @@
+"""Data sets of whole episodes, in Minari's format, from local files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from kit.buffers.batches import ReplayBatches
+from kit.steps import SettingError
+
+
+class StoredBatches(ReplayBatches):
+    """Minibatches of a data set, uniformly with replacement. Checkpoints do not hold the data.
+
+    Args:
+        transitions: ``[transitions]``.
+        minibatch_size: transitions in a minibatch.
+    """
+
+    def __init__(self, transitions: TensorDictBase, minibatch_size: int | None) -> None:
+        storage = LazyTensorStorage(len(transitions), compilable=True)
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=minibatch_size)
+        buffer.extend(transitions)
+        super().__init__(buffer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of transitions."""
+        return {"transitions": len(self.buffer)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Check that the data set is that of the run.
+
+        Raises:
+            SettingError: if it has another number of transitions.
+        """
+        count = int(state_dict["transitions"])
+        if count != len(self.buffer):
+            why = f"has {len(self.buffer)} transitions, and that of the run had {count}"
+            raise SettingError("dataset", "this one", why, "resume with the data set of the run")
+
+
+def read_datasets(folders: Sequence[str]) -> TensorDict:
+    """Read data sets and join them.
+
+    Args:
+        folders: of Minari's format.
+
+    Returns:
+        ``[transitions]``, with TorchRL's names: ``observation``, ``action`` and, below ``next``,
+        ``observation``, ``reward``, ``terminated``, ``truncated``, ``done``.
+
+    Raises:
+        SettingError: if there is none, a folder holds no data set, observations or actions are
+            not one array, or ``minari`` is missing.
+    """
+    if not folders:
+        raise SettingError("dataset", "", "names no folder", "record one: python -m kit.record")
+    return torch.cat([_read(Path(folder)) for folder in folders])
+
+
+def _read(folder: Path) -> TensorDict:
+    minari = _minari()
+    if not (folder / "data").is_dir():
+        works = "give a folder that python -m kit.record or Minari has written"
+        raise SettingError("dataset", str(folder), "is no folder of a data set", works)
+    episodes = []
+    for episode in minari.MinariDataset(folder / "data").iterate_episodes():
+        arrays = (episode.observations, episode.actions)
+        if not all(isinstance(array, np.ndarray) for array in arrays):
+            why = "has observations or actions that are not one array"
+            raise SettingError("dataset", str(folder), why, "flatten them")
+        observation, action = map(torch.as_tensor, arrays)
+        ends = {
+            "terminated": torch.as_tensor(episode.terminations, dtype=torch.bool).unsqueeze(-1),
+            "truncated": torch.as_tensor(episode.truncations, dtype=torch.bool).unsqueeze(-1),
+        }
+        reward = torch.as_tensor(episode.rewards, dtype=torch.float32).unsqueeze(-1)
+        done = ends["terminated"] | ends["truncated"]
+        following = {"observation": observation[1:], "reward": reward, **ends, "done": done}
+        rows = {"observation": observation[:-1], "action": action, "next": following}
+        episodes.append(TensorDict(rows, [len(action)]))
+    return torch.cat(episodes)
+
+
+def write_dataset(
+    folder: Path, transitions: TensorDictBase, env: str, algorithm: str | None = None
+) -> int:
+    """Write the whole episodes of one environment as a data set; return their number.
+
+    Args:
+        folder: of the data set; its name is the data set's.
+        transitions: ``[steps]``, in the order of time; steps after the last end are left out.
+        env: Gymnasium id, part of the metadata.
+        algorithm: that made the policy, part of the metadata.
+
+    Raises:
+        SettingError: if the folder exists, no episode has ended, or ``minari`` is missing.
+    """
+    minari = _minari()
+    if folder.exists():
+        raise SettingError("dataset", str(folder), "exists already", "name another folder")
+    following = transitions["next"]
+    ends = following["done"].squeeze(-1).nonzero().squeeze(-1).tolist()
+    if not ends:
+        raise SettingError("episodes", 0, "have ended", "record more steps")
+    episodes = []
+    for number, (first, last) in enumerate(zip([0, *(end + 1 for end in ends)], ends)):
+        rows = transitions[first : last + 1]
+        observation = torch.cat([rows["observation"], rows["next", "observation"][-1:]])
+        parts = {name: rows["next", name].squeeze(-1) for name in ("terminated", "truncated")}
+        episode = minari.data_collector.EpisodeBuffer(
+            id=number,
+            observations=observation.numpy(),
+            actions=rows["action"].numpy(),
+            rewards=rows["next", "reward"].squeeze(-1).numpy(),
+            terminations=parts["terminated"].numpy(),
+            truncations=(parts["truncated"] & ~parts["terminated"]).numpy(),
+        )
+        episodes.append(episode)
+    before = os.environ.get("MINARI_DATASETS_PATH")
+    os.environ["MINARI_DATASETS_PATH"] = str(folder.parent.resolve())
+    try:
+        minari.create_dataset_from_buffers(
+            folder.name, episodes, env=env, algorithm_name=algorithm, eval_env=env
+        )
+    finally:
+        os.environ.pop("MINARI_DATASETS_PATH")
+        if before is not None:
+            os.environ["MINARI_DATASETS_PATH"] = before
+    return len(episodes)
+
+
+def _minari() -> Any:
+    try:
+        import minari
+        import minari.data_collector
+    except ImportError as error:
+        why = f"needs a package that is missing ({error.name})"
+        raise SettingError("dataset", "minari", why, "pip install 'torchrl-kit[offline]'") from None
+    return minari

@@ -1,0 +1,72 @@
+"""Conservative Q-learning with the penalty of the paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl import objectives
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+
+class CQLLoss(objectives.CQLLoss):
+    """TorchRL's ``CQLLoss`` with the penalty of CQL(H) (Kumar et al. 2020, eq. 4, appendix F).
+
+    The penalty of a state is ``log sum_a exp(Q(s, a)) - Q(s, a_data)``, where the sum is estimated
+    by importance sampling over 3 ``num_random`` actions: uniform ones, those of the policy at s and
+    at s'. TorchRL's takes one of each kind at a time, evaluates those of s' there, draws uniform
+    actions from [-1, 1] whatever the bounds. Its ``loss_actor_bc``, which would clone behaviour
+    besides, is left out.
+
+    Args:
+        *networks: as TorchRL's.
+        action_spec: bounds of the action.
+        **settings: as TorchRL's.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, *networks: Any, action_spec: Any, **settings: Any) -> None:
+        super().__init__(*networks, action_spec=action_spec, **settings)
+        self.register_buffer("low", action_spec.space.low.clone())
+        self.register_buffer("high", action_spec.space.high.clone())
+        self._out_keys = [name for name in self.out_keys if name != "loss_actor_bc"]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDict:
+        """Return the losses; write ``td_error`` into the minibatch."""
+        losses: TensorDict = super().forward(tensordict)
+        return losses.exclude("loss_actor_bc")
+
+    def cql_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
+        """The penalty, over both critics; its target values were written by ``q_loss``."""
+        keys, action_key = self.actor_network.in_keys, self.tensor_keys.action
+        states = tensordict.select(*keys)
+        uniform = torch.rand(self.num_random, *tensordict[action_key].shape, device=self.low.device)
+        actions = [self.low + (self.high - self.low) * uniform]
+        density = -(self.high - self.low).log().sum()
+        densities = [density.expand(actions[0].shape[:-1])]
+        with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+            for rows in (states, tensordict["next"].select(*keys)):
+                with self.actor_network_params.to_module(
+                    self.actor_network, preserve_module_state=False
+                ):
+                    policy = self.actor_network.get_dist(rows.copy())
+                actions.append(policy.rsample((self.num_random,)))
+                densities.append(policy.log_prob(actions[-1]))
+        candidates = torch.cat(actions)
+        rows = states.expand(len(candidates), *states.batch_size).clone()
+        rows.set(action_key, candidates)
+        values = self._vmap_qvalue_networkN0(rows, self.qvalue_network_params)
+        values = values.get(self.tensor_keys.state_action_value).squeeze(-1)
+        exponents = (values - torch.cat(densities)) / self.temperature
+        highest = self.temperature * exponents.logsumexp(1)
+        stored = [
+            tensordict.get(getattr(self.tensor_keys, name)) for name in ("pred_q1", "pred_q2")
+        ]
+        gaps = self.min_q_weight * (highest - torch.stack(stored).squeeze(-1))
+        tensordict.set(self.tensor_keys.cql_q1_loss, gaps[0])
+        tensordict.set(self.tensor_keys.cql_q2_loss, gaps[1])
+        return self._reduce_loss(gaps.sum(0), tensordict=tensordict), {}

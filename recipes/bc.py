@@ -1,0 +1,65 @@
+"""Behaviour cloning (Pomerleau 1988), discrete and continuous actions, of a data set.
+
+python -m recipes.bc env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
+python -m recipes.bc --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Adam
+
+from kit.config import Positive
+from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
+from kit.modules import make_actor
+from kit.trainer import Trainer
+from kit.update import Update
+
+LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "f": ("BCLoss", {"loss_function": "l2"}),
+    "i": ("kit.losses:LikelihoodBCLoss", {}),
+}
+"""Loss and its arguments, for real-valued actions and for choices."""
+
+
+@dataclass
+class Config(OfflineConfig):
+    """Settings of behaviour cloning."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    """Widths of the hidden layers of the actor."""
+    activation: str = "relu"
+    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    loss: str = "auto"
+    """Loss of torchrl.objectives, module:Class; auto: squared error, or likelihood."""
+    learning_rate: Positive = 1e-3
+    """Learning rate of Adam."""
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the gradient; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire cloning; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="bc")
+    env = experiment.make_env()
+    buffer = experiment.make_dataset(env)
+    shape: dict[str, Any] = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
+    kind = env.action_leaves[0].dtype.kind
+    actor = make_actor(env, **shape, continuous="deterministic" if kind == "f" else "normal")
+    name, options = LOSSES["f" if kind == "f" else "i"]
+    chosen = make_loss or (name if cfg.loss == "auto" else cfg.loss)
+    loss = experiment.make_loss(chosen, actor, **options)
+    update = Update(
+        loss,
+        Adam(loss.parameters(), lr=cfg.learning_rate, fused=True),
+        max_grad_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+    )
+    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)

@@ -1,0 +1,81 @@
+"""Conservative Q-learning (Kumar et al. 2020), continuous actions, of a data set.
+
+python -m recipes.cql env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
+python -m recipes.cql --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Adam
+from torchrl.objectives import SoftUpdate
+
+from kit.config import Count, NotNegative, Positive, UnitInterval
+from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
+from kit.modules import make_action_value, make_actor
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(OfflineConfig):
+    """Settings of CQL."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    """Widths of the hidden layers of actor and critics."""
+    activation: str = "relu"
+    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    loss: str = "kit.losses:CQLLoss"
+    """Loss of torchrl.objectives, or module:Class."""
+    min_q_weight: NotNegative = 1.0
+    """Weight of the penalty of Q-values (alpha in eq. 4)."""
+    num_random: Count = 10
+    """Actions of each kind by which the penalty of one of the transitions is estimated."""
+    initial_alpha: Positive = 1.0
+    """Initial entropy temperature; it is learned."""
+    target_entropy: float | None = None
+    """Target entropy of the policy; null: minus the number of action dimensions."""
+    tau: UnitInterval = 0.005
+    """Polyak averaging coefficient of the target networks."""
+    learning_rate: Positive = 1e-3
+    """Learning rate of Adam."""
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the gradient; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire CQL; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="cql")
+    env = experiment.make_env(actions="continuous")
+    buffer = experiment.make_dataset(env)
+    sizes, activation = cfg.hidden_sizes, cfg.activation
+    how: Any = {"continuous": "tanh_normal", "orthogonal": False, "return_log_prob": False}
+    actor = make_actor(env, sizes, activation, **how).select_out_keys("action")
+    entropy = -float(env.action_spec.shape[1:].numel())
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        make_action_value(env, sizes, activation),
+        action_spec=env.action_spec[0],
+        min_q_weight=cfg.min_q_weight,
+        num_random=cfg.num_random,
+        alpha_init=cfg.initial_alpha,
+        target_entropy=entropy if cfg.target_entropy is None else cfg.target_entropy,
+        loss_function="l2",
+    )
+    loss.make_value_estimator(gamma=cfg.gamma)
+    update = Update(
+        loss,
+        Adam(loss.parameters(), lr=cfg.learning_rate, fused=True),
+        max_grad_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+        target_updater=SoftUpdate(loss, tau=cfg.tau),
+    )
+    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)

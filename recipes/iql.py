@@ -1,0 +1,77 @@
+"""Implicit Q-learning (Kostrikov et al. 2022), continuous actions, of a data set.
+
+python -m recipes.iql env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
+python -m recipes.iql --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Adam
+from torchrl.objectives import SoftUpdate
+
+from kit.config import Count, Positive, UnitInterval
+from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
+from kit.modules import make_action_value, make_actor, make_value
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(OfflineConfig):
+    """Settings of IQL."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    """Widths of the hidden layers of actor and critics."""
+    activation: str = "relu"
+    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    loss: str = "IQLLoss"
+    """Loss of torchrl.objectives, or module:Class."""
+    num_critics: Count = 2
+    """Number of Q-networks; the minimum over them is used."""
+    expectile: UnitInterval = 0.7
+    """Expectile of Q-values over actions of the data that state values estimate (eq. 5)."""
+    temperature: Positive = 3.0
+    """Factor of advantages in the exponential weights of the actor (beta in eq. 7)."""
+    tau: UnitInterval = 0.005
+    """Polyak averaging coefficient of the target networks."""
+    learning_rate: Positive = 1e-3
+    """Learning rate of Adam."""
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the gradient; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire IQL; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="iql")
+    env = experiment.make_env(actions="continuous")
+    buffer = experiment.make_dataset(env)
+    sizes, activation = cfg.hidden_sizes, cfg.activation
+    how: Any = {"continuous": "tanh_normal", "orthogonal": False, "return_log_prob": False}
+    actor = make_actor(env, sizes, activation, **how).select_out_keys("action")
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        make_action_value(env, sizes, activation),
+        make_value(env, sizes, activation, orthogonal=False),
+        num_qvalue_nets=cfg.num_critics,
+        expectile=cfg.expectile,
+        temperature=cfg.temperature,
+        loss_function="l2",
+    )
+    loss.make_value_estimator(gamma=cfg.gamma)
+    update = Update(
+        loss,
+        Adam(loss.parameters(), lr=cfg.learning_rate, fused=True),
+        max_grad_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+        target_updater=SoftUpdate(loss, tau=cfg.tau),
+    )
+    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)

@@ -1,0 +1,81 @@
+"""TD3+BC (Fujimoto and Gu 2021), continuous actions, of a data set.
+
+python -m recipes.td3_bc env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
+python -m recipes.td3_bc --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Adam
+from torchrl.objectives import SoftUpdate
+
+from kit.config import Count, NotNegative, Positive, UnitInterval
+from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
+from kit.modules import make_action_value, make_actor
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(OfflineConfig):
+    """Settings of TD3+BC."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
+    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    """Widths of the hidden layers of actor and critics."""
+    activation: str = "relu"
+    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    loss: str = "TD3BCLoss"
+    """Loss of torchrl.objectives, or module:Class."""
+    alpha: NotNegative = 2.5
+    """Weight of Q-values, of mean absolute value 1, against the squared error of actions."""
+    policy_delay: Count = 2
+    """Gradient steps of the critics for each one of the actor."""
+    policy_noise: NotNegative = 0.2
+    """Standard deviation of the noise added to target actions (smoothing)."""
+    noise_clip: NotNegative = 0.5
+    """Largest noise added to target actions."""
+    tau: UnitInterval = 0.005
+    """Polyak averaging coefficient of the target networks."""
+    learning_rate: Positive = 1e-3
+    """Learning rate of Adam."""
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the gradient; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire TD3+BC; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="td3_bc")
+    env = experiment.make_env(actions="continuous")
+    buffer = experiment.make_dataset(env)
+    sizes, activation = cfg.hidden_sizes, cfg.activation
+    actor = make_actor(env, sizes, activation, continuous="deterministic", orthogonal=False)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        make_action_value(env, sizes, activation),
+        action_spec=env.action_spec[0],
+        alpha=cfg.alpha,
+        policy_noise=cfg.policy_noise,
+        noise_clip=cfg.noise_clip,
+        loss_function="l2",
+    )
+    loss.make_value_estimator(gamma=cfg.gamma)
+    networks = {"loss_actor": loss.actor_network_params, "loss_qvalue": loss.qvalue_network_params}
+    update = Update(
+        loss,
+        {n: Adam(p.parameters(), lr=cfg.learning_rate, fused=True) for n, p in networks.items()},
+        every={"loss_actor": cfg.policy_delay},
+        max_grad_norm=cfg.max_grad_norm,
+        compile=cfg.compile,
+        target_updater=SoftUpdate(loss, tau=cfg.tau),
+        target_update_every=cfg.policy_delay,
+    )
+    return experiment.trainer(env, actor, buffer=buffer, update=update, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)

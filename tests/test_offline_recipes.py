@@ -1,0 +1,222 @@
+"""Recipes that learn from a data set: recording, counting, resuming, and what they learn."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kit.buffers.datasets
+from kit.experiment import EnvConfig, OfflineSteps
+from kit.record import record
+from kit.steps import SettingError
+from kit.trainer import Trainer
+from tests.tiny import assert_equal, weights
+
+CONTINUOUS = ["bc", "td3_bc", "iql", "cql"]
+
+
+def transitions(rows: int = 200, ends: int = 20) -> Any:
+    """Transitions of random actions in the pendulum, in episodes of ``ends`` steps."""
+    from kit.collectors import VectorCollector
+    from kit.envs import make_env
+
+    env = make_env("Pendulum-v1", 1, seed=3, max_episode_steps=ends)
+    collector = VectorCollector(env, None, frames_per_batch=rows)
+    batch = next(iter(collector))[0].exclude("collector")
+    collector.shutdown()
+    return batch
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """A data set without files."""
+    rows = transitions()
+    monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: rows.clone())
+    return rows
+
+
+def built(name: str, max_episode_steps: int = 15, **changes: Any) -> Trainer:
+    recipe = importlib.import_module(f"recipes.{name}")
+    steps = OfflineSteps(
+        gradient_steps=60, gradient_steps_per_iteration=10, minibatch_size=8, evaluation_every=30,
+        evaluation_episodes=1,
+    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "steps": steps, "hidden_sizes": [8, 8], "progress": False, "runs": None, "log_every": 20,
+    }  # fmt: skip
+    config = recipe.Config(**{**settings, **changes})
+    config.env.max_episode_steps = max_episode_steps
+    return recipe.build(config)
+
+
+@pytest.mark.usefixtures("stored")
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_plan_and_ledger_agree_on_the_fast_path(name):
+    trainer = built(name)
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert (ledger.policy_steps, ledger.gradient_steps, ledger.samples) == (0, 60, 480)
+    assert ledger.evaluations == 2
+    assert trainer.update.plain_reason == ""
+
+
+@pytest.mark.usefixtures("stored")
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
+    fast = built(name)
+    fast.run()
+    eager = built(name, compile=False)
+    eager.run()
+    assert_equal(weights(fast), weights(eager))
+
+
+@pytest.mark.usefixtures("stored")
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
+    whole = built(name)
+    whole.run()
+    broken = built(name, runs=str(tmp_path))
+    broken.register_op(
+        "post_steps",
+        lambda: broken.request_stop() if broken.ledger.gradient_steps == 40 else None,
+    )
+    broken.run()
+    resumed = built(name, runs=str(tmp_path), resume=str(broken.folder))
+    resumed.run()
+    assert resumed.ledger.counters() == whole.ledger.counters()
+    assert_equal(weights(resumed), weights(whole))
+
+
+def test_choices_are_cloned_by_their_likelihood(monkeypatch):
+    from kit.collectors import VectorCollector
+    from kit.envs import make_env
+
+    collector = VectorCollector(make_env("CartPole-v1", 1, seed=3), None, frames_per_batch=300)
+    rows = next(iter(collector))[0].exclude("collector")
+    collector.shutdown()
+    rows["action"] = (rows["observation"][:, 2] > 0).long()
+    monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: rows.clone())
+    steps = OfflineSteps(gradient_steps=400, minibatch_size=64, evaluation_episodes=1)
+    trainer = built("bc", env=EnvConfig(num_envs=1), steps=steps, learning_rate=1e-2)
+    trainer.run()
+    assert trainer.update.plain_reason == ""
+    assert float(trainer.last_metrics["loss_bc"]) < 0.1
+
+
+def test_the_statistics_of_the_data_normalise_data_and_evaluation(stored):
+    trainer = built("iql")
+    seen = trainer.replay_buffer[:]["observation"]
+    torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(seen.std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
+    moments = trainer.evaluate.env.normalizer.observation["observation"]
+    mean = stored["observation"].double().mean(0)
+    torch.testing.assert_close(moments.mean, mean)
+    trainer.run()
+    assert torch.equal(moments.mean, mean)
+    raw = built("iql", normalize_data=False)
+    assert raw.evaluate.env.normalizer is None
+    assert torch.equal(raw.replay_buffer[:]["observation"], stored["observation"])
+
+
+# ---------------------------------------------------------------------- the loss of CQL
+def test_the_penalty_of_cql_is_that_of_the_paper_within_any_bounds():
+    """With Q-values that are zero it estimates the logarithm of the volume of the actions."""
+    loss = built_loss("cql")
+    loss.qvalue_network_params.data.zero_()
+    loss.actor_network_params.data.zero_()
+    columns = loss.actor_network_params.flatten_keys(".").values(True, True)
+    last_bias = next(leaf for leaf in columns if leaf.shape == (2,))
+    last_bias.data[1] = 0.458  # a deviation of 1 before the tanh, so that all actions are likely
+    loss.num_random = 4_000
+    rows = transitions(16).clone()
+    loss.q_loss(rows)
+    penalty, _ = loss.cql_loss(rows)
+    volume, actions = 4.0, 3 * loss.num_random  # torques are in [-2, 2]
+    expected = 2 * torch.log(torch.tensor(volume * actions))  # of two critics
+    torch.testing.assert_close(penalty, expected, atol=0.05, rtol=0)
+
+
+def built_loss(name: str) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kit.experiment.read_datasets", lambda folders: transitions())
+        return built(name, normalize_data=False).loss_module
+
+
+# ---------------------------------------------------------------------- what is refused
+def test_bad_data_sets_and_counts_are_refused(stored, monkeypatch):
+    with pytest.raises(SettingError, match=r"gradient_steps=25 .*works: 20 or 30"):
+        built("bc", steps=OfflineSteps(gradient_steps=25, gradient_steps_per_iteration=10))
+    with pytest.raises(SettingError, match=r"holds observations of shape \(3,\), .*CartPole"):
+        built("bc", env=EnvConfig(num_envs=1))
+    monkeypatch.undo()
+    with pytest.raises(SettingError, match=r"dataset='' names no folder.*kit.record"):
+        built("bc")
+
+
+def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_path):
+    first = built("bc", runs=str(tmp_path))
+    first.run()
+    monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: stored[:100].clone())
+    with pytest.raises(SettingError, match="has 100 transitions, and that of the run had 200"):
+        built("bc", runs=str(tmp_path), resume=str(first.folder))
+
+
+# ---------------------------------------------------------------------- files
+def test_a_data_set_is_read_as_it_was_written(tmp_path):
+    pytest.importorskip("minari")
+    rows, folder = transitions(110, ends=20), tmp_path / "pendulum-random-v0"
+    assert kit.buffers.datasets.write_dataset(folder, rows, "Pendulum-v1") == 5
+    read = kit.buffers.datasets.read_datasets([str(folder)])
+    assert len(read) == 100  # the last ten steps are no whole episode
+    for key in read.keys(True, True):
+        assert torch.equal(read[key], rows[key][:100]), key
+    assert len(kit.buffers.datasets.read_datasets([str(folder), str(folder)])) == 200
+    with pytest.raises(SettingError, match="exists already"):
+        kit.buffers.datasets.write_dataset(folder, rows, "Pendulum-v1")
+    with pytest.raises(SettingError, match="is no folder of a data set"):
+        kit.buffers.datasets.read_datasets([str(tmp_path)])
+
+
+def sac_run(folder: Path, policy_steps: int, **settings: Any) -> Any:
+    """A run of SAC, as it is saved."""
+    import recipes.sac
+    from kit.evaluate import SavedRun
+
+    config = recipes.sac.Config(runs=str(folder), progress=False, **settings)
+    config.steps.total_policy_steps, config.steps.evaluation_every = policy_steps, None
+    config.steps.evaluation_episodes, config.steps.learning_starts = 1, min(500, policy_steps)
+    trainer = recipes.sac.build(config)
+    trainer.run()
+    return SavedRun(trainer.folder)
+
+
+def test_whole_episodes_of_a_saved_run_are_recorded(tmp_path):
+    pytest.importorskip("minari")
+    run, folder = sac_run(tmp_path, 20, hidden_sizes=[8]), tmp_path / "few-v0"
+    assert record(run, folder, episodes=2, random=0.5, seed=1) == 400
+    run.close()
+    rows = kit.buffers.datasets.read_datasets([str(folder)])
+    assert rows["next", "truncated"].squeeze(-1).nonzero().flatten().tolist() == [199, 399]
+    assert torch.equal(rows["next", "observation"][:199], rows["observation"][1:200])
+
+
+@pytest.mark.slow
+def test_they_beat_behaviour_cloning_on_a_mixed_data_set(tmp_path):
+    pytest.importorskip("minari")
+    run, folders = sac_run(tmp_path, 5_000), []
+    for number, random in enumerate([0.1, 0.5, 1.0]):
+        folders.append(tmp_path / f"part{number}-v0")
+        record(run, folders[-1], episodes=20, random=random, seed=number)
+    run.close()
+    returns = {}
+    for name in CONTINUOUS:
+        steps = OfflineSteps(gradient_steps=10_000, minibatch_size=256, evaluation_episodes=50)
+        data = {"dataset": [str(folder) for folder in folders], "max_episode_steps": 200}
+        trainer = built(name, **data, steps=steps, hidden_sizes=[64, 64], log_every=None)
+        trainer.run()
+        returns[name] = trainer.journal.latest["evaluation/return"]
+    assert all(returns[name] > returns["bc"] for name in ("td3_bc", "iql", "cql")), returns
