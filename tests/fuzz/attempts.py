@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-SECONDS = 60.0
+SECONDS = 300.0
 """Longer than any attempt takes, many times over; what takes longer hangs."""
 
 
