@@ -16,7 +16,7 @@ import kit
 ROOT = Path(kit.__file__).parents[1]
 FLOORS: list[set[str]] = [
     {"recipes"},
-    {"evaluate", "experiment", "testing"},
+    {"evaluate", "experiment", "record", "testing"},
     {"cli", "__main__"},
     {"trainer", "hooks"},
     {"update", "collectors", "buffers"},
