@@ -121,6 +121,11 @@ class Experiment:
             "gamma": cfg.gamma,
         }
         if isinstance(cfg, OfflineConfig):
+            for name in ("normalize_observation", "normalize_reward"):
+                if settings[name]:
+                    why = "changes collected batches alone, and this recipe collects none"
+                    works = "leave it out; normalize_data=true normalises observations"
+                    raise SettingError(f"env.{name}", True, why, works)
             settings["normalize_observation"] = cfg.normalize_data
         kwargs = settings.pop("kwargs")
         for name in {*settings, "device"} & set(kwargs):
@@ -309,8 +314,13 @@ class Experiment:
     ) -> BaseCollector | None:
         cfg, exploration = self.cfg, parts.pop("exploration_policy", None)
         wanted = parts.pop("collector", None) or cfg.collector
+        if self.plan.offline and cfg.collector_kwargs:
+            why = "are arguments of a collector, and nothing is collected (offline)"
+            raise SettingError("collector_kwargs", cfg.collector_kwargs, why, "leave them out")
         if isinstance(wanted, BaseCollector) or (wanted is None and self.plan.offline):
             return wanted
+        if self.plan.offline:
+            raise SettingError("collector", wanted, "has no steps to collect (offline)", [None])
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
         wanted = wanted or ("episode" if self.plan.collects_episodes else "vector")
         for name in {*settings, "collector", "env", "policy", "plan", "rank"}:
@@ -391,6 +401,9 @@ def _check_family(plan: StepPlan, family: str | None) -> None:
     if family == "off_policy" and plan.update_epochs is not None:
         why = "is a setting of on-policy algorithms, and this recipe is off-policy"
         raise SettingError("update_epochs", plan.update_epochs, why, "use replay_ratio")
+    if family == "offline" and not plan.offline:
+        why = "collects policy steps, and this recipe learns from a data set alone"
+        raise SettingError("steps_per_env", plan.steps_per_env, why, [0])
 
 
 def _check_learning(plan: StepPlan, cfg: AnyConfig) -> None:

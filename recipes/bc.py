@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.optim import Adam
 
-from kit.config import Positive
+from kit.config import HiddenSizes, Positive
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_actor
 from kit.trainer import Trainer
@@ -29,7 +29,7 @@ class Config(OfflineConfig):
     """Settings of behaviour cloning."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of the actor."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""

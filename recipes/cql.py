@@ -7,12 +7,12 @@ python -m recipes.cql --help
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, NotNegative, Positive, UnitInterval
+from kit.config import Finite, HiddenSizes, Limits, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.trainer import Trainer
@@ -24,7 +24,7 @@ class Config(OfflineConfig):
     """Settings of CQL."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of actor and critics."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
@@ -32,11 +32,11 @@ class Config(OfflineConfig):
     """Loss of torchrl.objectives, or module:Class."""
     min_q_weight: NotNegative = 1.0
     """Weight of the penalty of Q-values (alpha in eq. 4)."""
-    num_random: Count = 10
+    num_random: Annotated[int, Limits(1, 1_000)] = 10
     """Actions of each kind by which the penalty of one of the transitions is estimated."""
     initial_alpha: Positive = 1.0
     """Initial entropy temperature; it is learned."""
-    target_entropy: float | None = None
+    target_entropy: Finite | None = None
     """Target entropy of the policy; null: minus the number of action dimensions."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""

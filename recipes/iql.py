@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, Positive, UnitInterval
+from kit.config import HiddenSizes, Networks, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_action_value, make_actor, make_value
 from kit.trainer import Trainer
@@ -24,13 +24,13 @@ class Config(OfflineConfig):
     """Settings of IQL."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of actor and critics."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "IQLLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    num_critics: Count = 2
+    num_critics: Networks = 2
     """Number of Q-networks; the minimum over them is used."""
     expectile: UnitInterval = 0.7
     """Expectile of Q-values over actions of the data that state values estimate (eq. 5)."""

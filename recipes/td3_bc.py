@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, NotNegative, Positive, UnitInterval
+from kit.config import Count, HiddenSizes, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.trainer import Trainer
@@ -24,7 +24,7 @@ class Config(OfflineConfig):
     """Settings of TD3+BC."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
-    hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of actor and critics."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""

@@ -38,8 +38,8 @@ from kit.config import Count, NotNegative, Positive, UnitInterval
 from kit.config.parts import resolve
 from kit.config.plain import check, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
-from kit.experiment import EnvConfig
-from kit.steps import SettingError
+from kit.experiment import EnvConfig, make_plan
+from kit.steps import SettingError, StepPlan
 from kit.steps.settings import OnPolicySteps
 
 RECIPES = [
@@ -92,8 +92,40 @@ def test_every_configuration_of_a_recipe_comes_back(recipe, steps):
     if steps != "kit":
         config.steps = dialect(steps)()
     plain = to_plain(config)
+    if steps != "kit" and recipe.Config.FAMILY == "offline":
+        refuse_vocabulary(recipe, config, plain)
+        return
     assert yaml.safe_load(yaml.safe_dump(plain)) == plain
     assert from_plain(recipe.Config, plain) == config
+
+
+def refuse_vocabulary(recipe, config, plain):
+    """Words that count policy steps mean nothing where none are collected."""
+    name = config.steps.NAME
+    message = f"steps={name!r} counts policy steps, and this recipe collects none: it learns from"
+    for attempt in (
+        lambda: check(config),
+        lambda: from_plain(recipe.Config, plain),
+        lambda: help_text(recipe.Config, name),
+    ):
+        with pytest.raises(SettingError, match=message) as raised:
+            attempt()
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_plan_of_a_recipe_comes_back(recipe):
+    config = recipe.Config()
+    config.steps = make_plan(config, "any")
+    check(config)
+    assert from_plain(recipe.Config, to_plain(config)) == config
+    assert make_plan(config, "any") == config.steps
+
+
+def test_an_offline_recipe_refuses_a_plan_that_collects():
+    config = recipes.bc.Config(steps=StepPlan(total_policy_steps=64, steps_per_env=8))
+    with pytest.raises(SettingError, match="steps_per_env=8 collects policy steps, and this"):
+        make_plan(config, "bc")
 
 
 def test_what_is_left_out_has_its_default():
@@ -242,6 +274,7 @@ def test_the_help_has_every_setting_with_default_type_and_text(recipe):
     assert "env.max_episode_steps=null (a whole number from 1 or null)" in text
     assert "gamma=0.99 (a number from 0 to 1) Discount factor." in text
     assert not {"<class", "typing", "Annotated"} & set(text.split())
+    assert ("steps=NAME" in text) == (recipe.Config.FAMILY != "offline")
 
 
 def test_the_help_of_another_vocabulary_has_its_settings():

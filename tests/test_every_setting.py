@@ -17,7 +17,9 @@ import recipes
 from kit.config import RunConfig
 from kit.config.parts import resolve
 from kit.config.plain import from_plain
+from kit.steps import SettingError
 from tests.fuzz.random_configs import leaves_of, small_config
+from tests.stored import NAMES, read_stored
 
 RECIPES = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
 
@@ -56,6 +58,11 @@ def part(path: str) -> Look:
         return found if isinstance(found, (bool, int, float, str)) else type(found).__name__
 
     return look
+
+
+def refused(run: Outcome) -> Any:
+    """Nothing: the setting is refused, and there is no run."""
+    raise AssertionError(run)
 
 
 class Effect(NamedTuple):
@@ -197,12 +204,42 @@ EFFECTS: dict[str, Effect] = {
     "tau": Effect(0.5),
     "target_update_every": Effect(3, weights, {"tau": 0.5}),
     "policy_delay": Effect(3),
+    # data sets
+    "steps.gradient_steps": Effect(72, counts("gradient_steps")),
+    "steps.gradient_steps_per_iteration": Effect(16, counts("iterations")),
+    "dataset": Effect([NAMES[1]]),
+    "normalize_data": Effect(False),
+    "alpha": Effect(10.0),
+    "expectile": Effect(0.9),
+    "temperature": Effect(0.1),
+    "min_q_weight": Effect(10.0),
+    "num_random": Effect(3),
     # exploration
     "epsilon_end": Effect(1.0),
     "exploration_share": Effect(1.0),
     "exploration_noise": Effect(0.9),
 }
 """By the name of the setting; the same for all recipes that have it."""
+
+OFFLINE: dict[str, Effect] = {
+    "env.id": Effect("MountainCarContinuous-v0", refused),
+    "env.num_envs": Effect(33, part("evaluate.env.num_envs"), {"steps.evaluation_episodes": 40}),
+    "env.vectorization": Effect("async", part("evaluate.env.backend")),
+    "env.action_repeat": Effect(2, part("plan.action_repeat")),
+    "env.max_episode_steps": Effect(3, part("plan.max_episode_steps")),
+    "env.normalize_observation": Effect(True, refused),
+    "env.normalize_reward": Effect(True, refused),
+    "env.step_timeout": Effect(
+        60.0,
+        lambda run: run.trainer.evaluate.env.backend._workers[0].step_timeout,
+        {"env.vectorization": "async"},
+    ),
+    "env.kwargs": Effect({"restart_on_error": 3}, part("evaluate.env.backend.restarts")),
+    "collector": Effect("torchrl", refused),
+    "collector_kwargs": Effect({"reuse": True}, refused),
+    "device": Effect("cuda", part("evaluate.device.type")),
+}
+"""Of recipes that learn from a data set, whose environments only evaluate."""
 
 LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
 """Another loss that fits; for other recipes one derived from their own is made."""
@@ -211,7 +248,8 @@ LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
 def effect_of(recipe: str, name: str) -> Effect:
     if name == "loss":
         return Effect(LOSSES.get(recipe, f"{__name__}:Other"), part("loss_module"))
-    effect = EFFECTS[name]
+    offline = _module(recipe).Config.FAMILY == "offline"
+    effect = {**EFFECTS, **OFFLINE}[name] if offline else EFFECTS[name]
     if effect.value is None:  # a flag
         return effect._replace(value=not _settings(recipe)[name])
     return effect
@@ -238,6 +276,7 @@ def outcome(recipe: str, folder: Path, settings: dict[str, Any], capsys: Any) ->
         functools.reduce(lambda group, key: group[key], groups, values)[last] = value
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr("kit.experiment.read_datasets", read_stored)
         capsys.readouterr()
         trainer = _module(recipe).build(from_plain(_module(recipe).Config, values))
         ledger = trainer.run()
@@ -269,6 +308,10 @@ def differs(recipe: str, name: str, tmp_path: Path, capsys: Any) -> bool:
     if name == "loss":
         derive_loss(recipe)
     known = _settings(recipe)
+    if effect.look is refused:
+        with pytest.raises(SettingError, match="dataset" if name == "env.id" else name):
+            outcome(recipe, tmp_path, {name: effect.value}, capsys)
+        return True
     given = {key: value for key, value in effect.given.items() if key in known}
     seen = []
     for number, settings in enumerate([given, {**given, name: effect.value}]):

@@ -24,7 +24,7 @@ from kit.cli.terminal import terminal
 from kit.cli.trust import check_names, trusted_names
 from kit.collectors.base import PolicyFault
 from kit.config import RunConfig
-from kit.config.plain import flat, from_plain, settings, to_plain
+from kit.config.plain import check, flat, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
 from kit.envs.errors import EnvironmentFault
 from kit.envs.hanging import die_with_parent
@@ -318,6 +318,7 @@ def help_text(config_class: type[RunConfig], steps: str = "kit") -> str:
     config: Any = config_class()
     if steps in DIALECTS:
         config.steps = dialect(steps)()
+        check(config)
     lines = [
         f"{Recipe.of(config_class).command} [setting=value ...]",
         "",
@@ -325,14 +326,14 @@ def help_text(config_class: type[RunConfig], steps: str = "kit") -> str:
         "  resume=latest              resumes the newest run (or resume=<run folder>)",
         "  trust=MODULE,...           modules that a resumed run may import, docs/security.md",
         "  preset=NAME                settings from presets/<recipe>/NAME.yaml beside the recipe",
-        f"  steps=NAME                 steps in another vocabulary: {', '.join(DIALECTS)}",
-        "",
-        "settings:",
-        "",
     ]
+    if config_class.FAMILY != "offline":
+        names = ", ".join(DIALECTS)
+        lines.append(f"  steps=NAME                 steps in another vocabulary: {names}")
+    lines += ["", "settings:", ""]
     for dotted, default, kind, text in settings(config):
         lines.append(f"  {dotted}={_shown(default)}  ({kind})")
-        wrapped = textwrap.wrap(text.replace("``", ""), 86)
+        wrapped = textwrap.wrap(text.replace("``", ""), 86, break_on_hyphens=False)
         lines += textwrap.indent("\n".join(wrapped), " " * 6).split("\n")
     return "\n".join(lines)
 

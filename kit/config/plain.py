@@ -17,7 +17,7 @@ from kit.dialects import dialect
 from kit.dialects.base import Dialect
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, show
-from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 
 PLAN = "plan"
 """In place of a dialect's name: the settings of steps are those of a plan itself."""
@@ -97,9 +97,13 @@ def _made(path: str, value: Any, hint: Any) -> Any:
             return from_plain(group, value, f"{path}.")
         settings = dict(value)
         name = settings.pop("dialect")
+        if name != PLAN and issubclass(group, OfflineSteps):
+            raise _no_vocabulary(path, name, group)
         return (StepPlan.from_dict if name == PLAN else dialect(name).from_settings)(settings)
     if isinstance(value, group):
         check(value, f"{path}.")
+    elif isinstance(value, Dialect) and issubclass(group, OfflineSteps):
+        raise _no_vocabulary(path, value.NAME, group)
     elif not (_has_steps(group) and isinstance(value, (Dialect, StepPlan))):
         raise _no_group(path, value, group)
     return value
@@ -113,8 +117,15 @@ def _group(hint: Any) -> type | None:
 
 
 def _has_steps(group: type) -> bool:
-    """Whether a group of settings makes a plan, which other libraries' settings can replace."""
-    return issubclass(group, (OnPolicySteps, OffPolicySteps))
+    """Whether a group of settings makes a plan, which another plan can replace."""
+    return issubclass(group, (OnPolicySteps, OffPolicySteps, OfflineSteps))
+
+
+def _no_vocabulary(path: str, name: Any, group: type) -> SettingError:
+    """The error of another library's settings of steps for a recipe that collects nothing."""
+    why = "counts policy steps, and this recipe collects none: it learns from a data set"
+    names = ", ".join(f"{path}.{f.name}" for f in dataclasses.fields(group)[:3])
+    return SettingError(path, name, why, f"use {names}")
 
 
 def _no_group(path: str, value: Any, group: type) -> SettingError:
@@ -125,7 +136,9 @@ def _no_group(path: str, value: Any, group: type) -> SettingError:
         return SettingError(path, dict(value), "is a mapping", f"use {path}={name}({given})")
     if _has_steps(group):
         why = "is neither a plan nor settings of steps that fit this recipe"
-        works = f"use {name}(...), a StepPlan, or another library's settings of kit.dialects"
+        works = f"use {name}(...) or a StepPlan"
+        if not issubclass(group, OfflineSteps):
+            works = f"use {name}(...), a StepPlan, or another library's settings of kit.dialects"
         return SettingError(path, value, why, works)
     if isinstance(value, str) and "id" in {f.name for f in dataclasses.fields(group)}:
         works = f"use {path}.id={value} (in Python {path}={name}(id={value!r}))"

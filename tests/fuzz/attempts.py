@@ -127,14 +127,18 @@ def _unchecked(cls: type, values: dict[str, Any]) -> Any:
 def main(recipe: str, first: str, last: str, mode: str) -> None:
     """Write a line for each attempt."""
     import tempfile
+    from unittest import mock
+
+    from tests.stored import read_stored
 
     warnings.simplefilter("ignore")
     os.chdir(tempfile.mkdtemp())
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what environments print is no answer
-    for number in range(int(first), int(last)):
-        out.write(json.dumps(attempt(recipe, number, mode == "run")._asdict()) + "\n")
-        out.flush()
+    with mock.patch("kit.experiment.read_datasets", read_stored):
+        for number in range(int(first), int(last)):
+            out.write(json.dumps(attempt(recipe, number, mode == "run")._asdict()) + "\n")
+            out.flush()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import torchrl.objectives
 from kit.collectors.registry import COLLECTORS
 from kit.config.plain import to_plain
 from tests.dialects.random_settings import EVERY_DIALECT, NASTY, random_settings
+from tests.stored import NAMES
 
 HUGE = [2**31, 2**32 + 1, 2**53, 2**63 - 1, 2**63, 2**64, 10**7, 10**9, 10**12, 10**18, 10**30]
 HOSTILE = [*NASTY, *HUGE, -(2**63), 1.5, -0.0, 1e308, 1e-310, "nan", "inf", "\n", "a\nb", "ü" * 300]
@@ -44,6 +45,7 @@ WORDS: dict[str, list[Any]] = {
            "Taxi-v3", "Blackjack-v1", "nowhere:Env-v0", "os:path", "ALE/Pong-v5", ":"],
     "replay_ratio": [1, "1/4", 0.3, 2, 0, "1/0", "x/y", "1/3", 1e300, "1e400"],
     "rounding": ["error", "down", "up", "sideways"],
+    "dataset": [[NAMES[0]], NAMES, [], ["nowhere"], ["/"], [""]],
     "hidden_sizes": [[], [8], [4, 4], [16, 8, 4], [0], [-1], [8.0], [10**9], [10**5, 10**5],
                      [2] * 300, [[8]], [True], ["8"], (8, 8)],
 }  # fmt: skip
@@ -85,14 +87,19 @@ def random_config(config_class: type, draw: random.Random, hostile: float) -> di
 
 
 def small_config(config_class: type) -> dict[str, Any]:
-    """Plain values of a run of some dozen policy steps, which writes nothing."""
+    """Plain values of a run of some dozen policy (offline: gradient) steps; it writes nothing."""
     values = to_plain(config_class())
     steps, on_policy = values["steps"], "update_epochs" in values["steps"]
-    whole_episodes = steps["steps_per_env"] is None
     values |= {"runs": None, "progress": False, "collector": None}
     values |= {"hidden_sizes": [8]} if "hidden_sizes" in values else {}
     values["env"]["num_envs"] = 2
-    steps |= {"total_policy_steps": 64, "evaluation_every": None, "evaluation_episodes": 1}
+    steps |= {"evaluation_every": None, "evaluation_episodes": 1}
+    if "dataset" in values:
+        values["dataset"] = [NAMES[0]]
+        steps |= {"gradient_steps": 64, "gradient_steps_per_iteration": 8, "minibatch_size": 4}
+        return values
+    whole_episodes = steps["steps_per_env"] is None
+    steps |= {"total_policy_steps": 64}
     steps |= {"update_epochs": 1} if on_policy else {"learning_starts": 32}
     if steps.get("sequence_length"):
         steps["sequence_length"] = 4
