@@ -202,7 +202,11 @@ class GAE(torchrl_value.GAE):
         self.n_step = n_step
         self.standardizer = Standardizer(standardize) if standardize else None
         self._traced: Traced | None = None
-        self._reads = list(getattr(value_network, "in_keys", ()))
+
+    @property
+    def _reads(self) -> list[Any]:
+        """Keys that the value network reads."""
+        return list(getattr(self.value_network, "in_keys", ()))
 
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Add advantages, value targets and values to a batch ``[num_envs, steps]``.
@@ -216,7 +220,8 @@ class GAE(torchrl_value.GAE):
             self._traced = Traced(self._written, self, self.value_network, name="GAE")
         names = self.tensor_keys
         ends = [("next", name) for name in (names.reward, names.done, names.terminated)]
-        seen = [*self._reads, *(("next", *_as_tuple(key)) for key in self._reads)]
+        reads = self._reads
+        seen = [*reads, *(("next", *_as_tuple(key)) for key in reads)]
         read = tensordict.select(*seen, *ends, ("collector", "mask"), strict=False)
         with torch.no_grad():
             self._traced.refresh()
@@ -307,8 +312,12 @@ class VTrace(GAE):
             raise SettingError("actor_network", type(actor_network).__name__, why, works)
         (self._action,) = actor_network.dist_sample_keys
         (self._log_prob,) = actor_network.log_prob_keys
-        reads = [*actor_network.in_keys, self._action, self._log_prob]
-        self._reads = [*dict.fromkeys([*self._reads, *reads])]
+
+    @property
+    def _reads(self) -> list[Any]:
+        """Keys that value network and policy read, and what the policy wrote."""
+        reads = [*self.actor_network.in_keys, self._action, self._log_prob]
+        return [*dict.fromkeys([*super()._reads, *reads])]
 
     def _estimates(
         self, batch: TensorDictBase, reward: Tensor, done: Tensor, terminated: Tensor,

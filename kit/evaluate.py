@@ -22,6 +22,7 @@ from kit.cli.recipe import Recipe
 from kit.cli.run_folder import find_run, read_config
 from kit.cli.trust import check_names, check_recipe, trusted_names
 from kit.config.plain import from_plain
+from kit.envs import EnvironmentFault
 from kit.hooks.evaluation import Evaluator
 from kit.logging.files import make_folder, not_written
 from kit.steps import SettingError
@@ -106,7 +107,10 @@ class SavedRun:
             evaluator = self.evaluator(1, seed, vectorization="sync", **drawn)
             metrics = evaluator(0)
             evaluator.close()
-        except gym.error.DependencyNotInstalled as error:
+        except EnvironmentFault as fault:
+            error = fault.__context__
+            if not isinstance(error, gym.error.DependencyNotInstalled):
+                raise
             why, works = f"needs a package that is missing ({error})", "torchrl-kit[video]"
             raise SettingError("video", str(video), why, f"pip install '{works}'") from None
         (made,) = frames.glob("*.mp4")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, Positive
+from kit.config import ActorCriticConfig, Positive, ScheduleName
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
@@ -32,7 +32,7 @@ class Config(ActorCriticConfig):
     """Loss of torchrl.objectives (ClipPPOLoss, KLPENPPOLoss, PPOLoss), or module:Class."""
     clip_epsilon: Positive = 0.2
     """Clipping range of the probability ratio."""
-    anneal_clip: str = "constant"
+    anneal_clip: ScheduleName = "constant"
     """Schedule of that range; the same choices as anneal."""
     clip_value: Positive | Literal[True] | None = None
     """Clipping range of the value around its last estimate; true: clip_epsilon; null: none."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, Count, Natural, Positive
+from kit.config import ActorCriticConfig, Count, Natural, Positive, ScheduleName
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
@@ -45,7 +45,7 @@ class Config(ActorCriticConfig):
     """Loss of torchrl.objectives (ClipPPOLoss, KLPENPPOLoss, PPOLoss), or module:Class."""
     clip_epsilon: Positive = 0.2
     """Clipping range of the probability ratio."""
-    anneal_clip: str = "constant"
+    anneal_clip: ScheduleName = "constant"
     """Schedule of that range; the same choices as anneal."""
     target_kl: Positive | None = None
     """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""

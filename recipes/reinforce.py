@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE, RewardToGo
-from kit.config import ActorCriticConfig, NotNegative, Positive, UnitInterval
+from kit.config import ActorCriticConfig, NotNegative, Positive, ScheduleName, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
@@ -45,7 +45,7 @@ class Config(ActorCriticConfig):
     normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Over what: each batch, or all batches so far."""
     learning_rate: Positive = 5e-3
-    anneal: str = "constant"
+    anneal: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

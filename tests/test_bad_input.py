@@ -142,11 +142,11 @@ REFUSED = {
     "ppo seed=1,2": "seed='1,2' is several values; what works: 1 or --multirun",
     "sac steps=sb3 steps.train_freq=1,episode": "what works: 1 or [1,episode] or --multirun",
     "ppo env.id=${bar}": "Interpolation key 'bar' not found",
-    "ppo preset=mujco": "preset='mujco' does not exist; what works: mujoco.",
+    "ppo preset=mujco": "preset='mujco' does not exist; what works: mujoco or",
     "ppo loss=ClipPPOLos": "loss='ClipPPOLos' is not in torchrl.objectives; what works: "
     "ClipPPOLoss or",
     "ppo loss=nowhere_at_all:Loss": "cannot be imported: No module named 'nowhere_at_all'",
-    "ppo anneal=lin": "anneal='lin' is not a choice; what works: linear or",
+    "ppo anneal=lin": "anneal='lin' is not a schedule; what works: linear or",
     "ppo activation=tan": "activation='tan' is unknown; what works: tanh or",
     "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
     "ppo collector_kwargs.fast_polcy=exact": "fast_polcy='exact' is no argument of "
@@ -166,7 +166,8 @@ REFUSED = {
     "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
     "ppo gae_lambda=-0.5": "gae_lambda=-0.5 is less than 0; what works: 0.",
     "ppo clip_epsilon=0": "clip_epsilon=0.0 is not above 0; use a number above 0.",
-    "ppo max_grad_norm=nan": "max_grad_norm=nan is not a number.",
+    "ppo max_grad_norm=nan": "max_grad_norm=nan is not a number above 0 or null; give a number "
+    "above 0 or null.",
     "sac max_grad_norm=0": "max_grad_norm=0.0 is not above 0; use a number above 0.",
     "ppo target_kl=-1": "target_kl=-1.0 is not above 0",
     "ppo entropy_coeff=-1": "entropy_coeff=-1.0 is less than 0; what works: 0.",
@@ -185,7 +186,8 @@ REFUSED = {
     "ppo checkpoint_every=-5": "checkpoint_every=-5 is less than 1; what works: 1.",
     "ppo time_limit=0": "time_limit=0.0 is not above 0; use a number above 0.",
     "sac target_entropy=inf": "target_entropy=inf is not a finite number",
-    "ppo initial_log_std=-.inf": "initial_log_std=-inf is not a finite number",
+    "ppo initial_log_std=-inf": "initial_log_std=-inf is not a finite number",
+    "ppo initial_log_std=-.inf": "initial_log_std='-.inf' is not a number; give a number.",
     "ppo initial_log_std=100": "initial_log_std=100.0 is more than 10; what works: 10.",
     "ppo learning_rate=1e-300": "learning_rate=1e-300 is not above 0 in float32",
     "ppo stop_at_return=nan": "stop_at_return=nan is not a number",
@@ -306,8 +308,8 @@ class NaNFlag(Scripted):
 class InfiniteReset(Scripted):
     """Begins with an infinite observation."""
 
-    def reset(self, **_):
-        return np.full(2, np.inf, np.float32), {}
+    def reset(self, **how):
+        return np.full_like(super().reset(**how)[0], np.inf), {}
 
 
 class NoReset(Scripted):

@@ -100,13 +100,16 @@ def test_a_run_without_a_checkpoint_says_so(run, capsys, tmp_path):
     assert error == f"\nerror: run='{tmp_path}' has no checkpoint yet; let it run on.\n"
 
 
-def test_an_environment_that_cannot_be_drawn_says_so(run, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("when", ["made", "drawn"])
+def test_an_environment_that_cannot_be_drawn_says_so(run, capsys, tmp_path, monkeypatch, when):
     import gymnasium as gym
+    from gymnasium.envs.classic_control import CartPoleEnv
 
     def missing(*_, **__):
         raise gym.error.DependencyNotInstalled("MoviePy is not installed")
 
-    monkeypatch.setattr(gym.wrappers, "RecordVideo", missing)
+    where = (gym.wrappers, "RecordVideo") if when == "made" else (CartPoleEnv, "render")
+    monkeypatch.setattr(*where, missing)
     error = command(capsys, str(run), "--episodes", "1", "--video", str(tmp_path / "v.mp4"), code=1)
     assert "needs a package that is missing (MoviePy is not installed)" in error
     assert "pip install 'torchrl-kit[video]'" in error

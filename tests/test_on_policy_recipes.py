@@ -186,7 +186,7 @@ def test_coefficients_follow_their_schedules():
     [
         ("a2c", {"n_step": 5, "gae_lambda": 0.9}, r"n_step=5 contradicts lmbda=0\.9"),
         ("a2c", {"normalize_over": "minibatch"}, r"normalize_over='minibatch' is not a choice"),
-        ("ppo", {"anneal": "lineal"}, r"schedule='lineal' is not a schedule"),
+        ("ppo", {"anneal": "lineal"}, r"anneal='lineal' is not a schedule"),
         ("ppo", {"anneal": "warmup 2 linear"}, r"share of the run that is not between 0 and 1"),
         ("ppo", {"anneal": "piecewise 0.5"}, r"has 1 values for 1 boundaries"),
         (

@@ -177,5 +177,5 @@ def test_a_recipe_that_is_gone_is_one_line(command, file, capsys):
     capsys.readouterr()
     file.unlink()
     with pytest.raises(SystemExit):
-        evaluate(["latest"])
+        evaluate(["latest", "--trust", str(file)])
     assert one_line(capsys.readouterr().err).startswith(f"recipe='{file}' cannot be imported")

@@ -14,6 +14,7 @@ from kit.config.limits import (
     NotNegative,
     Outputs,
     Positive,
+    ScheduleName,
     Seed,
     UnitInterval,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "Outputs",
     "Positive",
     "RunConfig",
+    "ScheduleName",
     "Seed",
     "UnitInterval",
 ]

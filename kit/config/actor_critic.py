@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kit.config.limits import HiddenSizes, LogStd, NotNegative, Positive, UnitInterval
+from kit.config.limits import (
+    HiddenSizes,
+    LogStd,
+    NotNegative,
+    Positive,
+    ScheduleName,
+    UnitInterval,
+)
 from kit.config.settings import OnPolicyConfig
 
 
@@ -23,11 +30,11 @@ class ActorCriticConfig(OnPolicyConfig):
     """Initial log standard deviation of the Gaussian policy."""
     entropy_coeff: NotNegative = 0.0
     """Weight of the entropy bonus."""
-    anneal_entropy: str = "constant"
+    anneal_entropy: ScheduleName = "constant"
     """Schedule of that weight; the same choices as anneal."""
     critic_coeff: NotNegative = 0.5
     """Weight of the value loss."""
-    anneal_critic: str = "constant"
+    anneal_critic: ScheduleName = "constant"
     """Schedule of that weight; the same choices as anneal."""
     critic_loss: Literal["l2", "l1", "smooth_l1"] = "l2"
     """Distance between value and return: squared, absolute, or both (Huber)."""
@@ -41,7 +48,7 @@ class ActorCriticConfig(OnPolicyConfig):
     """Initial learning rate."""
     body_lr_factor: Positive = 1.0
     """Factor of the learning rate of the hidden layers; the output layers have it as it is."""
-    anneal: str = "linear"
+    anneal: ScheduleName = "linear"
     """Schedule of the learning rate, down to 0: linear, cosine or constant; "warmup 0.1 cosine"
     rises from 0 in a tenth of the run; "piecewise 0.5 0.1" is a tenth from half of the run on."""
     max_grad_norm: Positive | None = 0.5

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from kit.steps import SettingError
+from kit.steps import SettingError, make_schedule
 from kit.steps.errors import LARGEST
 
 LARGEST_FLOAT, SMALLEST_FLOAT = 3.4e38, 1.2e-38
@@ -49,6 +49,22 @@ class Limits:
         return f"{'above' if self.open else 'from'} {_shown(self.low)}"
 
 
+@dataclass(frozen=True)
+class NamesSchedule:
+    """Texts that :func:`~kit.steps.make_schedule` takes, for ``Annotated[str, ...]``."""
+
+    def check(self, field: str, value: str) -> None:
+        """Refuse a text that is no schedule.
+
+        Raises:
+            SettingError: if it is none.
+        """
+        make_schedule(value, 1.0, 1.0, 1_000, field)
+
+    def __str__(self) -> str:
+        return "that names a schedule"
+
+
 def _shown(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
 
@@ -69,6 +85,8 @@ UnitInterval = Annotated[float, Limits(0, 1)]
 """A number in [0, 1]: a discount, a probability, an averaging coefficient."""
 LogStd = Annotated[float, Limits(-20, 10)]
 """Logarithm of a standard deviation."""
+ScheduleName = Annotated[str, NamesSchedule()]
+"""Constant, linear, cosine, exponential, or a text with shares of the run."""
 Networks = Annotated[int, Limits(1, 1_000)]
 """Networks of an ensemble."""
 Outputs = Annotated[int, Limits(1, 10_000)]

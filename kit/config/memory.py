@@ -94,9 +94,19 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int) -> Iterator[Need]:
         yield Need("env.num_envs", envs, lambda envs: length * (envs * row + BYTES_PER_STEP))
     rows = (plan.minibatch_size or steps) * (plan.sequence_length or 1)
     for sizes, networks in _networks(cfg, inputs):
+        minibatch = Need("steps.minibatch_size", rows, functools.partial(operator.mul, row))
+        activations = 8 * rows * sum(sizes)
+        if networks.value is sizes and networks.size > activations:  # narrower, both need less
+
+            def of_both(sizes: list[int], alone: Callable[[Any], int] = networks.bytes_of) -> int:
+                return alone(sizes) + 8 * rows * sum(sizes)
+
+            networks = networks._replace(bytes_of=of_both)
+        else:
+            each = row + 8 * sum(sizes)
+            minibatch = minibatch._replace(bytes_of=functools.partial(operator.mul, each))
         yield networks
-        with_activations = functools.partial(operator.mul, row + 8 * sum(sizes))
-        yield Need("steps.minibatch_size", rows, with_activations)
+        yield minibatch
 
 
 def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:

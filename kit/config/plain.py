@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from kit.config.documentation import field_docs
-from kit.config.limits import Limits
+from kit.config.limits import Limits, NamesSchedule
 from kit.dialects import dialect
 from kit.dialects.base import Dialect
 from kit.steps import SettingError, StepPlan
@@ -147,17 +147,17 @@ def _no_group(path: str, value: Any, group: type) -> SettingError:
     return SettingError(path, value, why, f"use {path}.name=value (in Python {name}(...))")
 
 
-def _limits(hint: Any) -> Limits | None:
+def _limits(hint: Any) -> Limits | NamesSchedule | None:
     """The limits of a type such as ``Count``."""
-    own = (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Limits))
-    return next(own, None)
+    extras = getattr(hint, "__metadata__", ())
+    return next((extra for extra in extras if isinstance(extra, Limits | NamesSchedule)), None)
 
 
 def _plain_value(path: str, value: Any, hint: Any) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         value, limits = _plain_value(path, value, arguments[0]), _limits(hint)
-        if limits is not None and isinstance(value, list):
+        if isinstance(limits, Limits) and isinstance(value, list):
             if len(value) > limits.high:
                 raise SettingError(path, value, f"has more than {limits.high} entries")
         elif limits is not None:
@@ -239,7 +239,7 @@ def _called(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         kind, limits = _called(arguments[0]), _limits(hint)
-        if typing.get_origin(arguments[0]) is list and limits is not None:
+        if typing.get_origin(arguments[0]) is list and isinstance(limits, Limits):
             return kind.replace("a list", f"a list of at most {limits.high}", 1)
         return kind if limits is None else f"{kind} {limits}"
     if origin in (typing.Union, types.UnionType):

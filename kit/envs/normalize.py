@@ -201,9 +201,13 @@ class Normalizer:
             values[rows] = self._clipped((values[rows] - moments.mean) / deviation)
 
     def _clipped(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Clip in place; two plain calls take a fraction of the time of ``np.clip``."""
-        np.maximum(values, -self.clip, out=values)
-        np.minimum(values, self.clip, out=values)
+        """Clip in place, but infinity stays, to be found in the environment that returned it.
+
+        Two plain calls take a fraction of the time of ``np.clip``.
+        """
+        finite = True if np.vdot(values, values) < np.inf else np.isfinite(values)
+        np.maximum(values, -self.clip, out=values, where=finite)
+        np.minimum(values, self.clip, out=values, where=finite)
         return values
 
     # ------------------------------------------------------------------ pure functions of tensors
@@ -228,8 +232,7 @@ class Normalizer:
         if known is None:
             return observation
         scaled = (observation - known.mean) / (known.var + EPSILON).sqrt()
-        clipped: Tensor = scaled.clamp(-self.clip, self.clip).to(observation.dtype)
-        return clipped
+        return self._clamped(scaled).to(observation.dtype)
 
     def step_tensors(
         self, statistics: Statistics, step: Any, learn: bool
@@ -256,9 +259,12 @@ class Normalizer:
         step = step._replace(next_observation=self.apply(statistics, step.next_observation))
         if reward is not None:
             scaled = step.reward.double() / (reward.var + EPSILON).sqrt()
-            scaled = scaled.clamp(-self.clip, self.clip).to(step.reward.dtype)
-            step = step._replace(reward=scaled)
+            step = step._replace(reward=self._clamped(scaled).to(step.reward.dtype))
         return statistics, step
+
+    def _clamped(self, values: Tensor) -> Tensor:
+        """The values clipped; infinity stays, as on the host."""
+        return torch.where(values.isinf(), values, values.clamp(-self.clip, self.clip))
 
     # ------------------------------------------------------------------ in and out
     def state_dict(self) -> dict[str, Any]:
@@ -289,22 +295,23 @@ def _initial(shape: tuple[int, ...]) -> Moments:
 
 
 def _learn(known: Moments, values: NDArray[Any]) -> None:
-    """Take values in, in place, unless one is a NaN, which would spread to every environment.
+    """Take values in, in place, unless one is NaN or infinite: that would spread to every one.
 
-    A NaN is then found in the environment that returned it.
+    It is then found in the environment that returned it.
     """
     values = values.astype(np.float64, copy=False)
     new = len(values)
     mean = np.add.reduce(values) / new  # np.mean and np.var, without their five times longer way
+    if not np.isfinite(mean).all():
+        return
     apart = values - mean
     var = np.add.reduce(apart * apart) / new
-    if not np.isnan(var).any():
-        for view, value in zip(known, known.merged(mean, var, new)):
-            view[...] = value
+    for view, value in zip(known, known.merged(mean, var, new)):
+        view[...] = value
 
 
 def _merged(known: Moments, values: Tensor) -> Moments:
-    """The moments with ``values``, ``[num_envs, ...]``, taken in unless one is a NaN."""
+    """The moments with ``values``, ``[num_envs, ...]``, taken in unless one is NaN or infinite."""
     var, mean = torch.var_mean(values.double(), dim=0, correction=0)
     bad = var.isnan().any()
     merged = known.merged(mean, var, len(values))

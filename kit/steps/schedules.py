@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kit.steps.errors import SettingError, real_number, whole_number
+from kit.steps.errors import SettingError, nearest_first, real_number, whole_number
 
 Schedule = Callable[[int], float]
 
@@ -145,7 +145,9 @@ SCHEDULES: dict[str, Callable[[float, float, int], Schedule]] = {
 }
 
 
-def make_schedule(kind: str, start: float, end: float, duration: int) -> Schedule:
+def make_schedule(
+    kind: str, start: float, end: float, duration: int, field: str = "schedule"
+) -> Schedule:
     """The schedule called ``kind``.
 
     Args:
@@ -156,6 +158,7 @@ def make_schedule(kind: str, start: float, end: float, duration: int) -> Schedul
         start: value when the counter is 0.
         end: value from ``duration`` on; ignored by ``"constant"`` and ``"piecewise"``.
         duration: length of the ramp, in units of the counter.
+        field: name of the setting, for the error.
 
     Raises:
         SettingError: if ``kind`` is unknown, or the numbers do not make such a schedule.
@@ -163,32 +166,32 @@ def make_schedule(kind: str, start: float, end: float, duration: int) -> Schedul
     name, *words = kind.split() or [""]
     duration = max(duration, 1)
     if name == "warmup":
-        (share,) = _shares(kind, words[:1])
-        inner = make_schedule(" ".join(words[1:]) or "constant", start, end, duration)
+        (share,) = _shares(field, kind, words[:1])
+        inner = make_schedule(" ".join(words[1:]) or "constant", start, end, duration, field)
         return Warmup(inner, max(round(share * duration), 1))
     if name == "piecewise":
-        shares = _shares(kind, words[::2])
-        factors = [real_number("schedule", _number(kind, word)) for word in words[1::2]]
+        shares = _shares(field, kind, words[::2])
+        factors = [real_number(field, _number(field, kind, word)) for word in words[1::2]]
         boundaries = [round(share * duration) for share in shares]
         return Piecewise(boundaries, [start, *(start * factor for factor in factors)])
     if kind not in SCHEDULES:
         works = [*sorted(SCHEDULES), "warmup 0.1 linear", "piecewise 0.5 0.1"]
-        raise SettingError("schedule", kind, "is not a schedule", works)
+        raise SettingError(field, kind, "is not a schedule", nearest_first(kind, works))
     return SCHEDULES[kind](start, end, duration)
 
 
-def _shares(kind: str, words: Sequence[str]) -> list[float]:
+def _shares(field: str, kind: str, words: Sequence[str]) -> list[float]:
     """Shares of a run, in (0, 1)."""
-    shares = [_number(kind, word) for word in words]
+    shares = [_number(field, kind, word) for word in words]
     if not shares or not all(0 < share < 1 for share in shares):
         why = "has a share of the run that is not between 0 and 1"
-        raise SettingError("schedule", kind, why, ["warmup 0.1 linear", "piecewise 0.5 0.1"])
+        raise SettingError(field, kind, why, ["warmup 0.1 linear", "piecewise 0.5 0.1"])
     return shares
 
 
-def _number(kind: str, word: str) -> float:
+def _number(field: str, kind: str, word: str) -> float:
     try:
         return float(word)
     except ValueError:
         works = ["warmup 0.1 linear", "piecewise 0.5 0.1"]
-        raise SettingError("schedule", kind, f"has {word!r} for a number", works) from None
+        raise SettingError(field, kind, f"has {word!r} for a number", works) from None
