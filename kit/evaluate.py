@@ -108,8 +108,10 @@ class SavedRun:
             metrics = evaluator(0)
             evaluator.close()
         except EnvironmentFault as fault:
-            error = fault.__context__
-            if not isinstance(error, gym.error.DependencyNotInstalled):
+            error: BaseException | None = fault
+            while not (error is None or isinstance(error, gym.error.DependencyNotInstalled)):
+                error = error.__context__
+            if error is None:
                 raise
             why, works = f"needs a package that is missing ({error})", "torchrl-kit[video]"
             raise SettingError("video", str(video), why, f"pip install '{works}'") from None
