@@ -23,7 +23,14 @@ from kit.cli.recipe import Recipe
 from kit.cli.run_folder import RunFolder
 from kit.collectors import make_collector
 from kit.collectors.actor import Policy
-from kit.config import EnvConfig, OfflineConfig, OffPolicyConfig, OnPolicyConfig, RunConfig
+from kit.config import (
+    EnvConfig,
+    OfflineConfig,
+    OffPolicyConfig,
+    OnPolicyConfig,
+    ReplayConfig,
+    RunConfig,
+)
 from kit.config.memory import check_memory, memory_of_machine, needs_of
 from kit.config.parts import accepts, resolve
 from kit.config.plain import check
@@ -48,7 +55,7 @@ __all__ = [
 EVALUATED_AT_ONCE = 32
 """Environments of an evaluation, at most, where fewer train; they play its episodes in turns."""
 
-AnyConfig = OnPolicyConfig | OffPolicyConfig | OfflineConfig
+AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig
 Actions = Literal["continuous", "discrete"]
 Parts = Mapping[str, Any]
 """Parts of a trainer by the name of its argument, which replace those of a recipe."""
@@ -412,9 +419,9 @@ def _check_learning(plan: StepPlan, cfg: AnyConfig) -> None:
     if plan.trains and starts and total is not None and starts > total:
         why = f"is beyond the {total} policy steps of the run, which would train nothing"
         raise SettingError("steps.learning_starts", starts, why, [total])
-    if not (isinstance(cfg, OffPolicyConfig) and plan.is_exact and plan.trains) or plan.offline:
+    if not (isinstance(cfg, ReplayConfig) and plan.is_exact and plan.trains) or plan.offline:
         return
-    n_step, length = cfg.n_step, plan.sequence_length or 1
+    n_step, length = getattr(cfg, "n_step", 1), plan.sequence_length or 1
     needed = n_step + 1 if n_step > 1 else length
     envs = plan.num_envs * plan.world_size
     steps = range(plan.iterations + 1)

@@ -12,10 +12,10 @@ from typing import Any
 from torch.optim import Adam
 
 from kit.buffers import SequenceReplay
-from kit.config import Count, NotNegative, Positive, UnitInterval
+from kit.config import Count, NotNegative, Positive, ReplayConfig, UnitInterval
 from kit.dialects.base import Dialect
-from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
-from kit.modules.world import GaussianWorldModel, Player, TanhActor, perceptron
+from kit.experiment import EnvConfig, Experiment, main
+from kit.modules.world import GaussianWorldModel, Player, TanhActor, elu_network
 from kit.steps import StepPlan
 from kit.steps.settings import SequenceSteps
 from kit.trainer import Trainer
@@ -31,7 +31,7 @@ def episodes() -> SequenceSteps:
 
 
 @dataclass
-class Config(OffPolicyConfig):
+class Config(ReplayConfig):
     """Settings of Dreamer."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
@@ -50,7 +50,7 @@ class Config(OffPolicyConfig):
     """Weight of longer returns."""
     free_nats: NotNegative = 3.0
     """Divergence between posterior and prior that costs nothing."""
-    continuation_coeff: NotNegative = 0.0
+    continuation_coeff: NotNegative = 10.0
     """Weight of the loss of predicted continuations; 0: imagined episodes never end."""
     exploration_noise: NotNegative = 0.3
     """Standard deviation of the noise added to actions in [-1, 1]."""
@@ -69,7 +69,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 
     model = GaussianWorldModel(env, cfg.size)
     actor = TanhActor(model.code, model.features, model.size)
-    critic = perceptron(model.features, model.size.units, 3, 1)
+    critic = elu_network(model.features, model.size.units, 3, 1)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         model,

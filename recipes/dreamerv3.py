@@ -14,9 +14,10 @@ from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import DreamerV3Optimizer
 
 from kit.buffers import SequenceReplay
-from kit.config import Count, Limits, Natural, NotNegative, Positive, UnitInterval
+from kit.config import Count, Limits, Natural, NotNegative, Positive, ReplayConfig, UnitInterval
 from kit.dialects.base import Dialect
-from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
+from kit.envs import VectorEnv
+from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import Evaluator
 from kit.modules.world import LatentActor, Player, make_critic, make_world_model
 from kit.steps import StepPlan
@@ -25,14 +26,14 @@ from kit.trainer import Trainer
 from kit.update import Update
 
 LOSS_SETTINGS = (
-    "imagination_horizon", "imagination_starts", "discount_horizon", "lmbda", "entropy_coeff",
+    "imagination_horizon", "imagination_starts", "gamma", "lmbda", "entropy_coeff",
     "free_nats", "replay_critic_coeff",
 )  # fmt: skip
 """Settings that are arguments of the loss, by the same names."""
 
 
 @dataclass
-class Config(OffPolicyConfig):
+class Config(ReplayConfig):
     """Settings of DreamerV3."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="CartPole-v1", num_envs=1))
@@ -41,14 +42,14 @@ class Config(OffPolicyConfig):
     """Size of all networks: nano, tiny, 1m, 12m, 25m, 50m, 100m, 200m, 400m (parameters)."""
     loss: str = "kit.losses:DreamerV3Loss"
     """Loss, as module:Class."""
+    gamma: UnitInterval = 0.997
+    """Discount factor."""
     buffer_size: Count = 100_000
     """Records that the replay holds: observations, with one more for each episode."""
     imagination_horizon: Annotated[int, Limits(1, 1_000)] = 15
     """Imagined policy steps."""
     imagination_starts: Count | None = 8
     """Last time steps of each sequence from which imagination begins; null: all, as published."""
-    discount_horizon: Positive = 333.0
-    """Policy steps after which a reward counts 1/e; the discount is 1 - 1 / discount_horizon."""
     lmbda: UnitInterval = 0.95
     """Weight of longer returns."""
     entropy_coeff: NotNegative = 3e-4
@@ -70,7 +71,7 @@ class Config(OffPolicyConfig):
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire DreamerV3; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="dreamer_v3")
-    plan, env = experiment.plan, experiment.make_env()
+    env = experiment.make_env()
 
     world_model = make_world_model(env, cfg.size)
     actor = LatentActor(world_model.code, world_model.features, world_model.size)
@@ -81,28 +82,34 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         make_critic(world_model),
         **{name: getattr(cfg, name) for name in LOSS_SETTINGS},
     )
+    player = Player(world_model, actor).to(cfg.device)
+    wired = around(experiment, env, loss, player)
+    return experiment.trainer(env, player, parts=parts, **wired)
+
+
+def around(experiment: Experiment, env: VectorEnv, loss: Any, player: Player) -> dict[str, Any]:
+    """The update, the replay, and an evaluation with sampled actions, as published."""
+    cfg: Any = experiment.cfg
+    plan = experiment.plan
     optimizer = DreamerV3Optimizer(
         loss.parameters(),
         lr=cfg.learning_rate,
         agc=cfg.max_grad_ratio,
         warmup_steps=cfg.warmup_gradient_steps,
     )
-    update = Update(
-        loss, optimizer, compile=cfg.compile, target_updater=SoftUpdate(loss, tau=cfg.tau)
-    )
-
-    player = Player(world_model, actor).to(cfg.device)
-    evaluate = Evaluator(
-        experiment.make_evaluation_env(env),
-        player,
-        episodes=plan.evaluation_episodes,
-        seed=cfg.seed,
-        device=cfg.device,
-        exploration_type=ExplorationType.RANDOM,  # as published
-    )
-    buffer = SequenceReplay(cfg.buffer_size, plan.sequence_length, cfg.device)
-    wired = {"buffer": buffer, "update": update, "evaluate": evaluate}
-    return experiment.trainer(env, player, parts=parts, **wired)
+    target_updater = SoftUpdate(loss, tau=cfg.tau)
+    return {
+        "update": Update(loss, optimizer, compile=cfg.compile, target_updater=target_updater),
+        "buffer": SequenceReplay(cfg.buffer_size, plan.sequence_length, cfg.device),
+        "evaluate": Evaluator(
+            experiment.make_evaluation_env(env),
+            player,
+            episodes=plan.evaluation_episodes,
+            seed=cfg.seed,
+            device=cfg.device,
+            exploration_type=ExplorationType.RANDOM,
+        ),
+    }
 
 
 if __name__ == "__main__":

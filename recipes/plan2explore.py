@@ -9,22 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchrl.envs.utils import ExplorationType
-from torchrl.objectives import SoftUpdate
-from torchrl.trainers.algorithms import DreamerV3Optimizer
-
 import recipes.dreamerv3
-from kit.buffers import SequenceReplay
 from kit.config import Count
 from kit.dialects.base import Dialect
 from kit.experiment import EnvConfig, Experiment, main
-from kit.hooks import EndOfExploration, Evaluator
+from kit.hooks import EndOfExploration
 from kit.modules.world import Ensemble, LatentActor, Player, make_critic, make_world_model
 from kit.steps import StepPlan
 from kit.steps.settings import ExplorationSteps
 from kit.trainer import Trainer
-from kit.update import Update
-from recipes.dreamerv3 import LOSS_SETTINGS
+from recipes.dreamerv3 import LOSS_SETTINGS, around
 
 
 @dataclass
@@ -42,7 +36,7 @@ class Config(recipes.dreamerv3.Config):
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire Plan2Explore; ``make_loss`` replaces ``cfg.loss``, ``parts`` those of the trainer."""
     experiment = Experiment(cfg, algorithm="p2e_dv3_exploration")
-    plan, env = experiment.plan, experiment.make_env()
+    env = experiment.make_env()
 
     model = make_world_model(env, cfg.size)
     features, size = model.features, model.size
@@ -51,32 +45,11 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     networks = model, actor, make_critic(model), explorer, make_critic(model), ensemble
     settings = {name: getattr(cfg, name) for name in LOSS_SETTINGS}
     loss = experiment.make_loss(make_loss or cfg.loss, *networks, **settings)
-    optimizer = DreamerV3Optimizer(
-        loss.parameters(),
-        lr=cfg.learning_rate,
-        agc=cfg.max_grad_ratio,
-        warmup_steps=cfg.warmup_gradient_steps,
-    )
-    update = Update(
-        loss, optimizer, compile=cfg.compile, target_updater=SoftUpdate(loss, tau=cfg.tau)
-    )
 
-    player = Player(model, actor).to(cfg.device)
-    evaluate = Evaluator(  # the actor of the task, from the first evaluation on: zero-shot
-        experiment.make_evaluation_env(env),
-        player,
-        episodes=plan.evaluation_episodes,
-        seed=cfg.seed,
-        device=cfg.device,
-        exploration_type=ExplorationType.RANDOM,
-    )
-    wired = {
-        "buffer": SequenceReplay(cfg.buffer_size, plan.sequence_length, cfg.device),
-        "update": update,
-        "evaluate": evaluate,
-        "exploration_policy": Player(model, explorer).to(cfg.device),
-        "hooks": [EndOfExploration(loss)],
-    }
+    player = Player(model, actor).to(cfg.device)  # evaluated from the beginning: zero-shot
+    wired = around(experiment, env, loss, player)
+    wired["exploration_policy"] = Player(model, explorer).to(cfg.device)
+    wired["hooks"] = [EndOfExploration(loss)]
     return experiment.trainer(env, player, parts=parts, **wired)
 
 

@@ -166,7 +166,6 @@ EFFECTS: dict[str, Effect] = {
     "size": Effect("tiny"),
     "imagination_horizon": Effect(3),
     "imagination_starts": Effect(1),
-    "discount_horizon": Effect(3.0),
     "lmbda": Effect(0.1),
     "free_nats": Effect(0.0),
     "replay_critic_coeff": Effect(5.0),

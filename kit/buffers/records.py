@@ -138,10 +138,15 @@ class SequenceReplay:
 
     # ------------------------------------------------------------------ sampling
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
-        """Yield a minibatch ``[sequences, sequence_length]`` for each gradient step that is due."""
+        """Yield a minibatch ``[sequences, sequence_length]`` for each gradient step that is due.
+
+        Raises:
+            SettingError: if the plan does not say how many sequences a minibatch has.
+        """
+        count = whole_number("minibatch_size", plan.minibatch_size, at_least=1)
         for _ in range(limit):
             several = range(plan.minibatches_per_gradient_step or 1)
-            yield [self.sample(plan.minibatch_size or 1) for _ in several]
+            yield [self.sample(count) for _ in several]
 
     def sample(self, count: int) -> TensorDictBase:
         """Draw windows, each as likely as every other, ``[count, sequence_length]``.

@@ -23,6 +23,7 @@ from kit.config.settings import (
     OfflineConfig,
     OffPolicyConfig,
     OnPolicyConfig,
+    ReplayConfig,
     RunConfig,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "OnPolicyConfig",
     "Outputs",
     "Positive",
+    "ReplayConfig",
     "RunConfig",
     "ScheduleName",
     "Seed",

@@ -88,8 +88,8 @@ class OnPolicyConfig(RunConfig):
 
 
 @dataclass
-class OffPolicyConfig(RunConfig):
-    """What every off-policy recipe has: minibatches are sampled from a replay buffer."""
+class ReplayConfig(RunConfig):
+    """What every recipe has that trains on what it remembers, transitions or sequences."""
 
     FAMILY = "off_policy"
 
@@ -98,6 +98,12 @@ class OffPolicyConfig(RunConfig):
     """Discount factor."""
     buffer_size: Count = 1_000_000
     """Transitions that the replay buffer holds."""
+
+
+@dataclass
+class OffPolicyConfig(ReplayConfig):
+    """What every off-policy recipe has: minibatches are sampled from a replay buffer."""
+
     n_step: Count = 1
     """Rewards summed into one before bootstrapping (n-step returns)."""
 

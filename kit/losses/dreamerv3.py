@@ -59,8 +59,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         imagination_horizon: imagined policy steps.
         imagination_starts: last time steps of each sequence from which imagination begins;
             ``None``: all of them, as published.
-        discount_horizon: policy steps after which a reward counts 1/e: the discount is
-            ``1 - 1 / discount_horizon``.
+        gamma: discount; 1 - 1/333 as published.
         lmbda: weight of longer returns (eq. 7).
         entropy_coeff: weight of the actor's entropy (eq. 11).
         free_nats: divergence of posterior and prior that costs nothing (eq. 5).
@@ -86,7 +85,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         *,
         imagination_horizon: int = 15,
         imagination_starts: int | None = None,
-        discount_horizon: float = 333.0,
+        gamma: float = 1 - 1 / 333,
         lmbda: float = 0.95,
         entropy_coeff: float = 3e-4,
         free_nats: float = 1.0,
@@ -100,8 +99,8 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         self.return_scale = ReturnScale()
         self.imagination_horizon = imagination_horizon
         self.imagination_starts = whole_number("imagination_starts", imagination_starts or 0)
-        self.discount = 1 - 1 / discount_horizon
-        self.lmbda, self.entropy_coeff, self.free_nats = lmbda, entropy_coeff, free_nats
+        self.gamma, self.lmbda = gamma, lmbda
+        self.entropy_coeff, self.free_nats = entropy_coeff, free_nats
         self.dynamics_coeff = dynamics_coeff
         self.representation_coeff = representation_coeff
         self.replay_critic_coeff = replay_critic_coeff
@@ -117,7 +116,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         Args:
             tensordict: ``[sequences, time]``.
         """
-        outputs, _ = self._outputs(Records.of(tensordict, self.world_model, self.discount))
+        outputs, _ = self._outputs(Records.of(tensordict, self.world_model, self.gamma))
         return TensorDict(outputs, [])
 
     def _outputs(self, records: Records) -> tuple[dict[str, Tensor], Latent]:

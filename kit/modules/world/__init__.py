@@ -5,7 +5,7 @@ from __future__ import annotations
 from kit.modules.world.actions import ActionCode
 from kit.modules.world.actor import LatentActor
 from kit.modules.world.ensemble import Ensemble
-from kit.modules.world.gaussian import GaussianWorldModel, TanhActor, perceptron
+from kit.modules.world.gaussian import GaussianWorldModel, TanhActor, elu_network
 from kit.modules.world.model import WorldModel, make_critic, make_world_model
 from kit.modules.world.player import Player
 from kit.modules.world.rssm import RSSM
@@ -25,7 +25,7 @@ __all__ = [
     "StateSpace",
     "TanhActor",
     "WorldModel",
+    "elu_network",
     "make_critic",
     "make_world_model",
-    "perceptron",
 ]

@@ -24,7 +24,7 @@ GAUSSIAN_SIZES = {
 """Widths by name; ``published`` is that of Hafner et al. 2020, the others are for one CPU core."""
 
 
-def perceptron(
+def elu_network(
     in_features: int, units: int, layers: int, out_features: int | None = None
 ) -> nn.Sequential:
     """Linear layers with ELU between them, and at the end where there is no output layer."""
@@ -56,7 +56,7 @@ class GaussianRSSM(StateSpace):
         hidden = size.hidden
         self.joined = nn.Sequential(nn.Linear(size.stoch + action_features, hidden), nn.ELU())
         self.cell = nn.GRUCell(hidden, size.deter)
-        self.prior = perceptron(size.deter, hidden, 1, 2 * size.stoch)
+        self.prior = elu_network(size.deter, hidden, 1, 2 * size.stoch)
         self.posterior_deter = nn.Linear(size.deter, hidden, bias=False)
         self.posterior_embedding = nn.Linear(embedding, hidden)
         self.posterior_out = nn.Linear(hidden, 2 * size.stoch)
@@ -115,7 +115,7 @@ class GaussianWorldModel(WorldModel):
         super().__init__(env, size)
 
     def _network(self, in_features: int, layers: int, out_features: int | None = None) -> nn.Module:
-        return perceptron(in_features, self.size.units, layers, out_features)
+        return elu_network(in_features, self.size.units, layers, out_features)
 
     def _state_space(self, embedding: int) -> StateSpace:
         return GaussianRSSM(self.size, self.code.features, embedding)
@@ -158,7 +158,7 @@ class TanhActor(nn.Module):
         self.code = code
         self.raw = math.log(math.expm1(initial_deviation))
         columns = code.features if code.discrete else 2 * code.features
-        self.network = perceptron(features, size.units, 4, columns)
+        self.network = elu_network(features, size.units, 4, columns)
 
     def forward(self, features: Tensor) -> Tensor:
         """Columns that the other methods take: log-probabilities, or means and deviations."""
