@@ -175,7 +175,6 @@ EFFECTS: dict[str, Effect] = {
     "model_learning_rate": Effect(0.05),
     "ensemble": Effect(3),
     "steps.exploration_steps": Effect(8),
-    "steps.exploration_share": Effect(1.0),
     "anneal_entropy": Effect("linear", weights, {"entropy_coeff": 0.5}),
     "anneal_critic": Effect("linear"),
     "normalize_over": Effect("running"),
