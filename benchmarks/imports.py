@@ -25,7 +25,7 @@ STATEMENTS = {
         "import kit.trainer, kit.collectors, kit.envs.make, kit.update, kit.hooks, "
         "kit.cli.run_folder"
     ),
-    "kit steps words (the command)": "from kit.cli.steps import main; main(['steps', 'words'])",
+    "kit steps words (the command)": "from kit.__main__ import main; main(['steps', 'words'])",
 }
 
 

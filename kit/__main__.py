@@ -1,9 +1,45 @@
-"""``python -m kit`` is the command ``kit``."""
+"""The command ``kit``, also as ``python -m kit``."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import sys
+from collections.abc import Sequence
 
-from kit.cli.steps import main
+from kit.cli.terminal import terminal
 
-sys.exit(main())
+COMMANDS = {
+    "steps": "explain, translate and compare hyper-parameters of several libraries",
+    "record": "record the policy of a saved run to a data set",
+}
+"""What each command does. It is the module of this name in :mod:`kit.cli`, imported when it runs:
+``kit steps`` needs no PyTorch."""
+
+
+@terminal()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: words after ``kit``; those of the process, if ``None``.
+
+    Returns:
+        Exit code: 0, or 2 if the arguments make no sense.
+    """
+    parser = argparse.ArgumentParser(
+        prog="kit",
+        description="A modular component kit on TorchRL and tensordict.",
+        epilog="\n".join(
+            ["commands:", *(f"  {name:<8} {text}" for name, text in COMMANDS.items())]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, help="see below; each has its own --help")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="arguments of the command")
+    given = parser.parse_args(arguments)
+    return int(importlib.import_module(f"kit.cli.{given.command}").main(given.words))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

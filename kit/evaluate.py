@@ -39,6 +39,7 @@ class SavedRun:
         how: how to trust a module, for the error.
 
     Attributes:
+        folder: of the run.
         name: of its recipe.
         trainer: built from the run's settings, with its weights and its frozen normalisation; its
             replay buffer stays empty, which costs no memory.
@@ -50,7 +51,7 @@ class SavedRun:
     """
 
     def __init__(self, folder: Path, trust: Collection[str] = (), how: str = "trust=") -> None:
-        config = read_config(folder)
+        self.folder, config = folder, read_config(folder)
         checkpoint = Checkpoints.latest(folder / "checkpoints")
         if checkpoint is None:
             raise SettingError("run", str(folder), "has no checkpoint yet", "let it run on")
@@ -139,35 +140,50 @@ _ALONE = {
 """Settings of a trainer that is not run: it writes nothing and starts no process."""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Evaluate a run from the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m kit.evaluate", description=__doc__.split("\n")[0]
-    )
+def parser_for(command: str, text: str, seed: int) -> argparse.ArgumentParser:
+    """Make a parser with the arguments that say which run plays how many episodes.
+
+    Args:
+        command: that the parser is of.
+        text: module documentation, whose first line describes the command.
+        seed: default.
+    """
+    parser = argparse.ArgumentParser(prog=command, description=text.split("\n")[0])
     parser.add_argument("run", help='run folder, or "latest"')
     parser.add_argument("--runs", default="runs", help="where run folders are")
     parser.add_argument("--episodes", type=int, default=100, help="whole episodes to play")
-    parser.add_argument("--seed", type=int, default=12345, help="of the environments")
-    parser.add_argument("--video", type=Path, help="MP4 file for one episode")
+    parser.add_argument("--seed", type=int, default=seed, help="of the environments")
     parser.add_argument("--trust", help="modules that the run may import, separated by commas")
+    return parser
+
+
+def chosen_run(given: argparse.Namespace) -> SavedRun:
+    """Return the run that the arguments of :func:`parser_for` name, once they are checked."""
+    given.episodes = whole_number("episodes", given.episodes, at_least=1)
+    given.seed = whole_number("seed", given.seed)
+    folder = find_run(given.run, Path(given.runs), field="run")
+    return SavedRun(folder, trusted_names(given.trust), how="--trust ")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Evaluate a run from the command line."""
+    parser = parser_for("python -m kit.evaluate", __doc__, seed=12345)
+    parser.add_argument("--video", type=Path, help="MP4 file for one episode")
     given = parser.parse_args(argv)
     with errors_in_one_line():
-        episodes = whole_number("episodes", given.episodes, at_least=1)
-        seed = whole_number("seed", given.seed)
-        folder = find_run(given.run, Path(given.runs), field="run")
-        run = SavedRun(folder, trusted_names(given.trust), how="--trust ")
-        print(f"{folder}\nafter {run.policy_steps:,} policy steps, deterministic actions")
-        evaluator = run.evaluator(episodes, seed)
+        run = chosen_run(given)
+        print(f"{run.folder}\nafter {run.policy_steps:,} policy steps, deterministic actions")
+        evaluator = run.evaluator(given.episodes, given.seed)
         metrics = evaluator(0)
         evaluator.close()
         found = {name.partition("/")[2]: value for name, value in metrics.items()}
         print(
             "return {return:,.1f} ± {return_std:,.1f} (least {return_min:,.1f}, greatest "
             "{return_max:,.1f})".format(**found)
-            + f" over {episodes} episodes, length {found['length']:,.1f} policy steps"
+            + f" over {given.episodes} episodes, length {found['length']:,.1f} policy steps"
         )
         if given.video is not None:
-            shown = run.record(given.video, seed)
+            shown = run.record(given.video, given.seed)
             print(f"{given.video}: one episode, return {shown['evaluation/return']:,.1f}")
         run.close()
 

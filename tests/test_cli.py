@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.cli.steps import main
+from kit.__main__ import main
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
 
@@ -131,7 +131,7 @@ def test_what_makes_no_sense_is_one_clear_line(kit, words, message):
 def test_the_command_imports_nothing_heavy():
     code = (
         "import sys\n"
-        "from kit.cli.steps import main\n"
+        "from kit.__main__ import main\n"
         "main(['steps', 'explain', 'sheeprl', 'replay_ratio=0.5', 'num_envs=4'])\n"
         "heavy = {'torch', 'torchrl', 'tensordict', 'numpy', 'matplotlib', 'yaml', 'gymnasium'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"

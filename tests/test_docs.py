@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from kit.__main__ import main as kit
 from kit.cli.launch import main
-from kit.cli.steps import main as kit
 from kit.steps.settings import OnPolicySteps
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import kit.buffers.datasets
+from kit.__main__ import main
+from kit.cli.record import record
 from kit.experiment import EnvConfig, OfflineSteps
-from kit.record import record
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from tests.tiny import assert_equal, weights
@@ -153,7 +154,7 @@ def test_bad_data_sets_and_counts_are_refused(stored, monkeypatch):
     with pytest.raises(SettingError, match=r"holds observations of shape \(3,\), .*CartPole"):
         built("bc", env=EnvConfig(num_envs=1))
     monkeypatch.undo()
-    with pytest.raises(SettingError, match=r"dataset='' names no folder.*kit.record"):
+    with pytest.raises(SettingError, match=r"dataset='' names no folder.*kit record"):
         built("bc")
 
 
@@ -194,11 +195,13 @@ def sac_run(folder: Path, policy_steps: int, **settings: Any) -> Any:
     return SavedRun(trainer.folder)
 
 
-def test_whole_episodes_of_a_saved_run_are_recorded(tmp_path):
+def test_whole_episodes_of_a_saved_run_are_recorded(tmp_path, capsys):
     pytest.importorskip("minari")
     run, folder = sac_run(tmp_path, 20, hidden_sizes=[8]), tmp_path / "few-v0"
-    assert record(run, folder, episodes=2, random=0.5, seed=1) == 400
     run.close()
+    options = ["--episodes", "2", "--random", "0.5", "--seed", "1"]
+    assert main(["record", str(run.folder), "--to", str(folder), *options]) == 0
+    assert capsys.readouterr().out.endswith("2 episodes, 400 transitions\n")
     rows = kit.buffers.datasets.read_datasets([str(folder)])
     assert rows["next", "truncated"].squeeze(-1).nonzero().flatten().tolist() == [199, 399]
     assert torch.equal(rows["next", "observation"][:199], rows["observation"][1:200])

@@ -61,14 +61,14 @@ def read_datasets(folders: Sequence[str]) -> TensorDict:
             not one array, or ``minari`` is missing.
     """
     if not folders:
-        raise SettingError("dataset", "", "names no folder", "record one: python -m kit.record")
+        raise SettingError("dataset", "", "names no folder", "record one: python -m kit record")
     return torch.cat([_read(Path(folder)) for folder in folders])
 
 
 def _read(folder: Path) -> TensorDict:
     minari = _minari()
     if not (folder / "data").is_dir():
-        works = "give a folder that python -m kit.record or Minari has written"
+        works = "give a folder that python -m kit record or Minari has written"
         raise SettingError("dataset", str(folder), "is no folder of a data set", works)
     episodes = []
     for episode in minari.MinariDataset(folder / "data").iterate_episodes():

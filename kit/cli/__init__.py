@@ -1,1 +1,1 @@
-"""The command line: recipes, ``kit steps``, run folders."""
+"""The command line: recipes, ``kit steps``, ``kit record``, run folders."""

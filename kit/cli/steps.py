@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kit.cli.terminal import terminal
 from kit.config.documentation import field_docs
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.base import Dialect
@@ -36,12 +35,11 @@ examples:
 """
 
 
-@terminal()
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command.
 
     Args:
-        arguments: words after ``kit``; those of the process, if ``None``.
+        arguments: words after ``kit steps``.
 
     Returns:
         Exit code: 0, or 2 if the arguments make no sense.
@@ -66,17 +64,14 @@ def _is_setting(word: str) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    shown: dict[str, Any] = {
-        "epilog": _EXAMPLES,
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
-    text = "A modular component kit on TorchRL and tensordict."
-    parser = argparse.ArgumentParser(prog="kit", description=text, **shown)
-    groups = parser.add_subparsers(dest="group", required=True, metavar="steps")
-    text = "explain, translate and compare hyper-parameters of several libraries"
-    known = ", ".join(DIALECTS)
-    steps = groups.add_parser("steps", help=text, description=f"{text}: {known}, kit", **shown)
-    verbs = steps.add_subparsers(dest="verb", required=True)
+    parser = argparse.ArgumentParser(
+        prog="kit steps",
+        description="Explain, translate and compare hyper-parameters of: "
+        + ", ".join([*DIALECTS, KIT]),
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
     one = {"nargs": "+", "metavar": "dialect [file.yaml] [name=value ...]"}
 
     verb = _verb(verbs, "explain", _explain, "print the counts of a run, iteration by iteration")

@@ -2,13 +2,12 @@
 
 Run it::
 
-    python -m kit.record latest --episodes 100 --to datasets/pendulum-expert-v0
-    python -m kit.record latest --episodes 50 --random 0.3 --to datasets/pendulum-medium-v0
+    python -m kit record latest --episodes 100 --to datasets/pendulum-expert-v0
+    python -m kit record latest --episodes 50 --random 0.3 --to datasets/pendulum-medium-v0
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.buffers.datasets import write_dataset
 from kit.cli.launch import errors_in_one_line
-from kit.cli.run_folder import find_run
 from kit.collectors import VectorCollector
-from kit.evaluate import SavedRun
+from kit.evaluate import SavedRun, chosen_run, parser_for
 from kit.steps import SettingError
-from kit.steps.errors import whole_number
 
 
 def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: int) -> int:
@@ -76,26 +73,23 @@ def _sometimes_random(
     return act
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Record from the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m kit.record", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("run", help='run folder, or "latest"')
+def main(words: Sequence[str]) -> int:
+    """Run the command ``kit record``.
+
+    Args:
+        words: after ``kit record``.
+
+    Returns:
+        Exit code: 0.
+    """
+    parser = parser_for("kit record", __doc__, seed=54321)
     parser.add_argument("--to", type=Path, required=True, help="folder of the data set")
-    parser.add_argument("--runs", default="runs", help="where run folders are")
-    parser.add_argument("--episodes", type=int, default=100, help="whole episodes to play")
     parser.add_argument("--random", type=float, default=0.0, help="share of random actions")
-    parser.add_argument("--seed", type=int, default=54321, help="of the environment")
-    given = parser.parse_args(argv)
+    given = parser.parse_args(words)
     with errors_in_one_line():
-        episodes = whole_number("episodes", given.episodes, at_least=1)
-        run = SavedRun(find_run(given.run, Path(given.runs), field="run"))
-        chosen = {"random": given.random, "seed": whole_number("seed", given.seed)}
-        steps = record(run, given.to, episodes=episodes, **chosen)
+        run = chosen_run(given)
+        chosen = {"random": given.random, "seed": given.seed}
+        steps = record(run, given.to, episodes=given.episodes, **chosen)
         run.close()
-        print(f"{given.to}: {episodes} episodes, {steps:,} transitions")
-
-
-if __name__ == "__main__":
-    main()
+        print(f"{given.to}: {given.episodes} episodes, {steps:,} transitions")
+    return 0
