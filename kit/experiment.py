@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
 from kit.buffers import ReplayBatches, make_replay_buffer
@@ -30,9 +27,9 @@ from kit.config import (
     OnPolicyConfig,
     ReplayConfig,
     RunConfig,
+    checks,
 )
-from kit.config.memory import check_memory, memory_of_machine, needs_of
-from kit.config.parts import accepts, resolve
+from kit.config.parts import resolve
 from kit.config.plain import check
 from kit.dialects import as_plan
 from kit.dialects.carried import take
@@ -42,7 +39,6 @@ from kit.hooks import Evaluator, LearningCurve, StopWhen, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.modules.shared_body import with_shared_body
 from kit.steps import SettingError, StepPlan
-from kit.steps.errors import nearest_first, show
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 from kit.trainer.process import OwnNumbers
@@ -56,7 +52,6 @@ EVALUATED_AT_ONCE = 32
 """Environments of an evaluation, at most, where fewer train; they play its episodes in turns."""
 
 AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig
-Actions = Literal["continuous", "discrete"]
 Parts = Mapping[str, Any]
 """Parts of a trainer by the name of its argument, which replace those of a recipe."""
 
@@ -94,13 +89,13 @@ class Experiment:
         check(cfg)
         taken = take(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
         check(cfg)
-        _check_device(cfg.device)
+        checks.device(cfg.device)
         self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
         if cfg.threads is not None:
             torch.set_num_threads(cfg.threads)
         seed_everything(cfg.seed)
         self.cfg = cfg
-        with _usable_folder(cfg.runs):
+        with checks.usable_folder(cfg.runs):
             self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None
         self.plan = make_plan(cfg, self.algorithm)
@@ -108,7 +103,7 @@ class Experiment:
         self.plan.remarks.extend(taken)
 
     # ------------------------------------------------------------------ parts
-    def make_env(self, *, actions: Actions | None = None, **changes: Any) -> VectorEnv:
+    def make_env(self, *, actions: checks.Actions | None = None, **changes: Any) -> VectorEnv:
         """Make the training environments.
 
         Args:
@@ -127,22 +122,13 @@ class Experiment:
             "seed": cfg.seed,
             "gamma": cfg.gamma,
         }
-        if isinstance(cfg, OfflineConfig):
-            for name in ("normalize_observation", "normalize_reward"):
-                if settings[name]:
-                    why = "changes collected batches alone, and this recipe collects none"
-                    works = "leave it out; normalize_data=true normalises observations"
-                    raise SettingError(f"env.{name}", True, why, works)
-            settings["normalize_observation"] = cfg.normalize_data
         kwargs = settings.pop("kwargs")
-        for name in {*settings, "device"} & set(kwargs):
-            ours = f"env.{name}" if name in vars(cfg.env) else name
-            works = f"use {ours}={show(kwargs[name])}"
-            raise SettingError(f"env.kwargs.{name}", kwargs[name], f"is {ours} of the kit", works)
+        checks.env_arguments(cfg, settings)
+        if isinstance(cfg, OfflineConfig):
+            settings["normalize_observation"] = cfg.normalize_data
         env = make_env(**{**settings, **kwargs, **changes})
-        _check_memory(cfg, plan, env)
-        if actions is not None:
-            _check_actions(env, actions, self.algorithm)
+        checks.memory(plan, cfg, env)
+        checks.actions(env, actions, self.algorithm)
         return env
 
     def make_evaluation_env(self, env: VectorEnv) -> VectorEnv:
@@ -174,28 +160,16 @@ class Experiment:
             SettingError: if there is no such loss, or it does not take what the recipe gives it.
         """
         make = resolve(given, "torchrl.objectives")
-        if isinstance(given, str) and not (isinstance(make, type) and issubclass(make, nn.Module)):
-            works = "use a loss of torchrl.objectives, or module:Class of your own"
-            raise SettingError("loss", given, "is no class of loss modules", works)
-        name = getattr(make, "__name__", type(make).__name__)
         defaults = type(self.cfg)()
         own = getattr(defaults, "loss", "the recipe's")
-        untaken = [argument for argument in arguments if not accepts(make, argument)]
-        for argument in untaken:
-            if not hasattr(defaults, argument):
-                why = f"is no loss that {self.algorithm} can use: it takes no {argument}"
-                raise SettingError("loss", name, why, [own])
-            if arguments[argument] != getattr(defaults, argument):
-                works = f"leave it out, or use a loss that takes it: {own}"
-                why = f"is no argument of {name}"
-                raise SettingError(argument, arguments[argument], why, works)
-        _check_actor(name, networks)
-        taken = {key: value for key, value in arguments.items() if key not in untaken}
+        checks.loss_class(given, make)
+        taken = checks.taken_arguments(make, arguments, defaults, self.algorithm)
+        checks.continuous_loss(make, networks)
         mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own
         if not mistakable:
             return with_shared_body(make, networks, **taken).to(self.cfg.device)
-        _check_networks(make, own, len(networks))
-        with _fitting_loss(str(given), own):
+        checks.networks_of(make, own, len(networks))
+        with checks.fitting_loss(str(given), own):
             loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
         self._tried = str(given), own, loss
         return loss
@@ -234,7 +208,7 @@ class Experiment:
             works = "derive its Config from OfflineConfig"
             raise SettingError("cfg", self.name, "has no settings of a data set", works)
         rows = read_datasets(cfg.dataset)
-        _check_dataset(env, rows)
+        checks.dataset(env, rows)
         if env.normalizer is not None:
             moments, seen = env.normalizer.observation["observation"], rows["observation"].double()
             moments.mean.copy_(seen.mean(0))
@@ -262,43 +236,45 @@ class Experiment:
             SettingError: if parts are unknown or do not fit together.
         """
         given, cfg = dict(parts or {}), self.cfg
-        _check_parts(given)
-        hooks, theirs = _listed("hooks", wired), _listed("hooks", given)
+        checks.parts(given)
+        hooks = checks.listed("hooks", wired.pop("hooks", ()))
+        theirs = checks.listed("hooks", given.pop("hooks", ()))
+        loggers = checks.listed("logger", given.pop("logger", ()))
         if cfg.time_limit is not None:
             hooks.append(TimeLimit(cfg.time_limit))
         if cfg.stop_at_return is not None:
             hooks.append(StopWhen("evaluation/return", reached=cfg.stop_at_return))
-        hooks, loggers = [*hooks, *theirs], _listed("logger", given)
+        hooks += theirs
         chosen = {**wired, **given}
         self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:
-            there: dict[str, Any] = {"seed": cfg.seed, "device": cfg.device}
-            episodes = self.plan.evaluation_episodes
-            evaluation_env = self.make_evaluation_env(env)
-            chosen["evaluate"] = Evaluator(evaluation_env, policy, episodes=episodes, **there)
-        around: dict[str, Any] = {
-            "log_every": cfg.log_every,
-            "checkpoint_every": cfg.checkpoint_every,
-            "progress": cfg.progress and f"{self.name} on {cfg.env.id}, seed {cfg.seed}",
-        }
+            chosen["evaluate"] = Evaluator(
+                self.make_evaluation_env(env),
+                policy,
+                episodes=self.plan.evaluation_episodes,
+                seed=cfg.seed,
+                device=cfg.device,
+            )
         run = self._run
-        if run is None:
-            around |= {"hooks": hooks, "logger": [*self._loggers(), *loggers]}
-            return self._independent(Trainer(self.plan, **{**around, **chosen}))
-        with run.taken() as self.folder:
-            around |= {
-                "hooks": [run, LearningCurve(self.folder), *hooks],
+        with contextlib.nullcontext() if run is None else run.taken() as self.folder:
+            around: dict[str, Any] = {
+                "log_every": cfg.log_every,
+                "checkpoint_every": cfg.checkpoint_every,
+                "progress": cfg.progress and f"{self.name} on {cfg.env.id}, seed {cfg.seed}",
+                "hooks": hooks,
                 "logger": [*self._loggers(), *loggers],
-                "folder": self.folder,
-                "config": run.config,
-                "resume_from": run.checkpoint,
             }
-            return self._independent(Trainer(self.plan, **{**around, **chosen}))
-
-    def _independent(self, trainer: Trainer) -> Trainer:
-        """Leave what was seeded for the build to the trainer; the process goes on as before."""
-        trainer.numbers.threads = self.cfg.threads
+            if run is not None and self.folder is not None:
+                around |= {
+                    "hooks": [run, LearningCurve(self.folder), *hooks],
+                    "folder": self.folder,
+                    "config": run.config,
+                    "resume_from": run.checkpoint,
+                }
+            trainer = Trainer(self.plan, **{**around, **chosen})
+        # What was seeded for the build is left to the trainer; the process goes on as before.
+        trainer.numbers.threads = cfg.threads
         self._outside.put_back()
         torch.set_num_threads(self._threads)
         return trainer
@@ -308,7 +284,7 @@ class Experiment:
         if self._tried is None:
             return
         name, own, loss = self._tried
-        with _fitting_loss(name, own), torch.random.fork_rng(), torch.no_grad():
+        with checks.fitting_loss(name, own), torch.random.fork_rng(), torch.no_grad():
             batch = policy(env.fake_tensordict().to(self.cfg.device)).unsqueeze(-1)
             batch["is_init"] = torch.ones_like(batch["next", "done"])
             advantage = parts.get("advantage")
@@ -321,28 +297,14 @@ class Experiment:
     ) -> BaseCollector | None:
         cfg, exploration = self.cfg, parts.pop("exploration_policy", None)
         wanted = parts.pop("collector", None) or cfg.collector
-        if self.plan.offline and cfg.collector_kwargs:
-            why = "are arguments of a collector, and nothing is collected (offline)"
-            raise SettingError("collector_kwargs", cfg.collector_kwargs, why, "leave them out")
-        if isinstance(wanted, BaseCollector) or (wanted is None and self.plan.offline):
-            return wanted
-        if self.plan.offline:
-            raise SettingError("collector", wanted, "has no steps to collect (offline)", [None])
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
+        checks.collector(self.plan, wanted, cfg.collector_kwargs, {*settings})
+        if isinstance(wanted, BaseCollector) or self.plan.offline:
+            return wanted
         wanted = wanted or ("episode" if self.plan.collects_episodes else "vector")
-        for name in {*settings, "collector", "env", "policy", "plan", "rank"}:
-            if name in cfg.collector_kwargs:
-                why, value = "follows from other settings", cfg.collector_kwargs[name]
-                raise SettingError(f"collector_kwargs.{name}", value, why, "leave it out")
-        try:
-            return make_collector(
-                wanted, env, policy, self.plan, **settings, **cfg.collector_kwargs
-            )
-        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if isinstance(error, SettingError) or not cfg.collector_kwargs:
-                raise
-            why = f"are refused by the collector: {error}"
-            raise SettingError("collector_kwargs", cfg.collector_kwargs, why) from error
+        settings |= cfg.collector_kwargs
+        with checks.collector_arguments(cfg.collector_kwargs):
+            return make_collector(wanted, env, policy, self.plan, **settings)
 
     def _loggers(self) -> list[RowLogger]:
         cfg = self.cfg
@@ -365,32 +327,25 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
     Raises:
         SettingError: if they make no plan, or contradict each other.
     """
-    plan = _plan(cfg, algorithm)
-    _check_learning(plan, cfg)
-    return plan
-
-
-def _plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
     steps, env = cfg.steps, cfg.env
-    limits = {"action_repeat": env.action_repeat, "max_episode_steps": env.max_episode_steps}
     if isinstance(steps, (OnPolicySteps, OffPolicySteps, OfflineSteps)):
+        limits = {"action_repeat": env.action_repeat, "max_episode_steps": env.max_episode_steps}
         try:
-            return steps.to_plan(num_envs=env.num_envs, **limits)
+            plan = steps.to_plan(num_envs=env.num_envs, **limits)
         except SettingError as error:
             group = "steps" if hasattr(steps, error.field) else "env"
             name = f"{group}.{error.field}"
             raise SettingError(name, error.value, error.why, error.works, error.hint) from None
-    plan = as_plan(steps, algorithm, cfg.FAMILY)
-    _check_family(plan, cfg.FAMILY)
-    for field, ours in limits.items():
-        theirs, default = getattr(plan, field), getattr(EnvConfig(), field)
-        if ours != default and theirs not in (ours, default):
-            why = f"contradicts the {theirs} of steps"
-            raise SettingError(f"env.{field}", ours, why, "leave one of them out")
-    return plan.replace(
-        action_repeat=max(plan.action_repeat, env.action_repeat),
-        max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
-    )
+    else:
+        plan = as_plan(steps, algorithm, cfg.FAMILY)
+        checks.family(plan, cfg.FAMILY)
+        checks.limits(plan, env)
+        plan = plan.replace(
+            action_repeat=max(plan.action_repeat, env.action_repeat),
+            max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
+        )
+    checks.learning(plan, cfg)
+    return plan
 
 
 def seed_everything(seed: int) -> None:
@@ -398,166 +353,3 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-# ---------------------------------------------------------------------- what is refused
-def _check_family(plan: StepPlan, family: str | None) -> None:
-    if family == "on_policy" and plan.replay_ratio is not None:
-        why = "is a setting of off-policy algorithms, and this recipe is on-policy"
-        raise SettingError("replay_ratio", plan.replay_ratio, why, "use update_epochs")
-    if family == "off_policy" and plan.update_epochs is not None:
-        why = "is a setting of on-policy algorithms, and this recipe is off-policy"
-        raise SettingError("update_epochs", plan.update_epochs, why, "use replay_ratio")
-    if family == "offline" and not plan.offline:
-        why = "collects policy steps, and this recipe learns from a data set alone"
-        raise SettingError("steps_per_env", plan.steps_per_env, why, [0])
-
-
-def _check_learning(plan: StepPlan, cfg: AnyConfig) -> None:
-    """Refuse a run that ends before it learns, or learns before a transition is complete."""
-    starts, total = plan.learning_starts, plan.total_policy_steps
-    if plan.trains and starts and total is not None and starts > total:
-        why = f"is beyond the {total} policy steps of the run, which would train nothing"
-        raise SettingError("steps.learning_starts", starts, why, [total])
-    if not (isinstance(cfg, ReplayConfig) and plan.is_exact and plan.trains) or plan.offline:
-        return
-    n_step, length = getattr(cfg, "n_step", 1), plan.sequence_length or 1
-    needed = n_step + 1 if n_step > 1 else length
-    envs = plan.num_envs * plan.world_size
-    steps = range(plan.iterations + 1)
-    first = bisect.bisect_left(steps, needed * envs, key=plan.policy_steps_after)
-    if needed == 1 or not plan.gradient_steps_after(max(first - 1, 0)):
-        return
-    training = bisect.bisect_left(steps, 1, key=plan.gradient_steps_after)
-    have = plan.policy_steps_after(training) // envs
-    why = f"needs {needed} policy steps of each environment, and training starts after {have}"
-    field, near = ("n_step", have - 1) if n_step > 1 else ("steps.sequence_length", have)
-    hint = f"or steps.learning_starts={needed * envs}"
-    raise SettingError(field, n_step if n_step > 1 else length, why, [max(near, 1)], hint)
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.zeros(1, device=device).item()
-    except Exception as error:  # each backend of PyTorch has its own
-        reason, works = str(error).splitlines()[0], ["cpu"]
-        if device.startswith("gpu"):
-            reason = "PyTorch has no device of this name"
-            works = [device.replace("gpu", "cuda"), "cpu"]
-        raise SettingError("device", device, f"cannot be used: {reason}", works) from None
-
-
-def _check_memory(cfg: AnyConfig, plan: StepPlan, env: VectorEnv) -> None:
-    """Refuse settings that need more memory than the machine has."""
-    leaves = [*env.observation_leaves, *env.observation_leaves, *env.action_leaves]
-    sizes = [int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves]
-    inputs = sum(int(np.prod(leaf.shape)) for leaf in env.observation_leaves)
-    row = sum(sizes) + 4 + 3 + 16  # reward, three flags, number of the episode, place in the buffer
-    needs = list(needs_of(cfg, plan, row, inputs))
-    if torch.device(cfg.device).type == "cuda":
-        on_host = {"env.num_envs", "steps.steps_per_env", "steps.min_steps"}
-        there = [need for need in needs if need.field not in on_host]
-        check_memory(there, torch.cuda.mem_get_info(cfg.device)[1], f"memory of {cfg.device}")
-        needs = [need for need in needs if need.field in on_host]
-    check_memory(needs, *memory_of_machine())
-
-
-@contextlib.contextmanager
-def _usable_folder(runs: str | None) -> Iterator[None]:
-    """Refuse a name of a folder that the system does not take."""
-    try:
-        yield
-    except OSError as error:
-        raise SettingError("runs", runs, f"cannot be used: {error.strerror}", ["runs"]) from None
-
-
-@contextlib.contextmanager
-def _fitting_loss(name: str, own: str) -> Iterator[None]:
-    """Refuse a loss that raises where a batch of the recipe is given to it."""
-    try:
-        yield
-    except SettingError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise SettingError("loss", name, f"does not fit this recipe: {reason}", [own]) from error
-
-
-def _check_networks(make: Any, name: str, count: int) -> None:
-    """Refuse a loss of TorchRL that takes other networks than the recipe's own, another of them."""
-    own = getattr(objectives, name, None)
-    if own is None or not make.__module__.startswith("torchrl."):
-        return
-    ours, theirs = ([*inspect.signature(cls).parameters][:count] for cls in (own, make))
-    if "args" not in (ours[0], theirs[0]) and ours != theirs:
-        why = f"is a loss of {' and '.join(theirs)}, and this recipe has {' and '.join(ours)}"
-        raise SettingError("loss", make.__name__, why, [name])
-
-
-def _check_actions(env: VectorEnv, actions: Actions, algorithm: str) -> None:
-    """Refuse an environment whose actions are not one array of real numbers, or one choice."""
-    leaves = env.action_leaves
-    kind = "f" if actions == "continuous" else "iu"
-    if len(leaves) == 1 and leaves[0].dtype.kind in kind:
-        return
-    kinds = ", ".join(str(leaf.dtype if leaf.space is None else leaf.space) for leaf in leaves)
-    space = "Box" if actions == "continuous" else "Discrete"
-    if len(leaves) > 1 or leaves[0].dtype.kind not in "fiu":
-        others = "recipes.ppo"
-    else:
-        others = "recipes.dqn or recipes.ppo" if actions == "continuous" else "recipes.sac or td3"
-    why = f"has actions that are not {actions} ({kinds}), and {algorithm} chooses only such"
-    works = f"use {others}, or an environment with a {space} action space"
-    raise SettingError("env.id", env.name, why, works)
-
-
-def _check_dataset(env: VectorEnv, rows: Any) -> None:
-    """Refuse transitions of an environment with other observations or actions."""
-    leaves = {"observation": env.observation_leaves, "action": env.action_leaves}
-    for key, (leaf, *more) in leaves.items():
-        found = tuple(rows[key].shape[1:])
-        if more or leaf.shape != found:
-            wanted = "several arrays" if more else f"shape {leaf.shape}"
-            why = f"holds {key}s of shape {found}, and those of {env.name} have {wanted}"
-            raise SettingError("dataset", key, why, "give the environment that was recorded")
-
-
-CONTINUOUS_LOSSES = {"SACLoss": "DiscreteSACLoss", "DDPGLoss": "DQNLoss", "TD3Loss": "DQNLoss"}
-"""Losses of continuous actions, and what to use for discrete ones."""
-
-
-def _check_actor(loss: str, networks: Sequence[Any]) -> None:
-    """Refuse an actor of discrete actions in a loss of continuous ones."""
-    spec = getattr(networks[0], "spec", None) if networks else None
-    if spec is None or loss not in CONTINUOUS_LOSSES:
-        return
-    for key in spec.keys(True, True):
-        if spec[key] is not None and not spec[key].dtype.is_floating_point:
-            kind = type(spec[key]).__name__
-            why = f"is for continuous actions, and the actor's are {kind}"
-            raise SettingError("loss", loss, why, [CONTINUOUS_LOSSES[loss]])
-
-
-PARTS = (
-    "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
-    "logger", "loss_module", "optimizer",
-)  # fmt: skip
-"""Parts that the caller of a recipe's ``build`` may give."""
-
-
-def _check_parts(parts: Parts) -> None:
-    for name, part in parts.items():
-        if name == "loss":
-            works = "use make_loss=... for a class or function, or Config(loss=...) for a name"
-            raise SettingError(name, part, "is no part of a trainer", works)
-        if name not in PARTS:
-            near = nearest_first(name, PARTS)[:3]
-            raise SettingError(name, part, "is no part of a trainer", near)
-
-
-def _listed(name: str, parts: dict[str, Any]) -> list[Any]:
-    """Take a list out of the parts."""
-    given = parts.pop(name, ())
-    if not isinstance(given, Sequence):
-        raise SettingError(name, given, "is not a list", f"use {name}=[...]")
-    return list(given)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import kit.experiment
+import kit.config.checks
 import recipes.dqn
 import recipes.ppo
 import recipes.sac
@@ -25,7 +25,7 @@ def machine(monkeypatch) -> Iterator[Any]:
 
     def has(size: int) -> None:
         found = size, "memory of this machine"
-        monkeypatch.setattr(kit.experiment, "memory_of_machine", lambda: found)
+        monkeypatch.setattr(kit.config.checks, "memory_of_machine", lambda: found)
 
     return has
 

@@ -1,0 +1,274 @@
+"""Settings that contradict the plan, the environment, the loss or the machine.
+
+Each function refuses one composition by a :class:`~kit.steps.SettingError`, before anything is
+computed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torchrl import objectives
+from torchrl.collectors import BaseCollector
+
+from kit.config.memory import check_memory, memory_of_machine, needs_of
+from kit.config.parts import accepts
+from kit.config.settings import EnvConfig, OfflineConfig, ReplayConfig, RunConfig
+from kit.steps import SettingError, StepPlan
+from kit.steps.errors import nearest_first, show
+
+Actions = Literal["continuous", "discrete"]
+
+
+# ---------------------------------------------------------------------- the plan
+_OF_OTHERS = {
+    "on_policy": ("replay_ratio", "off-policy algorithms, and this recipe is on-policy",
+                  "use update_epochs"),
+    "off_policy": ("update_epochs", "on-policy algorithms, and this recipe is off-policy",
+                   "use replay_ratio"),
+}  # fmt: skip
+"""A setting of the other family's plans, whose it is, and what to use instead, by family."""
+
+
+def family(plan: StepPlan, family: str | None) -> None:
+    """Refuse a plan of another family than the recipe's."""
+    if family == "offline" and not plan.offline:
+        why = "collects policy steps, and this recipe learns from a data set alone"
+        raise SettingError("steps_per_env", plan.steps_per_env, why, [0])
+    field, owner, works = _OF_OTHERS.get(family or "", ("", "", ""))
+    if field and getattr(plan, field) is not None:
+        raise SettingError(field, getattr(plan, field), f"is a setting of {owner}", works)
+
+
+def limits(plan: StepPlan, env: EnvConfig) -> None:
+    """Refuse settings of the environment that those of another library contradict."""
+    for field in ("action_repeat", "max_episode_steps"):
+        ours, theirs, default = (getattr(owner, field) for owner in (env, plan, EnvConfig()))
+        if ours != default and theirs not in (ours, default):
+            why = f"contradicts the {theirs} of steps"
+            raise SettingError(f"env.{field}", ours, why, "leave one of them out")
+
+
+def learning(plan: StepPlan, cfg: RunConfig) -> None:
+    """Refuse a run that ends before it learns, or learns before a transition is complete."""
+    starts, total = plan.learning_starts, plan.total_policy_steps
+    if plan.trains and starts and total is not None and starts > total:
+        why = f"is beyond the {total} policy steps of the run, which would train nothing"
+        raise SettingError("steps.learning_starts", starts, why, [total])
+    if not (isinstance(cfg, ReplayConfig) and plan.is_exact and plan.trains) or plan.offline:
+        return
+    n_step, length = getattr(cfg, "n_step", 1), plan.sequence_length or 1
+    field, value = ("n_step", n_step) if n_step > 1 else ("steps.sequence_length", length)
+    needed = value + (field == "n_step")
+    envs, iterations = plan.num_envs * plan.world_size, range(plan.iterations + 1)
+    first = bisect.bisect_left(iterations, 1, key=plan.gradient_steps_after)
+    if needed == 1 or first not in iterations:
+        return
+    have = plan.policy_steps_after(first) // envs
+    if have < needed:
+        why = f"needs {needed} policy steps of each environment, and training starts after {have}"
+        works, hint = [max(have - needed + value, 1)], f"or steps.learning_starts={needed * envs}"
+        raise SettingError(field, value, why, works, hint)
+
+
+# ---------------------------------------------------------------------- the machine
+def device(name: str) -> None:
+    """Refuse a device that PyTorch cannot use."""
+    try:
+        torch.zeros(1, device=name).item()
+    except Exception as error:  # each backend of PyTorch has its own
+        reason, works = str(error).splitlines()[0], ["cpu"]
+        if name.startswith("gpu"):
+            reason = "PyTorch has no device of this name"
+            works = [name.replace("gpu", "cuda"), "cpu"]
+        raise SettingError("device", name, f"cannot be used: {reason}", works) from None
+
+
+def memory(plan: StepPlan, cfg: RunConfig, env: Any) -> None:
+    """Refuse settings that need more memory than the machine, or its device, has."""
+    leaves = [*env.observation_leaves, *env.observation_leaves, *env.action_leaves]
+    sizes = [int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves]
+    inputs = sum(int(np.prod(leaf.shape)) for leaf in env.observation_leaves)
+    row = sum(sizes) + 4 + 3 + 16  # reward, three flags, number of the episode, place in the buffer
+    needs = list(needs_of(cfg, plan, row, inputs))
+    if torch.device(cfg.device).type == "cuda":
+        on_host = {"env.num_envs", "steps.steps_per_env", "steps.min_steps"}
+        there = [need for need in needs if need.field not in on_host]
+        check_memory(there, torch.cuda.mem_get_info(cfg.device)[1], f"memory of {cfg.device}")
+        needs = [need for need in needs if need.field in on_host]
+    check_memory(needs, *memory_of_machine())
+
+
+@contextlib.contextmanager
+def usable_folder(runs: str | None) -> Iterator[None]:
+    """Refuse a name of a folder that the system does not take."""
+    try:
+        yield
+    except OSError as error:
+        raise SettingError("runs", runs, f"cannot be used: {error.strerror}", ["runs"]) from None
+
+
+# ---------------------------------------------------------------------- the environment
+def env_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
+    """Refuse arguments of the environment that are settings, or change nothing offline."""
+    for name in ("normalize_observation", "normalize_reward"):
+        if isinstance(cfg, OfflineConfig) and getattr(cfg.env, name):
+            why = "changes collected batches alone, and this recipe collects none"
+            works = "leave it out; normalize_data=true normalises observations"
+            raise SettingError(f"env.{name}", True, why, works)
+    kwargs = cfg.env.kwargs
+    for name in {*settings, "device"} & set(kwargs):
+        ours = f"env.{name}" if hasattr(cfg.env, name) else name
+        works = f"use {ours}={show(kwargs[name])}"
+        raise SettingError(f"env.kwargs.{name}", kwargs[name], f"is {ours} of the kit", works)
+
+
+def actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
+    """Refuse an environment whose actions are not one array of real numbers, or one choice."""
+    leaves, continuous = env.action_leaves, wanted == "continuous"
+    kinds = [leaf.dtype.kind for leaf in leaves]
+    if wanted is None or (len(kinds) == 1 and kinds[0] in ("f" if continuous else "iu")):
+        return
+    others = "recipes.ppo"
+    if len(kinds) == 1 and kinds[0] in "fiu":
+        others = "recipes.dqn or recipes.ppo" if continuous else "recipes.sac or td3"
+    spaces = ", ".join(str(leaf.dtype if leaf.space is None else leaf.space) for leaf in leaves)
+    why = f"has actions that are not {wanted} ({spaces}), and {algorithm} chooses only such"
+    space = "Box" if continuous else "Discrete"
+    works = f"use {others}, or an environment with a {space} action space"
+    raise SettingError("env.id", env.name, why, works)
+
+
+def dataset(env: Any, rows: Any) -> None:
+    """Refuse transitions of an environment with other observations or actions."""
+    leaves = {"observation": env.observation_leaves, "action": env.action_leaves}
+    for key, (leaf, *more) in leaves.items():
+        found = tuple(rows[key].shape[1:])
+        if more or leaf.shape != found:
+            wanted = "several arrays" if more else f"shape {leaf.shape}"
+            why = f"holds {key}s of shape {found}, and those of {env.name} have {wanted}"
+            raise SettingError("dataset", key, why, "give the environment that was recorded")
+
+
+# ---------------------------------------------------------------------- the loss
+CONTINUOUS_LOSSES = {"SACLoss": "DiscreteSACLoss", "DDPGLoss": "DQNLoss", "TD3Loss": "DQNLoss"}
+"""Losses of continuous actions, and what to use for discrete ones."""
+
+
+def loss_class(given: Any, make: Callable[..., Any]) -> None:
+    """Refuse a name of something else than a class of loss modules."""
+    if isinstance(given, str) and not (isinstance(make, type) and issubclass(make, nn.Module)):
+        works = "use a loss of torchrl.objectives, or module:Class of your own"
+        raise SettingError("loss", given, "is no class of loss modules", works)
+
+
+def continuous_loss(make: Callable[..., Any], networks: Sequence[Any]) -> None:
+    """Refuse an actor of discrete actions in a loss of continuous ones."""
+    name, spec = loss_name(make), getattr(networks[0], "spec", None) if networks else None
+    if spec is None or name not in CONTINUOUS_LOSSES:
+        return
+    for key in spec.keys(True, True):
+        if spec[key] is not None and not spec[key].dtype.is_floating_point:
+            why = f"is for continuous actions, and the actor's are {type(spec[key]).__name__}"
+            raise SettingError("loss", name, why, [CONTINUOUS_LOSSES[name]])
+
+
+def loss_name(make: Callable[..., Any]) -> str:
+    """The name of a class or function in messages."""
+    return str(getattr(make, "__name__", type(make).__name__))
+
+
+def taken_arguments(
+    make: Callable[..., Any], arguments: Mapping[str, Any], defaults: RunConfig, algorithm: str
+) -> dict[str, Any]:
+    """The arguments that a loss takes; others are left out at their default, else refused."""
+    name, own = loss_name(make), getattr(defaults, "loss", "the recipe's")
+    untaken = [argument for argument in arguments if not accepts(make, argument)]
+    for argument in untaken:
+        if not hasattr(defaults, argument):
+            why = f"is no loss that {algorithm} can use: it takes no {argument}"
+            raise SettingError("loss", name, why, [own])
+        if arguments[argument] != getattr(defaults, argument):
+            works = f"leave it out, or use a loss that takes it: {own}"
+            raise SettingError(argument, arguments[argument], f"is no argument of {name}", works)
+    return {key: value for key, value in arguments.items() if key not in untaken}
+
+
+def networks_of(make: Callable[..., Any], own: str, count: int) -> None:
+    """Refuse a loss of TorchRL that takes other networks than the recipe's own, another of them."""
+    known = getattr(objectives, own, None)
+    if known is None or not make.__module__.startswith("torchrl."):
+        return
+    ours, theirs = ([*inspect.signature(cls).parameters][:count] for cls in (known, make))
+    if "args" not in (ours[0], theirs[0]) and ours != theirs:
+        why = f"is a loss of {' and '.join(theirs)}, and this recipe has {' and '.join(ours)}"
+        raise SettingError("loss", loss_name(make), why, [own])
+
+
+@contextlib.contextmanager
+def fitting_loss(name: str, own: str) -> Iterator[None]:
+    """Refuse a loss that raises where a batch of the recipe is given to it."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SettingError("loss", name, f"does not fit this recipe: {reason}", [own]) from error
+
+
+# ---------------------------------------------------------------------- parts and the collector
+PARTS = (
+    "collector", "update", "buffer", "advantage", "evaluate", "exploration_policy", "hooks",
+    "logger", "loss_module", "optimizer",
+)  # fmt: skip
+"""Parts that the caller of a recipe's ``build`` may give."""
+
+
+def parts(given: Mapping[str, Any]) -> None:
+    """Refuse parts that no trainer has."""
+    for name, part in given.items():
+        if name == "loss":
+            works = "use make_loss=... for a class or function, or Config(loss=...) for a name"
+            raise SettingError(name, part, "is no part of a trainer", works)
+        if name not in PARTS:
+            near = nearest_first(name, PARTS)[:3]
+            raise SettingError(name, part, "is no part of a trainer", near)
+
+
+def listed(name: str, given: Any) -> list[Any]:
+    """The entries of a part that is a list; anything else is refused."""
+    if not isinstance(given, Sequence):
+        raise SettingError(name, given, "is not a list", f"use {name}=[...]")
+    return list(given)
+
+
+def collector(plan: StepPlan, wanted: Any, kwargs: Mapping[str, Any], taken: set[str]) -> None:
+    """Refuse a collector of an offline run, and arguments of one that are settings."""
+    if plan.offline and kwargs:
+        why = "are arguments of a collector, and nothing is collected (offline)"
+        raise SettingError("collector_kwargs", kwargs, why, "leave them out")
+    if plan.offline and not (wanted is None or isinstance(wanted, BaseCollector)):
+        raise SettingError("collector", wanted, "has no steps to collect (offline)", [None])
+    for name in {*taken, "collector", "env", "policy", "plan", "rank"} & set(kwargs):
+        why = "follows from other settings"
+        raise SettingError(f"collector_kwargs.{name}", kwargs[name], why, "leave it out")
+
+
+@contextlib.contextmanager
+def collector_arguments(kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Refuse arguments that the collector does not take."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, SettingError) or not kwargs:
+            raise
+        why = f"are refused by the collector: {error}"
+        raise SettingError("collector_kwargs", dict(kwargs), why) from error
