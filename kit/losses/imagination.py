@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kit.modules.world.actor import Behaviour
 from kit.modules.world.model import WorldModel
 from kit.modules.world.state_space import Latent
 
@@ -27,16 +28,6 @@ class Imagined(NamedTuple):
     def weight(self) -> Tensor:
         """Probability of reaching each latent but the last, discounted, ``[horizon, rows]``."""
         return self.continuation.cumprod(0)[:-1]
-
-
-class Behaviour(Protocol):
-    """An actor on a world model's features."""
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """Columns of its distribution."""
-
-    def sample(self, columns: Tensor) -> Tensor:
-        """Encoded actions."""
 
 
 def imagine(

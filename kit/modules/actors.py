@@ -453,24 +453,18 @@ def make_q_network(
         raise SettingError("action_space", kind, "is not one choice", ["Discrete"])
     choices = int(spec.n)
     masks = action_masks(env, choices)
+    module: nn.Module
     columns, layer = (choices + dueling) * atoms, NoisyLinear if noisy else None
     keys, network = _network(env, columns, hidden_sizes, activation, False, 1.0, masks, layer=layer)
-    values: nn.Module = nn.Sequential(network, _Dueling()) if dueling else network
+    of_action: dict[str, Any] = {"spec": spec[0].clone(), "action_key": leaf.key}
     if atoms > 1:
         module = _Distributions(network, atoms, support, dueling=dueling, masked=bool(masks))
         written = ["action_value", "return_distribution"]
-        read = [*keys, *masks]
-        return QValueActor(
-            TensorDictModule(module, in_keys=read, out_keys=written),
-            spec=spec[0].clone(),
-            action_key=leaf.key,
-        )
-    return QValueActor(
-        _MaskedValues(values) if masks else values,
-        in_keys=[*keys, *masks],
-        spec=spec[0].clone(),
-        action_key=leaf.key,
-    )
+        values = TensorDictModule(module, in_keys=[*keys, *masks], out_keys=written)
+        return QValueActor(values, **of_action)
+    module = nn.Sequential(network, _Dueling()) if dueling else network
+    module = _MaskedValues(module) if masks else module
+    return QValueActor(module, in_keys=[*keys, *masks], **of_action)
 
 
 class _MaskedValues(nn.Module):

@@ -73,13 +73,13 @@ class Flatten(nn.Module):
                 parts.append(flat if flat.is_floating_point() else flat.float())
                 continue
             chosen = value.reshape(*leading, len(choices)).long().unbind(dim=-1)
-            parts += [_one_hot(choice, count) for choice, count in zip(chosen, choices)]
+            parts += [one_hot(choice, count) for choice, count in zip(chosen, choices)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def _one_hot(choice: Tensor, count: int) -> Tensor:
-    """One-hot encoding that, unlike PyTorch's, does not read the range on the host."""
-    places = torch.arange(count, device=choice.device)
+def one_hot(choice: Tensor, classes: int) -> Tensor:
+    """One-hot numbers ``[..., classes]`` of integers ``[...]``; PyTorch's read them on the host."""
+    places = torch.arange(classes, device=choice.device)
     return (choice.unsqueeze(-1) == places).float()
 
 

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from kit.modules.world.layers import one_hot
+from kit.modules.networks import one_hot
 from kit.steps import SettingError
 
 

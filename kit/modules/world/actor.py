@@ -1,4 +1,4 @@
-"""The actor of DreamerV3: a policy on a world model's features."""
+"""Policies on a world model's features, and that of DreamerV3."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import math
 import torch
 from torch import Tensor, nn
 
+from kit.modules.networks import one_hot
 from kit.modules.world.actions import ActionCode
-from kit.modules.world.layers import Perceptron, one_hot, sample_one_hot
+from kit.modules.world.layers import Perceptron, sample_one_hot
 from kit.modules.world.sizes import Size
 
 
-class LatentActor(nn.Module):
+class Behaviour(nn.Module):
     """A distribution of encoded actions for each feature vector of a world model.
 
-    Choices have a categorical distribution; numbers a normal one with means in [-1, 1] (tanh) and
-    deviations in [0.1, 1] (Hafner et al. 2025, code).
+    Choices have a categorical distribution, numbers one that a mean and a deviation describe.
 
     Args:
         code: says what actions are.
-        features: width of the world model's features.
-        size: widths.
+        network: from features to columns: logits, or means and raw deviations side by side.
     """
 
-    LEAST, MOST = 0.1, 1.0
-
-    def __init__(self, code: ActionCode, features: int, size: Size) -> None:
+    def __init__(self, code: ActionCode, network: nn.Module) -> None:
         super().__init__()
-        self.code = code
-        columns = code.features if code.discrete else 2 * code.features
-        self.network = Perceptron(features, size.units, 3, columns, 0.01)
+        self.code, self.network = code, network
+
+    @staticmethod
+    def columns(code: ActionCode) -> int:
+        """Number of columns."""
+        return code.features if code.discrete else 2 * code.features
 
     def forward(self, features: Tensor) -> Tensor:
         """Columns that the other methods take: log-probabilities, or means and deviations.
@@ -41,9 +41,42 @@ class LatentActor(nn.Module):
         columns: Tensor = self.network(features)
         if self.code.discrete:
             return columns.log_softmax(-1)
-        mean, raw = columns.chunk(2, -1)
-        deviation = (self.MOST - self.LEAST) * torch.sigmoid(raw + 2) + self.LEAST
-        return torch.cat([mean.tanh(), deviation], -1)
+        return torch.cat(self.normal(*columns.chunk(2, -1)), -1)
+
+    def normal(self, mean: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and deviations from the columns of the network."""
+        raise NotImplementedError
+
+    def sample(self, columns: Tensor) -> Tensor:
+        """Encoded actions, ``[..., action features]``."""
+        raise NotImplementedError
+
+    def mode(self, columns: Tensor) -> Tensor:
+        """The action of the mean, or the most probable one, encoded."""
+        if not self.code.discrete:
+            return columns.chunk(2, -1)[0]
+        return one_hot(columns.argmax(-1), columns.shape[-1])
+
+
+class LatentActor(Behaviour):
+    """The actor of DreamerV3 (Hafner et al. 2025, code).
+
+    Normal distributions have means in [-1, 1] (tanh) and deviations in [0.1, 1].
+
+    Args:
+        code: says what actions are.
+        features: width of the world model's features.
+        size: widths.
+    """
+
+    LEAST, MOST = 0.1, 1.0
+
+    def __init__(self, code: ActionCode, features: int, size: Size) -> None:
+        super().__init__(code, Perceptron(features, size.units, 3, self.columns(code), 0.01))
+
+    def normal(self, mean: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and deviations from the columns of the network."""
+        return mean.tanh(), (self.MOST - self.LEAST) * torch.sigmoid(raw + 2) + self.LEAST
 
     def sample(self, columns: Tensor) -> Tensor:
         """Encoded actions, ``[..., action features]``, without gradients."""
@@ -54,12 +87,6 @@ class LatentActor(nn.Module):
             )
         mean, deviation = columns.chunk(2, -1)
         return torch.addcmul(mean, deviation, torch.randn_like(mean))
-
-    def mode(self, columns: Tensor) -> Tensor:
-        """The most probable action, encoded."""
-        if not self.code.discrete:
-            return columns.chunk(2, -1)[0]
-        return one_hot(columns.argmax(-1), columns.shape[-1])
 
     def log_prob(self, columns: Tensor, action: Tensor) -> Tensor:
         """Log-probability of encoded actions, ``[...]``."""

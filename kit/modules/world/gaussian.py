@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kit.modules.world.actions import ActionCode
+from kit.modules.world.actor import Behaviour
 from kit.modules.world.layers import sample_one_hot
 from kit.modules.world.model import WorldModel
-from kit.modules.world.sizes import Size
+from kit.modules.world.sizes import Size, size_of
 from kit.modules.world.state_space import Latent, StateSpace
-from kit.steps import SettingError
 
 GAUSSIAN_SIZES = {
     "nano": Size(64, 64, 1, 64, 4, stoch=16),
@@ -108,11 +108,7 @@ class GaussianWorldModel(WorldModel):
     """
 
     def __init__(self, env: Any, size: Size | str = "nano") -> None:
-        if isinstance(size, str):
-            if size not in GAUSSIAN_SIZES:
-                raise SettingError("size", size, "is unknown", list(GAUSSIAN_SIZES))
-            size = GAUSSIAN_SIZES[size]
-        super().__init__(env, size)
+        super().__init__(env, size_of(size, GAUSSIAN_SIZES))
 
     def _network(self, in_features: int, layers: int, out_features: int | None = None) -> nn.Module:
         return elu_network(in_features, self.size.units, layers, out_features)
@@ -136,7 +132,7 @@ class GaussianWorldModel(WorldModel):
         return (self.reward(features) - reward).square() / 2
 
 
-class TanhActor(nn.Module):
+class TanhActor(Behaviour):
     """The actor of the first Dreamer: gradients flow through its samples (appendix A).
 
     Numbers have a normal distribution squashed by tanh; choices are one-hot with gradients straight
@@ -154,20 +150,13 @@ class TanhActor(nn.Module):
     def __init__(
         self, code: ActionCode, features: int, size: Size, initial_deviation: float = 5.0
     ) -> None:
-        super().__init__()
-        self.code = code
+        super().__init__(code, elu_network(features, size.units, 4, self.columns(code)))
         self.raw = math.log(math.expm1(initial_deviation))
-        columns = code.features if code.discrete else 2 * code.features
-        self.network = elu_network(features, size.units, 4, columns)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Columns that the other methods take: log-probabilities, or means and deviations."""
-        columns: Tensor = self.network(features)
-        if self.code.discrete:
-            return columns.log_softmax(-1)
-        mean, raw = columns.chunk(2, -1)
+    def normal(self, mean: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and deviations, before the tanh, from the columns of the network."""
         deviation = functional.softplus(raw + self.raw) + self.LEAST
-        return torch.cat([self.SCALE * torch.tanh(mean / self.SCALE), deviation], -1)
+        return self.SCALE * torch.tanh(mean / self.SCALE), deviation
 
     def sample(self, columns: Tensor) -> Tensor:
         """Encoded actions with gradients, ``[..., action features]``."""
@@ -181,7 +170,5 @@ class TanhActor(nn.Module):
 
     def mode(self, columns: Tensor) -> Tensor:
         """The action of the mean, or the most probable one, encoded."""
-        if not self.code.discrete:
-            return columns.chunk(2, -1)[0].tanh()
-        places = torch.arange(columns.shape[-1], device=columns.device)
-        return (columns.argmax(-1, keepdim=True) == places).to(columns.dtype)
+        mode = super().mode(columns)
+        return mode if self.code.discrete else mode.tanh()

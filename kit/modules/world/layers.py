@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kit.modules.networks import one_hot
+
 NORM_EPS = 1e-4
 
 
@@ -156,12 +158,6 @@ class TwoHot(nn.Module):
             two = logits.gather(-1, torch.stack([place, place + 1], -1))
             loss = loss - torch.lerp(two[..., 0], two[..., 1], weight)
         return loss
-
-
-def one_hot(choice: Tensor, classes: int) -> Tensor:
-    """One-hot numbers ``[..., classes]`` of integers ``[...]``, without a read on the host."""
-    places = torch.arange(classes, device=choice.device)
-    return (choice.unsqueeze(-1) == places).float()
 
 
 def sample_one_hot(probabilities: Tensor, uniform: Tensor) -> Tensor:

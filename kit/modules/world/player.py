@@ -12,8 +12,7 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from kit.modules.world.actor import LatentActor
-from kit.modules.world.gaussian import TanhActor
+from kit.modules.world.actor import Behaviour
 from kit.modules.world.model import WorldModel
 from kit.modules.world.state_space import Latent
 
@@ -37,7 +36,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
     def __init__(
         self,
         world_model: WorldModel,
-        actor: LatentActor | TanhActor,
+        actor: Behaviour,
         exploration_noise: float = 0.0,
     ) -> None:
         super().__init__()

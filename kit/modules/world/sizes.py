@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kit.steps import SettingError
@@ -41,16 +42,20 @@ SIZES = {
 """By name: parameters with images, from 1m on as published; nano and tiny are for one CPU core."""
 
 
-def size_of(size: str | Size) -> Size:
+def size_of(size: str | Size, sizes: Mapping[str, Size] = SIZES) -> Size:
     """The widths of a named size.
+
+    Args:
+        size: its name, or widths.
+        sizes: by name.
 
     Raises:
         SettingError: if there is no such size, or its blocks do not divide its state.
     """
     if not isinstance(size, Size):
-        if size not in SIZES:
-            raise SettingError("size", size, "is unknown", list(SIZES))
-        return SIZES[size]
+        if size not in sizes:
+            raise SettingError("size", size, "is unknown", list(sizes))
+        return sizes[size]
     if size.deter % size.blocks:
         works = [block for block in range(size.blocks, 0, -1) if size.deter % block == 0][:1]
         why = f"does not divide the deterministic state of {size.deter}"
