@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     "IMPALA, CartPole-v1": ("impala", [], 3, 475.0),
     "Recurrent PPO, Recall-v0": ("ppo_recurrent", ["preset=recall"], 3, 0.95),
     "PPO with masks, Allowed-v0": (
-        "ppo", ["env.id=kit.testing.allowed:kit/Allowed-v0", "env.normalize_observation=false"], 3,
+        "ppo", ["env.id=kit.testing.envs:kit/Allowed-v0", "env.normalize_observation=false"], 3,
         7.6,
     ),
     "PPO, Acrobot-v1": ("ppo", ["preset=classic", "env.vectorization=tensor"], 3, -100.0),

@@ -18,7 +18,7 @@ from tests.tiny import assert_equal, weights
 
 TINY = {"hidden_sizes": [8]}
 IMAGES = {
-    **TINY, "env": EnvConfig("kit.testing.glimpse:kit/Glimpse-v0", 4), "preprocess": "none",
+    **TINY, "env": EnvConfig("kit.testing.envs:kit/Glimpse-v0", 4), "preprocess": "none",
     "frame_stack": 2, "convolutions": [[4, 3, 2]],
 }  # fmt: skip
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -210,7 +210,7 @@ def test_a_tiny_task_of_images_is_learnt():
         total_policy_steps=4_096, steps_per_env=32, update_epochs=4, minibatch_size=64,
         evaluation_every=None,
     )  # fmt: skip
-    env = EnvConfig("kit.testing.glimpse:kit/Glimpse-v0", 8)
+    env = EnvConfig("kit.testing.envs:kit/Glimpse-v0", 8)
     settings = {"steps": steps, "env": env, "convolutions": [[8, 3, 2]], "frame_stack": 1}
     trainer = built("ppo_pixels", hidden_sizes=[32], learning_rate=5e-3, **settings)
     kinds = set()

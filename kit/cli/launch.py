@@ -24,8 +24,9 @@ from kit.cli.terminal import terminal
 from kit.cli.trust import check_names, trusted_names
 from kit.collectors.base import PolicyFault
 from kit.config import RunConfig
-from kit.config.plain import check, flat, from_plain, settings, to_plain
+from kit.config.plain import check, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
+from kit.dialects.files import flat
 from kit.envs.errors import EnvironmentFault
 from kit.envs.hanging import die_with_parent
 from kit.hooks.guards import NotFinite

@@ -18,7 +18,8 @@ import yaml
 from kit.cli.lock import RunLock
 from kit.cli.recipe import Recipe
 from kit.config import RunConfig
-from kit.config.plain import flat, to_plain
+from kit.config.plain import to_plain
+from kit.dialects.files import flat
 from kit.hooks import Hook
 from kit.logging.files import NotSaved, not_written, write_whole
 from kit.steps import SettingError

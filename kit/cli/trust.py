@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from kit.config.plain import flat
+from kit.dialects.files import flat
 from kit.steps import SettingError
 
 _OWN = frozenset({"kit", "recipes", "torchrl", "gymnasium"})

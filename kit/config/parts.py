@@ -11,14 +11,13 @@ from kit.steps import SettingError
 from kit.steps.errors import nearest_first
 
 
-def resolve(name: str | Any, package: str, field: str = "loss") -> Any:
-    """Import a class or function by its name.
+def resolve(name: str | Any, package: str) -> Any:
+    """Import a loss by the name of its class or function.
 
     Args:
         name: an attribute of ``package`` (``ClipPPOLoss``), a full name (``my_module:MyLoss``), or
             the class itself.
         package: module of short names.
-        field: setting that asks for it, for the error.
 
     Raises:
         SettingError: if there is none; the nearest spelling comes first.
@@ -29,11 +28,11 @@ def resolve(name: str | Any, package: str, field: str = "loss") -> Any:
     try:
         module = importlib.import_module(module_name or package)
     except ImportError as error:
-        raise SettingError(field, name, f"cannot be imported: {error}") from None
+        raise SettingError("loss", name, f"cannot be imported: {error}") from None
     if not hasattr(module, attribute):
         known = [entry for entry in dir(module) if not entry.startswith("_")]
         works = nearest_first(attribute, known)[:3]
-        raise SettingError(field, name, f"is not in {module.__name__}", works)
+        raise SettingError("loss", name, f"is not in {module.__name__}", works)
     return getattr(module, attribute)
 
 

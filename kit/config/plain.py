@@ -39,15 +39,6 @@ def to_plain(config: Any) -> Any:
     return str(config)
 
 
-def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested plain values as one level, by dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        nested = isinstance(value, Mapping)
-        found |= flat(value, f"{path}{name}.") if nested else {f"{path}{name}": value}
-    return found
-
-
 def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
     """Make a dataclass from nested plain values, checking names and types.
 

@@ -110,8 +110,8 @@ def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str,
         SettingError: if the file cannot be read, has no settings, or leaves the choice open.
     """
     content = _load(path)
-    flat = _flatten(_chosen(content, cls, choice, path))
-    named = {_field(cls, name): _resolved(value, flat) for name, value in flat.items()}
+    values = flat(_chosen(content, cls, choice, path))
+    named = {_field(cls, name): _resolved(value, values) for name, value in values.items()}
     settings = {name: v for name, v in named.items() if name and not _is_open(v)}
     if not settings:
         names = sorted(cls.__dataclass_fields__)[:8]
@@ -157,23 +157,22 @@ def _chosen(
     raise SettingError("env", choice, f"{why} in {path.name}", names)
 
 
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested plain values as one level, by dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, Mapping)
+        found |= flat(value, f"{path}{name}.") if nested else {f"{path}{name}": value}
+    return found
 
 
-def _resolved(value: Any, flat: Mapping[str, Any]) -> Any:
+def _resolved(value: Any, values: Mapping[str, Any]) -> Any:
     """The value of an interpolation such as ``${algo.rollout_steps}``, if it leads anywhere."""
     for _ in range(8):
         found = _INTERPOLATION.match(value) if isinstance(value, str) else None
-        if found is None or found[1] not in flat:
+        if found is None or found[1] not in values:
             break
-        value = flat[found[1]]
+        value = values[found[1]]
     return value
 
 

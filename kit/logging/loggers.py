@@ -16,7 +16,7 @@ from typing import Any
 
 from torchrl.record.loggers import Logger
 
-from kit.config.plain import flat
+from kit.dialects.files import flat
 from kit.logging.files import append, make_folder, write_whole
 from kit.steps import SettingError
 

@@ -195,7 +195,7 @@ def test_a_mask_of_another_length_is_refused(make):
 
 def test_the_nearest_allowed_choice_is_learnt():
     steps = OnPolicySteps(total_policy_steps=5_120, evaluation_every=None, evaluation_episodes=20)
-    env = EnvConfig("kit.testing.allowed:kit/Allowed-v0", num_envs=8, kwargs={"choices": 6})
+    env = EnvConfig("kit.testing.envs:kit/Allowed-v0", num_envs=8, kwargs={"choices": 6})
     cfg = recipes.ppo.Config(env=env, steps=steps, learning_rate=3e-3, runs=None, progress=False)
     trainer = recipes.ppo.build(cfg)
     trainer.run()

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-import kit.testing.recall  # noqa: F401  # registers kit/Recall-v0
+import kit.testing.envs  # noqa: F401  # registers kit/Recall-v0
 import recipes.ppo
 import recipes.ppo_recurrent
 from kit.collectors import VectorCollector

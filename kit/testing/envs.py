@@ -1,0 +1,128 @@
+"""Small environments that test one ability of a policy: memory, images, allowed actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+Step = tuple[NDArray[Any], float, bool, bool, dict[str, Any]]
+
+
+class _Task(gym.Env[NDArray[Any], np.int64]):
+    """What they share: an episode is ``length`` steps long, counted by ``count``."""
+
+    length = 8
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed, options=options)
+        self.count = 0
+        return self._asked()
+
+    def _asked(self) -> tuple[NDArray[Any], dict[str, Any]]:
+        """The next observation and its ``info``."""
+        raise NotImplementedError
+
+    def _answered(self, reward: bool, terminated: bool = False) -> Step:
+        """Count a step; 1 is paid for the right answer."""
+        self.count += 1
+        seen, info = self._asked()
+        return seen, float(reward), terminated or self.count == self.length, False, info
+
+
+class Recall(_Task):
+    """Shows a cue in the first observation, and asks for it ``delay`` steps later.
+
+    An observation is the cue, one-hot, and whether the answer is due; after the first one the cue
+    is zero. The last action earns 1 if it is the cue. All cues are equally likely, and the last
+    observation is the same for each, so a policy of the present observation alone has an expected
+    return of at most ``1 / choices``.
+
+    Args:
+        delay: steps between cue and question; an episode has one more.
+        choices: how many cues there are.
+    """
+
+    def __init__(self, delay: int = 8, choices: int = 4) -> None:
+        self.length, self.choices = delay + 1, choices
+        self.observation_space = spaces.Box(0.0, 1.0, (choices + 1,), np.float32)
+        self.action_space = spaces.Discrete(choices)
+
+    def step(self, action: np.int64) -> Step:
+        """Answer, if asked."""
+        return self._answered(self.count == self.length - 1 and int(action) == self.cue)
+
+    def _asked(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        seen = np.zeros(self.choices + 1, np.float32)
+        if self.count == 0:
+            self.cue = int(self.np_random.integers(self.choices))
+            seen[self.cue] = 1.0
+        seen[-1] = float(self.count == self.length - 1)
+        return seen, {}
+
+
+class Glimpse(_Task):
+    """Shows a bright square at a random place; the action says in which quarter it is.
+
+    Images are bytes ``[size, size, 1]``; each right answer earns 1, an episode is 8 steps long.
+
+    Args:
+        size: of an image, in pixels.
+    """
+
+    def __init__(self, size: int = 12) -> None:
+        self.size = size
+        self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
+        self.action_space = spaces.Discrete(4)
+
+    def step(self, action: np.int64) -> Step:
+        """Answer."""
+        return self._answered(int(action) == self.quarter)
+
+    def _asked(self) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        half = self.size // 2
+        row, column = (int(place) for place in self.np_random.integers(half - 1, size=2))
+        self.quarter = int(self.np_random.integers(4))
+        row, column = row + half * (self.quarter // 2), column + half * (self.quarter % 2)
+        image = np.zeros((self.size, self.size, 1), np.uint8)
+        image[row : row + 2, column : column + 2] = 255
+        return image, {}
+
+
+class Allowed(_Task):
+    """Shows a number; of the choices that ``info["action_mask"]`` allows, the nearest one earns 1.
+
+    A forbidden choice ends the episode, which is otherwise 8 steps long.
+
+    Args:
+        choices: how many there are; a third of them is allowed in each step.
+    """
+
+    def __init__(self, choices: int = 12) -> None:
+        self.choices = choices
+        self.observation_space = spaces.Box(0.0, 1.0, (choices,), np.float32)
+        self.action_space = spaces.Discrete(choices)
+
+    def step(self, action: np.int64) -> Step:
+        """Choose."""
+        forbidden = not self.mask[int(action)]
+        return self._answered(not forbidden and int(action) == self.best, forbidden)
+
+    def _asked(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        number = int(self.np_random.integers(self.choices))
+        allowed = self.np_random.permutation(self.choices)[: self.choices // 3]
+        self.mask = np.isin(np.arange(self.choices), allowed)
+        self.best = int(min(allowed, key=lambda choice: (abs(choice - number), choice)))
+        seen = np.zeros(self.choices, np.float32)
+        seen[number] = 1.0
+        return seen, {"action_mask": self.mask.astype(np.int8)}
+
+
+for _env in (Recall, Glimpse, Allowed):
+    gym.register(f"kit/{_env.__name__}-v0", _env)
