@@ -315,7 +315,7 @@ class VTrace(GAE):
 
     @property
     def _reads(self) -> list[Any]:
-        """Keys that value network and policy read, and what the policy wrote."""
+        """Keys that value network and policy read, and the policy's outputs."""
         reads = [*self.actor_network.in_keys, self._action, self._log_prob]
         return [*dict.fromkeys([*super()._reads, *reads])]
 

@@ -1,4 +1,4 @@
-"""Everything of an experiment that is not the algorithm."""
+"""Everything around an algorithm."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
 ]  # fmt: skip
 
 EVALUATED_AT_ONCE = 32
-"""Environments of an evaluation, at most, where fewer train; they play its episodes in turns."""
+"""Environments of an evaluation at most, unless more train; they play its episodes in turns."""
 
 AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig
 Parts = Mapping[str, Any]
@@ -57,7 +57,7 @@ Parts = Mapping[str, Any]
 
 
 class Experiment:
-    """Owns what surrounds an algorithm: plan, environments, replay buffer, run folder, trainer.
+    """Owns the surroundings of an algorithm: plan, environments, buffer, run folder, trainer.
 
     Made first in a recipe's ``build``: it checks the settings, seeds all random numbers and sets
     PyTorch's threads. Training and evaluation environments share one normaliser, everything that
@@ -195,7 +195,7 @@ class Experiment:
         return make_replay_buffer(**{**settings, **changes})
 
     def make_dataset(self, env: VectorEnv) -> StoredBatches:
-        """Read the data set of the settings, whose statistics then normalise the environments.
+        """Read the data set of the settings; its statistics normalise the environments.
 
         Args:
             env: environments of the data set.
@@ -273,7 +273,7 @@ class Experiment:
                     "resume_from": run.checkpoint,
                 }
             trainer = Trainer(self.plan, **{**around, **chosen})
-        # What was seeded for the build is left to the trainer; the process goes on as before.
+        # The trainer keeps the seeded random numbers; the process has its own again.
         trainer.numbers.threads = cfg.threads
         self._outside.put_back()
         torch.set_num_threads(self._threads)

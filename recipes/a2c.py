@@ -41,7 +41,7 @@ class Config(ActorCriticConfig):
     """Rewards summed before bootstrapping, in place of gae_lambda; null: gae_lambda."""
     normalize_advantage: bool = False
     normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Over what: each batch, or all batches so far."""
+    """Rows over which advantages are normalised: each batch, or all batches so far."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Optimiser: RMSprop as in the paper, or Adam."""
     learning_rate: Positive = 1e-3

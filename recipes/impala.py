@@ -46,7 +46,7 @@ class Config(ActorCriticConfig):
     entropy_coeff: NotNegative = 0.01
     normalize_advantage: bool = False
     normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Over what: each batch, or all batches so far."""
+    """Rows over which advantages are normalised: each batch, or all batches so far."""
     learning_rate: Positive = 2e-3
 
 

@@ -41,7 +41,7 @@ class Config(dqn.Config):
     atoms: Outputs = 51
     """Atoms of each distribution that the Q-networks estimate."""
     support: list[Finite] = field(default_factory=lambda: [0.0, 100.0])
-    """Smallest and largest return that c51 tells apart."""
+    """Smallest and largest return of the support of c51."""
     priority_exponent: NotNegative = 0.5
     """Exponent of errors as priorities (Schaul et al. 2016); 0: minibatches are uniform."""
     importance_exponent: UnitInterval = 0.4

@@ -43,7 +43,7 @@ class Config(ActorCriticConfig):
     critic_coeff: NotNegative = 1.0
     gae_lambda: UnitInterval = 1.0
     normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
-    """Over what: each batch, or all batches so far."""
+    """Rows over which advantages are normalised: each batch, or all batches so far."""
     learning_rate: Positive = 5e-3
     anneal: ScheduleName = "constant"
 

@@ -151,7 +151,7 @@ class ReplayBatches:
         """Add the batch to the buffer; with ``n_step``, the last steps wait for what follows.
 
         Raises:
-            SettingError: if the sampler cannot tell the environments of this batch apart.
+            SettingError: if the sampler cannot separate the environments of this batch.
         """
         del keys  # a buffer is filled before its loss is known to read anything
         if self.n_step is not None:

@@ -96,7 +96,7 @@ class PriorityTree:
 
 
 class HostPriorityTree(PriorityTree):
-    """A tree in the memory of the host: what NumPy does in less time than PyTorch, NumPy does.
+    """A tree in host memory, by NumPy where its operations take less time than PyTorch's.
 
     The smallest value is that of the smallest block. Of each block of values a lower bound is kept,
     which is made exact again only where it is the lowest of all.

@@ -111,12 +111,12 @@ def _job_elsewhere(recipe: Recipe, config_class: str, build: str) -> _Job:
 _EXPLAINED = (
     SettingError, EnvironmentFault, PolicyFault, HookError, NotFinite, NotSaved, PlanNotKept,
 )  # fmt: skip
-"""Errors whose message says what to do, so that no trace is needed."""
+"""Errors of the user's, printed without a stack trace."""
 
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """End the process with one line where an error explains itself, or with none for ``| head``."""
+    """End the process with one line for the user's errors, and with none for ``| head``."""
     with terminal():
         try:
             yield
@@ -223,7 +223,7 @@ def _without_commas(arguments: list[str]) -> list[str]:
 
 
 def _check_value(argument: str, sweeps: bool) -> None:
-    """Refuse what Hydra cannot read as a value, and several values outside a sweep."""
+    """Refuse values that Hydra cannot read, and several values outside a sweep."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

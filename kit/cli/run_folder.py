@@ -25,7 +25,7 @@ from kit.logging.files import NotSaved, not_written, write_whole
 from kit.steps import SettingError
 from kit.trainer.checkpoint import Checkpoints
 
-# Settings of how a run is watched, not of what it does: they may differ when it is resumed.
+# Settings of logging and saving, not of the training: they may differ when a run is resumed.
 _FREE_TO_DIFFER = {
     "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",
     "env.step_timeout",
@@ -72,7 +72,7 @@ class RunFolder(Hook):
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[Path]:
-        """Take the folder until the run ends, or this object does, or what is inside raises.
+        """Hold the folder until the end of the run or of this object, or an error inside.
 
         Raises:
             SettingError: if another process runs the run to resume.
@@ -93,7 +93,7 @@ class RunFolder(Hook):
             raise
 
     def _find_checkpoint(self) -> None:
-        """Remove what a kill has left half-written, and find where the run goes on."""
+        """Remove files half-written at a kill, and find the checkpoint to resume from."""
         for path in self.folder.glob("*.new"):
             path.unlink(missing_ok=True)
         for hidden in (self.folder / "checkpoints").glob(".*"):
@@ -126,7 +126,7 @@ class RunFolder(Hook):
         write_whole(self.folder / "plan.txt", self.trainer.plan.table() + "\n")
 
     def check(self) -> None:
-        """Look whether the folder is still there.
+        """Check that the folder is still there.
 
         Raises:
             NotSaved: if it was removed.
@@ -136,7 +136,7 @@ class RunFolder(Hook):
             raise NotSaved(f"{what}, while the run was running; nothing more is saved")
 
     def end(self) -> None:
-        """Write what was counted beside the plan, and unlock the folder."""
+        """Write the counts beside the plan, and unlock the folder."""
         try:
             self.check()
             table = self.trainer.plan.table(self.trainer.ledger)
@@ -172,7 +172,7 @@ def new_sweep(runs: Path, recipe: str) -> Path:
 
 
 def make_new(first: Path) -> Path:
-    """Make a folder that nobody else has: of this name, or of the next free number of it.
+    """Make a new folder: of this name, or of the next free number of it.
 
     Raises:
         NotSaved: if it cannot be made.

@@ -1,4 +1,4 @@
-"""Terminals that cannot show everything, and pipes whose reader has gone."""
+"""Terminals of few characters, and closed pipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLOSED_PIPE = 128 + 13
 
 @contextlib.contextmanager
 def terminal() -> Iterator[None]:
-    """Print what the terminal can show, ``?`` for the rest; end in silence once nobody reads."""
+    """Print ``?`` for what the terminal cannot show; end in silence once the pipe is closed."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

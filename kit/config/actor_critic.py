@@ -43,7 +43,7 @@ class ActorCriticConfig(OnPolicyConfig):
     normalize_advantage: bool = True
     """Whether advantages are normalised to mean 0 and deviation 1."""
     normalize_over: Literal["minibatch", "batch", "running"] = "minibatch"
-    """Over what: each minibatch, each batch, or all batches so far."""
+    """Rows over which they are normalised: each minibatch, each batch, or all batches so far."""
     learning_rate: Positive = 1e-3
     """Initial learning rate."""
     body_lr_factor: Positive = 1.0
@@ -67,7 +67,7 @@ class ActorCriticConfig(OnPolicyConfig):
 
     @property
     def standardize(self) -> Literal["batch", "running"] | None:
-        """Over what the estimator standardises advantages; ``None``: it does not."""
+        """Rows over which the estimator standardises advantages; ``None``: it does not."""
         if not self.normalize_advantage or self.normalize_over == "minibatch":
             return None
         return self.normalize_over

@@ -34,7 +34,7 @@ _OF_OTHERS = {
     "off_policy": ("update_epochs", "on-policy algorithms, and this recipe is off-policy",
                    "use replay_ratio"),
 }  # fmt: skip
-"""A setting of the other family's plans, whose it is, and what to use instead, by family."""
+"""By family: a setting of the other family's plans, its owner, and the setting to use instead."""
 
 
 def family(plan: StepPlan, family: str | None) -> None:
@@ -159,7 +159,7 @@ def dataset(env: Any, rows: Any) -> None:
 
 # ---------------------------------------------------------------------- the loss
 CONTINUOUS_LOSSES = {"SACLoss": "DiscreteSACLoss", "DDPGLoss": "DQNLoss", "TD3Loss": "DQNLoss"}
-"""Losses of continuous actions, and what to use for discrete ones."""
+"""Losses of continuous actions, and their counterparts for discrete ones."""
 
 
 def loss_class(given: Any, make: Callable[..., Any]) -> None:

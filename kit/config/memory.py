@@ -1,4 +1,4 @@
-"""What a run needs of the machine's memory, estimated before any of it is taken."""
+"""The memory of a run, estimated before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_memory(needs: Sequence[Need], available: int, where: str) -> None:
     Args:
         needs: of the run.
         available: bytes there are.
-        where: whose they are, in words.
+        where: their owner, in words.
 
     Raises:
         SettingError: that names the setting that needs most, and its largest value that works.
@@ -72,7 +72,7 @@ def _gigabytes(size: int) -> str:
 
 
 def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int) -> Iterator[Need]:
-    """What a run needs at least: its batch, its replay buffer, its networks with their optimiser.
+    """The least memory of a run: its batch, its replay buffer, its networks with their optimiser.
 
     Args:
         cfg: settings of the recipe. Networks are those of settings of the types
@@ -110,7 +110,7 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int) -> Iterator[Need]:
 
 
 def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:
-    """Widths of hidden layers, and what an actor and its critics of these need."""
+    """Widths of hidden layers, and the memory of an actor and its critics of these."""
     hints = typing.get_type_hints(type(cfg), include_extras=True)
     ensembles = {name: getattr(cfg, name) for name, hint in hints.items() if hint == Networks}
     name, critics = max(ensembles.items(), key=lambda item: item[1], default=("", 1))
@@ -127,7 +127,7 @@ def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:
 
 
 def memory_of_machine() -> tuple[int, str]:
-    """Bytes that this process may use at most, and whose they are, in words."""
+    """Bytes that this process may use at most, and their owner in words."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [int(text) for text in _control_groups() if text.isdigit()]
     if limits and min(limits) < machine:

@@ -120,7 +120,7 @@ def _no_vocabulary(path: str, name: Any, group: type) -> SettingError:
 
 
 def _no_group(path: str, value: Any, group: type) -> SettingError:
-    """The error of something that stands where a group of settings belongs."""
+    """The error of a value in place of a group of settings."""
     name = group.__name__
     if isinstance(value, Mapping):
         given = ", ".join(f"{key}=..." for key in value)

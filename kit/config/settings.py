@@ -39,7 +39,7 @@ class EnvConfig:
 
 @dataclass
 class RunConfig:
-    """What every recipe has besides its algorithm."""
+    """Settings of every recipe besides its algorithm."""
 
     FAMILY: ClassVar[str | None] = None
     """Family of the algorithm, ``on_policy`` or ``off_policy``; ``None``: either."""
@@ -78,7 +78,7 @@ class RunConfig:
 
 @dataclass
 class OnPolicyConfig(RunConfig):
-    """What every on-policy recipe has: each batch is trained on once collected, then discarded."""
+    """Settings of every on-policy recipe: batches are trained on once collected, then discarded."""
 
     FAMILY = "on_policy"
 
@@ -89,7 +89,7 @@ class OnPolicyConfig(RunConfig):
 
 @dataclass
 class ReplayConfig(RunConfig):
-    """What every recipe has that trains on what it remembers, transitions or sequences."""
+    """Settings of every recipe with a replay memory, of transitions or sequences."""
 
     FAMILY = "off_policy"
 
@@ -102,7 +102,7 @@ class ReplayConfig(RunConfig):
 
 @dataclass
 class OffPolicyConfig(ReplayConfig):
-    """What every off-policy recipe has: minibatches are sampled from a replay buffer."""
+    """Settings of every off-policy recipe: minibatches are sampled from a replay buffer."""
 
     n_step: Count = 1
     """Rewards summed into one before bootstrapping (n-step returns)."""
@@ -110,13 +110,13 @@ class OffPolicyConfig(ReplayConfig):
 
 @dataclass
 class OfflineConfig(RunConfig):
-    """What every offline recipe has: minibatches are drawn from a data set that is stored."""
+    """Settings of every offline recipe: minibatches are drawn from a stored data set."""
 
     FAMILY = "offline"
 
     steps: OfflineSteps | StepPlan = field(default_factory=OfflineSteps)
     dataset: list[str] = field(default_factory=list)
-    """Folders of data sets in Minari's format, which are joined: [datasets/pendulum-mixed-v0]."""
+    """Folders of data sets in Minari's format, joined to one: [datasets/pendulum-mixed-v0]."""
     normalize_data: bool = True
     """Whether observations are normalised by the mean and the deviation of the data set."""
     gamma: UnitInterval = 0.99

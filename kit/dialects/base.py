@@ -17,7 +17,7 @@ from kit.steps.same_run import differing_settings
 ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
 
 Difference = tuple[str, Any, Any]
-"""A setting of a plan, what was wanted, and what the dialect can say."""
+"""A setting of a plan, its wanted value, and the nearest one of the dialect."""
 
 
 @dataclass
@@ -208,7 +208,7 @@ class Dialect(ABC):
 
     @classmethod
     def _refuse(cls, plan: StepPlan) -> None:
-        """Refuse what no settings of this library come near."""
+        """Refuse plans far from any settings of this library."""
         if not isinstance(plan, StepPlan):
             raise SettingError("plan", plan, "is not a StepPlan", "give a StepPlan")
         if plan.iterations is None:
@@ -241,7 +241,7 @@ class Dialect(ABC):
 
     # ------------------------------------------------------------------ caveats
     def notes(self) -> list[str]:
-        """Caveats: what a reader of these settings may not expect, a sentence each."""
+        """Caveats of these settings, a sentence each."""
         return [*self.resolved()._notes(self.to_plan())]
 
     @abstractmethod
@@ -310,7 +310,7 @@ class Dialect(ABC):
 
 @dataclass
 class WrappedDialect(Dialect):
-    """A dialect whose library leaves action repeat and time limits to the environment."""
+    """A dialect of a library without action repeat and time limits of its own."""
 
     action_repeat: Count = fact("action_repeat", 1)
     """env steps one action is held for; the environment's business."""
@@ -319,7 +319,7 @@ class WrappedDialect(Dialect):
 
 
 def _letters(name: str) -> str:
-    """An algorithm's name without what libraries spell differently: ``Discrete-SAC``."""
+    """The letters and digits of an algorithm's name: ``Discrete-SAC`` is ``discretesac``."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 

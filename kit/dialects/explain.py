@@ -39,7 +39,7 @@ class Explanation:
     settings: dict[str, Any] = field(default_factory=dict)
     """settings that are not at their default."""
     notes: list[str] = field(default_factory=list)
-    """caveats: what a reader of the settings may not expect."""
+    """caveats of the settings."""
 
     def text(self, iterations: int = 12) -> str:
         """The explanation as text.

@@ -24,9 +24,9 @@ class Refused:
     """The use of a field without a setting in recipes: only the library's default is accepted."""
 
     why: str
-    """what to use instead."""
+    """the alternative to use."""
     accepted: tuple[Any, ...] = ()
-    """further values that are accepted: what recipes do anyway."""
+    """further accepted values: those of recipes."""
 
 
 @dataclass(frozen=True)

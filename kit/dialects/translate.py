@@ -83,7 +83,7 @@ def as_plan(settings: Dialect | StepPlan) -> StepPlan:
 def translate(
     source: Dialect | StepPlan, target: type[Dialect], settings: dict[str, Any] | None = None
 ) -> Translation:
-    """Find the settings of another library whose run is nearest.
+    """Find the settings of another library with the nearest run.
 
     Args:
         source: settings of a library, or a plan.
@@ -156,7 +156,7 @@ def counts_table(
 def first_difference(
     one: StepPlan, other: StepPlan, names: tuple[str, str] = ("first", "second")
 ) -> str:
-    """A sentence on the first iteration whose counts differ; empty if there is none."""
+    """A sentence on the first iteration with other counts; empty if there is none."""
     if not (one.is_exact and other.is_exact):
         return ""
     for k in range(1, min(one.iterations, other.iterations, FOLLOWED // 10) + 1):

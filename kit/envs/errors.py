@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FAULTS = (Exception, SystemExit)
-"""What an environment may raise: simulators end their process where they cannot go on."""
+"""Errors of environments; simulators exit the process where they cannot continue."""
 
 
 class EnvironmentFault(RuntimeError):

@@ -1,4 +1,4 @@
-"""Environments that do not come back, and processes whose parent does not."""
+"""Environments that hang, and processes without their parent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepWatch:
         self._since = 0.0
 
     def seconds(self) -> float:
-        """Seconds since the call that is under way was first seen; 0 where there is none."""
+        """Seconds since the present call was first seen; 0 without one."""
         frame = sys._current_frames().get(self._thread)
         while frame is not None and frame.f_code not in self.CALLS:
             frame = frame.f_back

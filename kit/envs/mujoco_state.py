@@ -33,7 +33,7 @@ def capture(value: Any, encode: Callable[[Any, str], Any], where: str) -> dict[s
 
 
 def restore(present: Any, saved: dict[str, Any], decode: Callable[..., Any]) -> None:
-    """Put back what :func:`capture` returned; arrays of another version of MuJoCo are left out.
+    """Restore a state of :func:`capture`; arrays of another version of MuJoCo are left out.
 
     Args:
         present: model or data of an environment that was made in the same way.
@@ -76,7 +76,7 @@ def _integration_state(data: Any) -> Array:
 
 
 def _arrays(owner: Any) -> Iterator[tuple[str, Array]]:
-    """The arrays of a model or of its options, but for textures, which are large and only draw."""
+    """The arrays of a model or of its options, but for textures: large, and only drawn."""
     for name, value in _public(owner):
         if isinstance(value, np.ndarray) and value.size and name != "tex_data":
             yield name, value

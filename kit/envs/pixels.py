@@ -39,7 +39,7 @@ def atari_wrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
 
 
 def pixel_wrappers(preprocess: str = "none", frame_stack: int = 1) -> list[Wrapper]:
-    """Wrappers of an environment whose observation is an image; it stays bytes.
+    """Wrappers of an environment of images; they stay bytes.
 
     Args:
         preprocess: ``atari`` (:func:`atari_wrapper`) or ``none``.

@@ -99,7 +99,7 @@ def empty(found: list[Leaf], *leading: int) -> Arrays:
 
 
 class ActionConverter:
-    """Turns arrays of actions, as a policy gives them, into what environments take.
+    """Turns a policy's arrays of actions into those of environments.
 
     Values of bounded Box spaces are clipped to the bounds, so that a policy with unbounded noise
     cannot leave them (the batch keeps the unclipped action, to which the log-probability belongs);

@@ -1,4 +1,4 @@
-"""The state of an environment as plain values: captured, and put back bit for bit.
+"""The state of an environment as plain values: captured, and restored bit for bit.
 
 An environment that offers ``state_dict()`` and ``load_state_dict(state)`` is asked. Any other one
 gives the attributes of each of its layers: numbers, strings, arrays and their views, containers,
@@ -31,16 +31,16 @@ _CONSTANT = (
     gym.envs.registration.EnvSpec, type, types.ModuleType, np.ufunc, np.dtype, logging.Logger,
 )  # fmt: skip
 _DRAWS = frozenset({"pygame", "glfw", "OpenGL", "pyglet"})
-"""packages whose objects only draw"""
+"""packages for drawing"""
 _ARGUMENTS = frozenset({"_saved_kwargs", "_cached_spec", "_ezpickle_args", "_ezpickle_kwargs"})
-"""where Gymnasium keeps what a layer was made with"""
+"""attributes in which Gymnasium keeps the arguments of a layer"""
 _ATOMS = (bool, int, float, str)
 _MUTABLE = {kind.__name__: kind for kind in (list, set, deque)}
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {
     kind.__name__: kind for kind in (dict, OrderedDict, Counter)
 }
 _PUT_BACK = frozenset({"object", "function", "partial", "space", "mujoco"})
-"""kinds of values that are put back into one that is there"""
+"""kinds of values restored into a present one"""
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
@@ -68,7 +68,7 @@ def capture(env: gym.Env[Any, Any]) -> dict[str, Any]:
 
 
 def restore(env: gym.Env[Any, Any], state: dict[str, Any]) -> None:
-    """Put back what :func:`capture` returned, into an environment made in the same way.
+    """Restore a state of :func:`capture`, into an environment made in the same way.
 
     Raises:
         CannotCapture: if the environment has nothing of that kind where an object was.
@@ -89,14 +89,14 @@ def seed_process(seed: int) -> None:
 
 
 def capture_process() -> dict[str, Any]:
-    """Where the random generators of this process stand, Python's and NumPy's."""
+    """The states of the random generators of this process, Python's and NumPy's."""
     encode = _Encoder(())
     states = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
     return {name: encode(state, name) for name, state in states.items()}
 
 
 def restore_process(state: dict[str, Any]) -> None:
-    """Put back what :func:`capture_process` returned."""
+    """Restore a state of :func:`capture_process`."""
     decode = _Decoder(())
     random.setstate(decode(state["python"]))
     np.random.set_state(decode(state["numpy"]))
@@ -104,7 +104,7 @@ def restore_process(state: dict[str, Any]) -> None:
 
 # ---------------------------------------------------------------------- out
 class _Encoder:
-    """Writes values down; what was written before is referred to by its number.
+    """Writes values; repeated ones are referred to by their number.
 
     Args:
         found: layers of an environment, whose numbers come first.
@@ -160,7 +160,7 @@ class _Encoder:
         return [self._item(value, f"{where}[{index}]") for index, value in enumerate(values)]
 
     def _item(self, value: Any, where: str) -> Any:
-        """A value in a container, in whose place there may be nothing later."""
+        """A value in a container, whose place may be empty later."""
         written = self(value, where)
         if isinstance(written, dict) and written.keys() & _PUT_BACK:
             raise CannotCapture(f"{where} is a {type(value).__name__}")
@@ -256,7 +256,7 @@ def _package(kind: type) -> str:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether all that objects of a class hold is in their attributes."""
+    """Whether the attributes of its objects are their whole state."""
     bases = kind.__mro__[:-1]
     made_plainly = getattr(kind, "__new__", None) is object.__new__
     slots = any(vars(base).get("__slots__") for base in bases)
@@ -278,7 +278,7 @@ def _spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
 
 
 def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function encloses, by name."""
+    """Variables enclosed by a function, by name."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
             yield name, cell.cell_contents
@@ -288,7 +288,7 @@ def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
 
 # ---------------------------------------------------------------------- back
 class _Decoder:
-    """Reads what :class:`_Encoder` wrote; objects are put back into those of an equal environment.
+    """Reads values of :class:`_Encoder`; objects are restored into those of an equal environment.
 
     No module is imported and no class looked up but enumerations: only plain values are made.
 
@@ -300,7 +300,7 @@ class _Decoder:
         self._known: dict[int, Any] = dict(enumerate(found))
 
     def attributes(self, owner: Any, values: dict[str, Any]) -> None:
-        """Put back the attributes of an object."""
+        """Restore the attributes of an object."""
         for name, value in values.items():
             vars(owner)[name] = self(value, vars(owner).get(name))
 

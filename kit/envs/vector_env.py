@@ -26,11 +26,11 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
 
 
 _KEPT = 65_536
-"""finished episodes that are kept for whoever asks, at most."""
+"""finished episodes kept until they are taken, at most."""
 
 
 class _Present:
-    """What changes with every step; kept out of the module, whose attributes are slow to set."""
+    """State of a step; kept out of the module, whose attributes are slow to set."""
 
     def __init__(self, observation: Arrays) -> None:
         self.observation = observation
@@ -275,7 +275,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     """why the state of the envs cannot be captured; empty where it can."""
 
     def load_full_state(self, state: dict[str, Any]) -> bool:
-        """Put back what :meth:`full_state` returned.
+        """Restore a state of :meth:`full_state`.
 
         Returns:
             Whether every env continues exactly where it was; otherwise all have been reset.
@@ -318,5 +318,5 @@ def key_to_list(key: Key) -> Any:
 
 
 def key_from_list(key: Any) -> Key:
-    """Return a key from what :func:`key_to_list` returned."""
+    """Inverse of :func:`key_to_list`."""
     return tuple(key) if isinstance(key, list) else key

@@ -36,7 +36,7 @@ class _Value:
     schedule: Schedule | None = None
     """value by counter; ``None`` leaves it alone."""
     written: float | None = None
-    """what was set last, where reading it back does not wait for a device."""
+    """last value set; ``None`` on a device, which would have to be waited for."""
 
     @property
     def holder(self) -> Any:
@@ -123,7 +123,7 @@ class Anneal(Hook):
 
     @property
     def name(self) -> str:
-        """``anneal`` and what is annealed."""
+        """``anneal`` and the name of the value."""
         return f"anneal_{self.label}"
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:

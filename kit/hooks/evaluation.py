@@ -34,7 +34,7 @@ class Evaluator:
 
     Args:
         env: environments of its own, in evaluation mode from now on.
-        policy: what is measured.
+        policy: the one to measure.
         episodes: played in one evaluation.
         seed: of the environments.
         exploration_type: whether actions are sampled; by default they are not.

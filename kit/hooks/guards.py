@@ -23,7 +23,7 @@ class NotFinite(RuntimeError):
 class NaNGuard(Hook):
     """Ends the run when a metric of training is NaN or infinite.
 
-    It looks at each row, and before every checkpoint at what the next row has so far: the last
+    It checks each row, and before every checkpoint the metrics of the next row so far: the last
     checkpoint is finite.
     """
 
@@ -31,13 +31,13 @@ class NaNGuard(Hook):
     operations: ClassVar = {"log_row": "look", "save": "look_at_next"}
 
     def look_at_next(self) -> None:
-        """Look at the metrics of the next row so far."""
+        """Check the metrics of the next row so far."""
         metrics = self.trainer.journal.metrics.peek()
         row = {f"train/{name}": value for name, value in zip(metrics, _on_host(metrics))}
         self.look(row | {"gradient_steps": self.trainer.ledger.gradient_steps})
 
     def look(self, row: dict[str, Any]) -> None:
-        """Look at a row.
+        """Check a row.
 
         Raises:
             NotFinite: if a metric is not; the losses are named first.
@@ -120,7 +120,7 @@ class StopWhen(Hook):
         self.waited = 0
 
     def look(self, row: dict[str, Any]) -> None:
-        """Look at a row."""
+        """Check a row."""
         if self.metric not in row:
             return
         value = row[self.metric] * self.sign
@@ -172,7 +172,7 @@ class TargetKL(Hook):
             trainer.register_op("post_epoch", self.look)
 
     def look(self) -> None:
-        """Look at the last gradient step of an epoch."""
+        """Check the last gradient step of an epoch."""
         metrics = self.trainer.last_metrics or {}
         if self.metric not in metrics:
             raise SettingError(

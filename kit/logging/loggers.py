@@ -89,7 +89,7 @@ class CsvLogger(RowLogger):
 
 
 class _CsvFile:
-    """A CSV file whose columns can grow, and whose damages by others are noticed."""
+    """A CSV file of growing columns, whose damages by others are noticed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,7 +110,7 @@ class _CsvFile:
         self._size = _size(self.path)
 
     def _rows_left(self) -> list[dict[str, str]]:
-        """The rows written so far, or what is left of them, which a warning says."""
+        """The rows written so far; a warning says how many are lost."""
         rows = [row for row in self._read() if _position(row) <= self._last][: self.rows]
         if len(rows) < self.rows:
             what = f"{self.path} was damaged: {len(rows)} of {self.rows} rows are left"
@@ -156,7 +156,7 @@ _POSITION = ("policy_steps", "gradient_steps", "time/seconds")
 
 
 def _position(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """Where in a run a row was written; that of a row which cannot be read is beyond all."""
+    """Position in the run of a row; an unreadable one is beyond all."""
     try:
         return tuple(float(row[name]) for name in _POSITION if row.get(name) not in (None, ""))
     except ValueError:

@@ -111,7 +111,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return Records.keys(self.world_model)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """All losses, each one number, and what describes them.
+        """All losses and metrics, each one number.
 
         Args:
             tensordict: ``[sequences, time]``.
@@ -120,7 +120,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return TensorDict(outputs, [])
 
     def _outputs(self, records: Records) -> tuple[dict[str, Tensor], Latent]:
-        """The losses by name, and the latents from which imagination began, ``[rows, ...]``."""
+        """The losses by name, and the initial latents of imagination, ``[rows, ...]``."""
         latents, losses = self._model_losses(records)
         first = -self.imagination_starts
         starts = Latent(*(part[first:].flatten(0, 1) for part in latents))
@@ -154,7 +154,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         }
 
     def _rewarded(self, features: Tensor) -> Tensor:
-        """Features from which rewards are predicted."""
+        """Input of the reward head."""
         return features
 
     # ------------------------------------------------------------------ actor and critic

@@ -30,8 +30,8 @@ class Plan2ExploreLoss(DreamerV3Loss):
         world_model: as in DreamerV3.
         actor: of the task.
         critic: of the task.
-        explorer: acts to find what is new.
-        explorer_critic: predicts what the explorer will find.
+        explorer: acts to find novelty.
+        explorer_critic: predicts the explorer's returns.
         ensemble: one-step models.
         **settings: as in DreamerV3.
 

@@ -424,7 +424,7 @@ def make_q_network(
     atoms: int = 1,
     support: Sequence[float] | None = None,
 ) -> QValueActor:
-    """Make a Q-network for one discrete action: a greedy policy, and what TorchRL's DQNLoss trains.
+    """Make a Q-network for one discrete action: a greedy policy, trained by TorchRL's DQNLoss.
 
     It writes ``action_value``, one Q-value for each choice, ``action``, the greedy one, and
     ``chosen_action_value``.

@@ -73,7 +73,7 @@ class Categorical(torch.distributions.Categorical):
 class Normal(torch.distributions.Independent[torch.distributions.Normal]):
     """Independent normal distributions of the entries of an action, in few tensor operations.
 
-    The same distribution as TorchRL's ``IndependentNormal``. The noise of a sample is remembered,
+    The same distribution as TorchRL's ``IndependentNormal``. The noise of a sample is kept,
     so that without gradients its log-probability does not have to be computed back from it.
 
     Args:

@@ -293,10 +293,10 @@ class _Sampler:
         return type(self), self.shape
 
     def refresh(self) -> None:
-        """Compute what depends on parameters alone; once per batch."""
+        """Compute functions of the parameters; once per batch."""
 
     def noise(self, steps: int) -> Array:
-        """Draw what sampling needs, ``[steps, num_envs, ...]``, in the order of the steps."""
+        """Draw the noise of samples, ``[steps, num_envs, ...]``, in the order of the steps."""
         return self._draw(steps, self.at_once).numpy()  # type: ignore[no-any-return]
 
     def _draw(self, steps: int, at_once: bool) -> Tensor:
@@ -322,7 +322,7 @@ class _Sampler:
         """Return actions, ``[num_envs, ...]``.
 
         Args:
-            columns: of the network, overwritten by nobody else until the next time step.
+            columns: of the network, unchanged until the next time step.
             noise: random numbers of this time step.
             out: where they are written; ``None``: to an array of their own.
         """

@@ -14,7 +14,7 @@ class BatchRenorm(nn.Module):
     running_std)``; in evaluation the running statistics normalise. During ``warmup_steps`` r is 1
     and d is 0: batch normalisation.
 
-    In TorchRL's ``BatchRenorm1d`` the warm-up goes on: after two times ``warmup_steps`` it counts
+    In TorchRL's ``BatchRenorm1d`` the warm-up continues: after two times ``warmup_steps`` it counts
     both corrections twice, after three times three times. Here it ends. Running statistics and the
     number of batches are buffers, which checkpoints hold.
 

@@ -1,4 +1,4 @@
-"""A loss whose actor and critic share a body, which runs once per gradient step."""
+"""A loss of actor and critic with a shared body, run once per gradient step."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class CountingRule(ABC):
     STATE: ClassVar[tuple[str, ...]] = ()
     """attributes that a checkpoint needs: plain values."""
     pretrains: ClassVar[bool] = False
-    """whether the pretraining of a plan is part of what the rule counts."""
+    """whether the rule counts the pretraining of a plan."""
     asks_each_step: ClassVar[bool] = False
     """whether it takes as long as there are policy steps, not iterations."""
 
@@ -38,7 +38,7 @@ class CountingRule(ABC):
             first: policy steps of one process in the first.
 
         Returns:
-            ``None`` where only following the run tells.
+            ``None`` where it is known only by following the run.
         """
         del trainings, policy_steps, first
         return None
@@ -54,7 +54,7 @@ class CountingRule(ABC):
 
 
 class KnownTotals(CountingRule):
-    """A rule whose totals follow from the number of training iterations alone."""
+    """A rule of totals that follow from the number of training iterations alone."""
 
     STATE = ("iteration",)
     iteration = 0

@@ -161,7 +161,7 @@ def real_number(
 
 
 def check_types(settings: Any) -> None:
-    """Check the fields of a dataclass whose types say what works, and make integers of floats.
+    """Check the annotated fields of a dataclass, and make integers of floats.
 
     These are ``Count``, ``Natural`` and other annotated integers, ``bool`` and ``Literal``. A field
     may be ``None`` if its type or its default is.

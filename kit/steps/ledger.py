@@ -15,7 +15,7 @@ _TOTALS = ("iterations", "policy_steps", "random_policy_steps", "env_steps", "ep
 
 @dataclass(frozen=True)
 class Difference:
-    """One count that is not what the plan says."""
+    """One count that differs from the plan's."""
 
     name: str
     """name of the counter."""
@@ -165,7 +165,7 @@ class StepLedger:
             raise PlanNotKept(differences)
 
     def compare(self, plan: PlannedCounts) -> list[Difference]:
-        """The counts that differ from what ``plan`` says after as many iterations.
+        """The counts that differ from those of ``plan`` after as many iterations.
 
         Gradient steps that a hook has skipped count as done: the plan says how many are due.
         Env steps are compared as far as a plan can know them: exactly without action repeat, else

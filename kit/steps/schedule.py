@@ -27,7 +27,7 @@ class Due:
 
 
 class RunSchedule:
-    """Follows a run and says, after each collection, what is due before the next one.
+    """Follows a run and says, after each collection, the work due before the next one.
 
     Periods are policy steps (total), or gradient steps of one process where the plan is offline. An
     event is due at the end of the iteration that crosses a multiple of its period, so the cadence

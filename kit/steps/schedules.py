@@ -122,7 +122,7 @@ class Piecewise:
 
 @dataclass(frozen=True)
 class Warmup:
-    """A schedule whose values are multiplied by a factor that first rises from 0 to 1."""
+    """A schedule times a factor that rises from 0 to 1 at first."""
 
     schedule: Schedule
     """value by counter, without the factor."""

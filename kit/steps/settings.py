@@ -136,10 +136,10 @@ class SequenceSteps(OffPolicySteps):
 
 @dataclass
 class ExplorationSteps(SequenceSteps):
-    """Steps of a recipe whose exploration policy acts first."""
+    """Steps of a recipe with an exploration phase."""
 
     exploration_steps: int = 12_000
-    """policy steps in which the exploration policy acts, at first."""
+    """policy steps of the exploration policy, at first."""
 
 
 @dataclass
@@ -149,7 +149,7 @@ class OfflineSteps:
     gradient_steps: int = 20_000
     """gradient steps of the run."""
     gradient_steps_per_iteration: int = 100
-    """gradient steps between two looks at the time, at stop requests and at schedules."""
+    """gradient steps between two checks of the time, of stop requests and of schedules."""
     minibatch_size: int = 256
     """transitions in a minibatch."""
     evaluation_every: int | None = None

@@ -15,7 +15,7 @@ from kit.steps.minibatches import LastMinibatch, Permutation, permutation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UpdatePlan(CollectionPlan):
-    """The part of a plan that says when how many gradient steps are due, and on what."""
+    """The part of a plan for gradient steps: when, how many, and on which rows."""
 
     learning_starts: Natural = 0
     """policy steps (total) before the first gradient step, which comes at the end of the iteration

@@ -1,4 +1,4 @@
-"""Suites that prove parts against their contracts, and dialects against what was observed."""
+"""Suites that check parts against their contracts, and dialects against observed runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CartPole-v1, whoever made it: its transitions follow from published equations."""
+"""CartPole-v1 of any library: its transitions follow from published equations."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _seeds(trial: Trial) -> None:
 
 
 def _plain(trial: Trial) -> None:
-    """A fast path gives what the plain one gives, bit by bit.
+    """A fast path gives the batches of the plain one, bit by bit.
 
     Or the same numbers but for rounding, where a collector says that its policy is not exact.
     """

@@ -1,4 +1,4 @@
-"""The environment that counts, written in torch, and what is known of it."""
+"""The environment that counts, written in torch, and its properties."""
 
 from __future__ import annotations
 

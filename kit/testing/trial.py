@@ -1,4 +1,4 @@
-"""A collector on trial: what it is made for, what it gave, and what is said of it."""
+"""A collector on trial: its case, its batches, and its promises."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Make = Callable[[CollectorCase], BaseCollector]
 
 
 class BrokenPromise(AssertionError):
-    """A collector does not do what it has to.
+    """A collector does not keep a promise.
 
     Args:
         promise: name of the check.

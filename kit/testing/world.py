@@ -1,4 +1,4 @@
-"""What a collector is put on trial in: an environment whose transitions are known, and sizes."""
+"""The test bed of collectors: an environment of known transitions, and sizes."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class World:
-    """An environment, and what the suite has to know of it."""
+    """An environment, and its properties for the suite."""
 
     id: str
     """of Gymnasium."""
     limit: int
     """policy steps after which an episode is truncated."""
     expected: Callable[[Tensor, Tensor], Outcome]
-    """what steps lead to, from observations ``[..., observation]`` and actions ``[...]``."""
+    """outcomes of steps, from observations ``[..., observation]`` and actions ``[...]``."""
     begins: Callable[[Tensor], Tensor]
     """whether observations can be the first ones of episodes, ``[...]``, bool."""
     cases: tuple[CollectorCase, ...]

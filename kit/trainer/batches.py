@@ -128,7 +128,7 @@ class CountedBatches:
         return bool(getattr(self.collector, "exact_resume", True))
 
     def not_resumable(self) -> str:
-        """Why the environments would not continue exactly where they are; empty if they would."""
+        """Why a resumed run would not continue exactly; empty if it would."""
         state = self.collector.state_dict()
         env = state.get("collector", state).get("env", {})  # that of a process, or of this one
         return str(env.get("not_resumable", ""))

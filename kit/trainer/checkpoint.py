@@ -108,7 +108,7 @@ class Checkpoints:
 
     @staticmethod
     def latest(folder: Path) -> Path | None:
-        """The newest checkpoint in ``folder`` whose files are whole, if there is any checkpoint.
+        """The newest undamaged checkpoint in ``folder``, if there is any checkpoint.
 
         A warning names those that are newer and damaged.
 
@@ -141,7 +141,7 @@ def _all_in(folder: Path) -> list[Path]:
 
 
 class _StateFile(torchrl_checkpoint.StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore]
-    """TorchRL's adapter, but for its other formats, which unpickle what they find: safer."""
+    """TorchRL's adapter without its other formats, which unpickle anything: safer."""
 
     def load(self, component: Any, path: Path, **kwargs: Any) -> Any:
         """Restore a part from its file; there is no other place to look for it."""
@@ -163,7 +163,7 @@ def _sealed(lines: list[str]) -> str:
 
 
 def check_whole(path: Path) -> None:
-    """Refuse a checkpoint whose files are not exactly those that were written.
+    """Refuse a checkpoint with changed files.
 
     Raises:
         Damaged: naming the first file that differs, is missing, or was added.

@@ -42,7 +42,7 @@ def hooks_as_list(hooks: Any) -> list[Any]:
 
 
 def in_learning_rates(modules: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Schedulers of PyTorch among the registered hooks whose learning rates another hook sets."""
+    """PyTorch schedulers among the registered hooks, of learning rates set by another hook."""
     for hook in modules.values():
         optimizer = getattr(getattr(hook, "scheduler", None), "optimizer", None)
         for name, other in modules.items():
@@ -116,7 +116,7 @@ _UNDONE = "leaves the plan's gradient steps undone"
 def in_updates(
     plan: StepPlan, update: Any, loss_module: Any, advantage: Any, stages: Stages
 ) -> Iterator[Refusal]:
-    """Gradient steps that are never made, or whose loss lacks its input."""
+    """Gradient steps that are never made, or losses without their input."""
     if not plan.trains:
         return
     if update is None and loss_module is None:

@@ -1,4 +1,4 @@
-"""What a run shares with its process: the global random numbers, and PyTorch's threads."""
+"""State that a run shares with its process: global random numbers, PyTorch's threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 class OwnNumbers:
     """The global random numbers of Python, NumPy and PyTorch, as one run draws from them.
 
-    Within ``with numbers:`` the process draws from them, and goes on with its own afterwards. They
+    Within ``with numbers:`` the process draws from them, and from its own afterwards. They
     begin where those of the process stand when this is made. TorchRL's ``GlobalRNGState`` reads and
     writes them; this makes runs in one process independent of each other.
 
@@ -38,7 +38,7 @@ class OwnNumbers:
                 torch.set_num_threads(self.threads)
 
     def __exit__(self, *error: object) -> None:
-        """Keep where these stand, and put back those of the process."""
+        """Keep these, and restore those of the process."""
         self._depth -= 1
         if self._depth == 0:
             self._state = GlobalRNGState().state_dict()
@@ -47,15 +47,15 @@ class OwnNumbers:
                 torch.set_num_threads(self._outside["threads"])
 
     def put_back(self) -> None:
-        """Let the process go on where these stand."""
+        """Let the process continue from these."""
         GlobalRNGState().load_state_dict(self._state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where they stand."""
+        """Their present state."""
         return dict(GlobalRNGState().state_dict() if self._depth else self._state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state of :meth:`state_dict`."""
+        """Continue from a state of :meth:`state_dict`."""
         self._state = dict(state_dict)
         if self._depth:
             GlobalRNGState().load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""The stages of the loop, and what may be registered at each."""
+"""The stages of the loop, and the functions to register at each."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class TorchRLProtocol:
         self.stop_reason = reason or "a hook asked for it"
 
     def request_checkpoint(self) -> None:
-        """Write a checkpoint after this iteration, and go on."""
+        """Write a checkpoint after this iteration, and continue."""
         self._save_requested = True
 
     def skip_rest_of_update(self) -> None:

@@ -165,7 +165,7 @@ class Trainer(TorchRLProtocol):
             if self.ledger.iterations != self._saved_at:
                 self.save()
                 if self.journal.latest.get("iterations") != self.ledger.iterations:
-                    self.write_row()  # for whoever looks; a resumed run drops it
+                    self.write_row()  # a resumed run drops it
         self.ledger.verify(self.plan)
         return self.ledger
 
@@ -259,7 +259,7 @@ class Trainer(TorchRLProtocol):
 
     @with_own_numbers
     def finish_iteration(self, batch: TensorDictBase, due: Due) -> None:
-        """Count the iteration; evaluate, log and save what is due."""
+        """Count the iteration; evaluate, log and save if due."""
         self.ledger.iterations += 1
         if isinstance(self.update, Update):
             self.update.advance(self.policy_steps)

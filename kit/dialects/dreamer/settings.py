@@ -65,7 +65,7 @@ class DreamerSettings(Dialect):
 
     @property
     def stored_length(self) -> int:
-        """Time steps of what the replay stores as one item."""
+        """Time steps of one item of the replay."""
         return self.consec_train * self.batch_length + self.replay_context
 
     @property

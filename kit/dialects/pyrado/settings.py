@@ -104,7 +104,7 @@ class PyradoSettings(WrappedDialect):
     use_trained_policy_for_refill: bool = counts(default=False, only=OFF_POLICY)
     """whether the memory is filled by the exploring policy, not at random, after a reset."""
     num_workers: Count = refused("it changes no sample: use env.vectorization=async", 4)
-    """processes that sample; what they sample is the same for any number."""
+    """processes that sample; samples are the same for any number."""
     num_particles: Count = counts(default=1, only="svpg")
     """particles (SVPG), each an A2C of its own."""
     horizon: int | None = refused("pyrado does not use it", only="svpg")

@@ -105,7 +105,7 @@ class SheeprlSettings(Dialect):
     }
 
     total_steps: Natural = counts()
-    """policy steps of the run in all processes; what does not fill an iteration is not played."""
+    """policy steps of the run in all processes, rounded down to whole iterations."""
     exploration_steps: Natural = counts(default=0, only=_P2E)
     """policy steps during which the exploring agent of Plan2Explore acts; documented, and in the
     code of no version, which uses ``total_steps`` of the exploration run."""

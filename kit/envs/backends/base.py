@@ -147,11 +147,11 @@ class EnvBackend(ABC):
 
     @abstractmethod
     def set_full_states(self, states: list[Any]) -> None:
-        """Put back what :meth:`full_states` returned."""
+        """Restore the states of :meth:`full_states`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the envs hold."""
+        """Release the envs."""
 
     def _recovered(self, fault: EnvironmentFault) -> None:
         """Count a fault that is going to be recovered from.

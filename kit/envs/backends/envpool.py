@@ -99,9 +99,9 @@ class EnvPoolBackend(EnvBackend):
             self._make(int(seeds[0]))
         chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         self._lengths[chosen] = 0
-        first, told = self.pool.reset(chosen.astype(np.int32))
+        first, info = self.pool.reset(chosen.astype(np.int32))
         for leaf in self.observation_leaves:
-            observation[leaf.key][told["env_id"]] = value_at(first, leaf.path)
+            observation[leaf.key][info["env_id"]] = value_at(first, leaf.path)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step all envs, then reset those that finished."""

@@ -112,7 +112,7 @@ class GymnasiumBackend(EnvBackend):
             raise CannotCapture(f"{type(self.vector).__name__}: {error}") from error
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Put back what :meth:`full_states` returned."""
+        """Restore the states of :meth:`full_states`."""
         if isinstance(self.vector, gym.vector.SyncVectorEnv):
             for env, state in zip(self.vector.envs, states, strict=True):
                 restore(env, state)
@@ -133,7 +133,7 @@ class NativeBackend(GymnasiumBackend):
         return [capture(self.vector.unwrapped)]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Put back the one state."""
+        """Restore the one state."""
         restore(self.vector.unwrapped, states[0])
 
 

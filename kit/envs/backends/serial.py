@@ -40,7 +40,7 @@ class SerialBackend(EnvBackend):
 
     Attributes:
         clock: where the number of the env under way and the time it began are written, for a
-            process that watches; ``None``: nobody does.
+            watching process; ``None``: there is none.
     """
 
     clock: NDArray[np.float64] | None = None
@@ -126,7 +126,7 @@ class SerialBackend(EnvBackend):
     def _step(
         self, numbers: Iterator[int], chosen: Sequence[Any], result: StepArrays, ended: list[int]
     ) -> bool:
-        """Step environments; what they observe is written to ``result.observation``.
+        """Step environments; their observations are written to ``result.observation``.
 
         Args:
             numbers: of the environments.

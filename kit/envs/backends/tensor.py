@@ -1,4 +1,4 @@
-"""Torch environments for those who step arrays."""
+"""Torch environments, stepped with arrays."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TensorBackend(EnvBackend):
         return [dict(self.env.state_dict())]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Put back the one state."""
+        """Restore the one state."""
         self.env.load_state_dict(states[0])
 
     def close(self) -> None:

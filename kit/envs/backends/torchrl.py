@@ -90,7 +90,7 @@ class TorchRLBackend(EnvBackend):
         self._write(self._root, observation)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
-        """Step through TorchRL, and let it reset what is done."""
+        """Step through TorchRL, which resets finished envs."""
         assert active is None
         assert self._root is not None
         self.convert(actions)  # refuses other shapes
@@ -128,7 +128,7 @@ class TorchRLBackend(EnvBackend):
 
     # ------------------------------------------------------------------ in and out
     def full_states(self) -> list[Any]:
-        """Return the state of transforms, of the environments below, and what is seen.
+        """Return the state of transforms and of the environments below, and the present TensorDict.
 
         Raises:
             CannotCapture: if an environment below is neither Gymnasium's, in this process, nor the
@@ -140,7 +140,7 @@ class TorchRLBackend(EnvBackend):
         return [{"below": below, "transforms": dict(self.env.state_dict()), "root": root}]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Put back what :meth:`full_states` returned."""
+        """Restore the states of :meth:`full_states`."""
         (state,) = states
         for part, saved in zip(_below(self.env), state["below"], strict=True):
             if isinstance(part, VectorEnv):
@@ -152,7 +152,7 @@ class TorchRLBackend(EnvBackend):
         self._root = TensorDict(entries, self.env.batch_size, device=self.env.device)
 
     def close(self) -> None:
-        """Close the environment and what it has started."""
+        """Close the environment and its processes."""
         with contextlib.suppress(Exception):
             self.env.close(raise_if_closed=False)
 

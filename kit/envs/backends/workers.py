@@ -42,7 +42,7 @@ _SECONDS_TO_FINISH = 1.0
 
 
 class WorkersBackend(EnvBackend):
-    """Envs in processes of their own: for environments whose step takes longer than a message.
+    """Envs in processes of their own: for environments with steps longer than a message.
 
     Faster than Gymnasium's ``AsyncVectorEnv`` (``benchmarks/results/workers.md``), with recovery
     from faults and the exact state of every environment.
@@ -332,7 +332,7 @@ class _Worker:
             self.pipe.send_bytes(pickle.dumps(message))
 
     def receive(self) -> tuple[list[EnvironmentFault], Any]:
-        """Wait for the faults recovered from, and the answer or what was raised.
+        """Wait for the faults recovered from, and the answer or error.
 
         Raises:
             EOFError: if the process has died, or was killed because one of its envs hangs.
@@ -393,7 +393,7 @@ def without_main() -> Iterator[None]:
 def _serve(
     pipe: Connection, memory: _SharedMemory, first: int, last: int, in_main_thread: bool
 ) -> None:
-    """Do what the pipe says until it says to close, or is closed at the other end."""
+    """Execute the pipe's commands until ``close``, or until the other end is closed."""
     is_parents_affair(in_main_thread)
     served = _Served(memory, first, last)
     try:
@@ -418,7 +418,7 @@ class _Served:
         self.backend: Any = None
 
     def answer(self, command: str, arguments: list[Any]) -> bytes:
-        """Do a command; return the faults recovered from, and its result or what it raised."""
+        """Execute a command; return the faults recovered from, and its result or error."""
         try:
             owner = self if hasattr(self, command) else self.backend
             value = getattr(owner, command)(*arguments)
@@ -443,12 +443,12 @@ class _Served:
         self.backend.clock = None if step_timeout is None else self.arrays.clock[0]
 
     def full_states(self) -> list[Any]:
-        """Capture the envs, and the generators of this process, from which they may draw."""
+        """Capture the envs, and the random generators of this process."""
         first, *others = self.backend.full_states()
         return [{**first, "process": capture_process()}, *others]
 
     def set_full_states(self, states: list[Any]) -> None:
-        """Put back what :meth:`full_states` returned."""
+        """Restore the states of :meth:`full_states`."""
         self.backend.set_full_states(states)
         restore_process(states[0]["process"])
 
@@ -459,7 +459,7 @@ class _Served:
         self.backend.reset(self.arrays.result.observation, seeds, mask)
 
     def step(self) -> dict[int, Any]:
-        """Take one step; return what the last ``info`` of ended episodes says, by env."""
+        """Take one step; return the numbers in the last ``info`` of ended episodes, by env."""
         result, active = self.arrays.result, self.arrays.active
         result.terminated[...] = result.truncated[...] = False
         result.env_steps[...] = 1

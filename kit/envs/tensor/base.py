@@ -25,7 +25,7 @@ from kit.steps.errors import SettingError, whole_number
 
 
 class EpisodeState(NamedTuple):
-    """Where every env stands between two policy steps: all that a step reads and writes.
+    """The state of every env between two policy steps: all that a step reads and writes.
 
     Attributes:
         physics: the simulator's state, ``[state_size, num_envs]``. A row is one quantity of all
@@ -236,7 +236,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @property
     def episodes(self) -> EpisodeState:
-        """Where every env stands now: the tensors themselves, which the next step changes."""
+        """The present state of every env: the tensors themselves, changed by the next step."""
         return EpisodeState(self.physics, self.episode_return, self.episode_length)
 
     def _play(self, episodes: EpisodeState, action: Tensor) -> tuple[EpisodeState, TensorStep]:

@@ -1,4 +1,4 @@
-"""An ensemble of one-step models, whose disagreement is the novelty of a latent."""
+"""An ensemble of one-step models; their disagreement is the novelty of a latent."""
 
 from __future__ import annotations
 

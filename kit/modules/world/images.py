@@ -13,7 +13,7 @@ from kit.modules.world.sizes import Size
 from kit.steps import SettingError
 
 SMALLEST = 4
-"""Width in pixels at which stages end."""
+"""Smallest width in pixels after the last stage."""
 FACTORS = (2, 3, 4, 4)
 """Channels of each stage, in multiples of ``Size.depth``; later stages as the last."""
 

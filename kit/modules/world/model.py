@@ -96,7 +96,7 @@ class WorldModel(nn.Module):
         return found + [tensordict.get(key).float() / 255 for key in self.images]
 
     def encode(self, targets: list[Tensor]) -> Tensor:
-        """Embeddings ``[..., embedding]`` of what :meth:`targets` returned."""
+        """Embeddings ``[..., embedding]`` of :meth:`targets`."""
         encoders = [*([self.encoder] if self.vectors else []), *self.image_encoders]
         parts = [encoder(target) for encoder, target in zip(encoders, targets)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

@@ -1,4 +1,4 @@
-"""Acting with a world model: filter what was observed, then choose."""
+"""Acting with a world model: filter the observations, then choose."""
 
 from __future__ import annotations
 

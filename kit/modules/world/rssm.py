@@ -11,7 +11,7 @@ from kit.modules.world.state_space import Latent, StateSpace
 
 
 class RSSM(StateSpace):
-    """Predicts the next latent from the latent and the action, and corrects it by what is observed.
+    """Predicts the next latent from the latent and the action, and corrects it by the observation.
 
     The recurrence is a GRU whose weights are block-diagonal; latents are categorical, with 1 % of
     uniform probability mixed in and gradients passed straight through samples (Hafner et al. 2025,

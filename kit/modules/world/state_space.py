@@ -1,4 +1,4 @@
-"""What every recurrent state-space model has in common: filtering and imagination."""
+"""The base of recurrent state-space models: filtering and imagination."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Latent(NamedTuple):
 
 
 class StateSpace(nn.Module):
-    """A recurrent state-space model: what filtering and imagination need of it.
+    """A recurrent state-space model, for filtering and imagination.
 
     Whatever does not depend on the step before is computed for all time steps at once.
 

@@ -1,4 +1,4 @@
-"""What foreign libraries were seen to count, against what their dialects say.
+"""Observed counts of other libraries, compared with their dialects.
 
 A case is one record of a run of a real library: its settings, and the figures that were observed.
 """
@@ -50,7 +50,7 @@ class Observation:
     compared: list[str] = field(default_factory=list)
     """names of the observed figures that were compared."""
     differences: list[str] = field(default_factory=list)
-    """a sentence for each figure that is not what the dialect says."""
+    """a sentence for each figure that differs from the dialect's."""
     ignored: list[str] = field(default_factory=list)
     """names of the observed figures that were not understood, or vary from run to run."""
 
@@ -60,7 +60,7 @@ class Observation:
 
 
 def check_observed(case: Mapping[str, Any]) -> Observation:
-    """Compare what was observed in a run of a real library with what its dialect says.
+    """Compare the observed figures of a run of a real library with its dialect.
 
     Args:
         case: one record as it is: ``system``, ``version``, ``algo``, ``params`` (settings by the
