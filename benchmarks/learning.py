@@ -1,19 +1,21 @@
-"""What the recipes learn with their defaults: several seeds, with their spread.
+"""What the recipes learn: several seeds, their spread, and what others have published.
 
-Run with ``python -m benchmarks.learning``, or for some cases alone with their names, such as
-``"SAC, Pendulum-v1"``: rows of the others stay as they were measured.
+``python -m benchmarks.learning`` trains every case, ``... "SAC, Pendulum-v1" --seeds 0 1`` some of
+them, and adds a line for each run to ``results/learning.csv``; ``--table`` alone writes the table
+from these lines.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import importlib
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, dataclass, fields
 from datetime import date
-from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.measure import RESULTS, machine, markdown_table, write_results
@@ -46,88 +48,171 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
         "ppo", ["preset=classic", "env.id=MountainCar-v0", "env.vectorization=tensor"], 3, -110.0,
     ),
     "PPO, LunarLander-v3": ("ppo", ["preset=classic", "env.id=LunarLander-v3"], 3, 200.0),
+    "PPO, LunarLanderContinuous-v3": (
+        "ppo", ["preset=classic", "env.id=LunarLanderContinuous-v3"], 3, 200.0,
+    ),
+    "PPO, HalfCheetah-v5": ("ppo", ["preset=mujoco"], 3, 1396.6),
+    "PPO, Hopper-v5": ("ppo", ["preset=mujoco", "env.id=Hopper-v5"], 3, 2111.1),
+    "PPO, Walker2d-v5": ("ppo", ["preset=mujoco", "env.id=Walker2d-v5"], 3, 1716.2),
     "REINFORCE, CartPole-v1": ("reinforce", [], 5, 475.0),
 }  # fmt: skip
 """Recipe, settings beyond its defaults, seeds, and the return to reach."""
 
-Result = tuple[int, float, float, float]
-"""Policy steps, mean return, its spread over episodes, seconds of training."""
+PUBLISHED: dict[str, str] = {
+    "PPO, CartPole-v1": "490.0 ± 6.1 (CleanRL, 500k)",
+    "PPO, Acrobot-v1": "-86.4 ± 1.3 (CleanRL, 500k), -73.5 (zoo, 1M)",
+    "PPO, MountainCar-v0": "-200.0 ± 0.0 (CleanRL, 500k), -110.4 (zoo, 1M)",
+    "PPO, LunarLander-v3": "242.1 (zoo, v2, 1M)",
+    "PPO, LunarLanderContinuous-v3": "270.9 (zoo, v2, 1M)",
+    "PPO, HalfCheetah-v5": "1442.6 ± 46.0 (CleanRL, v4, 1M), 5819.1 (zoo, v3, 1M)",
+    "PPO, Hopper-v5": "2382.9 ± 271.7 (CleanRL, v4, 1M), 2410.4 (zoo, v3, 1M)",
+    "PPO, Walker2d-v5": "2288.0 ± 571.8 (CleanRL, v4, 1M), 3478.8 (zoo, v3, 1M)",
+    "A2C, CartPole-v1": "500.0 (zoo, 500k)",
+    "DQN, CartPole-v1": "500.0 (zoo, 50k)",
+    "SAC, Pendulum-v1": "-157.0 (zoo, 20k)",
+    "TD3, Pendulum-v1": "-151.9 (zoo, 20k)",
+    "DDPG, Pendulum-v1": "-152.1 (zoo, 20k)",
+    "PPO, Pendulum-v1": "-172.2 (zoo, 100k)",
+}
+"""What others report for the same task, and after how many steps."""
+
+SOURCES = """CleanRL: docs/benchmark/ppo.md and ppo_continuous_action.md of its repository at
+fe8d8a0, returns of training episodes over 3 seeds. Zoo: benchmark.md of DLR-RM/rl-baselines3-zoo,
+one run with settings tuned for each environment, deterministic actions. Targets of MuJoCo are the
+lower ends of CleanRL's intervals."""
 
 
-def train(recipe: str, settings: Sequence[str], seed: int) -> Result:
-    """Train once; return policy steps, mean return of 100 further episodes, spread, seconds."""
-    import importlib
+@dataclass
+class Run:
+    """One line of the raw results."""
 
+    case: str
+    seed: int
+    policy_steps: int
+    mean_return: float
+    """of 100 episodes with deterministic actions after the run"""
+    std: float
+    seconds: float
+    """of training, evaluation not counted"""
+    measured: str
+    curve: str = ""
+    """mean returns of training episodes in each twentieth of the run"""
+
+
+def train(case: str, seed: int) -> Run:
+    """Train once, then evaluate in environments with other seeds."""
     from kit.cli.launch import main
     from kit.cli.run_folder import find_run
     from kit.evaluate import SavedRun
 
+    recipe, settings, _, _ = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         module = importlib.import_module(f"recipes.{recipe}")
         began = time.perf_counter()
         arguments = [*settings, f"seed={seed}", f"runs={folder}", "progress=false"]
         main(module.Config, module.build, [*arguments, "steps.evaluation_every=null"])
         seconds = time.perf_counter() - began
-        saved = SavedRun(find_run("latest", Path(folder)))
+        path = find_run("latest", Path(folder))
+        saved = SavedRun(path)
         metrics = saved.evaluator(episodes=100, seed=10_000 + seed)(0)
-    return (
-        saved.policy_steps, metrics["evaluation/return"], metrics["evaluation/return_std"], seconds,
-    )  # fmt: skip
+        curve = twentieths(path / "metrics.csv")
+    found = metrics["evaluation/return"], metrics["evaluation/return_std"]
+    rounded = [round(value, 2) for value in (*found, seconds)]
+    return Run(case, seed, saved.policy_steps, *rounded, str(date.today()), curve)
+
+
+def twentieths(path: Path) -> str:
+    """Mean returns of training episodes in each twentieth of a run; ``-`` where none ended."""
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    last = int(rows[-1]["policy_steps"])
+    parts: list[list[float]] = [[] for _ in range(20)]
+    for row in rows:
+        if row.get("episode/return"):
+            part = (int(row["policy_steps"]) * 20 - 1) // last
+            parts[part].append(float(row["episode/return"]))
+    return " ".join(f"{statistics.fmean(part):.1f}" if part else "-" for part in parts)
+
+
+# ---------------------------------------------------------------------- raw results and the table
+def read() -> list[Run]:
+    """Runs so far, the latest of each case and seed."""
+    path = RESULTS / "learning.csv"
+    if not path.exists():
+        return []
+    kinds = {"seed": int, "policy_steps": int, "mean_return": float, "std": float, "seconds": float}
+    with path.open() as file:
+        lines = list(csv.DictReader(file))
+    runs = [Run(**{k: kinds.get(k, str)(v) for k, v in line.items()}) for line in lines]
+    return [*{(run.case, run.seed): run for run in runs}.values()]
+
+
+def write(runs: Sequence[Run]) -> None:
+    """Write runs in the order of the cases."""
+    order = list(CASES)
+    with (RESULTS / "learning.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(field.name for field in fields(Run))
+        known = [run for run in runs if run.case in CASES]
+        table.writerows(
+            astuple(run) for run in sorted(known, key=lambda run: (order.index(run.case), run.seed))
+        )
 
 
 HEADER = [
-    "", "policy steps", "return of each seed", "mean ± std", "target reached", "seconds",
-    "measured",
+    "", "policy steps", "return of each seed", "mean ± std", "target reached", "published",
+    "seconds", "measured",
 ]  # fmt: skip
 
 
-def row(name: str, results: Sequence[Result]) -> list[str]:
+def row(case: str, runs: Sequence[Run]) -> list[str]:
     """The row of a case in the table."""
-    returns = [result[1] for result in results]
-    target = CASES[name][3]
+    returns, target = [run.mean_return for run in runs], CASES[case][3]
     reached = sum(value >= target for value in returns)
     return [
-        name,
-        f"{max(result[0] for result in results):,}",
+        case,
+        f"{max(run.policy_steps for run in runs):,}",
         ", ".join(f"{value:.1f}" for value in returns),
         f"{statistics.fmean(returns):.1f} ± {statistics.pstdev(returns):.1f}",
         f"{target:g}: {reached} of {len(returns)}",
-        f"{statistics.median(result[3] for result in results):.0f}",
-        str(date.today()),
+        PUBLISHED.get(case, ""),
+        f"{statistics.median(run.seconds for run in runs):.0f}",
+        max(run.measured for run in runs),
     ]
 
 
-def rows_before() -> dict[str, list[str]]:
-    """Rows of the present table, by name of their case."""
-    path = RESULTS / "learning.md"
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
-    return {cells[0]: cells for cells in found if cells[0] in CASES and len(cells) == len(HEADER)}
+def write_table(runs: Sequence[Run]) -> Path:
+    """Write the table and return its path."""
+    text = (
+        f"{machine(1)}. Return: mean of 100 episodes with deterministic actions after the run, in "
+        "environments with other seeds. Raw results, with learning curves: learning.csv.\n\n"
+    )
+    by_case = {case: [run for run in runs if run.case == case] for case in CASES}
+    table = markdown_table(HEADER, [row(case, found) for case, found in by_case.items() if found])
+    return write_results("learning", "Learning", f"{text}{table}\n\n{SOURCES}")
 
 
-def report(names: Sequence[str] = (), workers: int = 1) -> Path:
-    """Train cases with every seed, write the table after each, and return its path.
+def report(cases: Sequence[str] = (), seeds: Sequence[int] = ()) -> Path:
+    """Train cases, record each run, write the table after each, and return its path.
 
     Args:
-        names: of :data:`CASES`; all by default.
-        workers: trainings at a time.
+        cases: of :data:`CASES`; all by default.
+        seeds: as many as the case has by default.
     """
-    rows = rows_before()
-    text = (
-        f"{machine(1)}, {workers} runs at a time. Return: mean of 100 episodes with deterministic "
-        "actions after the run, in environments with other seeds.\n\n"
-    )
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for name in names or CASES:
-            recipe, settings, seeds, _ = CASES[name]
-            jobs = [pool.submit(train, recipe, settings, seed) for seed in range(seeds)]
-            rows[name] = row(name, [job.result() for job in jobs])
-            table = markdown_table(HEADER, [rows[case] for case in CASES if case in rows])
-            path = write_results("learning", "Learning", text + table)
+    for case in cases or CASES:
+        for seed in seeds or range(CASES[case][2]):
+            run = train(case, seed)
+            runs = [*{(r.case, r.seed): r for r in [*read(), run]}.values()]
+            write(runs)
+            path = write_table(runs)
     return path
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="case", help="all by default")
-    print(report(parser.parse_args().names).read_text())
+    parser.add_argument("cases", nargs="*", metavar="case", help="all by default")
+    parser.add_argument("--seeds", nargs="*", type=int, default=())
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    given = parser.parse_args()
+    path = write_table(read()) if given.table else report(given.cases, given.seeds)
+    print(path.read_text())
