@@ -44,6 +44,7 @@ def make_env(
     normalize_observation: bool = False,
     normalize_reward: bool = False,
     gamma: float = 0.99,
+    normalization_steps: int | None = None,
     wrappers: Sequence[Wrapper] = (),
     action_mask: bool | None = None,
     device: torch.device | str | None = None,
@@ -73,6 +74,8 @@ def make_env(
         normalize_reward: whether rewards are divided by the running deviation of their
             discounted sum.
         gamma: the discount of that sum.
+        normalization_steps: policy steps after which the statistics of observations stay as they
+            are; ``None``: they never do.
         wrappers: applied to each environment, innermost first, below the action repeat.
         action_mask: whether ``info["action_mask"]`` becomes the observation ``action_mask``, the
             rest of the observation keeping its keys (``observation`` where it is no ``Dict``), as
@@ -136,6 +139,7 @@ def make_env(
             observation=normalize_observation,
             reward=normalize_reward,
             gamma=gamma,
+            most=None if normalization_steps is None else num_envs + normalization_steps,
         )
     return VectorEnv(
         backend, seed=seed, normalizer=normalizer, device=device, make_again=make_again

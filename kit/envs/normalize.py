@@ -84,6 +84,7 @@ class Normalizer:
         reward: whether rewards are normalised.
         gamma: discount of the sum whose deviation divides the rewards, in [0, 1].
         clip: largest absolute value of a normalised observation or reward.
+        most: observations after which their statistics stay as they are; ``None``: they never do.
 
     Attributes:
         observation: moments of each observation array that is normalised, by key.
@@ -103,6 +104,7 @@ class Normalizer:
         reward: bool,
         gamma: float = 0.99,
         clip: float = 10.0,
+        most: int | None = None,
     ) -> None:
         floating = [leaf for leaf in found if leaf.dtype.kind == "f"] if observation else []
         if observation and not floating:
@@ -112,7 +114,7 @@ class Normalizer:
         self.observation = {leaf.key: _initial(leaf.shape) for leaf in floating}
         self.reward = _initial(()) if reward else None
         self.returns = torch.zeros(num_envs, dtype=torch.float64)
-        self.gamma, self.clip = gamma, clip
+        self.gamma, self.clip, self.most = gamma, clip, most
         self._view()
 
     # ------------------------------------------------------------------ where statistics are
@@ -154,7 +156,7 @@ class Normalizer:
         if not self._on_host:
             self.to("cpu") if learn else self._view()
         for key, moments in self._observation.items():
-            if learn:
+            if learn and self._learns(moments):
                 _learn(moments, observation[key][rows])
             self._apply(moments, (observation[key], rows))
         if learn:  # frozen statistics may be those of another number of environments
@@ -180,7 +182,7 @@ class Normalizer:
         rows: Any = slice(None) if active is None else active
         stepped = rows if recovered is None else ~recovered & (True if active is None else active)
         for key, moments in self._observation.items():
-            if learn:
+            if learn and self._learns(moments):
                 _learn(moments, result.observation[key][rows])
             following = result.next_observation[key]
             self._apply(moments, (result.observation[key], rows), (following, stepped))
@@ -193,6 +195,10 @@ class Normalizer:
             _learn(self._reward, self._returns[rows])
             self._returns[result.terminated | result.truncated] = 0.0
         result.reward[...] = self._clipped(result.reward / np.sqrt(self._reward.var + EPSILON))
+
+    def _learns(self, moments: Moments) -> Any:
+        """Whether the statistics of observations take in more, on the host or as a tensor."""
+        return self.most is None or moments.count < self.most
 
     def _apply(self, moments: Moments, *parts: tuple[NDArray[Any], Any]) -> None:
         """Normalise rows of arrays, in place."""
@@ -223,8 +229,14 @@ class Normalizer:
             statistics: before it.
             observation: not normalised, ``[num_envs, size]``.
         """
-        seen = statistics.observation and _merged(statistics.observation, observation)
+        seen = statistics.observation and self._seen(statistics.observation, observation)
         return Statistics(seen, statistics.reward, torch.zeros_like(statistics.returns))
+
+    def _seen(self, known: Moments, values: Tensor) -> Moments:
+        merged, learns = _merged(known, values), self._learns(known)
+        if learns is True:
+            return merged
+        return Moments(*(torch.where(learns, new, old) for new, old in zip(merged, known)))
 
     def apply(self, statistics: Statistics, observation: Tensor) -> Tensor:
         """The observation normalised."""
@@ -250,7 +262,7 @@ class Normalizer:
         """
         observation, reward, returns = statistics
         if learn and observation is not None:
-            observation = _merged(observation, step.observation)
+            observation = self._seen(observation, step.observation)
         if learn and reward is not None:
             returns = returns * self.gamma + step.reward.double()
             reward = _merged(reward, returns)

@@ -65,16 +65,33 @@ class OnPolicySteps(_Steps):
     """time steps of each sequence of a minibatch; null: single transitions."""
     minibatches: int | None = None
     """equal minibatches of one epoch, in place of minibatch_size; null: as minibatch_size says."""
+    num_normalization_steps: int = 0
+    """policy steps with random actions before the first iteration, part of the total, from which
+    the statistics of observations are, for good; 0: they run along with training."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
         """The plan, as for :class:`_Steps`; ``minibatches`` are those of its batch."""
         self._check()
         settings = {**asdict(self), **environment}
         minibatches = settings.pop("minibatches")
+        settings["prefill_steps"] = self._normalization_steps(settings)
         if minibatches is not None:
             whole = StepPlan(**{**settings, "minibatch_size": None})
             settings["minibatch_size"] = self._equal_part(whole, minibatches)
         return StepPlan(**settings)
+
+    def _normalization_steps(self, settings: dict[str, Any]) -> int:
+        """Take the steps of normalisation out of the settings of a plan."""
+        count = whole_number("num_normalization_steps", settings.pop("num_normalization_steps"))
+        if count and self.steps_per_env is None:
+            why = "are no whole episodes, which are collected here"
+            raise SettingError("num_normalization_steps", count, why, [0])
+        less = count // settings["num_envs"] * settings["num_envs"]
+        if count != less:
+            why = f"are not as many in each of {settings['num_envs']} environments"
+            near = [less, less + settings["num_envs"]]
+            raise SettingError("num_normalization_steps", count, why, near)
+        return count
 
     def _equal_part(self, plan: StepPlan, minibatches: int) -> int:
         """The size of one of ``minibatches`` equal parts of a batch of ``plan``."""

@@ -94,7 +94,9 @@ class NipSettings(WrappedDialect):
     """clip range of the value; ``True``: that of the policy; ``False`` or ``None``: none."""
     normalize_observations: bool = acts("env.normalize_observation", True)
     """whether observations are normalised, with statistics of random actions before training."""
-    num_normalization_steps: Natural = refused("here the statistics run along with training", 1000)
+    num_normalization_steps: Natural = refused(
+        "use steps.num_normalization_steps of the kit, where it is part of the total", 1000
+    )
     """frames for these statistics: for each key, and in the train and the test environments."""
     gamma: float = acts("gamma", 0.9)
     """discount factor per step."""

@@ -1,0 +1,104 @@
+"""Statistics of observations from random steps before the first iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kit.envs import make_env
+from kit.envs.normalize import Normalizer
+from kit.experiment import EnvConfig, OnPolicySteps
+from kit.steps import SettingError
+from recipes import ppo
+from tests.tiny import assert_equal, weights
+
+
+def built(collector: str = "vector", runs: str | None = None, steps: Any = (), **changes: Any):
+    """40 random steps, then 4 iterations of 4 x 16 policy steps."""
+    amounts = {
+        "total_policy_steps": 40 + 256, "steps_per_env": 16, "minibatch_size": 32,
+        "num_normalization_steps": 40, "evaluation_every": None, "evaluation_episodes": 1,
+    }  # fmt: skip
+    vectorization = "tensor" if collector == "tensor" else "sync"
+    env = EnvConfig("CartPole-v1", 4, vectorization=vectorization, normalize_observation=True)
+    settings = {"env": env, "hidden_sizes": [8], "progress": False, "runs": runs}
+    return ppo.build(
+        ppo.Config(
+            collector=collector, steps=OnPolicySteps(**{**amounts, **dict(steps)}),
+            checkpoint_every=64, **{**settings, **changes},
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "collector", ["vector", "tensor", pytest.param("async", marks=pytest.mark.slow)]
+)
+def test_they_are_counted_as_random_steps_and_their_statistics_stay(collector):
+    trainer = built(collector)
+    seen = []
+    trainer.register_op("pre_steps_log", lambda batch: seen.append(batch.clone()) or {})
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert (ledger.policy_steps, ledger.random_policy_steps) == (296, 40)
+    assert (ledger.iterations, ledger.gradient_steps, ledger.samples) == (4, 4 * 2 * 10, 2_560)
+    moments = trainer.evaluate.env.normalizer.observation["observation"]
+    assert float(moments.count) == pytest.approx(1e-4 + 4 + 40)  # the first reset and 10 steps of 4
+    assert [tuple(batch.shape) for batch in seen] == [(4, 10)] + [(4, 16)] * 4
+
+
+def test_statistics_are_those_of_the_first_observations_alone():
+    env = make_env("CartPole-v1", 2, normalize_observation=True, normalization_steps=6)
+    normalizer = env.normalizer
+    leaves, raw = env.observation_leaves, torch.randn(7, 2, 4, dtype=torch.float64)
+    on_tensors = Normalizer(leaves, 2, observation=True, reward=False, most=8)
+    statistics = on_tensors.first_tensors(on_tensors.statistics, raw[0])
+    normalizer.first({"observation": raw[0].numpy().copy()}, learn=True)
+    for values in raw[1:]:
+        normalizer.first({"observation": values.numpy().copy()}, learn=True)
+        statistics = on_tensors.first_tensors(statistics, values)
+    seen = raw[:4].flatten(0, 1)  # 2 of the reset and 6 after it
+    for moments in (normalizer.observation["observation"], statistics.observation):
+        torch.testing.assert_close(moments.mean, seen.mean(0), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(moments.var, seen.var(0, correction=0), rtol=1e-3, atol=1e-4)
+        assert float(moments.count) == pytest.approx(1e-4 + 8)
+
+
+def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(tmp_path):
+    whole = built()
+    whole.run()
+    broken = built(runs=str(tmp_path))
+    broken.register_op(
+        "post_steps", lambda: broken.request_stop() if broken.policy_steps == 168 else None
+    )
+    broken.run()
+    resumed = built(runs=str(tmp_path), resume=str(broken.folder))
+    resumed.run()
+    assert resumed.ledger.counters() == whole.ledger.counters()
+    assert_equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"env": EnvConfig("CartPole-v1", 4)},
+            r"num_normalization_steps=40 make statistics that nothing uses; what works: 0",
+        ),
+        (
+            {"steps": {"num_normalization_steps": 42}},
+            r"num_normalization_steps=42 are not as many in each of 4 environments; what works: "
+            r"40 or 44",
+        ),
+        (
+            {"steps": {"steps_per_env": None, "min_steps": 64}},
+            r"num_normalization_steps=40 are no whole episodes",
+        ),
+        ({"collector": "torchrl"}, r"knows no prefill"),
+        ({"steps": {"total_policy_steps": 300}}, r"not a whole number of iterations .*prefill"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message):
+    with pytest.raises(SettingError, match=message):
+        built(**changes)
