@@ -121,6 +121,7 @@ class Experiment:
             "max_episode_steps": plan.max_episode_steps,
             "seed": cfg.seed,
             "gamma": cfg.gamma,
+            "normalization_steps": getattr(cfg.steps, "num_normalization_steps", 0) or None,
         }
         kwargs = settings.pop("kwargs")
         checks.env_arguments(cfg, settings)
@@ -143,6 +144,18 @@ class Experiment:
         made = env.make_again(num_envs=min(self.plan.evaluation_episodes, at_once), seed=0)
         made.normalizer = env.normalizer
         return made
+
+    def make_evaluator(self, env: VectorEnv, policy: Policy, **changes: Any) -> Evaluator:
+        """Make what evaluates a policy, in environments of :meth:`make_evaluation_env`.
+
+        Args:
+            env: training environments.
+            policy: what is evaluated.
+            **changes: arguments of :class:`~kit.hooks.Evaluator` that differ from the settings.
+        """
+        cfg, episodes = self.cfg, self.plan.evaluation_episodes
+        settings = {"episodes": episodes, "seed": cfg.seed, "device": cfg.device}
+        return Evaluator(self.make_evaluation_env(env), policy, **{**settings, **changes})
 
     def make_loss(
         self, given: str | Callable[..., Any], *networks: nn.Module, **arguments: Any
@@ -249,13 +262,7 @@ class Experiment:
         self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:
-            chosen["evaluate"] = Evaluator(
-                self.make_evaluation_env(env),
-                policy,
-                episodes=self.plan.evaluation_episodes,
-                seed=cfg.seed,
-                device=cfg.device,
-            )
+            chosen["evaluate"] = self.make_evaluator(env, policy)
         run = self._run
         with contextlib.nullcontext() if run is None else run.taken() as self.folder:
             around: dict[str, Any] = {

@@ -29,6 +29,8 @@ Compile = Literal["auto", True, False]
 Metrics = dict[str, Tensor]
 Gradients = dict[int, Tensor]
 """By the number of the parameter, among those of the optimisers that step; absent where none."""
+ChangeGradients = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Sequence[Tensor | None]]
+"""From parameters and their gradients to other gradients."""
 Due = tuple[int, ...]
 """Positions of the groups whose optimisers step."""
 
@@ -64,6 +66,8 @@ class Update(OptimizationStepper):
         max_grad_norm: largest norm of the gradients of an optimiser's parameters; ``None``:
             unclipped.
         clip_value: largest absolute value of a gradient; ``None``: unclipped.
+        gradients: changes the gradients of an optimiser's parameters before they are clipped;
+            ``None``: they are those of the losses.
         target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks.
         target_update_every: steps between two target updates: a number of gradient steps, or text
             such as ``"1_000 policy steps"``. Policy steps are the argument of :meth:`advance`.
@@ -89,6 +93,7 @@ class Update(OptimizationStepper):
         every: Mapping[str, int] | None = None,
         max_grad_norm: float | None = None,
         clip_value: float | None = None,
+        gradients: ChangeGradients | None = None,
         target_updater: TargetNetUpdater | None = None,
         target_update_every: int | str = 1,
         compile: Compile = "auto",
@@ -103,6 +108,7 @@ class Update(OptimizationStepper):
         if max_grad_norm is not None and clip_value is not None:
             why = f"contradicts max_grad_norm={max_grad_norm}"
             raise SettingError("clip_value", clip_value, why)
+        self.change_gradients = gradients
         self.target_updater = target_updater
         self._target_period, self._target_counter = _target_period(target_update_every)
         if compile not in ("auto", True, False):
@@ -232,9 +238,11 @@ class Update(OptimizationStepper):
     def _trace(self, due: Due, kind: str) -> Traced:
         if (due, kind) not in self._traced:
             optimizers = [self.groups[n].optimizer for n in due] if kind == "step" else []
+            changes = [] if self.change_gradients is None else [self.change_gradients]
             self._traced[due, kind] = Traced(
                 functools.partial(self._loss if kind == "loss" else self._step, due),
                 self.loss_module,
+                *changes,
                 *optimizers,
                 name=type(self.loss_module).__name__,
                 executor="inductor" if self.compile is True else "auto",
@@ -284,6 +292,8 @@ class Update(OptimizationStepper):
         gradients: list[Tensor | None] = []
         for number in due:
             found = _gradients(self.groups[number], losses, retain_graph=number != due[-1])
+            if self.change_gradients is not None:
+                found = self.change_gradients(self.groups[number].parameters, found)
             gradients += map(_in_layout_of, self.groups[number].parameters, found)
         return {number: value for number, value in enumerate(gradients) if value is not None}
 

@@ -30,6 +30,7 @@ import recipes.redq
 import recipes.reinforce
 import recipes.sac
 import recipes.sac_discrete
+import recipes.svpg
 import recipes.td3
 import recipes.td3_bc
 import recipes.tqc
@@ -46,7 +47,7 @@ RECIPES = [
     recipes.a2c, recipes.bc, recipes.cql, recipes.iql, recipes.td3_bc,
     recipes.crossq, recipes.ddpg, recipes.dqn, recipes.droq, recipes.impala,
     recipes.ppo, recipes.ppo_pixels, recipes.ppo_recurrent, recipes.rainbow, recipes.redq,
-    recipes.reinforce, recipes.sac, recipes.sac_discrete, recipes.td3, recipes.tqc,
+    recipes.reinforce, recipes.sac, recipes.sac_discrete, recipes.svpg, recipes.td3, recipes.tqc,
 ]  # fmt: skip
 
 

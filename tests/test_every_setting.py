@@ -123,6 +123,9 @@ EFFECTS: dict[str, Effect] = {
     "steps.update_epochs": Effect(2, counts("gradient_steps")),
     "steps.minibatch_size": Effect(2, counts("samples")),
     "steps.minibatches": Effect(2, counts("gradient_steps"), {"steps.minibatch_size": None}),
+    "steps.num_normalization_steps": Effect(
+        16, counts("random_policy_steps"), {"env.normalize_observation": True}
+    ),
     "steps.learning_starts": Effect(16, counts("gradient_steps")),
     "steps.random_steps": Effect(8, counts("random_policy_steps")),
     "steps.replay_ratio": Effect("1/2", counts("gradient_steps")),
@@ -184,6 +187,7 @@ EFFECTS: dict[str, Effect] = {
     "recurrent": Effect("gru"),
     "recurrent_size": Effect(5),
     "burn_in": Effect(2),
+    "num_particles": Effect(1),
     "anneal_clip": Effect("linear", weights, {**SEVERAL_EPOCHS, "clip_epsilon": 1e-3}),
     # images
     "preprocess": Effect("none"),
@@ -239,6 +243,12 @@ OFFLINE: dict[str, Effect] = {
 }
 """Of recipes that learn from a data set, whose environments only evaluate."""
 
+PARTICLES: dict[str, Effect] = {
+    "steps.min_steps": Effect(12, refused),
+    "steps.min_episodes": Effect(7, refused),
+}
+"""Of particles, which collect as many transitions each."""
+
 LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
 """Another loss that fits; for other recipes one derived from their own is made."""
 
@@ -246,8 +256,8 @@ LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
 def effect_of(recipe: str, name: str) -> Effect:
     if name == "loss":
         return Effect(LOSSES.get(recipe, f"{__name__}:Other"), part("loss_module"))
-    offline = _module(recipe).Config.FAMILY == "offline"
-    effect = {**EFFECTS, **OFFLINE}[name] if offline else EFFECTS[name]
+    own = OFFLINE if _module(recipe).Config.FAMILY == "offline" else {}
+    effect = {**EFFECTS, **own, **(PARTICLES if recipe == "svpg" else {})}[name]
     if effect.value is None:  # a flag
         return effect._replace(value=not _settings(recipe)[name])
     return effect

@@ -37,12 +37,14 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "reinforce": ("reinforce", TINY),
     "reinforce without baseline": ("reinforce", {**TINY, "baseline": False}),
     "impala": ("impala", {**TINY, "collector": "vector"}),
+    "svpg": ("svpg", {**TINY, "num_particles": 2}),
+    "svpg, ppo": ("svpg", {**TINY, "num_particles": 2, "loss": "ClipPPOLoss", "shared_body": True}),
     "ppo_recurrent": ("ppo_recurrent", {**TINY, "recurrent_size": 8, "recurrent": "gru"}),
     "ppo_pixels": ("ppo_pixels", IMAGES),
 }  # fmt: skip
 """Recipe and settings of a small run."""
 names = pytest.mark.parametrize("name", list(RECIPES))
-EPOCHS = {"a2c": 1, "reinforce": 1, "impala": 1}
+EPOCHS = {"a2c": 1, "reinforce": 1, "impala": 1, "svpg": 1}
 
 
 def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kit.buffers.batches import (
+    GroupedBatches,
     Minibatches,
     MinibatchGroup,
     ReplayBatches,
@@ -18,6 +19,7 @@ from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
 
 __all__ = [
+    "GroupedBatches",
     "HindsightReplayBuffer",
     "MinibatchGroup",
     "Minibatches",

@@ -121,6 +121,30 @@ class RolloutBatches:
         self._order = state_dict["order"].clone()
 
 
+class GroupedBatches(RolloutBatches):
+    """Shuffled passes in which groups of environments have the same share of every minibatch.
+
+    Rows of a minibatch are those of the first group, then those of the next: for particles, each of
+    which learns from environments of its own.
+
+    Args:
+        groups: of consecutive environments; minibatches are multiples of their number.
+    """
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def _shuffled(self, rows: TensorDictBase, plan: StepPlan) -> Iterator[TensorDictBase]:
+        count, start = rows.shape[0], 0
+        sizes = epoch_sizes(count, plan.minibatch_size or max(count, 1), plan.last_minibatch)
+        each = rows.reshape(self.groups, -1)
+        shuffled = each[:, torch.randperm(each.shape[1], device=rows.device)]
+        for size in sizes[: plan.minibatches_per_epoch]:
+            yield shuffled[:, start : start + size // self.groups].reshape(-1)
+            start += size // self.groups
+
+
 class ReplayBatches:
     """Samples of a TorchRL replay buffer, any storage and any sampler.
 

@@ -123,6 +123,10 @@ def env_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
             why = "changes collected batches alone, and this recipe collects none"
             works = "leave it out; normalize_data=true normalises observations"
             raise SettingError(f"env.{name}", True, why, works)
+    steps = settings.get("normalization_steps")
+    if steps and not cfg.env.normalize_observation:
+        why, works = "make statistics that nothing uses", "or use env.normalize_observation=true"
+        raise SettingError("steps.num_normalization_steps", steps, why, [0], works)
     kwargs = cfg.env.kwargs
     for name in {*settings, "device"} & set(kwargs):
         ours = f"env.{name}" if hasattr(cfg.env, name) else name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -20,6 +21,7 @@ from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
 from kit.logging.journal import episode_columns
+from kit.modules.particles import block
 from kit.steps.errors import whole_number
 
 
@@ -39,6 +41,8 @@ class Evaluator:
         seed: of the environments.
         exploration_type: whether actions are sampled; by default they are not.
         device: where the policy runs; that of its parameters by default.
+        particles: of the policy, see :class:`~kit.modules.particles.Particles`; the mean return of
+            each and the best of these are columns of their own, where there are several.
     """
 
     def __init__(
@@ -50,8 +54,10 @@ class Evaluator:
         seed: int = 0,
         exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
         device: torch.device | str | None = None,
+        particles: int = 1,
     ) -> None:
         self.env = env.eval()
+        self.particles = particles
         self.policy = policy
         self.episodes = whole_number("evaluation_episodes", episodes, at_least=1)
         self.seed = seed
@@ -69,7 +75,17 @@ class Evaluator:
             Mean, spread (population standard deviation), least and greatest return, mean length in
             policy steps, and the means of the numbers in ``info``.
         """
-        return episode_columns(self.play(number), "evaluation")
+        episodes = self.play(number)
+        columns = episode_columns(episodes, "evaluation")
+        if self.particles > 1:
+            returns: dict[int, list[float]] = {}
+            for episode in episodes:
+                particle = episode.env // block(self.env.num_envs, self.particles)
+                returns.setdefault(particle, []).append(episode.episode_return)
+            means = {n: statistics.fmean(own) for n, own in sorted(returns.items())}
+            columns |= {f"evaluation/return_particle_{n}": mean for n, mean in means.items()}
+            columns["evaluation/return_best"] = max(means.values())
+        return columns
 
     def play(self, number: int = 0) -> list[Episode]:
         """Play the episodes of one evaluation and return them."""

@@ -14,6 +14,7 @@ from kit.modules.distributions import Categorical, MultiDiscrete
 from kit.modules.images import NATURE
 from kit.modules.networks import Flatten, FlattenMLP, parameter_groups
 from kit.modules.noisy import NoisyLinear
+from kit.modules.particles import Particles, make_particles
 from kit.modules.recurrent import Recurrent
 from kit.modules.renorm import BatchRenorm
 
@@ -25,11 +26,13 @@ __all__ = [
     "FlattenMLP",
     "MultiDiscrete",
     "NoisyLinear",
+    "Particles",
     "Recurrent",
     "make_action_value",
     "make_actor",
     "make_actor_critic",
     "make_body",
+    "make_particles",
     "make_q_network",
     "make_value",
     "parameter_groups",

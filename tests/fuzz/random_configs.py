@@ -92,6 +92,7 @@ def small_config(config_class: type) -> dict[str, Any]:
     steps, on_policy = values["steps"], "update_epochs" in values["steps"]
     values |= {"runs": None, "progress": False, "collector": None}
     values |= {"hidden_sizes": [8]} if "hidden_sizes" in values else {}
+    values |= {"num_particles": 2} if "num_particles" in values else {}
     values["env"]["num_envs"] = 2
     steps |= {"evaluation_every": None, "evaluation_episodes": 1}
     if "dataset" in values:

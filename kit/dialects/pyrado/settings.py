@@ -109,7 +109,7 @@ class PyradoSettings(WrappedDialect):
     """particles (SVPG), each an A2C of its own."""
     horizon: int | None = refused("pyrado does not use it", only="svpg")
     """steps of a particle (SVPG); unused."""
-    temperature: float | None = refused("no recipe is SVPG", only="svpg")
+    temperature: float | None = refused("recipes.svpg has it, without whole rollouts", only="svpg")
     """temperature of SVPG."""
     gamma: float = acts("gamma", 0.99, only=OFF_POLICY)
     """discount factor of value-based algorithms, per step."""

@@ -1,0 +1,114 @@
+"""Particles: networks of one structure with weights of their own, which run in one batched pass."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from kit.steps import SettingError, StepPlan
+
+
+class Particles(nn.Module):
+    """Networks whose parameters are stacked, ``[particles, ...]``.
+
+    The rows of its inputs are as many blocks of consecutive rows as there are particles, and each
+    block passes the particle of its number. Where rows do not divide, as in an evaluation of 10
+    episodes by 4 particles, the last blocks are shorter.
+
+    Args:
+        networks: one for each particle.
+
+    Attributes:
+        count: of the particles.
+        network: the structure, with the stacked parameters.
+    """
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.count = len(networks)
+        self.network = copy.deepcopy(networks[0])
+        self._names = [name for name, _ in self.network.named_parameters()]
+        for name in self._names:
+            path, _, last = name.rpartition(".")
+            stacked = torch.stack([network.get_parameter(name).detach() for network in networks])
+            setattr(self.network.get_submodule(path), last, nn.Parameter(stacked))
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Return the outputs of the particles, of each for its rows of inputs ``[rows, ...]``."""
+        rows = inputs[0].shape[0]
+        each = block(rows, self.count)
+        missing = each * self.count - rows
+        blocks = [
+            (torch.cat([one, one[-1:].expand(missing, *one.shape[1:])]) if missing else one)
+            .reshape(self.count, each, *one.shape[1:]) for one in inputs
+        ]  # fmt: skip
+        # By path: a functional loss of TorchRL puts parameters where named_parameters sees none.
+        parameters = {name: operator.attrgetter(name)(self.network) for name in self._names}
+        outputs = torch.vmap(self._one)(parameters, *blocks)
+        if isinstance(outputs, Tensor):
+            return outputs.flatten(0, 1)[:rows]
+        return tuple(output.flatten(0, 1)[:rows] for output in outputs)
+
+    def _one(self, parameters: dict[str, Tensor], *inputs: Tensor) -> Any:
+        return functional_call(self.network, parameters, inputs)  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def block(rows: int, particles: int) -> int:
+    """Consecutive rows that belong to one particle; row ``r`` to particle ``r // block``."""
+    return -(-rows // particles)
+
+
+def make_particles(
+    make: Callable[[], tuple[Any, ...]], count: int, plan: StepPlan
+) -> tuple[Any, ...]:
+    """Make the same networks several times and stack them.
+
+    Args:
+        make: makes networks of TensorDict modules, such as an actor and a critic, which may share
+            some; the initial weights of each call are those of one particle.
+        count: of the particles.
+        plan: of the run, whose environments and minibatches are divided among the particles.
+
+    Raises:
+        SettingError: if they do not divide evenly, or a network is recurrent.
+    """
+    _check(plan, count)
+    made = [make() for _ in range(count)]
+    stacked: set[int] = set()
+    for same in zip(*([m for network in one for m in network.modules()] for one in made)):
+        first = same[0]
+        if hasattr(first, "burn_in"):
+            why = "has a hidden state, which particles do not have"
+            raise SettingError("recurrent", type(first).__name__, why, [None])
+        leaf = isinstance(first, TensorDictModule) and not isinstance(first, TensorDictSequential)
+        if leaf and id(first) not in stacked:
+            first.module = Particles([module.module for module in same])
+            stacked.add(id(first))
+    return made[0]
+
+
+def _check(plan: StepPlan, count: int) -> None:
+    """Refuse a plan whose minibatches do not give each particle as many transitions."""
+    if plan.collects_episodes:
+        why = "leaves open how many transitions each particle collects"
+        raise SettingError("steps.steps_per_env", None, why, [64])
+    for field, value in (
+        ("env.num_envs", plan.num_envs), ("steps.minibatch_size", plan.minibatch_size)
+    ):  # fmt: skip
+        if value is not None and value % count:
+            near = [value - value % count, value - value % count + count]
+            why = f"is not as many for each of {count} particles"
+            raise SettingError(field, value, why, [n for n in near if n])
+    across = {"sequence_length": None, "train_on_newest": None, "last_minibatch": "smaller"}
+    for field, works in across.items():
+        value = getattr(plan, field)
+        if value != works and (field != "last_minibatch" or value == "carry"):
+            why = "cuts batches across the environments of several particles"
+            raise SettingError(f"steps.{field}", value, why, [works])

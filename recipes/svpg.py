@@ -1,0 +1,87 @@
+"""Stein variational policy gradient (Liu et al. 2017): particles around A2C or PPO.
+
+Each particle is an actor and a critic with environments of its own; a policy step is one action of
+one of them. Policies that do well draw the others near, and a kernel keeps all of them apart.
+
+python -m recipes.svpg num_particles=8 env.num_envs=16 temperature=0.1
+python -m recipes.svpg preset=ppo
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch.optim import Adam
+
+from kit.advantages import GAE
+from kit.buffers import GroupedBatches
+from kit.config import ActorCriticConfig, Count, Positive
+from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit.hooks import AnnealLearningRate, anneal_coefficients
+from kit.losses import SteinGradients
+from kit.modules import make_actor_critic, make_particles, parameter_groups
+from kit.trainer import Trainer
+from kit.update import Update
+
+
+@dataclass
+class Config(ActorCriticConfig):
+    """Settings of SVPG."""
+
+    env: EnvConfig = field(
+        default_factory=lambda: EnvConfig(num_envs=32, normalize_observation=True)
+    )
+    steps: OnPolicySteps = field(
+        default_factory=lambda: OnPolicySteps(
+            total_policy_steps=400_000, steps_per_env=5, update_epochs=1, minibatch_size=None
+        )
+    )
+    num_particles: Count = 4
+    """Particles; environments and minibatches are divided evenly among them."""
+    temperature: Positive = 1.0
+    """Weight of keeping the particles apart against the return."""
+    loss: str = "A2CLoss"
+    """Loss of torchrl.objectives (A2CLoss, ClipPPOLoss, ...), or module:Class."""
+    normalize_advantage: bool = False
+    normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
+    """Over what: each batch of all particles, or all batches so far."""
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the gradients of all particles together; null: unclipped."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire SVPG; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="svpg")
+    env, count = experiment.make_env(), cfg.num_particles
+    make = functools.partial(make_actor_critic, env, **cfg.networks)
+    actor, critic = make_particles(make, count, experiment.plan)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        critic,
+        entropy_coeff=cfg.entropy_coeff,
+        critic_coeff=cfg.critic_coeff,
+        loss_critic_type=cfg.critic_loss,
+    )
+    groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
+    optimizer = Adam(groups, eps=1e-5, fused=True)
+    stein = SteinGradients(actor, cfg.temperature)
+    schedules = anneal_coefficients(loss, **cfg.schedules)
+    return experiment.trainer(
+        env,
+        actor,
+        buffer=GroupedBatches(count),
+        advantage=GAE(value_network=critic, **cfg.horizon),
+        update=Update(
+            loss, optimizer, max_grad_norm=cfg.max_grad_norm, gradients=stein, compile=cfg.compile
+        ),
+        evaluate=experiment.make_evaluator(env, actor, particles=count),
+        hooks=[AnnealLearningRate(optimizer, cfg.anneal), *schedules],
+        parts=parts,
+    )
+
+
+if __name__ == "__main__":
+    main(Config, build)
