@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torchrl.objectives import value as torchrl_value
 
+from kit.envs.normalize import Moments
 from kit.fast.traced import Traced
 from kit.steps import SettingError
 from kit.steps.errors import one_of, whole_number
@@ -153,13 +154,9 @@ class Standardizer(nn.Module):
         centred = (advantage - mean) * weight
         if self.over == "batch":
             return centred / (centred.square().sum() / (count - 1)).sqrt().clamp_min(1e-6)
+        known = Moments(self.mean, self.var, self.count)
         var = centred.double().square().sum() / count
-        delta, total = mean.double() - self.mean, self.count + count
-        squares = self.var * self.count + var * count + delta**2 * self.count * count / total
-        for buffer, new in (
-            (self.var, squares / total), (self.mean, self.mean + delta * count / total),
-            (self.count, total),
-        ):  # fmt: skip
+        for buffer, new in zip(known, known.merged(mean.double(), var, count)):
             buffer.copy_(new)
         deviation = self.var.sqrt().clamp_min(1e-6)
         return ((advantage - self.mean) / deviation).to(advantage.dtype) * weight

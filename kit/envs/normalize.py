@@ -28,7 +28,7 @@ class Moments(NamedTuple):
     count: Any
     """values seen, ``[]``; begins with 1e-4."""
 
-    def merged(self, mean: Any, var: Any, count: int) -> Moments:
+    def merged(self, mean: Any, var: Any, count: Any) -> Moments:
         """The moments of these values and ``count`` new ones (Chan et al. 1979).
 
         Args:

@@ -71,11 +71,8 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         """
         records = Records.of(tensordict, self.world_model, self.gamma)
         latents, parts = self._model_losses(records)
-        first = -self.imagination_starts
-        starts = Latent(*(part[first:].detach().flatten(0, 1) for part in latents))
-        imagined = imagine(
-            self.world_model, self.actor, starts, self.imagination_horizon, gradients=True
-        )
+        starts, horizon = latents.newest(self.imagination_starts), self.imagination_horizon
+        imagined = imagine(self.world_model, self.actor, starts, horizon, gradients=True)
         continuation = imagined.continuation
         if not self.continuation_coeff:
             continuation = torch.full_like(continuation, self.gamma)
@@ -96,11 +93,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
     def _model_losses(self, records: Records) -> tuple[Latent, dict[str, Tensor]]:
         """Latents ``[time, sequences, ...]`` and the parts of the world model's loss (eq. 10)."""
         model = self.world_model
-        targets = model.targets(records.observations)
-        start = model.rssm.initial(records.reward.shape[1], device=records.reward.device)
-        latents, posterior = model.rssm.observe(
-            start, records.previous_action, model.encode(targets), records.is_init
-        )
+        targets, latents, posterior = records.filtered(model)
         divergence, _ = model.rssm.divergence(posterior, model.rssm.prior(latents.deter))
         features = latents.features
         parts = {

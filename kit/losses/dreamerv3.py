@@ -122,25 +122,20 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
     def _outputs(self, records: Records) -> tuple[dict[str, Tensor], Latent]:
         """The losses by name, and the initial latents of imagination, ``[rows, ...]``."""
         latents, losses = self._model_losses(records)
-        first = -self.imagination_starts
-        starts = Latent(*(part[first:].flatten(0, 1) for part in latents))
+        starts = latents.newest(self.imagination_starts)
         imagined = imagine(self.world_model, self.actor, starts, self.imagination_horizon)
         learnt, returns = self._behaviour_losses("", imagined, self.actor, self.return_scale)
         newest = records.newest(self.imagination_starts)
         losses["loss_replay_critic"] = self.replay_critic_coeff * self._replay_critic_loss(
-            newest, latents.features[first:], returns[0]
+            newest, latents.features[-self.imagination_starts :], returns[0]
         )
         return losses | learnt, starts
 
     # ------------------------------------------------------------------ the world model
     def _model_losses(self, records: Records) -> tuple[Latent, dict[str, Tensor]]:
         """Latents of the sequences, ``[time, sequences, ...]``, and the world model's losses."""
-        model, rows = self.world_model, records.reward.shape[1]
-        targets = model.targets(records.observations)
-        start = model.rssm.initial(rows, device=records.reward.device)
-        latents, posterior = model.rssm.observe(
-            start, records.previous_action, model.encode(targets), records.is_init
-        )
+        model = self.world_model
+        targets, latents, posterior = records.filtered(model)
         divergences = model.rssm.divergence(posterior, model.rssm.prior(latents.deter))
         dynamics, representation = (kl.clamp(min=self.free_nats).mean() for kl in divergences)
         features = latents.features

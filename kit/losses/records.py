@@ -9,6 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from kit.modules.world.model import WorldModel
+from kit.modules.world.state_space import Latent
 
 
 class Records(NamedTuple):
@@ -45,6 +46,22 @@ class Records(NamedTuple):
     def previous_action(self) -> Tensor:
         """Encoded actions before each observation; zeros before the first."""
         return torch.cat([torch.zeros_like(self.action[:1]), self.action[:-1]])
+
+    def filtered(self, model: WorldModel) -> tuple[list[Tensor], Latent, Tensor]:
+        """Filter the observations.
+
+        Args:
+            model: encodes and filters.
+
+        Returns:
+            The observations as the model predicts them, latents ``[time, sequences, ...]``, and the
+            parameters of their posteriors.
+        """
+        targets = model.targets(self.observations)
+        start = model.rssm.initial(self.reward.shape[1], device=self.reward.device)
+        encoded = model.encode(targets)
+        observed = model.rssm.observe(start, self.previous_action, encoded, self.is_init)
+        return targets, *observed
 
     def newest(self, time_steps: int) -> Records:
         """The last time steps; 0: all."""

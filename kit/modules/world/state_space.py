@@ -21,6 +21,10 @@ class Latent(NamedTuple):
         """Input of heads, actor and critic, ``[..., stoch + deter]``."""
         return torch.cat([self.stoch, self.deter], -1)
 
+    def newest(self, time_steps: int) -> Latent:
+        """The last time steps of ``[time, sequences, ...]`` as rows, ``[rows, ...]``; 0: all."""
+        return Latent(*(part[-time_steps:].flatten(0, 1) for part in self))
+
 
 class StateSpace(nn.Module):
     """A recurrent state-space model, for filtering and imagination.
