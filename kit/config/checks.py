@@ -28,23 +28,17 @@ Actions = Literal["continuous", "discrete"]
 
 
 # ---------------------------------------------------------------------- the plan
-_OF_OTHERS = {
-    "on_policy": ("replay_ratio", "off-policy algorithms, and this recipe is on-policy",
-                  "use update_epochs"),
-    "off_policy": ("update_epochs", "on-policy algorithms, and this recipe is off-policy",
-                   "use replay_ratio"),
-}  # fmt: skip
-"""By family: a setting of the other family's plans, its owner, and the setting to use instead."""
-
-
 def family(plan: StepPlan, family: str | None) -> None:
     """Refuse a plan of another family than the recipe's."""
+    if family == "on_policy" and plan.replay_ratio is not None:
+        why = "is a setting of off-policy algorithms, and this recipe is on-policy"
+        raise SettingError("replay_ratio", plan.replay_ratio, why, "use update_epochs")
+    if family == "off_policy" and plan.update_epochs is not None:
+        why = "is a setting of on-policy algorithms, and this recipe is off-policy"
+        raise SettingError("update_epochs", plan.update_epochs, why, "use replay_ratio")
     if family == "offline" and not plan.offline:
         why = "collects policy steps, and this recipe learns from a data set alone"
         raise SettingError("steps_per_env", plan.steps_per_env, why, [0])
-    field, owner, works = _OF_OTHERS.get(family or "", ("", "", ""))
-    if field and getattr(plan, field) is not None:
-        raise SettingError(field, getattr(plan, field), f"is a setting of {owner}", works)
 
 
 def limits(plan: StepPlan, env: EnvConfig) -> None:
