@@ -120,7 +120,7 @@ class Experiment:
             "action_repeat": plan.action_repeat,
             "max_episode_steps": plan.max_episode_steps,
             "seed": cfg.seed,
-            "gamma": cfg.gamma,
+            "gamma": getattr(cfg, "gamma", 1.0),  # of rewards, which cloning does not see
             "normalization_steps": getattr(cfg.steps, "num_normalization_steps", 0) or None,
         }
         kwargs = settings.pop("kwargs")
@@ -179,12 +179,14 @@ class Experiment:
         taken = checks.taken_arguments(make, arguments, defaults, self.algorithm)
         checks.continuous_loss(make, networks)
         mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own
-        if not mistakable:
-            return with_shared_body(make, networks, **taken).to(self.cfg.device)
-        checks.networks_of(make, own, len(networks))
-        with checks.fitting_loss(str(given), own):
+        if mistakable:
+            checks.networks_of(make, own, len(networks))
+        with checks.fitting_loss(str(given), own) if mistakable else contextlib.nullcontext():
             loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
-        self._tried = str(given), own, loss
+        if hasattr(defaults, "tau"):
+            checks.target_networks(loss, make, own)
+        if mistakable:
+            self._tried = str(given), own, loss
         return loss
 
     def make_replay_buffer(self, **changes: Any) -> ReplayBatches:

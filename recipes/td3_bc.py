@@ -24,6 +24,8 @@ class Config(OfflineConfig):
     """Settings of TD3+BC."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
+    gamma: UnitInterval = 0.99
+    """Discount factor."""
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of actor and critics."""
     activation: str = "relu"

@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 import recipes.ppo
 import recipes.sac
+import recipes.td3
 from kit.cli.launch import main
 from kit.envs import EnvironmentFault
 from kit.experiment import EnvConfig
@@ -28,7 +29,7 @@ from tests.faulty import FallsOver
 from tests.short_runs import COMMON, SHORT, one_line, policy_steps_in, the_run, tiny_config
 from tests.tiny import Scripted
 
-RECIPES = {"ppo": recipes.ppo, "sac": recipes.sac}
+RECIPES = {"ppo": recipes.ppo, "sac": recipes.sac, "td3": recipes.td3}
 
 
 @pytest.fixture
@@ -40,7 +41,8 @@ def command(tmp_path, capsys, monkeypatch):
         recipe, *given = words.split()
         module = RECIPES[recipe]
         chosen = {word.split("=")[0] for word in given}
-        usual = [w for w in [*SHORT[recipe], *COMMON] if w.split("=")[0] not in chosen]
+        short = SHORT["ppo" if recipe == "ppo" else "sac"]
+        usual = [w for w in [*short, *COMMON] if w.split("=")[0] not in chosen]
         arguments = given if any(w.startswith(("steps=", "resume=")) for w in given) else usual
         arguments = [*given, *arguments] if arguments is usual else given
         if code == 0:
@@ -129,6 +131,8 @@ REFUSED = {
     "ppo loss=SACLoss": "loss='SACLoss' is no loss that ppo can use: it takes no loss_critic_type",
     "ppo loss=os:system": "loss='os:system' is no class of loss modules",
     "ppo loss=torch.nn:Linear": "is no loss that ppo can use",
+    "td3 loss=CrossQLoss": "loss='CrossQLoss' has no target networks, which this recipe updates; "
+    "what works: TD3Loss.",
     "sac loss=TD3Loss": "is no loss that sac can use: it takes no alpha_init",
     # names
     "ppo learning_rat=1": "learning_rat='1' is not a setting; what works: learning_rate or",

@@ -103,9 +103,9 @@ EFFECTS: dict[str, Effect] = {
     "logger": Effect("tensorboard", lambda run: [f for f in run.files if "tfevents" in f]),
     "runs": Effect("elsewhere", lambda run: {f.split("/")[0] for f in run.files}),
     "resume": Effect("latest", lambda run: sum(f.endswith("config.yaml") for f in run.files)),
-    "log_every": Effect(8, lambda run: run.rows),
+    "log_every": Effect(32, lambda run: run.rows),
     "checkpoint_every": Effect(
-        32, lambda run: [f for f in run.files if f.endswith("032/metadata.json")]
+        32, lambda run: [f for f in run.files if f.endswith("32/manifest.json")]
     ),
     "time_limit": Effect(1e-6, counts("iterations")),
     "stop_at_return": Effect(-1e9, counts("iterations"), {"steps.evaluation_every": 32}),
@@ -148,7 +148,7 @@ EFFECTS: dict[str, Effect] = {
     "entropy_coeff": Effect(0.5),
     "critic_coeff": Effect(5.0),
     "critic_loss": Effect("l1"),
-    "normalize_advantage": Effect(False),
+    "normalize_advantage": Effect(None),
     "gae_lambda": Effect(0.1),
     "double_dqn": Effect(False, weights, {"learning_rate": 0.1, "steps.replay_ratio": 2}),
     "policy_noise": Effect(0.9),
@@ -180,7 +180,7 @@ EFFECTS: dict[str, Effect] = {
     "steps.exploration_steps": Effect(8),
     "anneal_entropy": Effect("linear", weights, {"entropy_coeff": 0.5}),
     "anneal_critic": Effect("linear"),
-    "normalize_over": Effect("running"),
+    "normalize_over": Effect("running", weights, {"normalize_advantage": True}),
     "baseline": Effect(False),
     "max_rho": Effect(0.1),
     "max_c": Effect(0.1),
@@ -223,6 +223,12 @@ EFFECTS: dict[str, Effect] = {
 }
 """By the name of the setting; the same for all recipes that have it."""
 
+ON_POLICY: dict[str, Effect] = {
+    "steps.minibatch_size": Effect(2, counts("gradient_steps")),
+    "steps.sequence_length": Effect(2),
+}
+"""Of recipes that train on each sample of a batch equally often."""
+
 OFFLINE: dict[str, Effect] = {
     "env.id": Effect("MountainCarContinuous-v0", refused),
     "env.num_envs": Effect(33, part("evaluate.env.num_envs"), {"steps.evaluation_episodes": 40}),
@@ -256,7 +262,7 @@ LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
 def effect_of(recipe: str, name: str) -> Effect:
     if name == "loss":
         return Effect(LOSSES.get(recipe, f"{__name__}:Other"), part("loss_module"))
-    own = OFFLINE if _module(recipe).Config.FAMILY == "offline" else {}
+    own = {"on_policy": ON_POLICY, "offline": OFFLINE}.get(_module(recipe).Config.FAMILY, {})
     effect = {**EFFECTS, **own, **(PARTICLES if recipe == "svpg" else {})}[name]
     if effect.value is None:  # a flag
         return effect._replace(value=not _settings(recipe)[name])
@@ -279,24 +285,24 @@ def _settings(recipe: str) -> dict[str, Any]:
 def outcome(recipe: str, folder: Path, settings: dict[str, Any], capsys: Any) -> Outcome:
     """Run a recipe in a folder."""
     values: dict[str, Any] = small_config(_module(recipe).Config)
-    for name, value in {"runs": "runs", **settings}.items():
+    for name, value in settings.items():
         *groups, last = name.split(".")
         functools.reduce(lambda group, key: group[key], groups, values)[last] = value
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("kit.experiment.read_datasets", read_stored)
+        patch.setattr("kit.hooks.curve.draw_curve", lambda *_: None)  # most of the time of a run
         capsys.readouterr()
         trainer = _module(recipe).build(from_plain(_module(recipe).Config, values))
         ledger = trainer.run()
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     state = trainer.loss_module.state_dict()
-    (rows,) = folder.rglob("metrics.csv")
     return Outcome(
         [[name, value.tolist()] for name, value in state.items()],
         ledger.counters(),
         trainer.plan.table(),
         files,
-        len(rows.read_text().splitlines()),
+        sum(len(path.read_text().splitlines()) for path in folder.rglob("metrics.csv")),
         trainer,
         trainer.numbers.threads,
         capsys.readouterr().out,
@@ -306,8 +312,14 @@ def outcome(recipe: str, folder: Path, settings: dict[str, Any], capsys: Any) ->
 def derive_loss(recipe: str) -> None:
     """Make ``Other``, the same loss as the recipe's by another name."""
     name = _module(recipe).Config().loss
-    name = "kit.losses:CategoricalDQNLoss" if name == "auto" else name
+    name = {"bc": "BCLoss", "rainbow": "kit.losses:CategoricalDQNLoss"}.get(recipe, name)
     globals()["Other"] = type("Other", (resolve(name, "torchrl.objectives"),), {})
+
+
+WRITES = ("logger", "runs", "resume", "log_every", "checkpoint_every")
+"""Settings of what a run writes; the others are tried without a run folder."""
+BEFORE: dict[tuple[str, str], Outcome] = {}
+"""Runs without a change, by recipe and other settings."""
 
 
 def differs(recipe: str, name: str, tmp_path: Path, capsys: Any) -> bool:
@@ -321,12 +333,19 @@ def differs(recipe: str, name: str, tmp_path: Path, capsys: Any) -> bool:
             outcome(recipe, tmp_path, {name: effect.value}, capsys)
         return True
     given = {key: value for key, value in effect.given.items() if key in known}
-    seen = []
-    for number, settings in enumerate([given, {**given, name: effect.value}]):
-        folder = tmp_path if name == "resume" else tmp_path / str(number)
-        folder.mkdir(exist_ok=True)
-        seen.append(effect.look(outcome(recipe, folder, settings, capsys)))
-    return seen[0] != seen[1] if name != "resume" else seen[0] == seen[1]
+    given |= {"runs": "runs"} if name in WRITES else {}
+    if name == "resume":
+        first, second = (
+            effect.look(outcome(recipe, tmp_path, {**given, **more}, capsys))
+            for more in ({}, {name: effect.value})
+        )
+        return bool(first == second)
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir(), after.mkdir()
+    if (recipe, str(given)) not in BEFORE:
+        BEFORE[recipe, str(given)] = outcome(recipe, before, given, capsys)
+    changed = outcome(recipe, after, {**given, name: effect.value}, capsys)
+    return bool(effect.look(BEFORE[recipe, str(given)]) != effect.look(changed))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

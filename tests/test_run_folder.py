@@ -59,6 +59,19 @@ def test_a_run_that_never_begins_leaves_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_run_that_is_shut_down_before_it_begins_leaves_nothing(tmp_path):
+    trainer = build(tiny_config(tmp_path))
+    trainer.shutdown()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_to_resume_that_is_shut_down_before_it_begins_stays_as_it_was(tmp_path):
+    run = stopped_run(tmp_path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    build(tiny_config(tmp_path, resume=str(run))).shutdown()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(NotSaved, match="cannot be written"):

@@ -83,13 +83,13 @@ class RunFolder(Hook):
             self.folder = make_new(self.folder)
             made = [self.folder, *self._absent]
         self.lock = RunLock(self.folder)
-        give_back = weakref.finalize(self, _give_back, self.lock, made)
+        self._give_back = weakref.finalize(self, _give_back, self.lock, made)
         try:
             if not self.is_new:
                 self._find_checkpoint()
             yield self.folder
         except BaseException:
-            give_back()
+            self._give_back()
             raise
 
     def _find_checkpoint(self) -> None:
@@ -136,7 +136,10 @@ class RunFolder(Hook):
             raise NotSaved(f"{what}, while the run was running; nothing more is saved")
 
     def end(self) -> None:
-        """Write the counts beside the plan, and unlock the folder."""
+        """Write the counts beside the plan, unlock the folder; give back one without a run."""
+        if not self.lock.begun:
+            self._give_back()
+            return
         try:
             self.check()
             table = self.trainer.plan.table(self.trainer.ledger)

@@ -210,6 +210,14 @@ def networks_of(make: Callable[..., Any], own: str, count: int) -> None:
         raise SettingError("loss", loss_name(make), why, [own])
 
 
+def target_networks(loss: Any, make: Callable[..., Any], own: str) -> None:
+    """Refuse a loss without target networks where TorchRL's ``SoftUpdate`` looks for them."""
+    names = [name for name, _ in loss.named_children()]
+    if not any(name.startswith("target_") and name.endswith("_params") for name in names):
+        why = "has no target networks, which this recipe updates"
+        raise SettingError("loss", loss_name(make), why, [own])
+
+
 @contextlib.contextmanager
 def fitting_loss(name: str, own: str) -> Iterator[None]:
     """Refuse a loss that raises where a batch of the recipe is given to it."""

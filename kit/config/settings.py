@@ -119,5 +119,3 @@ class OfflineConfig(RunConfig):
     """Folders of data sets in Minari's format, joined to one: [datasets/pendulum-mixed-v0]."""
     normalize_data: bool = True
     """Whether observations are normalised by the mean and the deviation of the data set."""
-    gamma: UnitInterval = 0.99
-    """Discount factor."""

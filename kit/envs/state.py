@@ -5,12 +5,14 @@ gives the attributes of each of its layers: numbers, strings, arrays and their v
 enumerations, random generators (those of its spaces too), functions with what they enclose, models
 and data of MuJoCo, and objects of classes of its own package. Several names of one thing stay names
 of one thing. What only draws, classes and modules are passed over, by type; all else cannot be
-captured, and its name is said.
+captured, and its name is said. State that all environments of a process share is not captured
+either: :class:`Shared` notices that it changes.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import enum
 import functools
 import logging
@@ -18,7 +20,7 @@ import random
 import sys
 import types
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -42,6 +44,10 @@ _MAPPINGS: dict[str, type[dict[Any, Any]]] = {
 _PUT_BACK = frozenset({"object", "function", "partial", "space", "mujoco"})
 """kinds of values restored into a present one"""
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+
+
+_SHARE_NOTHING = frozenset({"builtins", "typing", "abc", "gymnasium", "kit"})
+"""packages whose classes and modules keep no state of environments"""
 
 
 class CannotCapture(TypeError):
@@ -82,6 +88,66 @@ def restore(env: gym.Env[Any, Any], state: dict[str, Any]) -> None:
             decode.attributes(layer, values["attributes"])
 
 
+class Shared:
+    """What environments share: attributes of their classes, and globals that their methods name.
+
+    It is no part of the state of one environment. Those of Gymnasium and of the kit keep none
+    there; layers that offer ``load_state_dict`` are trusted to have it in their state.
+
+    Args:
+        env: one of them, before it is reset.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        own = [type(layer) for layer in layers(env) if not hasattr(layer, "load_state_dict")]
+        bases = {base: None for kind in own for base in kind.__mro__}
+        self._classes = [base for base in bases if _package(base) not in _SHARE_NOTHING]
+        self._before = dict(self._seen()) if self._classes else {}
+
+    def check(self) -> None:
+        """Look whether it has changed.
+
+        Raises:
+            CannotCapture: if it has.
+        """
+        now = dict(self._seen()) if self._classes else {}
+        for name, seen in now.items():
+            if self._before.get(name) != seen:
+                raise CannotCapture(f"{name} changes, which all environments of a process share")
+
+    def _seen(self) -> Iterator[tuple[str, str]]:
+        """Names and what they hold, as far as it can be described."""
+        for where, name, value in self._places():
+            with contextlib.suppress(CannotCapture):
+                yield f"{where}.{name}", repr(_Encoder((), self._classes)(value, name))
+
+    def _places(self) -> Iterator[tuple[str, str, Any]]:
+        for kind in self._classes:
+            module = vars(sys.modules.get(kind.__module__, types))
+            functions = [value for value in vars(kind).values() if not isinstance(value, type)]
+            for name, value in vars(kind).items():
+                if not name.startswith("__"):
+                    yield kind.__name__, name, value
+            for name in _globals_named(functions, module):
+                yield kind.__module__, name, module[name]
+
+
+def _globals_named(functions: list[Any], module: dict[str, Any]) -> set[str]:
+    """Names of a module that functions use, themselves or through other functions of it."""
+    found: set[str] = set()
+    while functions:
+        function = functions.pop()
+        function = getattr(function, "fget", getattr(function, "__func__", function))
+        codes = [code] if (code := getattr(function, "__code__", None)) else []
+        while codes:
+            code = codes.pop()
+            codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+            new = {name for name in code.co_names if name in module} - found
+            found |= new
+            functions += [module[name] for name in new]
+    return found
+
+
 def seed_process(seed: int) -> None:
     """Seed the random generators of this process, Python's and NumPy's."""
     random.seed(seed)
@@ -108,12 +174,13 @@ class _Encoder:
 
     Args:
         found: layers of an environment, whose numbers come first.
+        classes: whose packages' objects are written by their attributes; ``None``: the layers'.
     """
 
-    def __init__(self, found: Any) -> None:
+    def __init__(self, found: Any, classes: Iterable[type] | None = None) -> None:
         self._kept: list[Any] = list(found)  # alive, so that no other object gets its id
         self._numbers = {id(layer): number for number, layer in enumerate(found)}
-        self._own = {_package(type(layer)) for layer in found}
+        self._own = {_package(kind) for kind in (map(type, found) if classes is None else classes)}
 
     def layer(self, layer: Any) -> dict[str, Any]:
         """A layer of the environment."""

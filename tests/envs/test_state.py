@@ -387,6 +387,102 @@ def test_what_is_lost_is_said_when_the_run_starts_and_when_it_is_resumed(tmp_pat
         trainer(resume_from=begun.last_checkpoint)
 
 
+# ---------------------------------------------------------------------- what environments share
+COUNTED, DRAWN_FROM, LIMIT = [0], np.random.default_rng(0), 5
+
+
+def counted() -> int:
+    COUNTED[0] += 1
+    return COUNTED[0]
+
+
+class Total:
+    count = 0
+
+
+class CountsInItsClass(Keeps):
+    total = 0
+
+    def next(self) -> float:
+        type(self).total += 1
+        return float(self.total)
+
+
+class CountsInAListOfItsClass(Keeps):
+    seen: list[int] = []  # noqa: RUF012
+
+    def next(self) -> float:
+        self.seen.append(1)
+        return float(len(self.seen))
+
+
+class CountsInAGlobal(Keeps):
+    def next(self) -> float:
+        COUNTED[0] += 1
+        return float(COUNTED[0])
+
+
+class CountsInAFunction(Keeps):
+    def next(self) -> float:
+        return float(counted())
+
+
+class DrawsFromAGlobal(Keeps):
+    def next(self) -> float:
+        return DRAWN_FROM.normal()
+
+
+def counts_in_what_it_encloses() -> gym.Env:
+    total = 0
+
+    class Counts(Keeps):
+        def next(self) -> float:
+            nonlocal total
+            total += 1
+            return float(total)
+
+    return Counts()
+
+
+SHARED = {
+    CountsInItsClass: "CountsInItsClass.total",
+    CountsInAListOfItsClass: "CountsInAListOfItsClass.seen",
+    CountsInAGlobal: f"{__name__}.COUNTED",
+    CountsInAFunction: f"{__name__}.COUNTED",
+    DrawsFromAGlobal: f"{__name__}.DRAWN_FROM",
+    counts_in_what_it_encloses: "Counts.next",
+}
+
+
+@pytest.mark.parametrize("make", SHARED)
+def test_state_that_environments_share_is_said_and_turns_exact_resume_off(make):
+    env, again = (make_env(make, 2, seed=3) for _ in "ab")
+    env.start()
+    state = env.full_state()
+    why = f"{SHARED[make]} changes, which all environments of a process share"
+    assert state["envs"] is None
+    assert state["not_resumable"] == why
+    assert not again.load_full_state(state)
+
+
+class HoldsConstants(Keeps):
+    """Holds much that never changes."""
+
+    limits: dict[str, float] = {"steps": 5.0}  # noqa: RUF012
+    lock = threading.Lock()
+
+    def next(self) -> float:
+        return float(LIMIT + self.limits["steps"] + Total.count)
+
+
+def test_what_environments_share_and_never_change_is_no_state():
+    COUNTED[0] += 1  # by others: its methods do not name it
+    env = make_env(HoldsConstants, 2, seed=3)
+    env.start()
+    COUNTED[0] += 1
+    assert env.full_state()["envs"] is not None
+
+
 # ---------------------------------------------------------------------- MuJoCo
 @pytest.mark.parametrize("id", ["HalfCheetah-v5", "Hopper-v5", "Ant-v5"])
 def test_an_environment_of_mujoco_goes_on_exactly_from_any_step(id):

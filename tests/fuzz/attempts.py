@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import os
 import random
@@ -18,6 +20,9 @@ from typing import Any, NamedTuple
 
 SECONDS = 300.0
 """Longer than any attempt takes, many times over; what takes longer hangs."""
+ATTEMPTS_OF_A_PROCESS = 1_000
+SHORT = 5_000
+"""Policy steps, gradient steps and evaluation episodes of a run, at most, for it to be run."""
 
 
 class Attempt(NamedTuple):
@@ -25,7 +30,7 @@ class Attempt(NamedTuple):
 
     number: int
     outcome: str
-    """``done``, ``refused``, ``raised``, ``died`` or ``hangs``."""
+    """``built``, ``ran``, ``refused``, ``raised``, ``died`` or ``hangs``."""
     text: str
     """The refusal, or the stack trace."""
     values: dict[str, Any]
@@ -37,22 +42,25 @@ def attempts(recipe: str, numbers: range, *, run: bool = False) -> Iterator[Atte
     Args:
         recipe: module with ``Config`` and ``build``.
         numbers: of the attempts; each is the seed of its own.
-        run: whether what was built is run.
+        run: whether what was built is run, if it is short.
     """
     start = numbers.start
     while start < numbers.stop:
-        command = [sys.executable, "-m", "tests.fuzz.attempts", recipe, str(start)]
-        command += [str(numbers.stop), "run" if run else "build"]
+        stop = min(start + ATTEMPTS_OF_A_PROCESS, numbers.stop)
+        command = [sys.executable, "-m", "tests.fuzz.attempts", recipe, str(start), str(stop)]
+        command += ["run" if run else "build"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as made:
-            for answer in _answers(made):
-                yield answer
-                start = answer.number + 1
-            outcome = "hangs" if made.poll() is None else "died"
-            made.kill()
-        if start < numbers.stop:
+            try:
+                for answer in _answers(made):
+                    yield answer
+                    start = answer.number + 1
+                outcome = "hangs" if made.poll() is None else "died"
+            finally:
+                made.kill()
+        if start < stop:
             code = f"exit code {made.returncode}"
-            yield Attempt(start, outcome, code, configuration(recipe, start))
+            yield Attempt(start, outcome, code, configuration(recipe, start, run))
             start += 1
 
 
@@ -61,53 +69,76 @@ def _answers(process: subprocess.Popen[str]) -> Iterator[Attempt]:
     assert process.stdout is not None
     with selectors.DefaultSelector() as waiting:
         waiting.register(process.stdout, selectors.EVENT_READ)
-        first = True
-        while waiting.select(SECONDS * (3 if first else 1)):
+        while waiting.select(SECONDS):
             line = process.stdout.readline()
             if not line:
                 process.wait()
                 return
-            first = False
-            if line.startswith("{"):
-                answer = json.loads(line)
-                yield Attempt(**{**answer, "values": answer["values"]})
+            yield Attempt(**json.loads(line))
 
 
-def configuration(recipe: str, number: int) -> dict[str, Any]:
-    """The values of an attempt."""
+def configuration(recipe: str, number: int, run: bool) -> dict[str, Any]:
+    """The values of an attempt; one that is to be run has numbers that a run can mean."""
     from tests.fuzz.random_configs import random_config
 
     draw = random.Random(f"{recipe} {number}")
     config_class = importlib.import_module(recipe).Config
-    return random_config(config_class, draw, hostile=draw.choice([0.0, 0.1, 0.5]))
+    hostile = draw.choice([0.0, 0.0, 0.05] if run else [0.0, 0.1, 0.5])
+    return random_config(config_class, draw, hostile, huge=0.0 if run else 0.2)
 
 
 def attempt(recipe: str, number: int, run: bool) -> Attempt:
-    """Build, or run, one configuration in this process."""
+    """Build, or run, one configuration in this process: as plain values, in Python, by command."""
     from kit.cli.launch import _EXPLAINED
-    from kit.config.plain import from_plain
     from kit.trainer import PlanNotKept
+    from kit.trainer.stages import HookError
 
-    module, values = importlib.import_module(recipe), configuration(recipe, number)
+    values = configuration(recipe, number, run)
     shown = {name: repr(value)[:300] for name, value in values.items()}
-    accepted = tuple(error for error in _EXPLAINED if error is not PlanNotKept)
+    module, outcome = importlib.import_module(recipe), []
+
+    def build(config: Any) -> Any:
+        trainer = module.build(config)
+        short = run and is_short(trainer.plan)
+        outcome.append("ran" if short else "built")
+        if not short:
+            trainer.run = trainer.shutdown
+        return trainer
+
+    make = _by_command if number % 50 == 0 else (_from_values, _in_python)[number % 2]  # by cost
     try:
-        make = from_plain if number % 2 else _unchecked
-        trainer = module.build(make(module.Config, values))
-        if run:
-            trainer.run()  # which compares plan and ledger
-        else:
-            trainer.shutdown()
-    except accepted as error:
-        one_line = "\n" not in str(error)
-        return Attempt(number, "refused" if one_line else "raised", str(error), shown)
-    except Exception:
+        make(module.Config, build, values)
+    except _EXPLAINED as error:
+        cause = error.error if isinstance(error, HookError) else error
+        expected = isinstance(cause, _EXPLAINED) and not isinstance(cause, PlanNotKept)
+        said = str(error)
+        fine = expected and "\n" not in said and len(said) < 2_000
+        text = said if fine else traceback.format_exc()[-3000:]
+        return Attempt(number, "refused" if fine else "raised", text, shown)
+    except BaseException:
         return Attempt(number, "raised", traceback.format_exc()[-3000:], shown)
-    return Attempt(number, "done", "", shown)
+    return Attempt(number, outcome[0], "", shown)
 
 
-def _unchecked(cls: type, values: dict[str, Any]) -> Any:
-    """A dataclass of any values, as it can be made in Python."""
+def is_short(plan: Any) -> bool:
+    """Whether a run takes seconds."""
+    if not plan.is_exact:
+        return bool(plan.total_policy_steps <= SHORT)
+    end = plan.after(plan.iterations)
+    work = end.policy_steps + end.gradient_steps + end.evaluations * plan.evaluation_episodes
+    return bool(work <= SHORT)
+
+
+# ---------------------------------------------------------------------- three ways to a run
+def _from_values(cls: type, build: Any, values: dict[str, Any]) -> None:
+    """From plain values, as of a file of settings."""
+    from kit.config.plain import from_plain
+
+    build(from_plain(cls, values)).run()  # which compares plan and ledger
+
+
+def _in_python(cls: type, build: Any, values: dict[str, Any]) -> None:
+    """From a dataclass of any values."""
     from kit.dialects import dialect
 
     hints = typing.get_type_hints(cls)
@@ -121,7 +152,39 @@ def _unchecked(cls: type, values: dict[str, Any]) -> Any:
             made[name] = group(**value)
         else:
             made[name] = value
-    return cls(**made)
+    build(cls(**made)).run()
+
+
+def _by_command(cls: type, build: Any, values: dict[str, Any]) -> None:
+    """From the words of a command line."""
+    from kit.cli.launch import main
+    from kit.config.plain import flat, to_plain
+    from kit.steps import SettingError
+
+    defaults, given = flat(to_plain(cls())), flat(values)
+    words = [f"{n}={word(v)}" for n, v in given.items() if n not in defaults or v != defaults[n]]
+    if "dialect" in values["steps"]:
+        words = [w for w in words if not w.startswith("steps.dialect=")]
+        words.append(f"steps={values['steps']['dialect']}")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            main(cls, build, words)
+    except SystemExit as ended:
+        text = said.getvalue().strip()
+        if ended.code != 1 or not text.startswith("error: ") or "Traceback" in text:
+            raise
+        raise SettingError("command line", "", text) from None
+
+
+def word(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(word, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{word(v)}" for key, v in value.items()) + "}"
+    plain = {"None": "null", "True": "true", "False": "false"}
+    return plain.get(str(value), str(value))
 
 
 def main(recipe: str, first: str, last: str, mode: str) -> None:
@@ -132,13 +195,14 @@ def main(recipe: str, first: str, last: str, mode: str) -> None:
     from tests.stored import read_stored
 
     warnings.simplefilter("ignore")
-    os.chdir(tempfile.mkdtemp())
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what environments print is no answer
-    with mock.patch("kit.experiment.read_datasets", read_stored):
-        for number in range(int(first), int(last)):
-            out.write(json.dumps(attempt(recipe, number, mode == "run")._asdict()) + "\n")
-            out.flush()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        with mock.patch("kit.experiment.read_datasets", read_stored):
+            for number in range(int(first), int(last)):
+                out.write(json.dumps(attempt(recipe, number, mode == "run")._asdict()) + "\n")
+                out.flush()
 
 
 if __name__ == "__main__":

@@ -46,9 +46,20 @@ WORDS: dict[str, list[Any]] = {
     "replay_ratio": [1, "1/4", 0.3, 2, 0, "1/0", "x/y", "1/3", 1e300, "1e400"],
     "rounding": ["error", "down", "up", "sideways"],
     "dataset": [[NAMES[0]], NAMES, [], ["nowhere"], ["/"], [""]],
+    "size": ["nano", "tiny", "1m", "published", "400m", "nan0", ""],
+    "convolutions": [[[4, 8, 4]], [[32, 8, 4], [64, 4, 2]], [], [[4, 8]], [[4, 800, 4]],
+                     [[0, 1, 1]], [[4, 8, 4, 1]], [4, 8, 4], [[16, 1, 1000]], "nature"],
+    "support": [[0.0, 10.0], [-1.0, 1.0], [1.0, 0.0], [0.0], [], [0.0, 0.0], [0.0, 1.0, 2.0],
+                [-1e308, 1e308], [0.0, "inf"]],
     "hidden_sizes": [[], [8], [4, 4], [16, 8, 4], [0], [-1], [8.0], [10**9], [10**5, 10**5],
                      [2] * 300, [[8]], [True], ["8"], (8, 8)],
 }  # fmt: skip
+SCHEDULES = [
+    "constant", "linear", "cosine", "exponential", "warmup 0.1 cosine", "piecewise 0.5 0.1", "lin",
+    "piecewise 0.5 nan", "warmup", "warmup 2", "warmup 0.5 warmup 0.5 linear", "piecewise 0.1",
+    "piecewise 0.5 1e300 0.2 0.1", "warmup 1e-300 linear", "piecewise 0.5 -1",
+]  # fmt: skip
+WORDS |= {f"anneal{part}": SCHEDULES for part in ("", "_clip", "_critic", "_entropy")}
 ARGUMENTS: dict[str, list[Any]] = {
     "restart_on_error": [0, 1, 3], "num_workers": [1, 2, 10**6], "action_mask": [True, False],
     "wrappers": [3, [3], []], "id": ["Pendulum-v1"], "num_envs": [3], "action_repeat": [2],
@@ -63,13 +74,16 @@ ARGUMENTS: dict[str, list[Any]] = {
 """Arguments of environments and collectors, and those that belong to others."""
 
 
-def random_config(config_class: type, draw: random.Random, hostile: float) -> dict[str, Any]:
+def random_config(
+    config_class: type, draw: random.Random, hostile: float, huge: float = 0.2
+) -> dict[str, Any]:
     """Nested plain values of a small run with some settings changed.
 
     Args:
         config_class: settings of the recipe.
         draw: random numbers.
         hostile: share of the changed settings that get any value at all.
+        huge: share of the other whole numbers that no run can mean.
     """
     values = small_config(config_class)
     leaves = leaves_of(config_class)
@@ -79,7 +93,7 @@ def random_config(config_class: type, draw: random.Random, hostile: float) -> di
         for part in groups:
             group = group[part]
         nasty = draw.random() < hostile
-        group[name] = draw.choice(HOSTILE) if nasty else sensible(name, hint, draw)
+        group[name] = draw.choice(HOSTILE) if nasty else sensible(name, hint, draw, huge)
     if draw.random() < 0.05:
         name = draw.choice(EVERY_DIALECT)
         values["steps"] = {"dialect": name, **random_settings(name, draw, nasty=hostile)}
@@ -111,7 +125,7 @@ def small_config(config_class: type) -> dict[str, Any]:
     return values
 
 
-def sensible(name: str, hint: Any, draw: random.Random) -> Any:
+def sensible(name: str, hint: Any, draw: random.Random, huge: float) -> Any:
     """A value of a setting's type."""
     if name in ("kwargs", "collector_kwargs"):
         chosen = draw.sample([*ARGUMENTS], draw.choice([0, 1, 1, 2]))
@@ -119,15 +133,15 @@ def sensible(name: str, hint: Any, draw: random.Random) -> Any:
     if name in WORDS:
         return draw.choice(WORDS[name])
     if typing.get_origin(hint) is Annotated:
-        return sensible(name, typing.get_args(hint)[0], draw)
+        return sensible(name, typing.get_args(hint)[0], draw, huge)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return sensible(name, draw.choice(typing.get_args(hint)), draw)
+        return sensible(name, draw.choice(typing.get_args(hint)), draw, huge)
     if typing.get_origin(hint) is Literal:
         return draw.choice(typing.get_args(hint))
     if hint is bool:
         return draw.random() < 0.5
     if hint is int:
-        return draw.choice(INTEGERS if draw.random() < 0.8 else HUGE)
+        return draw.choice(HUGE if draw.random() < huge else INTEGERS)
     if hint is float:
         return draw.choice(FLOATS)
     return None if hint is type(None) else draw.choice(["", "text", 3])

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import pkgutil
-from collections import Counter
-
 import pytest
 
-import recipes
-from tests.fuzz.attempts import attempts
-
-RECIPES = [f"recipes.{module.name}" for module in pkgutil.iter_modules(recipes.__path__)]
-BUILDS, RUNS = 10_000, 300
+from tests.fuzz.__main__ import BUILDS, RECIPES, RUNS, WRONG, tried
 
 
-def outcomes(recipe: str, numbers: range, *, run: bool) -> Counter[str]:
-    """How often each outcome came; anything but a run or a refusal is an error."""
-    if recipe == "recipes.ppo_pixels":
+def outcomes(recipe: str, builds: int, runs: int) -> tuple[int, int, int]:
+    """Settings that were built, refused, and run as planned; anything else is an error."""
+    if recipe == "ppo_pixels":
         pytest.importorskip("ale_py")
-    found: Counter[str] = Counter()
-    for attempt in attempts(recipe, numbers, run=run):
-        assert attempt.outcome in ("done", "refused"), attempt
-        assert attempt.outcome == "done" or len(attempt.text) < 2_000, attempt
-        found[attempt.outcome] += 1
-    assert found.total() == len(numbers)
-    return found
+    built, ran = tried(recipe, builds, runs)
+    assert not any(found[outcome] for found in (built, ran) for outcome in WRONG)
+    assert built.total() == builds
+    return built["built"], built["refused"], ran["ran"]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_few_random_settings_make_a_run_or_one_error(recipe):
-    assert len(outcomes(recipe, range(20), run=False)) == 2
+    built, refused, _ = outcomes(recipe, 20, 0)
+    assert built
+    assert refused
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ten_thousand_random_settings_make_a_run_or_one_error(recipe):
-    found = outcomes(recipe, range(BUILDS), run=False)
-    assert min(found.values()) > BUILDS / 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_random_settings_run_as_planned(recipe):
-    found = outcomes(recipe, range(BUILDS, BUILDS + RUNS), run=True)
-    assert min(found.values()) > RUNS / 10
+    built, refused, ran = outcomes(recipe, BUILDS, RUNS)
+    assert min(built, refused) > BUILDS / 10
+    assert ran == RUNS

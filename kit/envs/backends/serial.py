@@ -22,7 +22,7 @@ from kit.envs.backends.base import (
 )
 from kit.envs.errors import FAULTS, EnvironmentFault
 from kit.envs.spaces import Arrays, value_at
-from kit.envs.state import capture, restore
+from kit.envs.state import Shared, capture, restore
 from kit.steps.errors import SettingError
 
 MakeCopy = Callable[[], gym.Env[Any, Any]]
@@ -58,6 +58,7 @@ class SerialBackend(EnvBackend):
     ) -> None:
         self.make, self.restarts, self.first = make, restarts, first
         self.envs = [make() for _ in range(num_envs)]
+        self._shared = Shared(self.envs[0])
         one = self.envs[0]
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._repeats = one.has_wrapper_attr("env_steps")
@@ -220,6 +221,7 @@ class SerialBackend(EnvBackend):
 
     def full_states(self) -> list[Any]:
         """Capture env by env."""
+        self._shared.check()
         return [
             {"env": capture(env), "seed": seed, "rebuilt": rebuilt}
             for env, seed, rebuilt in zip(self.envs, self._seeds, self._rebuilt)
