@@ -6,20 +6,27 @@ Run it (hours for all; not in CI)::
     python -m benchmarks.mutations 0 5 17       # some, by number
 
 Each is applied to a temporary copy of the repository, in which the tests that should catch it run
-until one fails. A mutation that lives is a hole in the tests; the exit code is their number.
+until one fails. A mutation that lives is a hole in the tests; the exit code is their number. The
+table, ``benchmarks/results/mutations.md``, keeps what was found in earlier runs of others.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.measure import RESULTS, machine, markdown_table, write_results
+
 HERE = Path(__file__).parents[1]
+LIVES = "LIVES"
 
 
 class Mutation(NamedTuple):
@@ -32,11 +39,20 @@ class Mutation(NamedTuple):
     after: str
     """text in its place"""
     tests: str
-    """files of tests, separated by blanks"""
+    """that should catch it: arguments of pytest"""
 
 
 def _of(file: str, tests: str, *pairs: tuple[str, str]) -> list[Mutation]:
     return [Mutation(file, before, after, tests) for before, after in pairs]
+
+
+def _passed_on(recipe: str, *settings: tuple[str, str, str]) -> list[Mutation]:
+    """Settings of a recipe that are not passed on: name, text, text in its place."""
+    test = "tests/test_every_setting.py::test_a_setting_changes_what_it_should"
+    return [
+        Mutation(f"recipes/{recipe}.py", before, after, f"'{test}[{recipe}-{name}]' -m 'not gpu'")
+        for name, before, after in settings
+    ]
 
 
 MUTATIONS = [
@@ -50,6 +66,10 @@ MUTATIONS = [
         ("for path in reversed(_all_in(folder)):", "for path in _all_in(folder):"),
         ("if other <= path][-self.keep :]", "][-self.keep :]"),
         ("self.keep = Path(folder), keep", "self.keep = Path(folder), keep + 1"),
+    ),
+    *_of(
+        "kit/trainer/checkpoint.py",
+        "tests/test_exploration_resume.py",
         ("if _memory(value) not in trained", "if _memory(value) in trained"),
     ),
     *_of(
@@ -141,31 +161,83 @@ MUTATIONS = [
         ("    if result is None:\n        return before\n", ""),
         ('        self._began |= stage == "setup"\n', ""),
     ),
+    *_passed_on(
+        "sac",
+        ("tau", "tau=cfg.tau", "tau=0.005"),
+        ("num_critics", '"num_qvalue_nets": cfg.num_critics', '"num_qvalue_nets": 2'),
+        ("initial_alpha", '"alpha_init": initial,', '"alpha_init": 1.0,'),
+        ("target_entropy", "entropy if target is None else target", "entropy"),
+        ("learning_rate", "lr=cfg.learning_rate", "lr=1e-3"),
+        ("gamma", "gamma=cfg.gamma", "gamma=0.99"),
+        ("max_grad_norm", "max_grad_norm=cfg.max_grad_norm", "max_grad_norm=None"),
+    ),
+    *_passed_on(
+        "ppo",
+        ("entropy_coeff", "entropy_coeff=cfg.entropy_coeff", "entropy_coeff=0.0"),
+        ("critic_coeff", "critic_coeff=cfg.critic_coeff", "critic_coeff=0.5"),
+        ("clip_epsilon", "clip_epsilon=cfg.clip_epsilon", "clip_epsilon=0.2"),
+        ("learning_rate", "critic], cfg.learning_rate,", "critic], 1e-3,"),
+        ("max_grad_norm", "max_grad_norm=cfg.max_grad_norm", "max_grad_norm=0.5"),
+        ("target_kl", "TargetKL(cfg.target_kl)", "TargetKL(None)"),
+    ),
+    *_passed_on(
+        "dqn",
+        ("double_dqn", '"double_dqn": cfg.double_dqn', '"double_dqn": True'),
+        ("epsilon_end", "eps_end=float(cfg.epsilon_end)", "eps_end=0.04"),
+        ("target_update_every", "=cfg.target_update_every,", "=1,"),
+        ("anneal", "optimizer, cfg.anneal", 'optimizer, "linear"'),
+    ),
+    *_passed_on(
+        "td3",
+        ("policy_delay", 'every={"loss_actor": cfg.policy_delay},', 'every={"loss_actor": 2},'),
+        ("policy_noise", "policy_noise=cfg.policy_noise", "policy_noise=0.2"),
+        ("noise_clip", "noise_clip=cfg.noise_clip", "noise_clip=0.5"),
+        ("exploration_noise", "float(cfg.exploration_noise)", "0.1"),
+    ),
+    *_passed_on(
+        "a2c",
+        ("n_step", "n_step=cfg.n_step, ", ""),
+        ("optimizer", 'cfg.optimizer == "adam"', "True"),
+    ),
+    *_passed_on("reinforce", ("baseline", "    if cfg.baseline:", "    if True:")),
+    *_passed_on("ppo_recurrent", ("burn_in", "burn_in=cfg.burn_in)", "burn_in=0)")),
+    *_passed_on("rainbow", ("noisy", '"noisy": cfg.noisy', '"noisy": True')),
+    *_passed_on("dreamerv3", ("tau", "tau=cfg.tau", "tau=0.02")),
+    *_passed_on("iql", ("expectile", "expectile=cfg.expectile", "expectile=0.7")),
     *_of(
-        "recipes/sac.py", "tests/test_every_setting.py",
-        ("tau=cfg.tau", "tau=0.005"),
-        ('"num_qvalue_nets": cfg.num_critics', '"num_qvalue_nets": 2'),
-        ('"alpha_init": initial,', '"alpha_init": 1.0,'),
-        ("lr=cfg.learning_rate", "lr=1e-3"),
-        ("gamma=cfg.gamma", "gamma=0.99"),
-        ("max_grad_norm=cfg.max_grad_norm", "max_grad_norm=None"),
+        "kit/cli/lock.py", "tests/test_run_folder.py",
+        ('holder.get("host") != this["host"]', "False"),
+        ('_started(int(holder["pid"])) == holder["started"]', "True"),
+        ("                self.path.unlink(missing_ok=True)\n", "                pass\n"),
+        ("before is not None and not before.begun", "False"),
     ),
     *_of(
-        "recipes/ppo.py", "tests/test_every_setting.py",
-        ("entropy_coeff=cfg.entropy_coeff", "entropy_coeff=0.0"),
-        ("critic_coeff=cfg.critic_coeff", "critic_coeff=0.5"),
-        ("clip_epsilon=cfg.clip_epsilon", "clip_epsilon=0.2"),
-        ("critic], cfg.learning_rate,", "critic], 1e-3,"),
-        ("max_grad_norm=cfg.max_grad_norm", "max_grad_norm=0.5"),
+        "kit/cli/signals.py", "tests/test_signals.py",
+        ("            raise SystemExit(128 + self.number)", "            raise SystemExit(1)"),
+        ("            self.trainer.request_checkpoint()", "            pass"),
+        ("                signal.signal(again, signal.SIG_DFL)", "                pass"),
+        ("_PATIENCE = 1.5", "_PATIENCE = 1_000.0"),
+    ),
+    *_of(
+        "kit/cli/run_folder.py", "tests/test_run_folder.py tests/test_signals.py",
+        ('Checkpoints.tidy(self.folder / "checkpoints", self.checkpoint)', "pass"),
+        ('    "env.step_timeout",\n', ""),
+        ("            raise NotSaved(f\"{what}, while", "            print(f\"{what}, while"),
+    ),
+    *_of(
+        "kit/logging/loggers.py", "tests/test_run_folder.py tests/test_loggers.py",
+        ("<= self._last][: self.rows]", "<= self._last]"),
+        ("            self._rewrite(self._rows_left())", "            self._rewrite(self._read())"),
+        ("        if new or changed:", "        if new:"),
     ),
 ]  # fmt: skip
 
 
-def lives(mutation: Mutation, folder: Path) -> bool:
-    """Whether the tests pass with the mutation.
+def caught_by(mutation: Mutation, folder: Path) -> str:
+    """The first test that fails with the mutation; empty if all pass.
 
     Raises:
-        ValueError: if its text is not there exactly once.
+        ValueError: if its text is not there exactly once, or no test runs.
     """
     file = folder / mutation.file
     whole = file.read_text()
@@ -173,23 +245,52 @@ def lives(mutation: Mutation, folder: Path) -> bool:
         raise ValueError(f"{mutation.file} has not once: {mutation.before!r}")
     file.write_text(whole.replace(mutation.before, mutation.after))
     command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m",
-               "not slow and not gpu", *mutation.tests.split()]  # fmt: skip
+               "not slow and not gpu", *shlex.split(mutation.tests)]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     try:
         ran = subprocess.run(
-            command, cwd=folder, env=environment, check=False, capture_output=True, timeout=900
-        )
-        return ran.returncode == 0
+            command, cwd=folder, env=environment, check=False, capture_output=True, timeout=900,
+            text=True,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return False  # noticed: a run that does not end
+        return "a run that does not end"
     finally:
         file.write_text(whole)
+    if ran.returncode > 2:
+        raise ValueError(f"no test ran: {ran.stdout[-500:]}")
+    failed = re.search(r"^(?:FAILED|ERROR) ([^ :]+)(?:::([^ \[]+))?", ran.stdout, re.MULTILINE)
+    if ran.returncode and not failed:
+        raise ValueError(f"nothing failed: {ran.stdout[-500:]}")
+    return "" if failed is None else " ".join(filter(None, failed.groups()))
+
+
+def _key(mutation: Mutation) -> tuple[str, str]:
+    """Columns of the table that say which mutation a row is of."""
+    shown = [" ".join(text.split()).replace("|", "\\|") for text in mutation[1:3]]
+    return mutation.file, " → ".join(f"`{text}`" if text else "nothing" for text in shown)
+
+
+def report(found: Mapping[tuple[str, str], str]) -> Path:
+    """Write the table, in which what was found now takes the place of what was found before."""
+    path, before = RESULTS / "mutations.md", {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
+        if len(cells) == 5:
+            before[cells[1], cells[2]] = cells[3]
+    known = {**before, **found}
+    rows = [[*_key(m), known[_key(m)]] for m in MUTATIONS if known.get(_key(m))]
+    alive = sum(row[2] == LIVES for row in rows)
+    table = markdown_table(["file", "mutation", "caught by"], rows)
+    text = (
+        f"{machine(1)}; {len(rows)} of {len(MUTATIONS)} mutations tried, {alive} alive.\n\n{table}"
+    )
+    return write_results("mutations", "Mutations", text)
 
 
 def main() -> None:
-    """Try the mutations and say which live."""
+    """Try the mutations, say which live, and write the table."""
     chosen = [int(number) for number in sys.argv[1:]] or range(len(MUTATIONS))
-    alive = 0
+    found = {}
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "copy"
         left_out = shutil.ignore_patterns(".*", "runs", "results", "*.egg-info")
@@ -197,13 +298,12 @@ def main() -> None:
         for number in chosen:
             mutation = MUTATIONS[number]
             try:
-                said = "LIVES" if lives(mutation, copy) else "caught"
+                found[_key(mutation)] = caught_by(mutation, copy) or LIVES
             except ValueError as error:
-                said = f"stale: {error}"
-            alive += said == "LIVES"
-            print(f"{number:3} {said:6} {mutation.file}: {mutation.before.strip()!r}", flush=True)
-    print(f"{alive} of {len(chosen)} live")
-    sys.exit(min(alive, 100))
+                found[_key(mutation)] = f"{LIVES}: {error}"
+            print(number, *_key(mutation), found[_key(mutation)], flush=True)
+    print(report(found))
+    sys.exit(min(sum(said.startswith(LIVES) for said in found.values()), 100))
 
 
 if __name__ == "__main__":

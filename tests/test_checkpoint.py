@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import math
+import os
 import pickle
 import random
 import shutil
@@ -300,6 +303,55 @@ def test_a_file_that_was_added_is_named(name, tmp_path):
         Checkpoints(tmp_path, {"part": Part()}).load(path)
 
 
+@pytest.mark.parametrize("what", ["a file", "the list of checksums", "the folder of checkpoints"])
+def test_what_cannot_be_read_is_not_taken_for_damaged(what, tmp_path, monkeypatch):
+    path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
+    (file,) = path.glob("components/*-part/state.pt")
+    forbidden = {"a file": file, "the list of checksums": path / "checksums.txt"}.get(
+        what, tmp_path
+    )
+    open_file, list_folder = io.open, os.listdir
+
+    def refusing(call):
+        def instead(name, *rest, **kwargs):
+            if Path(name) == forbidden:
+                raise PermissionError(errno.EACCES, "Permission denied", str(name))
+            return call(name, *rest, **kwargs)
+
+        return instead
+
+    monkeypatch.setattr(io, "open", refusing(open_file))
+    monkeypatch.setattr(os, "listdir", refusing(list_folder))
+    with pytest.raises(SettingError, match="cannot be read: Permission denied") as refused:
+        Checkpoints.latest(tmp_path)
+    assert not isinstance(refused.value, Damaged)
+    assert f"make {forbidden} readable" in str(refused.value)
+    assert "remove" not in str(refused.value)
+
+
+def test_a_large_file_is_checked_from_its_first_byte_to_its_last(tmp_path):
+    path = Checkpoints(tmp_path, {"part": Part(torch.zeros(700_000))}).save(8, {})
+    (file,) = path.glob("components/*-part/state.pt")
+    bits = 8 * file.stat().st_size
+    assert bits > 2 * 8 * 2**20  # is read in several blocks
+    for bit in (0, bits // 2, bits - 1):
+        flip(file, bit)
+        with pytest.raises(Damaged, match="is not as it was written"):
+            check_whole(path)
+        flip(file, bit)
+    check_whole(path)
+
+
+def test_an_error_of_a_part_is_not_taken_for_that_of_the_checkpoint(tmp_path):
+    class Full(Part):
+        def load_state_dict(self, state):
+            raise NotSaved("rows.csv cannot be written: No space left on device")
+
+    path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
+    with pytest.raises(NotSaved, match=r"^rows.csv cannot be written: No space left on device$"):
+        Checkpoints(tmp_path, {"part": Full()}).load(path)
+
+
 def test_folders_that_kills_have_left_are_removed(tmp_path):
     checkpoints = Checkpoints(tmp_path, {"part": Part()})
     path = checkpoints.save(8, {})
@@ -408,9 +460,21 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path):
         write_whole(tmp_path / "nowhere" / "file.txt", "")
 
 
-def test_a_line_that_does_not_fit_is_not_there_at_all(tmp_path, monkeypatch):
-    import io
+def test_a_file_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "file.txt"
+    write_whole(path, "before")
 
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(NotSaved, match="No space left on device"):
+        write_whole(path, "after")
+    assert path.read_text() == "before"
+    assert names(tmp_path) == ["file.txt"]
+
+
+def test_a_line_that_does_not_fit_is_not_there_at_all(tmp_path, monkeypatch):
     path = tmp_path / "rows.csv"
     append(path, "1,2\n")
 

@@ -12,6 +12,10 @@ import pytest
 import torch
 from torchrl.checkpoint import CheckpointRotation
 
+from kit.hooks import StopWhen
+from recipes.ppo import build
+from tests.short_runs import tiny_config
+
 PPO_CARTPOLE = [
     "ppo", "steps.total_policy_steps=8_192", "steps.steps_per_env=32", "steps.update_epochs=2",
     "steps.evaluation_every=2_048", "steps.evaluation_episodes=3",
@@ -127,3 +131,13 @@ def test_killed_and_resumed_equals_uninterrupted(arguments: list[str], tmp_path:
     resumed, whole = the_run(killed), the_run(tmp_path / "whole")
     assert (resumed / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
     assert_same(end_state(resumed), end_state(whole))
+
+
+def test_a_collector_of_torchrl_does_not_save_episodes_and_the_run_says_so(tmp_path: Path) -> None:
+    why = "collectors of TorchRL do not save it; a resumed run closes their open episodes"
+    settings = {"collector": "torchrl", "checkpoint_every": 32}
+    with pytest.warns(UserWarning, match=why):
+        build(tiny_config(tmp_path, **settings), hooks=[StopWhen("policy_steps", reached=32)]).run()
+    with pytest.warns(UserWarning, match=why):
+        resumed = build(tiny_config(tmp_path, **settings, resume=str(the_run(tmp_path / "runs"))))
+    assert resumed.run().policy_steps == 64

@@ -218,6 +218,16 @@ def test_what_a_kill_left_half_written_is_removed_when_the_run_is_resumed(tmp_pa
     assert not list((run / "checkpoints").glob(".*"))
 
 
+def test_a_checkpoint_that_a_kill_did_not_let_drop_is_removed_when_the_run_is_resumed(tmp_path):
+    run = stopped_run(tmp_path)
+    checkpoints = run / "checkpoints"
+    names = sorted(path.name for path in checkpoints.iterdir())
+    assert names == ["checkpoint-000000000016", "checkpoint-000000000032"]
+    shutil.copytree(checkpoints / names[0], checkpoints / "checkpoint-000000000008")
+    build(tiny_config(tmp_path, resume=str(run)))
+    assert sorted(path.name for path in checkpoints.iterdir()) == names
+
+
 @pytest.mark.parametrize("changes", [{"progress": True}, {"time_limit": 1e6}, {"logger": "none"}])
 def test_how_a_run_is_watched_may_differ_when_it_is_resumed(changes, tmp_path):
     run = stopped_run(tmp_path)
@@ -284,6 +294,31 @@ def test_rows_that_are_lost_while_the_run_runs_are_said(tmp_path):
     with pytest.warns(UserWarning, match=r"metrics.csv was damaged: 0 of 2 rows are left"):
         trainer.run()
     assert policy_steps_in(the_run(tmp_path)) == [48, 64]
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "times.csv"])
+def test_rows_that_cannot_be_read_stay_and_are_not_the_checkpoints_fault(name, tmp_path):
+    run = stopped_run(tmp_path)
+    (run / name).unlink()
+    (run / name).mkdir()
+    with pytest.raises(NotSaved, match=rf"{name} cannot be read: Is a directory; it is left as"):
+        build(tiny_config(tmp_path, resume=str(run)))
+    assert (run / name).is_dir()
+
+
+def test_a_folder_without_readable_checkpoints_is_not_begun_again(tmp_path, monkeypatch):
+    run, listed = stopped_run(tmp_path), os.listdir
+    rows = (run / "metrics.csv").read_bytes()
+
+    def unreadable(folder):
+        if Path(folder).name == "checkpoints":
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(os, "listdir", unreadable)
+    with pytest.raises(SettingError, match=r"cannot be read: Permission denied"):
+        build(tiny_config(tmp_path, resume=str(run)))
+    assert (run / "metrics.csv").read_bytes() == rows
 
 
 def test_settings_that_are_not_utf_8_are_said_in_one_line(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from kit.cli.launch import main
 from kit.hooks import Hook
 from kit.trainer.checkpoint import Checkpoints
 from tests.short_runs import COMMON, SHORT, policy_steps_in, the_run
+from tests.waiting import wait_until
 
 RUN = [*SHORT["ppo"], *COMMON, "log_every=16", "checkpoint_every=1000"]
 
@@ -151,3 +153,72 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path):
     ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (-signal.SIGTERM, "")
     assert not (the_run(tmp_path) / "checkpoints").exists()
+
+
+# ---------------------------------------------------------------------- processes of launchers
+LAUNCHES = """
+import subprocess, sys, time
+run = subprocess.Popen([sys.executable, "-W", "ignore", "-c", *sys.argv[1:]])
+print(run.pid, flush=True)
+time.sleep(3600)
+"""
+LAUNCHED = """
+import sys
+import recipes.ppo
+from kit.cli.launch import main
+from kit.cli.signals import stop_with_parent
+stop_with_parent()
+main(recipes.ppo.Config, recipes.ppo.build, sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("to", "number"),
+    [("launcher", signal.SIGKILL), ("all", signal.SIGTERM)],
+)
+def test_a_run_in_a_process_of_a_launcher_is_saved_when_the_launcher_ends(to, number, tmp_path):
+    words = [*RUN, "steps.total_policy_steps=1_000_000", "log_every=160", f"runs={tmp_path}/runs"]
+    command = [sys.executable, "-c", LAUNCHES, LAUNCHED, *words]
+    output = (tmp_path / "output").open("w")
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=output, start_new_session=True
+    ) as launcher:
+        pid = int(launcher.stdout.readline())
+        wait_until(lambda: [*tmp_path.glob("runs/*/*/*/metrics.csv")], "the run's first row")
+        (os.killpg if to == "all" else os.kill)(launcher.pid, number)
+        launcher.wait()
+        wait_until(lambda: not is_running(pid), "the run's end")
+    run = the_run(tmp_path)
+    assert Checkpoints.latest(run / "checkpoints") is not None
+    assert (run / "curve.png").is_file()
+    assert not (run / "lock").exists()
+    assert "stopped by SIGTERM after" in (tmp_path / "output").read_text()
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, which is no child of this one."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_joblib_s_runs_are_saved_when_it_is_stopped(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    words = [*RUN, "steps.total_policy_steps=1_000_000", "log_every=160", f"runs={tmp_path}/runs"]
+    sweep = ["--multirun", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    command = [sys.executable, "-W", "ignore", "-m", "recipes.ppo", *words, *sweep]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as launcher:
+        rows = "runs/ppo/*-v1/*/metrics.csv"
+        wait_until(lambda: len([*tmp_path.glob(rows)]) == 2, "a first row of both")
+        locks = [path.with_name("lock") for path in tmp_path.glob(rows)]
+        pids = [json.loads(lock.read_text())["pid"] for lock in locks]
+        os.kill(launcher.pid, signal.SIGTERM)
+        launcher.wait()
+        wait_until(lambda: not any(map(is_running, pids)), "the end of both")
+    assert len({*pids, launcher.pid}) == 3
+    for lock in locks:
+        assert Checkpoints.latest(lock.parent / "checkpoints") is not None
+        assert not lock.exists()

@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import logging
 import os
-import signal
 import sys
 import tempfile
 import textwrap
@@ -19,7 +18,7 @@ import yaml
 
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, new_sweep, read_config
-from kit.cli.signals import Signals
+from kit.cli.signals import Signals, stop_with_parent
 from kit.cli.terminal import terminal
 from kit.cli.trust import check_names, trusted_names
 from kit.collectors.base import PolicyFault
@@ -28,7 +27,6 @@ from kit.config.plain import check, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.files import flat
 from kit.envs.errors import EnvironmentFault
-from kit.envs.hanging import die_with_parent
 from kit.hooks.guards import NotFinite
 from kit.logging.files import NotSaved
 from kit.steps import SettingError
@@ -104,7 +102,7 @@ def _job_elsewhere(recipe: Recipe, config_class: str, build: str) -> _Job:
     module = recipe.load()
     job = _Job(recipe, getattr(module, config_class), getattr(module, build))
     job.home = None
-    die_with_parent(signal.SIGTERM)
+    stop_with_parent()
     return job
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import re
-import shutil
 import weakref
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -96,9 +95,8 @@ class RunFolder(Hook):
         """Remove files half-written at a kill, and find the checkpoint to resume from."""
         for path in self.folder.glob("*.new"):
             path.unlink(missing_ok=True)
-        for hidden in (self.folder / "checkpoints").glob(".*"):
-            shutil.rmtree(hidden, ignore_errors=True)
         self.checkpoint = Checkpoints.latest(self.folder / "checkpoints")
+        Checkpoints.tidy(self.folder / "checkpoints", self.checkpoint)
         if self.checkpoint is None:
             # Killed before its first checkpoint: it starts again, in the same folder.
             for name in ("metrics.csv", "times.csv"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from kit.envs.hanging import StepWatch
 
@@ -32,6 +33,9 @@ class Signals:
         trainer: runs.
         command: what runs the recipe, for advice.
     """
+
+    ending: ClassVar[bool] = False
+    """whether a run of this process ends because it was asked to."""
 
     def __init__(self, trainer: Any, command: str) -> None:
         self.trainer, self.command = trainer, command
@@ -58,6 +62,7 @@ class Signals:
         finally:
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            Signals.ending = False
         if self.number is not None:
             print(f"\n{self._advice(self.number)}", file=sys.stderr)
             raise SystemExit(128 + self.number)
@@ -66,6 +71,7 @@ class Signals:
         if number == _SAVING:
             self.trainer.request_checkpoint()
         elif number in _STOPPING:
+            Signals.ending = True
             self.number, name = number, signal.Signals(number).name
             self.trainer.request_stop(f"{name} was received")
             for again in _STOPPING:
@@ -94,6 +100,26 @@ class Signals:
         if trainer.folder is None:
             return f"{stopped}; nothing was saved (runs=null)"
         return f"{stopped}; resume it with: {self.command} resume={trainer.folder}"
+
+
+@functools.cache
+def stop_with_parent() -> None:
+    """End this process by SIGTERM when its parent is gone, after it has finished a run.
+
+    Linux can send it by itself (``PR_SET_PDEATHSIG``), but does for each thread of the parent: the
+    second one would end the run at once.
+    """
+    parent = os.getppid()
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        while True:  # the first ends a run, the second what remains of this process
+            time.sleep(0.2)  # a signal to all processes of a job comes here as well
+            if not Signals.ending:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _say(text: str) -> None:

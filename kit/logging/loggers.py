@@ -17,7 +17,7 @@ from typing import Any
 from torchrl.record.loggers import Logger
 
 from kit.dialects.files import flat
-from kit.logging.files import append, make_folder, write_whole
+from kit.logging.files import NotSaved, append, make_folder, write_whole
 from kit.steps import SettingError
 
 Row = Mapping[str, float | int]
@@ -119,11 +119,18 @@ class _CsvFile:
         return rows
 
     def _read(self) -> list[dict[str, str]]:
-        """The rows that can be read, also where the header is lost or lines are torn."""
+        """The rows that can be read, also where the header is lost or lines are torn.
+
+        Raises:
+            NotSaved: if the system does not let us read them, or it is no file.
+        """
         try:
             text = self.path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            what = f"{self.path} cannot be read: {error.strerror}"
+            raise NotSaved(f"{what}; it is left as it is") from error
         lines = list(csv.reader(io.StringIO(text.replace("\0", ""), newline="")))
         header = self.columns
         if lines and lines[0][: len(header)] == header:

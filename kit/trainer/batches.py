@@ -125,7 +125,7 @@ class CountedBatches:
     @property
     def exact_resume(self) -> bool:
         """Whether the collector continued exactly where it was saved."""
-        return bool(getattr(self.collector, "exact_resume", True))
+        return bool(getattr(self.collector, "exact_resume", False))
 
     def not_resumable(self) -> str:
         """Why a resumed run would not continue exactly; empty if it would."""
@@ -207,6 +207,10 @@ class TorchRLBatches(CountedBatches):
         returns, self._returns = self._returns, []
         known = [value for part in returns for value in part[~part.isnan()].tolist()]
         return [Episode(0, value, 0, 0, terminated=False) for value in known]
+
+    def not_resumable(self) -> str:
+        """The environments begin again: collectors of TorchRL save no episodes."""
+        return "collectors of TorchRL do not save it"
 
     def state_dict(self) -> dict[str, Any]:
         """Counts and the collector's state."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +67,7 @@ class Checkpoints:
         path = self.folder / f"{_PREFIX}{policy_steps:012d}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for left_over in self.folder.glob(".*"):  # by a kill while one was written or dropped
-                shutil.rmtree(left_over, ignore_errors=True)
+            _remove_hidden(self.folder)
             with tempfile.TemporaryDirectory(prefix=".", dir=self.folder) as scratch:
                 made = self._checkpoint.save(Path(scratch) / "new", metadata=dict(metadata))
                 _write_checksums(made)
@@ -97,9 +98,9 @@ class Checkpoints:
         check_whole(path)
         try:
             result = self._checkpoint.load(path)
-        except (NotSaved, SettingError):  # of a part, which says what is wrong
-            raise
         except Exception as error:
+            if isinstance(error.__cause__, (NotSaved, SettingError)):
+                raise error.__cause__ from None  # of a part, which says what is wrong
             reason = " ".join(str(error).split(". ")[0].split())
             why = f"cannot be loaded: {type(error).__name__}: {reason}"
             works = "build the trainer as it was built when this was written"
@@ -114,6 +115,7 @@ class Checkpoints:
 
         Raises:
             Damaged: if all are damaged.
+            SettingError: if files cannot be read, which does not mean that they are damaged.
         """
         damages: list[Damaged] = []
         for path in reversed(_all_in(folder)):
@@ -130,14 +132,49 @@ class Checkpoints:
             raise damages[0]
         return None
 
+    @staticmethod
+    def tidy(folder: Path, last: Path | None, keep: int = 2) -> None:
+        """Remove what a kill has left while a checkpoint was written, or older ones dropped.
+
+        Args:
+            folder: of the checkpoints.
+            last: from which the run is resumed; later ones stay until the next is saved.
+            keep: how many are kept, ``last`` included.
+        """
+        for older in [path for path in _all_in(folder) if last and path <= last][:-keep]:
+            older.rename(folder / f".{older.name}")
+        _remove_hidden(folder)
+
 
 _PREFIX = "checkpoint-"
 
 
+def _remove_hidden(folder: Path) -> None:
+    """Remove checkpoints that a kill has left half-written or half-removed."""
+    for left_over in folder.glob(".*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+
+
 def _all_in(folder: Path) -> list[Path]:
     """The checkpoints in ``folder``, the newest last."""
-    found = (path for path in folder.glob(f"{_PREFIX}*") if path.is_dir())
-    return sorted(path for path in found if path.name.removeprefix(_PREFIX).isdigit())
+    with _readable(folder):
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return []
+    found = (folder / name for name in names if name.startswith(_PREFIX))
+    return sorted(p for p in found if p.is_dir() and p.name.removeprefix(_PREFIX).isdigit())
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Tell files that the system does not let us read from damaged ones."""
+    try:
+        yield
+    except OSError as error:
+        why = f"cannot be read: {error.strerror or error}"
+        works = f"make {error.filename or path} readable, and try again"
+        raise SettingError("checkpoint", str(path), why, works) from error
 
 
 class _StateFile(torchrl_checkpoint.StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore]
@@ -167,7 +204,13 @@ def check_whole(path: Path) -> None:
 
     Raises:
         Damaged: naming the first file that differs, is missing, or was added.
+        SettingError: if a file cannot be read.
     """
+    with _readable(path):
+        _check_whole(path)
+
+
+def _check_whole(path: Path) -> None:
     try:
         text = (path / _SUMS).read_bytes().decode(errors="replace")
     except FileNotFoundError:
@@ -176,14 +219,14 @@ def check_whole(path: Path) -> None:
     if not lines or _sealed(lines) != text:
         raise _damaged(path, _SUMS, "is damaged or missing")
     sums = {name: checksum for checksum, _, name in (line.partition(" ") for line in lines)}
-    present = {entry.relative_to(path).as_posix(): entry for entry in path.rglob("*")}
-    for name, entry in sorted(present.items()):
+    for entry in sorted(path.rglob("*")):
+        name = entry.relative_to(path).as_posix()
         if entry.is_symlink() or not (entry.is_dir() or name in sums or name == _SUMS):
             raise _damaged(path, name, "was not written with it")
     for name, checksum in sums.items():
-        if name not in present or not present[name].is_file():
+        if not (path / name).is_file():
             raise _damaged(path, name, "is missing")
-        if _checksum(present[name]) != checksum:
+        if _checksum(path / name) != checksum:
             raise _damaged(path, name, "is not as it was written")
 
 

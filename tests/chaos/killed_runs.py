@@ -11,6 +11,7 @@ import importlib
 import json
 import mmap
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,21 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import recipes
+from kit.config.plain import to_plain
+from kit.dialects.files import flat
+from tests.fuzz.random_configs import small_config
+from tests.stored import read_stored
+
+RECIPES = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
+
+_USED_BY_EACH_RUN = (
+    "hydra.main", "hydra._internal.hydra", "hydra._internal.config_loader_impl",
+    "hydra.core.override_parser.overrides_parser", "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg", "gymnasium.envs.classic_control", "kit.cli.launch",
+)  # fmt: skip
+_MARK = "KIT_CHAOS"
+"""variable in the environment of a run's processes, also of those in sessions of their own."""
 _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree")
 _WRITES = os.O_WRONLY | os.O_RDWR
 
@@ -63,10 +79,19 @@ class Forks:
         return Ended(*json.loads(self._process.stdout.readline()))
 
 
+def small(recipe: str) -> list[str]:
+    """Settings of a run of some dozen steps, as words of the command line."""
+    config_class = importlib.import_module(f"recipes.{recipe}").Config
+    given, default = flat(small_config(config_class)), flat(to_plain(config_class()))
+    changed = {name: value for name, value in given.items() if value != default[name]}
+    return [f"{name}={json.dumps(value)}" for name, value in changed.items() if name != "runs"]
+
+
 def serve() -> None:
     """Fork the runs that come in."""
-    for recipe in ("ppo", "sac", "dqn", "td3"):
-        importlib.import_module(f"recipes.{recipe}")
+    for name in (*_USED_BY_EACH_RUN, *(f"recipes.{recipe}" for recipe in RECIPES)):
+        importlib.import_module(name)
+    importlib.import_module("kit.experiment").read_datasets = read_stored
     for line in sys.stdin:
         recipe, words, runs, kill = json.loads(line)
         kill, seen, began = Kill(*kill), mmap.mmap(-1, 8), time.monotonic()
@@ -78,16 +103,20 @@ def serve() -> None:
             os.kill(pid, kill.number)
         _, status = os.waitpid(pid, 0)
         seconds, operations = time.monotonic() - began, int.from_bytes(seen[:8])
-        print(json.dumps((os.waitstatus_to_exitcode(status), operations, seconds, _left(pid))))
+        print(
+            json.dumps((os.waitstatus_to_exitcode(status), operations, seconds, _left(pid, runs)))
+        )
         sys.stdout.flush()
 
 
 def _run(recipe: str, words: list[str], runs: str, kill: Kill, seen: mmap.mmap) -> int:
     os.setsid()
     os.makedirs(runs, exist_ok=True)
+    os.environ |= {_MARK: runs, "TMPDIR": runs, "WANDB_MODE": "offline"}
     output = os.open(f"{runs}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     here = os.getpid()
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
@@ -115,11 +144,11 @@ def _run(recipe: str, words: list[str], runs: str, kill: Kill, seen: mmap.mmap) 
     return code
 
 
-def _left(session: int, seconds: float = 30.0) -> list[int]:
-    """The processes of a session, after they had time to end."""
-    end = time.monotonic() + seconds
+def _left(session: int, runs: str, seconds: float = 30.0) -> list[int]:
+    """The processes of a run, after they had time to end."""
+    end, mark = time.monotonic() + seconds, f"{_MARK}={runs}\0".encode()
     while True:
-        left = [pid for pid in _processes() if _session(pid) == session]
+        left = [pid for pid in _processes() if _session(pid) == session or mark in _started(pid)]
         if not left or time.monotonic() > end:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
@@ -137,6 +166,14 @@ def _session(pid: int) -> int:
     except OSError:
         return -1
     return -1 if state == "Z" else int(session)
+
+
+def _started(pid: int) -> bytes:
+    """The environment in which a program was started; that of a fork is its parent's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 if __name__ == "__main__":

@@ -515,3 +515,25 @@ def test_a_model_that_an_environment_changes_is_part_of_its_state():
     restore(again, capture(env))
     for _ in range(5):
         np.testing.assert_array_equal(env.step(np.ones(3))[0], again.step(np.ones(3))[0])
+
+
+FALLS = """
+<mujoco><worldbody><body><freejoint/><geom size="0.1" mass="1"/></body></worldbody></mujoco>
+"""
+
+
+def test_a_model_that_is_known_by_its_data_alone_is_too():
+    mujoco = pytest.importorskip("mujoco")
+
+    class Falls(gym.Env):
+        def __init__(self) -> None:
+            self.data = mujoco.MjData(mujoco.MjModel.from_xml_string(FALLS))
+
+        def height(self) -> float:
+            mujoco.mj_step(self.data.model, self.data, 10)
+            return float(self.data.qpos[2])
+
+    one, other = Falls(), Falls()
+    one.data.model.opt.gravity[2] = -3.0
+    restore(other, capture(one))
+    assert one.height() == other.height() != Falls().height()
