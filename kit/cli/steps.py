@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kit.config.documentation import field_docs
-from kit.dialects import DIALECTS, dialect
+from kit.dialects import DIALECTS, as_plan, dialect
 from kit.dialects.base import Dialect
 from kit.dialects.carried import flat, use_of
 from kit.dialects.explain import explain
 from kit.dialects.files import make, settings_of
 from kit.dialects.timeline import can_count, picture
-from kit.dialects.translate import as_plan, compare_text, translate
+from kit.dialects.translate import compare_text, translate
 from kit.steps.errors import SettingError, nearest_first
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings

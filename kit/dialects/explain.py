@@ -15,17 +15,10 @@ from kit.dialects.timeline import (
     timeline,
 )
 from kit.steps.plan import StepPlan
-from kit.steps.table import plan_table, text_table
+from kit.steps.table import COUNTS, plan_table, text_table
 
 _WIDTH = 100
-_COUNTS = {
-    "iterations": "iterations",
-    "policy_steps": "policy steps",
-    "random_policy_steps": "  of these random",
-    "gradient_steps": "gradient steps",
-    "samples": "transitions trained on",
-    "evaluations": "evaluations",
-}
+_COUNTS = {name: label for name, label in COUNTS.items() if name != "env_steps"}
 
 
 @dataclass

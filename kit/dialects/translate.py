@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from kit.dialects import as_plan
 from kit.dialects.base import ON_POLICY, Dialect, Difference
 from kit.dialects.explain import explain, plain, plan_text, shown, totals
 from kit.dialects.timeline import FOLLOWED
@@ -73,11 +74,6 @@ class Translation:
                 for name, wanted, nearest in self.differences
             ],
         }
-
-
-def as_plan(settings: Dialect | StepPlan) -> StepPlan:
-    """The plan of ``settings``."""
-    return settings if isinstance(settings, StepPlan) else settings.to_plan()
 
 
 def translate(

@@ -12,6 +12,17 @@ from kit.steps.ledger import StepLedger
 
 Row = tuple[str, str, str, str]
 
+COUNTS = {
+    "iterations": "iterations",
+    "policy_steps": "policy steps",
+    "random_policy_steps": "  of these random",
+    "env_steps": "env steps",
+    "gradient_steps": "gradient steps",
+    "samples": "transitions trained on",
+    "evaluations": "evaluations",
+}
+"""Counters of a plan and a ledger, and their labels."""
+
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Rows under a header: first column left, others right, two spaces between."""
@@ -83,15 +94,6 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
 
 
 def _count_rows(plan: PlannedCounts, ledger: StepLedger | None) -> list[Row]:
-    labels = {
-        "iterations": "iterations",
-        "policy_steps": "policy steps",
-        "random_policy_steps": "  of these random",
-        "env_steps": "env steps",
-        "gradient_steps": "gradient steps",
-        "samples": "transitions trained on",
-        "evaluations": "evaluations",
-    }
     planned: dict[str, str] = {
         "iterations": number(plan.iterations),
         "policy_steps": number(plan.total_policy_steps),
@@ -107,7 +109,7 @@ def _count_rows(plan: PlannedCounts, ledger: StepLedger | None) -> list[Row]:
     asked = {"policy_steps": plan.asked.get("total_policy_steps", plan.total_policy_steps)}
     asked["random_policy_steps"] = plan.asked.get("random_steps", plan.random_steps)
     rows = []
-    for name, label in labels.items():
+    for name, label in COUNTS.items():
         counted = number(getattr(ledger, name)) if ledger is not None else ""
         rows.append((label, number(asked.get(name)), planned.get(name) or "as it comes", counted))
     if ledger is not None:
