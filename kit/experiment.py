@@ -34,7 +34,6 @@ from kit.config.plain import check
 from kit.dialects import as_plan
 from kit.dialects.carried import take
 from kit.envs import VectorEnv, make_env
-from kit.envs.normalize import Statistics
 from kit.hooks import Evaluator, LearningCurve, StopWhen, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.modules.shared_body import with_shared_body
@@ -225,11 +224,8 @@ class Experiment:
         rows = read_datasets(cfg.dataset)
         checks.dataset(env, rows)
         if env.normalizer is not None:
-            moments, seen = env.normalizer.observation["observation"], rows["observation"].double()
-            moments.mean.copy_(seen.mean(0))
-            moments.var.copy_(seen.var(0, correction=0))
-            moments.count.fill_(len(seen))
-            known = Statistics(moments, None, env.normalizer.returns)
+            env.normalizer.fit(rows["observation"])
+            known = env.normalizer.statistics
             for part in (rows, rows["next"]):
                 part.set("observation", env.normalizer.apply(known, part["observation"]))
         return StoredBatches(rows.to(cfg.device), self.plan.minibatch_size)

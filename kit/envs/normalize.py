@@ -222,6 +222,13 @@ class Normalizer:
         """The tensors themselves, for environments whose only observation is ``observation``."""
         return Statistics(self.observation.get("observation"), self.reward, self.returns)
 
+    def fit(self, observation: Tensor) -> None:
+        """Set the statistics of ``observation`` to those of ``[rows, ...]``, in place."""
+        moments, seen = self.observation["observation"], observation.double()
+        moments.mean.copy_(seen.mean(0))
+        moments.var.copy_(seen.var(0, correction=0))
+        moments.count.fill_(len(seen))
+
     def first_tensors(self, statistics: Statistics, observation: Tensor) -> Statistics:
         """Take in the observations of a reset of all environments.
 
