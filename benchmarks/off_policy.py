@@ -167,7 +167,10 @@ def sac(**settings: Any) -> dict[str, float]:
         drawing = clock.timed_iterator("sample", ReplayBatches.epoch)
         stack.enter_context(patch.object(ReplayBatches, "epoch", drawing))
         env = EnvConfig(id=PENDULUM, num_envs=1)
-        build(Config(env=env, steps=steps, runs=folder, threads=THREADS, **settings)).run()
+        cadence: dict[str, Any] = {"log_every": 200, "checkpoint_every": 2_000}  # of 20,000 steps
+        build(
+            Config(env=env, steps=steps, runs=folder, threads=THREADS, **cadence, **settings)
+        ).run()
     iterations = clock.batches - clock.first + 1
     parts = {name: seconds / iterations * 1e6 for name, seconds in clock.seconds.items()}
     whole = (clock.ended - clock.began) / iterations * 1e6

@@ -196,12 +196,12 @@ class Update(OptimizationStepper):
         if self._target_counter == "policy":
             self._targets_due(policy_steps)
 
-    @torch.no_grad()
     def _targets_due(self, count: int) -> None:
         due = self._target_period(count)
-        if self._update_targets is not None:
-            for _ in range(due):
-                self._update_targets()
+        if due and self._update_targets is not None:
+            with torch.no_grad():
+                for _ in range(due):
+                    self._update_targets()
 
     def _due(self, gradient_step: int) -> Due:
         return tuple(n for n, g in enumerate(self.groups) if gradient_step % g.period == 0)

@@ -16,6 +16,7 @@ from kit.buffers.direct import DirectRows
 from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
+from kit.fast.nested import leaves, nested
 from kit.steps import SettingError, StepPlan
 from kit.steps.minibatches import epoch_sizes
 
@@ -98,11 +99,14 @@ class RolloutBatches:
     def _shuffled(self, rows: TensorDictBase, plan: StepPlan) -> Iterator[TensorDictBase]:
         count = rows.shape[0]
         sizes = epoch_sizes(count, plan.minibatch_size or max(count, 1), plan.last_minibatch)
-        shuffled = rows[torch.randperm(count, device=rows.device)]
+        order = torch.randperm(count, device=rows.device)
+        shuffled = {path: value[order] for path, value in leaves(rows).items()}
         start = 0
         for size in sizes[: plan.minibatches_per_epoch]:
-            yield shuffled[start : start + size]
-            start += size
+            end = start + size
+            part = {path: value[start:end] for path, value in shuffled.items()}
+            yield nested(part, [size, *rows.shape[1:]])
+            start = end
 
     def _carried(self, rows: TensorDictBase, plan: StepPlan) -> Iterator[TensorDictBase]:
         for _ in range(plan.minibatches_in_epoch(rows.numel())):
@@ -215,14 +219,15 @@ class ReplayBatches:
         Raises:
             SettingError: if nothing has been stored yet.
         """
-        if not (self._direct.can_sample or len(self.buffer)):
+        filled = len(self.buffer)
+        if not filled:
             raise SettingError(
                 "learning_starts",
                 plan.learning_starts,
                 "comes before the replay buffer holds a transition",
                 "begin later: transitions of n_step steps wait for n_step more",
             )
-        size = plan.minibatch_size or len(self.buffer)
+        size = plan.minibatch_size or filled
         if plan.sequence_length is not None:
             size *= plan.sequence_length
         for _ in range(limit):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from kit.buffers.writer import SliceWriter
-from kit.fast.nested import nested
+from kit.fast.nested import leaves, nested
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -43,10 +42,13 @@ class _Rows:
 
     def write(self, rows: slice, value: Tensor) -> None:
         """Write ``[num_envs, steps, ...]`` in the order of time."""
-        if self.array is None or not on_host(value):
-            self.tensor[rows] = value.transpose(0, 1).flatten(0, 1)
-        else:
-            self.array[rows] = value.numpy().swapaxes(0, 1).reshape(self._shape)
+        if self.array is not None:
+            try:
+                self.array[rows] = value.numpy().swapaxes(0, 1).reshape(self._shape)
+                return
+            except (TypeError, RuntimeError):  # on a device, or of a type that NumPy lacks
+                pass
+        self.tensor[rows] = value.transpose(0, 1).flatten(0, 1)
 
     def read(self, index: Tensor, places: NDArray[np.int64] | None) -> Tensor:
         """Copy the rows of an index, given as a tensor and, on the host, as an array."""
@@ -77,27 +79,23 @@ class DirectRows:
             and not getattr(buffer, "_prefetch", False)
             and not self.writer.tracks_generations
         )
+        self._transforms = buffer._transform.transforms
         self._shown: Any = None
         self._rows: dict[tuple[str, ...], _Rows] = {}
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing else is asked of the buffer; transforms and samplers may come later."""
-        buffer = self.buffer
-        return (
-            self._may_be_plain
-            and type(buffer.sampler) is RandomSampler
-            and not len(buffer.transform)
-        )
-
     def _look(self) -> bool:
-        """Whether there are rows, which are looked up again where the storage has others."""
-        if not self.is_plain or not self.storage.initialized:
+        """Whether there are rows and nothing else is asked of the buffer.
+
+        Transforms and samplers may come later; rows are looked up again where the storage has
+        others.
+        """
+        uniform = type(self.buffer._sampler) is RandomSampler and not len(self._transforms)
+        if not (self._may_be_plain and uniform and self.storage.initialized):
             return False
         rows = self.storage._storage
         if rows is not self._shown:
             self._shown = rows
-            self._rows = {path: _Rows(value) for path, value in _leaves(rows)}
+            self._rows = {path: _Rows(value) for path, value in leaves(rows).items()}
             self._index = self._rows.pop(("index",), None)
         return True
 
@@ -110,7 +108,7 @@ class DirectRows:
             return False
         count, start = batch.numel(), self.writer._cursor
         end = start + count
-        values = dict(_leaves(batch))
+        values = leaves(batch)
         values.pop(("index",), None)
         if end > self.storage.max_size or values.keys() != self._rows.keys():
             return False
@@ -118,7 +116,7 @@ class DirectRows:
         for path, value in values.items():
             self._rows[path].write(rows, value)
         if self._index is not None:
-            self._index.write(rows, torch.arange(start, end).unsqueeze(0))
+            self._index.write(rows, torch.from_numpy(np.arange(start, end)[None]))
         self.storage._set_last_cursor(end - 1)
         self.storage._len = min(self.storage._len + count, self.storage.max_size)
         self.storage._bump_mutation_revision()
@@ -126,29 +124,15 @@ class DirectRows:
         self.writer._write_count += count
         return True
 
-    @property
-    def can_sample(self) -> bool:
-        """Whether the buffer is plain, and not empty."""
-        return self._look() and self.storage._len > 0
-
     def sample(self, size: int) -> TensorDictBase | None:
-        """Draw a minibatch ``[size]``; ``None`` where :attr:`can_sample` is false."""
+        """Draw a minibatch ``[size]``; ``None`` where the buffer is empty, or not plain."""
         storage = self.storage
-        if not self.can_sample:
+        filled = storage._len if self._look() else 0
+        if not filled:
             return None
         index = torch.randint(  # as RandomSampler draws
-            0, storage._len, (size,), generator=storage._rng, device=storage.device
+            0, filled, (size,), generator=storage._rng, device=storage.device
         )
         places = index.numpy() if on_host(index) else None
         drawn = {path: rows.read(index, places) for path, rows in self._rows.items()}
         return nested({("index",): index, **drawn}, [size])
-
-
-def _leaves(rows: TensorDictBase) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield paths and tensors; a fifth of the time of ``keys(True, True)`` and ``get``."""
-    for name, value in rows.items():
-        if isinstance(value, TensorDictBase):
-            for path, leaf in _leaves(value):
-                yield (name, *path), leaf
-        else:
-            yield (name,), value

@@ -149,6 +149,8 @@ class _GraphBuilder:
                 value = node.kwargs[argument.name]
             else:
                 value = argument.default_value if argument.has_default_value() else None
+            if number == 1 and schema.name in _ARITHMETIC and type(value) in (int, float):
+                value = _operand(value, node.meta.get("dtype"))
             arguments.append(self._argument(value, argument.type))
         outputs = self._append(schema.name, arguments, [r.type for r in schema.returns])
         self.values[node] = outputs if len(outputs) > 1 else next(iter(outputs), None)
@@ -192,6 +194,15 @@ class _GraphBuilder:
     def _return(self, values: list[Any]) -> None:
         kind = torch._C.TupleType([value.type() for value in values])
         self.graph.registerOutput(self._append("prim::TupleConstruct", values, [kind])[0])
+
+
+_ARITHMETIC = frozenset({"aten::add", "aten::sub", "aten::mul", "aten::div"})
+"""Operations whose second operand may be a number."""
+
+
+def _operand(number: float, dtype: Any) -> Any:
+    """A number as the tensor that float32 arithmetic would make of it anew in every call."""
+    return torch.tensor(number, dtype=dtype) if dtype is torch.float32 else number
 
 
 _MEMORY_FORMATS = {

@@ -251,7 +251,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.graph.erase_node(node)
         for node in self.graph.nodes:  # lets go of the tensors
             value = node.meta.get("value")
-            node.meta = {"length": len(value)} if isinstance(value, (list, tuple)) else {}
+            whole = isinstance(value, (list, tuple))
+            node.meta = {"length": len(value)} if whole else {"dtype": getattr(value, "dtype", "")}
         return recording
 
 

@@ -46,14 +46,13 @@ def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
     Raises:
         NotSaved: if it cannot be written; one that was there before is untouched.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # its pyplot would take as long again, for windows
+    from matplotlib.ticker import EngFormatter
 
     with metrics.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    figure, axes = plt.subplots(figsize=(7, 4.2), dpi=150)
+    figure = Figure(figsize=(7, 4.2), dpi=150)
+    axes = figure.subplots()
     steps, returns = _column(rows, "episode/return")
     if len(steps):
         axes.plot(steps, returns, color="#9aa5b1", linewidth=1.2, label="training episodes")
@@ -66,7 +65,7 @@ def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
     axes.set_xlabel("policy steps")
     axes.set_ylabel("return of an episode")
     axes.set_title(title)
-    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -80,8 +79,6 @@ def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise not_written(picture, error) from error
-    finally:
-        plt.close(figure)
 
 
 def _column(rows: list[dict[str, str]], name: str) -> NDArray[np.float64]:

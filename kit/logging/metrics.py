@@ -41,7 +41,6 @@ class MetricMeans:
         self._sums: dict[tuple[str, ...], list[Tensor]] = {}
         self._counts: dict[tuple[str, ...], int] = {}
 
-    @torch.no_grad()
     def add(self, metrics: Metrics) -> None:
         """Add one value of each metric; of several numbers, their mean."""
         names = tuple(metrics.keys())
