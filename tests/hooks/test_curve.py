@@ -5,6 +5,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from kit.hooks import draw_curve
@@ -20,14 +21,13 @@ ROWS = """policy_steps,episode/return,evaluation/return,evaluation/return_std
 @pytest.fixture
 def axes(monkeypatch):
     """Keeps the axes that are drawn, to look at them."""
-    kept, subplots = [], plt.subplots
+    kept, subplots = [], Figure.subplots
 
     def keep(*args, **kwargs):
-        figure, axes = subplots(*args, **kwargs)
-        kept.append(axes)
-        return figure, axes
+        kept.append(subplots(*args, **kwargs))
+        return kept[-1]
 
-    monkeypatch.setattr(plt, "subplots", keep)
+    monkeypatch.setattr(Figure, "subplots", keep)
     return kept
 
 
