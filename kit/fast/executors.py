@@ -149,7 +149,7 @@ class _GraphBuilder:
                 value = node.kwargs[argument.name]
             else:
                 value = argument.default_value if argument.has_default_value() else None
-            if number == 1 and schema.name in _ARITHMETIC and type(value) in (int, float):
+            if number == 1 and schema.name in _ARITHMETIC:
                 value = _operand(value, node.meta.get("dtype"))
             arguments.append(self._argument(value, argument.type))
         outputs = self._append(schema.name, arguments, [r.type for r in schema.returns])
@@ -200,9 +200,10 @@ _ARITHMETIC = frozenset({"aten::add", "aten::sub", "aten::mul", "aten::div"})
 """Operations whose second operand may be a number."""
 
 
-def _operand(number: float, dtype: Any) -> Any:
-    """A number as the tensor that float32 arithmetic would make of it anew in every call."""
-    return torch.tensor(number, dtype=dtype) if dtype is torch.float32 else number
+def _operand(value: Any, dtype: Any) -> Any:
+    """A number as the tensor that float32 arithmetic would make of it in every call."""
+    is_number = type(value) in (int, float) and dtype is torch.float32
+    return torch.tensor(value, dtype=dtype) if is_number else value
 
 
 _MEMORY_FORMATS = {
