@@ -97,6 +97,14 @@ def test_every_iteration_counts_what_was_planned(plan, parts_of):
     assert trainer.ledger.compare(plan) == []
 
 
+def test_a_prefill_is_trained_on_with_the_first_batch():
+    plan = on_policy_plan(total_policy_steps=72, prefill_steps=8, prefill_in_first_batch=True)
+    trainer, seen = ppo_trainer(plan), []
+    trainer.register_op("post_steps_log", lambda batch: seen.append(batch.numel()))
+    trainer.run()
+    assert seen == [16 + 8, 16, 16, 16]
+
+
 def test_a_replay_ratio_is_exact_at_the_end():
     trainer = sac_trainer(off_policy_plan(replay_ratio="1/3", total_policy_steps=100))
     trainer.run()
