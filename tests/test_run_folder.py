@@ -180,6 +180,15 @@ def test_the_lock_of_another_machine_is_refused_with_what_to_do(tmp_path):
     build(tiny_config(tmp_path, resume=str(run))).run()
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", '{"pid": 7}', '{"host": "x", "pid": "1; x", "started": "7"}']
+)
+def test_a_lock_that_says_nothing_is_taken_over(text, tmp_path):
+    run = stopped_run(tmp_path)
+    (run / RunLock.NAME).write_text(text)
+    build(tiny_config(tmp_path, resume=str(run))).run()
+
+
 def test_a_run_that_was_built_and_not_begun_gives_way_to_the_next(tmp_path):
     run = stopped_run(tmp_path)
     one, other = (build(tiny_config(tmp_path, resume=str(run))) for _ in range(2))

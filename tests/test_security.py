@@ -99,6 +99,43 @@ def test_a_module_from_elsewhere_needs_trust_to_be_imported(name, attack, capsys
     resume(run, "trust=other,evil_module")
 
 
+@pytest.mark.parametrize("name", ["loss", "id"])
+def test_a_name_behind_an_interpolation_is_refused(name, attack, capsys):
+    """Names in ``env.kwargs`` are not looked at, as they are only passed on."""
+    run, trap = attack(**{name: "${env.kwargs.x}"})
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["env"]["kwargs"] = {"x": "evil_module:Evil" if name == "loss" else "evil_module:Evil-v0"}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit):
+        resume(run)
+    assert "was made with other settings" in one_line(capsys.readouterr().err)
+    with pytest.raises(SettingError):
+        SavedRun(run)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "lock", "metrics.csv", "plan.txt"])
+def test_what_a_link_in_a_run_folder_leads_to_is_neither_written_nor_removed(
+    name, attack, tmp_path, capsys
+):
+    run, _ = attack()
+    outside = tmp_path / "outside"
+    if name == "checkpoints":
+        shutil.copytree(run / name, outside)
+        (outside / ".hidden").mkdir()
+        shutil.rmtree(run / name)
+    else:
+        outside.write_text("mine")
+        (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(outside)
+    with pytest.raises(SystemExit):
+        resume(run)
+    assert f"has a link to elsewhere in it: {name}; " in one_line(capsys.readouterr().err)
+    assert (
+        (outside / ".hidden").is_dir() if name == "checkpoints" else outside.read_text() == "mine"
+    )
+
+
 @pytest.mark.parametrize("kind", ["module", "file"])
 def test_a_recipe_from_elsewhere_needs_trust_to_be_imported(kind, attack, tmp_path):
     file = tmp_path / "elsewhere" / "evil_module.py"

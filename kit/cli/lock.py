@@ -45,7 +45,7 @@ class RunLock:
     def _take(self) -> int:
         while True:
             try:
-                file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+                file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             except OSError as error:
                 raise not_written(self.path, error) from error
             try:
@@ -125,6 +125,8 @@ def _started(pid: int) -> str:
 def _read(file: int) -> dict[str, Any]:
     try:
         found = json.loads(os.pread(file, 4096, 0))
-        return found if {"host", "pid", "started"} <= set(found) else {}
-    except (ValueError, TypeError):
+    except ValueError:
         return {}
+    types = {"host": str, "pid": int, "started": str}
+    known = isinstance(found, dict)
+    return found if known and all(isinstance(found.get(k), t) for k, t in types.items()) else {}

@@ -66,6 +66,7 @@ class RunFolder(Hook):
             self._absent = [path for path in self.folder.parents if not path.exists()]
             return
         self.folder = find_run(cfg.resume, Path(cfg.runs), recipe.name)
+        _refuse_links(self.folder)
         check_same_recipe(self.folder, recipe)
         self._check_same_settings()
 
@@ -144,6 +145,19 @@ class RunFolder(Hook):
             write_whole(self.folder / "plan.txt", table + "\n")
         finally:
             self.lock.release()
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse to write to, or remove, what is elsewhere: a run folder may be another one's.
+
+    Raises:
+        SettingError: naming the link.
+    """
+    for entry in sorted(folder.iterdir()):
+        if entry.is_symlink():
+            why = f"has a link to elsewhere in it: {entry.name}"
+            works = "put what it links to in its place, or link the folder of runs as a whole"
+            raise SettingError("resume", str(folder), why, works)
 
 
 def check_same_recipe(folder: Path, recipe: Recipe) -> None:
