@@ -205,6 +205,8 @@ class Experiment:
             "n_step": cfg.n_step,
             "gamma": cfg.gamma,
             "device": cfg.device,
+            "store_next_observation": cfg.store_next_observation,
+            "stacked_frames": cfg.stacked_frames,
         }
         return make_replay_buffer(**{**settings, **changes})
 

@@ -135,6 +135,8 @@ EFFECTS: dict[str, Effect] = {
     "gamma": Effect(0.5),
     "buffer_size": Effect(32),
     "n_step": Effect(3, weights, {"n_step": 1}),
+    "store_next_observation": Effect(False, part("buffer.buffer.storage"), {"n_step": 1}),
+    "stacked_frames": Effect(2, refused),
     # networks
     "hidden_sizes": Effect([6]),
     "activation": Effect("silu"),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gymnasium.wrappers import FrameStackObservation
 
+from kit.buffers import ObservationStorage
+from kit.config import EnvConfig
+from kit.dialects import Tianshou
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps
 from kit.trainer import Trainer
@@ -117,3 +122,52 @@ def test_recipes_swing_the_pendulum_up_with_their_defaults(name, seed):
     trainer.run()
     assert trainer.ledger.compare(trainer.plan) == []
     assert trainer.journal.latest["evaluation/return"] >= -180.0
+
+
+# ---------------------------------------------------------------------- what the buffer stores
+STACK = {"wrappers": [functools.partial(FrameStackObservation, stack_size=4)]}
+ONCE = {"replay_buffer_ignore_obs_next": True}
+NEWEST = {**ONCE, "replay_buffer_save_only_last_obs": True, "replay_buffer_stack_num": 4}
+
+
+@pytest.mark.parametrize("stored", [{"store_next_observation": False}, {"stacked_frames": 4}])
+@pytest.mark.parametrize(("name", "env"), [("dqn", "CartPole-v1"), ("td3", "Pendulum-v1")])
+def test_what_is_learned_does_not_depend_on_what_is_stored_of_observations(name, env, stored):
+    how = {"env": EnvConfig(id=env, num_envs=2, kwargs=STACK), "n_step": 1}
+    trainers = [built(name, **how, **more) for more in ({}, stored)]
+    for trainer in trainers:
+        trainer.run()
+    assert isinstance(trainers[1].buffer.buffer.storage, ObservationStorage)
+    assert_equal(*map(weights, trainers))
+
+
+@pytest.mark.parametrize("words", [ONCE, NEWEST])
+def test_tianshous_three_fields_act_in_its_words(words):
+    def trained(**words: Any) -> Trainer:
+        steps = Tianshou(
+            num_epochs=1, step_per_epoch=100, step_per_collect=2, num_train_envs=2,
+            update_per_step=0.5, batch_size=8, start_timesteps=20, **words,
+        )  # fmt: skip
+        trainer = built("dqn", steps=steps, n_step=1, env=EnvConfig(num_envs=2, kwargs=STACK))
+        ledger = trainer.run()
+        assert ledger.compare(trainer.plan) == []
+        return trainer
+
+    with_words, without = trained(**words), trained()
+    assert with_words.buffer.buffer.storage.frames == words.get("replay_buffer_stack_num", 1)
+    assert_equal(weights(with_words), weights(without))
+
+
+def test_a_run_that_stores_frames_resumes_bit_for_bit(tmp_path):
+    how: Any = {"env": EnvConfig(num_envs=2, kwargs=STACK), "stacked_frames": 4, "n_step": 1}
+    whole = built("dqn", **how)
+    whole.run()
+    broken = built("dqn", **how)
+    broken.folder = tmp_path
+    broken.register_op(
+        "post_steps", lambda: broken.request_stop() if broken.policy_steps == 70 else None
+    )
+    broken.run()
+    resumed = built("dqn", **how).load(broken.last_checkpoint)
+    resumed.run()
+    assert_equal(weights(whole), weights(resumed))

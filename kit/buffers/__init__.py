@@ -12,6 +12,7 @@ from kit.buffers.batches import (
     valid_rows,
 )
 from kit.buffers.hindsight import HindsightReplayBuffer
+from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.records import SequenceReplay
 from kit.buffers.replay import make_replay_buffer
@@ -23,6 +24,7 @@ __all__ = [
     "HindsightReplayBuffer",
     "MinibatchGroup",
     "Minibatches",
+    "ObservationStorage",
     "PrioritizedSampler",
     "ReplayBatches",
     "RolloutBatches",

@@ -14,6 +14,7 @@ from torchrl.envs.transforms import MultiStepTransform
 
 from kit.buffers.direct import DirectRows
 from kit.buffers.hindsight import HindsightReplayBuffer
+from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
 from kit.fast.nested import leaves, nested
@@ -199,14 +200,16 @@ class ReplayBatches:
         """Say how many environments write in turn, where an order of time is relied upon."""
         if self.sequences is not None and self.sequences.sequence_length == 1:
             return  # a sequence of one step relies on no order
-        ordered = self.sequences or self.buffer
-        if not isinstance(ordered, (SequenceSampler, HERReplayBuffer)):
+        ordered: Any = self.sequences or self.buffer
+        if self._stored_once is not None:
+            ordered = self._stored_once
+        if not isinstance(ordered, (SequenceSampler, HERReplayBuffer, ObservationStorage)):
             return
         name, num_envs = type(ordered).__name__, batch.shape[0]
         if batch.get(("collector", "mask"), None) is not None:
             why = "needs as many transitions of every environment, and whole episodes differ"
             raise SettingError("buffer", name, why, "collect with steps_per_env")
-        if isinstance(ordered, (SequenceSampler, HindsightReplayBuffer)):
+        if isinstance(ordered, (SequenceSampler, HindsightReplayBuffer, ObservationStorage)):
             ordered.belong_to(num_envs)
         elif num_envs > 1:
             why = f"would take goals from other episodes: {num_envs} environments write in turn"
@@ -260,11 +263,13 @@ class ReplayBatches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows that are filled, where writer and sampler are, the steps that wait."""
-        filled = self._filled()
+        filled, once = self._filled(), self._stored_once
+        stored = self.buffer.storage.get if once is None else once.rows
         waiting = None if self.n_step is None else self.n_step._buffer
         return {
             "filled": filled,
-            "rows": _plain(self.buffer.storage.get(range(filled))) if filled else {},
+            "rows": _plain(stored(range(filled))) if filled else {},
+            "observations": None if once is None else once.observations(),
             "writer": self.buffer.writer.state_dict(),
             "sampler": dict(self.buffer.sampler.state_dict()),
             "waiting": None if waiting is None else _plain(waiting.contiguous()),
@@ -273,9 +278,12 @@ class ReplayBatches:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        filled = int(state_dict["filled"])
+        filled, once = int(state_dict["filled"]), self._stored_once
         if filled:
-            self.buffer.storage.set(range(filled), _from_plain(state_dict["rows"]))
+            store = self.buffer.storage.set if once is None else once.set_rows
+            store(range(filled), _from_plain(state_dict["rows"]))
+        if once is not None:
+            once.load_observations(state_dict["observations"])
         self.buffer.writer.load_state_dict(state_dict["writer"])
         self.buffer.sampler.load_state_dict(state_dict["sampler"])
         if self.n_step is not None and state_dict["waiting"] is not None:
@@ -286,6 +294,11 @@ class ReplayBatches:
     @property
     def _hindsight(self) -> HindsightReplayBuffer | None:
         return self.buffer if isinstance(self.buffer, HindsightReplayBuffer) else None
+
+    @property
+    def _stored_once(self) -> ObservationStorage | None:
+        storage: Any = self.buffer.storage
+        return storage if isinstance(storage, ObservationStorage) else None
 
     def _filled(self) -> int:
         """Places along the storage's first dimension that hold something."""
@@ -308,9 +321,11 @@ class ReplayBatches:
         if self._hindsight is not None:
             self._hindsight.close_open_episodes()
         cursor = int(self.buffer.writer.state_dict()["_cursor"])
+        once = self._stored_once
+        stored = self.buffer.storage.get if once is None else once.rows
         places = min(num_envs, filled) if self.buffer.storage.ndim == 1 else 1
         for number in range(places):
-            _close(self.buffer.storage.get((cursor - 1 - number) % filled))
+            _close(stored((cursor - 1 - number) % filled))
 
 
 def _close(rows: TensorDictBase) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.envs.transforms import MultiStepTransform
 
 from kit.buffers.batches import ReplayBatches
+from kit.buffers.observations import ObservationStorage
 from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
 from kit.steps import SettingError
@@ -23,6 +26,8 @@ def make_replay_buffer(
     n_step: int = 1,
     gamma: float = 0.99,
     device: torch.device | str = "cpu",
+    store_next_observation: bool = True,
+    stacked_frames: int = 1,
 ) -> ReplayBatches:
     """Make TorchRL's replay buffer of transitions in memory, which is allocated when first used.
 
@@ -37,10 +42,14 @@ def make_replay_buffer(
         gamma: discount of this sum; TorchRL's losses discount the value after it by
             ``gamma ** steps_to_next_obs``.
         device: where transitions are kept.
+        store_next_observation: whether both observations of a transition are stored; otherwise each
+            observation once (see :class:`~kit.buffers.ObservationStorage`).
+        stacked_frames: frames in an observation of which the newest alone is stored; 1: all that an
+            observation has. With more, next observations are not stored either.
 
     Raises:
-        SettingError: if a minibatch is larger than the buffer, or sequences are combined with
-            another sampler or several steps.
+        SettingError: if a minibatch is larger than the buffer, sequences are combined with another
+            sampler or several steps, or observations stored once with one of these or a GPU.
     """
     size = whole_number("buffer_size", size, at_least=1)
     n_step = whole_number("n_step", n_step, at_least=1)
@@ -62,9 +71,14 @@ def make_replay_buffer(
             works = "use n_step=1, and let the loss sum rewards along the sequence"
             raise SettingError("n_step", n_step, "does not go with sequences", works)
         sampler = SequenceSampler(length)
+    # "Compilable" counters are numbers; the others lock memory shared with other processes.
+    storage = LazyTensorStorage(size, device=device, compilable=True)
+    stacked_frames = whole_number("stacked_frames", stacked_frames, at_least=1)
+    if stacked_frames > 1 or not store_next_observation:
+        _check_stored_once(stacked_frames, n_step, sequence_length, torch.device(device))
+        storage = ObservationStorage(size, stacked_frames=stacked_frames)
     buffer = TensorDictReplayBuffer(
-        # "Compilable" counters are numbers; the others lock memory shared with other processes.
-        storage=LazyTensorStorage(size, device=device, compilable=True),
+        storage=storage,
         writer=SliceWriter(compilable=True),
         sampler=sampler or RandomSampler(),
         batch_size=batch_size,
@@ -74,3 +88,18 @@ def make_replay_buffer(
     # Without done_keys=[] the flags would be those of the first step: bootstrapping from the value
     # of a terminal state.
     return ReplayBatches(buffer, MultiStepTransform(n_step, gamma, done_keys=[]))
+
+
+def _check_stored_once(
+    stacked_frames: int, n_step: int, sequence_length: int | None, device: torch.device
+) -> None:
+    """Refuse what needs both observations of a transition in one row."""
+    given: tuple[str, Any] = ("store_next_observation", False)
+    if stacked_frames > 1:
+        given = ("stacked_frames", stacked_frames)
+    if n_step > 1:
+        raise SettingError(*given, f"does not go with n_step={n_step}", "use n_step=1")
+    if sequence_length is not None:
+        raise SettingError(*given, "does not go with sequences", "store both observations")
+    if device.type != "cpu":
+        raise SettingError(*given, f"does not go with a buffer on {device}", "use device=cpu")

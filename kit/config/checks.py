@@ -87,11 +87,16 @@ def device(name: str) -> None:
 
 def memory(plan: StepPlan, cfg: RunConfig, env: Any) -> None:
     """Refuse settings that need more memory than the machine, or its device, has."""
-    leaves = [*env.observation_leaves, *env.observation_leaves, *env.action_leaves]
-    sizes = [int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves]
     inputs = sum(int(np.prod(leaf.shape)) for leaf in env.observation_leaves)
-    row = sum(sizes) + 4 + 3 + 16  # reward, three flags, number of the episode, place in the buffer
-    needs = list(needs_of(cfg, plan, row, inputs))
+    seen, acted = (
+        sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+        for leaves in (env.observation_leaves, env.action_leaves)
+    )
+    rest = acted + 4 + 3 + 16  # reward, three flags, number of the episode, place in the buffer
+    frames = getattr(cfg, "stacked_frames", 1)
+    both = getattr(cfg, "store_next_observation", True) and frames == 1
+    stored = rest + (2 * seen if both else seen // frames)
+    needs = list(needs_of(cfg, plan, 2 * seen + rest, inputs, stored))
     if torch.device(cfg.device).type == "cuda":
         on_host = {"env.num_envs", "steps.steps_per_env", "steps.min_steps"}
         there = [need for need in needs if need.field not in on_host]

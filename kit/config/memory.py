@@ -71,7 +71,7 @@ def _gigabytes(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
-def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int) -> Iterator[Need]:
+def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> Iterator[Need]:
     """The least memory of a run: its batch, its replay buffer, its networks with their optimiser.
 
     Args:
@@ -80,9 +80,10 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int) -> Iterator[Need]:
         plan: of the run.
         row: bytes of a transition.
         inputs: numbers in an observation.
+        stored: bytes of a transition in the replay buffer.
     """
     if hasattr(cfg, "buffer_size"):
-        yield Need("buffer_size", cfg.buffer_size, lambda size: size * row)
+        yield Need("buffer_size", cfg.buffer_size, lambda size: size * stored)
     steps = plan.frames_per_batch if plan.is_exact else plan.min_steps or 0
     envs, length = plan.num_envs, -(-steps // plan.num_envs)
     if plan.collects_episodes:

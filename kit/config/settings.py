@@ -106,6 +106,10 @@ class OffPolicyConfig(ReplayConfig):
 
     n_step: Count = 1
     """Rewards summed into one before bootstrapping (n-step returns)."""
+    store_next_observation: bool = True
+    """Whether the buffer stores both observations of a transition; false: each one once."""
+    stacked_frames: Count = 1
+    """Frames in an observation of which the buffer stores the newest alone; 1: all it has."""
 
 
 @dataclass

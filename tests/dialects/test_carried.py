@@ -45,6 +45,8 @@ class OffPolicyRecipe:
 
     buffer_size: int = 1000
     n_step: int = 1
+    store_next_observation: bool = True
+    stacked_frames: int = 1
     tau: float = 0.005
     initial_alpha: float = 1.0
     gamma: float = 0.99
@@ -127,12 +129,32 @@ def test_a_field_sets_the_recipes_setting_of_its_meaning(given, values):
         (SB3(algo="sac", ent_coef="auto_0.1"), {"initial_alpha": 0.1}),
         (Pyrado(algo="sac", tau=0.9, memory_size=50), {"tau": 0.1, "buffer_size": 50}),
         (Tianshou(algo="sac", buffer_size=50), {"buffer_size": 50}),
+        (
+            Tianshou(algo="dqn", replay_buffer_ignore_obs_next=True),
+            {"store_next_observation": False},
+        ),
+        (
+            Tianshou(algo="dqn", replay_buffer_save_only_last_obs=True, replay_buffer_stack_num=4),
+            {"stacked_frames": 4},
+        ),
         (CleanRL(algo="sac", gamma=0.5), {"gamma": 0.5}),
     ],
     ids=str,
 )
 def test_replay_and_targets_act_in_an_off_policy_recipe(given, values):
     assert carry(given, OffPolicyRecipe())[0] == values
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"replay_buffer_stack_num": 4}, "stack_num=4 .*has not acted on.*save_only_last_obs=true"),
+        ({"replay_buffer_save_only_last_obs": True}, "save_only_last_obs=True .*one frame"),
+    ],
+)
+def test_stacks_that_were_not_acted_on_are_refused(given, message):
+    with pytest.raises(SettingError, match=message):
+        carry(Tianshou(algo="dqn", **given), OffPolicyRecipe())
 
 
 def test_epsilon_and_target_updates_act_in_dqn_in_its_gradient_steps():
@@ -182,7 +204,7 @@ def test_the_kits_own_words_take_nothing():
         (SB3(policy="CnnPolicy"), "policy='CnnPolicy' .*MlpPolicy"),
         (SB3(policy_kwargs={"net_arch": {"pi": [8], "vf": [4]}}), "the same for actor and critic"),
         (SB3(use_sde=True, algo="ppo"), "use_sde=True"),
-        (Tianshou(replay_buffer_stack_num=4), "replay_buffer_stack_num=4 .*stack frames"),
+        (Tianshou(replay_buffer_stack_num=4), "replay_buffer_stack_num=4 .*used up at once"),
         (Tianshou(stop_rew=3.0), "stop_rew=3.0 of tianshou is stop_at_return"),
         (Pyrado(algo="ppo", critic=GAE(num_epoch=3)), r"critic\.num_epoch=3 .*one optimiser"),
     ],

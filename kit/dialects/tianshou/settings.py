@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Dialect
-from kit.dialects.fields import Acts, acts, fact, refused
-from kit.steps.errors import Count, Natural
+from kit.dialects.fields import Acts, Refused, acts, fact, refused
+from kit.steps.errors import Count, Natural, SettingError
 
 _ALGORITHMS = {
     **dict.fromkeys(("ppo", "a2c", "reinforce", "npg", "trpo", "gail"), ON_POLICY),
@@ -24,7 +24,29 @@ _ALGORITHMS = {
     **dict.fromkeys(("discrete_crr", "imitation"), OFFLINE),
 }
 _COLLECTING = (ON_POLICY, OFF_POLICY)
-_STORED = "the replay buffer stores both observations of a transition"
+
+
+def _stores_next(ignored: bool, settings: Any) -> bool:
+    del settings
+    return not ignored
+
+
+def _stacked(given: Any, settings: Any) -> int:
+    """Frames of a stack of which the newest alone is stored."""
+    del given
+    frames, newest = settings.replay_buffer_stack_num, settings.replay_buffer_save_only_last_obs
+    if frames > 1 and not newest:
+        why = "makes stacks that the policy has not acted on"
+        works = "stack frames in the environment, and set replay_buffer_save_only_last_obs=true"
+        raise SettingError("replay_buffer_stack_num", frames, why, works)
+    if newest and frames == 1:
+        why = "leaves one frame of stacks that the policy has acted on"
+        works = "set replay_buffer_stack_num to the frames that the environment stacks"
+        raise SettingError("replay_buffer_save_only_last_obs", newest, why, works)
+    return int(frames)
+
+
+_USED_UP = Refused("a batch of on-policy algorithms is used up at once")
 
 
 def _as(neutral: str, default: Any, only: tuple[str, ...] = (), **more: Any) -> Any:
@@ -54,12 +76,19 @@ class TianshouSettings(Dialect):
     """environment steps collected before training, outside of every epoch."""
     start_timesteps_random: bool = _as("start_random", False, _COLLECTING)
     """whether these have random actions."""
-    replay_buffer_ignore_obs_next: bool = refused(_STORED, False)
+    replay_buffer_ignore_obs_next: bool = acts(
+        "store_next_observation", False, _stores_next, family=OFF_POLICY, otherwise=_USED_UP
+    )
     """whether the buffer does not store next observations."""
-    replay_buffer_save_only_last_obs: bool = refused(_STORED, False)
+    replay_buffer_save_only_last_obs: bool = acts(
+        "stacked_frames", False, _stacked, family=OFF_POLICY, otherwise=_USED_UP
+    )
     """whether the buffer stores only the last of stacked frames."""
-    replay_buffer_stack_num: Count = refused("stack frames in the environment", 1)
-    """frames that the buffer stacks into one observation."""
+    replay_buffer_stack_num: Count = acts(
+        "stacked_frames", 1, _stacked, family=OFF_POLICY, otherwise=_USED_UP
+    )
+    """frames that the buffer stacks into one observation; with ``save_only_last_obs``, as many as
+    the environment stacks: what is learned from is what was acted on."""
 
     @classmethod
     def neutral(cls) -> dict[str, str]:

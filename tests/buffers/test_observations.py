@@ -1,0 +1,228 @@
+"""Observations that are stored once are read as if both of a transition had been stored."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torchrl.data.replay_buffers.samplers import RandomSampler
+
+from kit.buffers import ObservationStorage, PrioritizedSampler, make_replay_buffer
+from kit.steps import SettingError
+
+
+class Player:
+    """An environment whose frames are numbers, seen alone or as a stack.
+
+    Args:
+        number: of the environment.
+        frames: of a stack; 1: frames are seen alone.
+        lengths: of its episodes, in turn; negative: the environment is reset without an end.
+    """
+
+    def __init__(self, number, frames, lengths):
+        self.frames, self.lengths, self.episode = frames, lengths, 0
+        self.next_frame = 1_000_000 * (number + 1)
+        self.reset()
+
+    def frame(self):
+        self.next_frame += 1
+        return torch.tensor([float(self.next_frame), -float(self.next_frame)])
+
+    def reset(self):
+        self.left = self.lengths[self.episode % len(self.lengths)]
+        self.episode += 1
+        self.stack = [self.frame()] * self.frames
+
+    def observation(self):
+        return torch.stack(self.stack) if self.frames > 1 else self.stack[0]
+
+    def step(self):
+        seen = self.observation()
+        self.stack = [*self.stack[1:], self.frame()]
+        after, ends = self.observation(), abs(self.left) == 1
+        done = ends and self.left > 0
+        if ends:
+            self.reset()
+        else:
+            self.left -= 1 if self.left > 0 else -1
+        return seen, after, done
+
+
+def batch(players, steps):
+    """A batch ``[num_envs, steps]`` of transitions."""
+    rows = [[player.step() for _ in range(steps)] for player in players]
+    seen, after = (torch.stack([torch.stack([t[n] for t in r]) for r in rows]) for n in (0, 1))
+    done = torch.tensor([[[t[2]] for t in row] for row in rows])
+    size = [len(players), steps]
+    following = TensorDict({"observation": after, "done": done, "reward": done.float()}, size)
+    return TensorDict({"observation": seen, "action": seen.sum(-1), "next": following}, size)
+
+
+def in_time(new):
+    """Its rows in the order in which they are written."""
+    return new.transpose(0, 1).reshape(-1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_envs=st.integers(1, 3),
+    frames=st.sampled_from([1, 2, 4]),
+    size=st.integers(6, 23),
+    steps=st.lists(st.integers(1, 5), min_size=1, max_size=14),
+    lengths=st.lists(st.integers(-6, 6).filter(bool), min_size=1, max_size=5),
+)
+def test_what_is_read_is_what_was_written(num_envs, frames, size, steps, lengths):
+    """For any episodes, resets, number of environments and places where the memory wraps."""
+    buffer = make_replay_buffer(size, 4, store_next_observation=False, stacked_frames=frames)
+    players = [Player(number, frames, lengths[number:] + lengths) for number in range(num_envs)]
+    written = []
+    for count in steps:
+        count = max(min(count, size // num_envs), 1)
+        new = batch(players, count)
+        buffer.extend(new.clone())
+        written += in_time(new).unbind(0)
+        filled = min(len(written), size)
+        found = buffer.buffer.storage.get(range(filled))
+        for number in range(len(written) - filled, len(written)):
+            for key in ("observation", "action", ("next", "observation"), ("next", "done")):
+                assert torch.equal(found[key][number % size], written[number][key])
+
+
+@pytest.mark.parametrize("frames", [1, 4])
+@pytest.mark.parametrize("sampler", [RandomSampler, lambda: PrioritizedSampler(40, 0.6, 0.4)])
+def test_samples_are_those_of_a_buffer_of_both_observations(frames, sampler):
+    once = make_replay_buffer(40, 16, sampler=sampler(), stacked_frames=frames, **ONCE)
+    both = make_replay_buffer(40, 16, sampler=sampler())
+    players = [Player(number, frames, [5, 3, 7]) for number in range(2)]
+    for seed in range(30):
+        new = batch(players, 2)
+        for buffer in (once, both):
+            buffer.extend(new.clone())
+        torch.manual_seed(seed)
+        one = once._sample(16)
+        torch.manual_seed(seed)
+        other = both._sample(16)
+        for key in ("observation", "action", ("next", "observation"), ("next", "reward"), "index"):
+            assert torch.equal(one[key], other[key])
+
+
+ONCE = {"store_next_observation": False}
+
+
+def bytes_of(buffer):
+    """Bytes of the tensors of a buffer's state."""
+
+    def found(value):
+        if isinstance(value, torch.Tensor):
+            return value.numel() * value.element_size()
+        inner = value.values() if isinstance(value, dict) else value
+        return sum(map(found, inner)) if isinstance(value, (dict, list, tuple)) else 0
+
+    return found(buffer.state_dict())
+
+
+def test_bytes_are_those_of_one_frame_a_transition():
+    """84 x 84 pixels in stacks of 4: an eighth of both observations, and of each end one more."""
+    size, sizes = 200, {}
+    pixels = torch.randint(256, (206, 84, 84), dtype=torch.uint8)
+    for name, how in (("both", {}), ("once", ONCE), ("newest", {"stacked_frames": 4})):
+        buffer = make_replay_buffer(size, 4, **how)
+        for step in range(size):
+            first = step // 50 * 50  # of the episode
+            stacks = [
+                pixels[torch.arange(last - 3, last + 1).clamp(min=first)]
+                for last in (step, step + 1)
+            ]
+            done = torch.tensor([[[step % 50 == 49]]])
+            after = TensorDict({"observation": stacks[1][None, None], "done": done}, [1, 1])
+            seen = {"observation": stacks[0][None, None], "next": after}
+            buffer.extend(TensorDict(seen, [1, 1]))
+        sizes[name] = bytes_of(buffer)
+    frame, flags = 84 * 84, 200 * (1 + 8)  # done, place
+    assert sizes["both"] == 200 * 8 * frame + flags
+    places, ends = 200 + 1, 64
+    assert sizes["once"] == (places + ends) * 4 * frame + places + 200 * 8 + flags
+    places = 200 + 4
+    assert sizes["newest"] == (places + ends) * frame + places + 200 * 8 + flags
+
+
+def test_a_million_atari_transitions_need_less_than_eight_gigabytes():
+    needed = 84 * 84 + 8 + 8 + 8 + 4 + 3 + 8 + 1  # frame, place, end, action, reward, flags, ids
+    assert 1_000_000 * needed < 8e9
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_resumed_buffer_continues_as_if_nothing_had_happened(frames):
+    def made():
+        return make_replay_buffer(17, 4, stacked_frames=frames, **ONCE)
+
+    ours, resumed = made(), made()
+    players = [Player(number, frames, [4, -3, 6]) for number in range(2)]
+    for _ in range(13):
+        ours.extend(batch(players, 1))
+    resumed.load_state_dict(ours.state_dict())
+    for _ in range(9):
+        new = batch(players, 1)
+        ours.extend(new.clone())
+        resumed.extend(new)
+        one, other = (b.buffer.storage.get(range(17)) for b in (ours, resumed))
+        assert (one == other).all()
+
+
+def test_episodes_that_are_closed_at_a_resume_keep_their_last_observation():
+    buffer = make_replay_buffer(20, 4, **ONCE)
+    players = [Player(number, 1, [100]) for number in range(2)]
+    new = batch(players, 3)
+    buffer.extend(new.clone())
+    buffer.close_open_episodes(2)
+    for player in players:
+        player.reset()
+    buffer.extend(batch(players, 2))
+    found = buffer.buffer.storage.get(range(6))
+    assert torch.equal(found["next", "observation"], in_time(new)["next", "observation"])
+    assert found["next", "done"].flatten().tolist() == [False] * 4 + [True] * 2
+
+
+# ---------------------------------------------------------------------- refused
+def test_frames_that_are_no_stacks_are_refused():
+    buffer = make_replay_buffer(20, 4, stacked_frames=2)
+    with pytest.raises(SettingError, match=r"stacked_frames=2 .*shape \(2,\)"):
+        buffer.extend(batch([Player(0, 1, [5])], 1))
+    buffer = make_replay_buffer(20, 4, stacked_frames=2)
+    with pytest.raises(SettingError, match=r"stacked_frames=2 .*shape \(3, 2\).*3"):
+        buffer.extend(batch([Player(0, 3, [5])], 1))
+
+
+def test_stacks_of_frames_that_are_not_consecutive_are_refused():
+    buffer = make_replay_buffer(20, 4, stacked_frames=3)
+    player = Player(0, 3, [9])
+    buffer.extend(batch([player], 2))
+    new = batch([player], 1)
+    new["observation"][..., 0, :] += 1
+    with pytest.raises(SettingError, match="stacked_frames=3 are not consecutive"):
+        buffer.extend(new)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"n_step": 3}, "store_next_observation=False does not go with n_step=3.*n_step=1"),
+        ({"sequence_length": 4}, "does not go with sequences"),
+        ({"device": "meta"}, "does not go with a buffer on meta"),
+    ],
+)
+def test_what_needs_both_observations_is_refused(given, message):
+    with pytest.raises(SettingError, match=message):
+        make_replay_buffer(20, 4, **ONCE, **given)
+
+
+def test_a_change_of_the_number_of_environments_is_refused():
+    buffer = make_replay_buffer(20, 4, **ONCE)
+    buffer.extend(batch([Player(n, 1, [5]) for n in range(2)], 1))
+    with pytest.raises(SettingError, match="num_envs=3 differs from the 2"):
+        buffer.extend(batch([Player(n, 1, [5]) for n in range(3)], 1))
+    with pytest.raises(SettingError, match=r"buffer_size=5 .*two transitions.*6"):
+        ObservationStorage(5).belong_to(3)
