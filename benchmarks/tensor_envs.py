@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] = ()) -> Path:
     for number in threads:
         torch.set_num_threads(number)
         parts.append(f"With {number} PyTorch thread(s), {given.device.type}:")
-        parts.append(table(given.backend, given.device, given.rounds))
+        parts.append(table(given.num_envs, given.device, given.rounds))
     name = "tensor_envs" + ("_cuda" if given.device.type == "cuda" else "")
     return write_results(name, "Environments written in torch", "\n\n".join(parts))
 

@@ -21,6 +21,7 @@ from kit.collectors.base import KitCollector
 from kit.hooks.base import Hook
 from kit.logging.files import NotSaved
 from kit.steps import SettingError
+from kit.trainer.pieces import StateFile
 
 __all__ = ["Checkpoints", "Damaged", "NotSaved", "normalization_of", "stateful_parts"]
 
@@ -44,13 +45,18 @@ class Checkpoints:
         folder: where they are.
         parts: objects with ``state_dict`` and ``load_state_dict``, by name.
         keep: how many of the newest are kept.
+        last: the last one that was written or read, with which the next shares what has not changed
+            of large tensors, such as rows of a replay buffer.
     """
 
-    def __init__(self, folder: Path, parts: Mapping[str, Any], keep: int = 2) -> None:
+    def __init__(
+        self, folder: Path, parts: Mapping[str, Any], keep: int = 2, last: Path | None = None
+    ) -> None:
         self.folder, self.keep = Path(folder), keep
         self._checkpoint = torchrl_checkpoint.Checkpoint(format="directory")
+        self._last = last
         for name, part in parts.items():
-            self._checkpoint.register(name, part, adapter=_StateFile("torch"))
+            self._checkpoint.register(name, part, adapter=StateFile(lambda: self._last))
 
     def save(self, policy_steps: int, metadata: Mapping[str, Any]) -> Path:
         """Write a checkpoint, and drop older ones and any of later policy steps.
@@ -86,6 +92,7 @@ class Checkpoints:
             what = f"the checkpoint at {policy_steps} policy steps was not written to {self.folder}"
             why = f"{reason}; earlier checkpoints are untouched, {newest}"
             raise NotSaved(f"{what}: {why}") from error
+        self._last = path
         return path
 
     def load(self, path: Path) -> dict[str, Any]:
@@ -175,15 +182,6 @@ def _readable(path: Path) -> Iterator[None]:
         why = f"cannot be read: {error.strerror or error}"
         works = f"make {error.filename or path} readable, and try again"
         raise SettingError("checkpoint", str(path), why, works) from error
-
-
-class _StateFile(torchrl_checkpoint.StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore]
-    """TorchRL's adapter without its other formats, which unpickle anything: safer."""
-
-    def load(self, component: Any, path: Path, **kwargs: Any) -> Any:
-        """Restore a part from its file; there is no other place to look for it."""
-        state = torch.load(path / self.state_torch, weights_only=True)
-        component.load_state_dict(state, *kwargs["args"], **kwargs["kwargs"])
 
 
 # ---------------------------------------------------------------------- checksums

@@ -303,7 +303,8 @@ class Trainer(TorchRLProtocol):
         self.stages.fire("save")
         self.batches.count_environment(self.ledger)
         if self._checkpoints is None:
-            self._checkpoints = Checkpoints(self.folder / "checkpoints", self._parts())
+            folder, last = self.folder / "checkpoints", self.last_checkpoint
+            self._checkpoints = Checkpoints(folder, self._parts(), last=last)
         metadata = {"counters": self.ledger.counters()}
         self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
         self._saved_at = self.ledger.iterations

@@ -1,0 +1,96 @@
+"""Large tensors of checkpoints, in pieces; those that did not change are not written again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.checkpoint import StateDictCheckpointAdapter
+
+LARGE = 2**25
+"""Bytes from which on a tensor is written in pieces."""
+PIECE = 2**23
+"""Bytes of a piece, about; rows of a replay buffer are changed in turn, so few pieces change."""
+
+_MARK = "pieces of a tensor"
+
+
+class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore]
+    """TorchRL's adapter without its other formats, which unpickle anything; and incremental.
+
+    A large tensor on the host is in files of its own, each with some of its rows and named by its
+    contents. A file that the checkpoint before has, too, is a link to it.
+
+    Args:
+        before: the checkpoint before; ``None`` if there is none.
+    """
+
+    def __init__(self, before: Callable[[], Path | None]) -> None:
+        super().__init__("torch")
+        self._before = before
+
+    def save(self, component: Any, path: Path, **kwargs: Any) -> Any:
+        """Write the state of a part to its folder."""
+        path.mkdir(parents=True, exist_ok=True)
+        before = self._before()
+        known = None if before is None else before / path.relative_to(path.parents[1])
+        state = component.state_dict(*kwargs["args"], **kwargs["kwargs"])
+        torch.save(_apart(state, path, known), path / self.state_torch)
+        return state
+
+    def load(self, component: Any, path: Path, **kwargs: Any) -> Any:
+        """Restore a part from its files; there is no other place to look for them."""
+        state = _together(torch.load(path / self.state_torch, weights_only=True), path)
+        component.load_state_dict(state, *kwargs["args"], **kwargs["kwargs"])
+
+
+def _apart(value: Any, folder: Path, known: Path | None) -> Any:
+    """The same state with a list of files in place of each large tensor, which are written."""
+    if isinstance(value, Tensor):
+        large = value.is_cpu and value.nbytes >= LARGE and value.layout is torch.strided
+        return _written(value.detach(), folder, known) if large and value.ndim else value
+    if type(value) is dict:
+        return {name: _apart(inner, folder, known) for name, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_apart(inner, folder, known) for inner in value)
+    return value
+
+
+def _written(tensor: Tensor, folder: Path, known: Path | None) -> dict[str, Any]:
+    rows = max(PIECE * len(tensor) // tensor.nbytes, 1)
+    names = []
+    for part in torch.split(tensor, rows):
+        data = part.contiguous().reshape(-1).view(torch.uint8).numpy()
+        name = hashlib.blake2b(data.data, digest_size=16).hexdigest()
+        names.append(name)
+        if (folder / name).exists():
+            continue
+        if known is not None:
+            with contextlib.suppress(OSError):  # it has none, or the disk knows no links
+                os.link(known / name, folder / name)
+                continue
+        data.tofile(folder / name)
+    return {_MARK: names, "like": tensor[:0].clone(), "rows": len(tensor)}
+
+
+def _together(value: Any, folder: Path) -> Any:
+    """The state with its large tensors."""
+    if isinstance(value, dict) and _MARK in value:
+        like: Tensor = value["like"]
+        whole = torch.empty(value["rows"], *like.shape[1:], dtype=like.dtype)
+        target, start = whole.reshape(-1).view(torch.uint8).numpy(), 0
+        for name in value[_MARK]:
+            with (folder / name).open("rb") as file:
+                start += file.readinto(target[start:].data)
+        return whole
+    if type(value) is dict:
+        return {name: _together(inner, folder) for name, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_together(inner, folder) for inner in value)
+    return value
