@@ -153,7 +153,7 @@ MUTATIONS = [
         ("        torch.set_rng_state(self._outside)\n", ""),
     ),
     *_of(
-        "kit/hooks/evaluation.py", "tests/hooks/test_evaluation.py",
+        "kit/hooks/evaluation.py", "tests/hooks/test_evaluation.py tests/test_evaluate.py",
         ("self._left[: episodes % num_envs] += 1", "pass"),
         ("            if self._left[episode.env]:", "            if True:"),
         ("    policy.eval()\n", ""),

@@ -97,6 +97,13 @@ def test_every_iteration_counts_what_was_planned(plan, parts_of):
     assert trainer.ledger.compare(plan) == []
 
 
+def test_the_update_knows_the_policy_steps_after_each_iteration(monkeypatch):
+    trainer, seen = sac_trainer(off_policy_plan()), []
+    monkeypatch.setattr(trainer.update, "advance", seen.append)
+    plan, ledger = trainer.plan, trainer.run()
+    assert seen == [plan.policy_steps_after(n) for n in range(1, ledger.iterations + 1)]
+
+
 def test_a_prefill_is_trained_on_with_the_first_batch():
     plan = on_policy_plan(total_policy_steps=72, prefill_steps=8, prefill_in_first_batch=True)
     trainer, seen = ppo_trainer(plan), []

@@ -290,6 +290,17 @@ def test_reused_memory_forgets_how_episodes_ended():
     assert ends == [[0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 1]]
 
 
+@pytest.mark.parametrize("policy", ["random", "stochastic"])
+def test_every_batch_draws_new_random_numbers(policy):
+    env = make_env("Pendulum-v1", 2)
+    actor = None if policy == "random" else make_actor(env, [4])
+    collector = VectorCollector(env, actor, frames_per_batch=8, seed=3)
+    actions = [collector.collect()["action"].clone() for _ in range(3)]
+    ahead = actions[0].flatten().unsqueeze(-1) == torch.cat(actions[1:]).flatten()
+    assert not ahead.any()  # none comes again
+    collector.shutdown()
+
+
 def test_seeding_it_again_gives_the_same_batches_and_the_next_seed():
     collector = vector(CASE, total_frames=-1)
     found = []
