@@ -31,7 +31,7 @@ test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto -m "slow and not gpu"
 
 chaos: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto -m slow tests/chaos
+	$(BIN)/python -m pytest -n auto -m slow -rP tests/chaos
 
 test-wheel: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow tests/test_wheel.py

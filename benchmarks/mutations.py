@@ -30,7 +30,7 @@ from benchmarks.measure import RESULTS, machine, markdown_table, write_results
 
 HERE = Path(__file__).parents[1]
 LIVES = "LIVES"
-_SECONDS = 900
+_SECONDS = 400
 _LARGE = (
     "torch", "torchrl.collectors", "torchrl.objectives", "torchrl.trainers", "torchrl.data",
     "torchrl.envs", "torchrl.modules", "torchrl.checkpoint", "torchrl.record", "gymnasium",
@@ -155,7 +155,7 @@ MUTATIONS = [
     *_of(
         "kit/hooks/evaluation.py", "tests/hooks/test_evaluation.py tests/test_evaluate.py",
         ("self._left[: episodes % num_envs] += 1", "pass"),
-        ("            if self._left[episode.env]:", "            if True:"),
+        ("self._left[episode.env] -= 1", "self._left -= 1"),
         ("    policy.eval()\n", ""),
         ("        policy.train(training)", "        pass"),
         ("self.env = env.eval()", "self.env = env"),

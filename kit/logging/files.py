@@ -14,8 +14,11 @@ class NotSaved(RuntimeError):
 
 def not_written(path: Path, error: OSError) -> NotSaved:
     """The error to raise where ``path`` could not be written."""
+    what = f"{path} cannot be written: {error.strerror or error}"
+    if isinstance(error, FileNotFoundError):
+        return NotSaved(f"{what}; its folder was removed, and nothing more is saved")
     return NotSaved(
-        f"{path} cannot be written: {error.strerror or error}; all that was written before is "
+        f"{what}; all that was written before is "
         "untouched. Make room or choose another folder with runs=..."
     )
 
