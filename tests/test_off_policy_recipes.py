@@ -51,6 +51,29 @@ def test_plan_and_ledger_agree_on_the_fast_path(name):
     assert trainer.update.groups[-1].steps == 121 // delay
 
 
+def test_td3_trains_its_actor_and_moves_its_targets_every_few_gradient_steps():
+    trainer = built("td3", policy_delay=3)
+    state, moved = trainer.loss_module.state_dict(), []
+    before = {name: value.clone() for name, value in state.items()}
+
+    def look() -> None:
+        after = trainer.loss_module.state_dict()
+        changed = [name for name in after if not torch.equal(after[name], before[name])]
+        before.update((name, value.clone()) for name, value in after.items())
+        moved.append({part for part in PARTS if any(name.startswith(part) for name in changed)})
+
+    trainer.register_op("post_optim", look)
+    trainer.run()
+    critic = {"qvalue_network_params"}
+    assert moved[:6] == [critic, critic, PARTS, critic, critic, PARTS]
+
+
+PARTS = {
+    "actor_network_params", "qvalue_network_params",
+    "target_actor_network_params", "target_qvalue_network_params",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
     fast = built(name)

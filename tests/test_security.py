@@ -6,6 +6,7 @@ Code in checkpoints is tried in ``test_checkpoint.py``, names in environments' s
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 import recipes.ppo
+from kit.buffers.datasets import read_datasets
 from kit.cli.launch import main
 from kit.evaluate import SavedRun
 from kit.evaluate import main as evaluate
@@ -197,6 +199,21 @@ def test_modules_beside_the_recipe_are_trusted(attack, tmp_path, monkeypatch):
 def test_environments_of_installed_packages_are_trusted(attack):
     run, _ = attack(id="gymnasium.envs.classic_control:CartPole-v1")
     SavedRun(run).close()
+
+
+@pytest.mark.parametrize("missing", ["observation_space", "action_space"])
+def test_a_data_set_imports_no_environment(missing, attack, tmp_path):
+    """Minari makes the environment of a data set whose spaces are missing."""
+    _, trap = attack()
+    spec = json.dumps({"id": "Evil-v0", "entry_point": "evil_module:Evil"})
+    spaces = dict.fromkeys(("observation_space", "action_space"), '{"type": "Discrete", "n": 2}')
+    metadata = {**spaces, "env_spec": spec, "data_format": "hdf5", missing: None}
+    folder = tmp_path / "data-set-v0"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(SettingError, match=f"does not say its {missing}"):
+        read_datasets([str(folder)])
+    assert not trap.exists()
 
 
 def test_yaml_makes_no_objects(attack):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,10 +67,8 @@ def read_datasets(folders: Sequence[str]) -> TensorDict:
 
 
 def _read(folder: Path) -> TensorDict:
+    _check_metadata(folder)
     minari = _minari()
-    if not (folder / "data").is_dir():
-        works = "give a folder that python -m kit record or Minari has written"
-        raise SettingError("dataset", str(folder), "is no folder of a data set", works)
     episodes = []
     for episode in minari.MinariDataset(folder / "data").iterate_episodes():
         arrays = (episode.observations, episode.actions)
@@ -87,6 +86,22 @@ def _read(folder: Path) -> TensorDict:
         rows = {"observation": observation[:-1], "action": action, "next": following}
         episodes.append(TensorDict(rows, [len(action)]))
     return torch.cat(episodes)
+
+
+def _check_metadata(folder: Path) -> None:
+    """Refuse a data set whose spaces Minari would take from an environment that it names and makes.
+
+    That could be a module from elsewhere, which a data set must not import.
+    """
+    works = "give a folder that python -m kit record or Minari has written"
+    try:
+        metadata = json.loads((folder / "data" / "metadata.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise SettingError("dataset", str(folder), "is no folder of a data set", works) from None
+    for name in ("observation_space", "action_space"):
+        if not isinstance(metadata, dict) or not isinstance(metadata.get(name), str):
+            why = f"does not say its {name}, for which Minari would make the environment"
+            raise SettingError("dataset", str(folder), why, works)
 
 
 def write_dataset(
