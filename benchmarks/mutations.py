@@ -155,7 +155,7 @@ MUTATIONS = [
     *_of(
         "kit/hooks/evaluation.py", "tests/hooks/test_evaluation.py tests/test_evaluate.py",
         ("self._left[: episodes % num_envs] += 1", "pass"),
-        ("self._left[episode.env] -= 1", "self._left -= 1"),
+        ("not self._left.any()", "not self._left.all()"),
         ("    policy.eval()\n", ""),
         ("        policy.train(training)", "        pass"),
         ("self.env = env.eval()", "self.env = env"),
@@ -199,7 +199,6 @@ MUTATIONS = [
     ),
     *_passed_on(
         "td3",
-        ("policy_delay", 'every={"loss_actor": cfg.policy_delay},', 'every={"loss_actor": 2},'),
         ("policy_noise", "policy_noise=cfg.policy_noise", "policy_noise=0.2"),
         ("noise_clip", "noise_clip=cfg.noise_clip", "noise_clip=0.5"),
         ("exploration_noise", "float(cfg.exploration_noise)", "0.1"),
@@ -209,9 +208,23 @@ MUTATIONS = [
         ("n_step", "n_step=cfg.n_step, ", ""),
         ("optimizer", 'cfg.optimizer == "adam"', "True"),
     ),
-    *_passed_on("reinforce", ("baseline", "    if cfg.baseline:", "    if True:")),
+    *_of(
+        "recipes/reinforce.py",
+        "tests/test_on_policy_recipes.py -k reinforce",
+        ("    if cfg.baseline:", "    if True:"),
+    ),
     *_passed_on("ppo_recurrent", ("burn_in", "burn_in=cfg.burn_in)", "burn_in=0)")),
-    *_passed_on("rainbow", ("noisy", '"noisy": cfg.noisy', '"noisy": True')),
+    *_of(
+        "recipes/rainbow.py",
+        "tests/test_off_policy_recipes.py -k rainbow",
+        ('"noisy": cfg.noisy', '"noisy": True'),
+    ),
+    *_of(
+        "recipes/td3.py",
+        "tests/test_off_policy_recipes.py -k td3",
+        ('every={"loss_actor": cfg.policy_delay},', 'every={"loss_actor": 2},'),
+        ("target_update_every=cfg.policy_delay", "target_update_every=1"),
+    ),
     *_passed_on("dreamerv3", ("tau", "tau=cfg.tau", "tau=0.02")),
     *_passed_on("iql", ("expectile", "expectile=cfg.expectile", "expectile=0.7")),
     *_of(

@@ -179,6 +179,22 @@ def test_exactly_as_many_episodes_are_played_as_asked(copies, episodes):
     assert all((one.length, one.episode_return) == (5, 5.0) for one in played)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_policy_is_in_evaluation_mode_meanwhile_and_as_it_was_afterwards(training):
+    modes = set()
+
+    class Constant(torch.nn.Module):
+        def forward(self, observation):
+            modes.add(self.training)
+            return torch.zeros(observation.shape[:1], dtype=torch.int64)
+
+    policy = TensorDictModule(Constant(), in_keys=["observation"], out_keys=["action"])
+    policy.train(training)
+    Evaluator(make_env(lambda: Scripted(length=5), 1), policy, episodes=1).play()
+    assert modes == {False}
+    assert {module.training for module in policy.modules()} == {training}
+
+
 def test_every_copy_plays_its_share_so_that_short_episodes_are_not_preferred():
     lengths = iter([2, 10])
     env = make_env(lambda: Scripted(length=next(lengths)), 2)

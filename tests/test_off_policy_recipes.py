@@ -14,6 +14,7 @@ from gymnasium.wrappers import FrameStackObservation
 from kit.buffers import ObservationStorage
 from kit.config import EnvConfig
 from kit.dialects import Tianshou
+from kit.modules.exploration import EpsilonGreedy
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps
 from kit.trainer import Trainer
@@ -49,6 +50,14 @@ def test_plan_and_ledger_agree_on_the_fast_path(name):
     assert trainer.update.plain_reason == ""
     delay = getattr(trainer.update.groups[-1], "period", 1)
     assert trainer.update.groups[-1].steps == 121 // delay
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_rainbow_has_noise_on_its_weights_or_explores_at_random(noisy):
+    trainer = built("rainbow", noisy=noisy)
+    assert any("weight_sigma" in name for name in trainer.loss_module.state_dict()) == noisy
+    random = [m for m in trainer.collector.policy.modules() if isinstance(m, EpsilonGreedy)]
+    assert len(random) == (not noisy)
 
 
 def test_td3_trains_its_actor_and_moves_its_targets_every_few_gradient_steps():

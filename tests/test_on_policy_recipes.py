@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kit.advantages import VTrace
+from kit.advantages import GAE, RewardToGo, VTrace
 from kit.experiment import EnvConfig, OnPolicySteps
 from kit.modules.shared_body import SharedBody
 from kit.steps import SettingError
@@ -241,3 +241,9 @@ def test_recipes_balance_the_pole_within_100_000_policy_steps(name, settings):
     assert ledger.compare(trainer.plan) == []
     assert ledger.policy_steps <= 100_000
     assert trainer.journal.latest["evaluation/return"] >= 475.0
+
+
+def test_reinforce_without_baseline_weighs_actions_by_returns_alone():
+    advantage = built("reinforce without baseline").advantage
+    assert isinstance(advantage, RewardToGo)
+    assert isinstance(built("reinforce").advantage, GAE)
