@@ -3,7 +3,7 @@
 Each particle is an actor and a critic with environments of its own; a policy step is one action of
 one of them. Policies that do well draw the others near, and a kernel keeps all of them apart.
 
-python -m recipes.svpg num_particles=8 env.num_envs=16 temperature=0.1
+python -m recipes.svpg num_particles=8 env.num_envs=16 temperature=0.01
 python -m recipes.svpg preset=ppo
 """
 
@@ -35,12 +35,12 @@ class Config(ActorCriticConfig):
     )
     steps: OnPolicySteps = field(
         default_factory=lambda: OnPolicySteps(
-            total_policy_steps=400_000, steps_per_env=5, update_epochs=1, minibatch_size=None
+            total_policy_steps=409_600, steps_per_env=8, update_epochs=1, minibatch_size=None
         )
     )
     num_particles: Count = 4
     """Particles; environments and minibatches are divided evenly among them."""
-    temperature: Positive = 1.0
+    temperature: Positive = 0.1
     """Weight of keeping the particles apart against the return."""
     loss: str = "A2CLoss"
     """Loss of torchrl.objectives (A2CLoss, ClipPPOLoss, ...), or module:Class."""

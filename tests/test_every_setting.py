@@ -215,7 +215,7 @@ EFFECTS: dict[str, Effect] = {
     "normalize_data": Effect(False),
     "alpha": Effect(10.0),
     "expectile": Effect(0.9),
-    "temperature": Effect(0.1),
+    "temperature": Effect(0.5),
     "min_q_weight": Effect(10.0),
     "num_random": Effect(3),
     # exploration
