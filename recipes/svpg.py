@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch.optim import Adam
 
 from kit.advantages import GAE
 from kit.buffers import GroupedBatches
-from kit.config import ActorCriticConfig, Count, Positive
+from kit.config import ActorCriticConfig, Limits, Positive
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.losses import SteinGradients
@@ -38,7 +38,7 @@ class Config(ActorCriticConfig):
             total_policy_steps=409_600, steps_per_env=8, update_epochs=1, minibatch_size=None
         )
     )
-    num_particles: Count = 4
+    num_particles: Annotated[int, Limits(1, 64)] = 4
     """Particles; environments and minibatches are divided evenly among them."""
     temperature: Positive = 0.1
     """Weight of keeping the particles apart against the return."""

@@ -256,6 +256,7 @@ STEPS = {"total_policy_steps": 256, "steps_per_env": 8}
             {"steps": OnPolicySteps(**STEPS, minibatch_size=4, sequence_length=4)},
             r"steps\.sequence_length=4 cuts batches across the environments of several particles",
         ),
+        ({"num_particles": 65}, r"num_particles=65 is more than 64; what works: 64"),
         ({"temperature": 0.0}, r"temperature=0\.0"),
     ],
 )
