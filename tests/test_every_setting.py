@@ -76,7 +76,8 @@ class Effect(NamedTuple):
 
 PENDULUM = {"env.id": "Pendulum-v1"}
 SEVERAL_EPOCHS = {"steps.update_epochs": 4}
-EPISODES = {"steps.steps_per_env": None, "steps.minibatch_size": None, "env.max_episode_steps": 4}
+EPISODES = {"steps.steps_per_env": None, "env.max_episode_steps": 4}
+BATCHES_OF_EPISODES = {**EPISODES, "steps.minibatch_size": None}
 
 EFFECTS: dict[str, Effect] = {
     # environments
@@ -128,9 +129,9 @@ EFFECTS: dict[str, Effect] = {
     ),
     "steps.learning_starts": Effect(16, counts("gradient_steps")),
     "steps.random_steps": Effect(8, counts("random_policy_steps")),
-    "steps.replay_ratio": Effect("1/2", counts("gradient_steps")),
+    "steps.replay_ratio": Effect(2, counts("gradient_steps")),
     "steps.pretrain_steps": Effect(5, counts("gradient_steps")),
-    "steps.sequence_length": Effect(2, counts("samples")),
+    "steps.sequence_length": Effect(2, counts("samples"), {"n_step": 1}),
     # families
     "gamma": Effect(0.5),
     "buffer_size": Effect(32),
@@ -207,7 +208,7 @@ EFFECTS: dict[str, Effect] = {
     "target_kl": Effect(1e-9, counts("skipped_gradient_steps"), SEVERAL_EPOCHS),
     "tau": Effect(0.5),
     "target_update_every": Effect(3, weights, {"tau": 0.5}),
-    "policy_delay": Effect(3),
+    "policy_delay": Effect(1),
     # data sets
     "steps.gradient_steps": Effect(72, counts("gradient_steps")),
     "steps.gradient_steps_per_iteration": Effect(16, counts("iterations")),
@@ -228,6 +229,12 @@ EFFECTS: dict[str, Effect] = {
 ON_POLICY: dict[str, Effect] = {
     "steps.minibatch_size": Effect(2, counts("gradient_steps")),
     "steps.sequence_length": Effect(2),
+    "steps.min_steps": Effect(
+        12, counts("iterations"), {**BATCHES_OF_EPISODES, "steps.min_episodes": 1}
+    ),
+    "steps.min_episodes": Effect(
+        7, counts("iterations"), {**BATCHES_OF_EPISODES, "steps.min_steps": 1}
+    ),
 }
 """Of recipes that train on each sample of a batch equally often."""
 
@@ -257,6 +264,13 @@ PARTICLES: dict[str, Effect] = {
 }
 """Of particles, which collect as many transitions each."""
 
+DISCRETE = {"env.id": Effect("Acrobot-v1"), "target_entropy": Effect(0.9)}
+"""Of recipes that choose among actions."""
+
+OWN = {"on_policy": ON_POLICY, "offline": OFFLINE, "svpg": PARTICLES}
+OWN |= dict.fromkeys(("dqn", "rainbow", "sac_discrete"), DISCRETE)
+"""By family or recipe, where it is another effect than that of others."""
+
 LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
 """Another loss that fits; for other recipes one derived from their own is made."""
 
@@ -264,8 +278,8 @@ LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
 def effect_of(recipe: str, name: str) -> Effect:
     if name == "loss":
         return Effect(LOSSES.get(recipe, f"{__name__}:Other"), part("loss_module"))
-    own = {"on_policy": ON_POLICY, "offline": OFFLINE}.get(_module(recipe).Config.FAMILY, {})
-    effect = {**EFFECTS, **own, **(PARTICLES if recipe == "svpg" else {})}[name]
+    family = OWN.get(_module(recipe).Config.FAMILY, {})
+    effect = {**EFFECTS, **family, **OWN.get(recipe, {})}[name]
     if effect.value is None:  # a flag
         return effect._replace(value=not _settings(recipe)[name])
     return effect
