@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import io
 import json
 import math
 import os
 import pickle
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +23,13 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from torchrl.checkpoint import StateDictCheckpointAdapter
 
+from kit.config.plain import from_plain
 from kit.hooks import NaNGuard, NotFinite
 from kit.logging.files import NotSaved, append, write_whole
 from kit.steps import SettingError
 from kit.trainer.checkpoint import Checkpoints, Damaged, _write_checksums, check_whole
 from kit.trainer.process import OwnNumbers
+from tests.fuzz.random_configs import small_config
 from tests.tiny import (
     assert_equal,
     off_policy_plan,
@@ -225,14 +229,18 @@ def flip(file: Path, bit: int) -> None:
     file.write_bytes(data)
 
 
-def test_a_single_changed_bit_is_noticed_in_any_file(tmp_path):
-    trainer = sac_trainer(off_policy_plan(), folder=tmp_path)
+@pytest.mark.parametrize("recipe", ["ppo", "sac", "dreamerv3"])
+def test_a_single_changed_bit_is_noticed_in_any_file(recipe, tmp_path):
+    module = importlib.import_module(f"recipes.{recipe}")
+    values = {**small_config(module.Config), "runs": str(tmp_path)}
+    trainer = module.build(from_plain(module.Config, values))
     trainer.run()
     checkpoint = trainer.last_checkpoint
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    assert len(files) >= 10
-    rng, noticed = np.random.default_rng(0), 0
-    for trial in range(200):
+    parts = {file.parent.name[5:] for file in files}  # without their numbers
+    assert {"batches", "buffer", "loss_module", "random_numbers", "update"} <= parts
+    rng, noticed, trials = np.random.default_rng(0), 0, max(100, 3 * len(files))
+    for trial in range(trials):
         file = files[trial % len(files)]
         bit = int(rng.integers(8 * file.stat().st_size))
         flip(file, bit)
@@ -240,8 +248,19 @@ def test_a_single_changed_bit_is_noticed_in_any_file(tmp_path):
             check_whole(checkpoint)
         noticed += f"its file {file.relative_to(checkpoint)} is" in str(raised.value)
         flip(file, bit)
-    assert noticed == 200
+    assert noticed == trials
     check_whole(checkpoint)
+
+
+def test_every_changed_bit_of_the_checksums_themselves_is_noticed(tmp_path):
+    path = Checkpoints(tmp_path, {"part": Part()}).save(8, {})
+    sums = path / "checksums.txt"
+    for bit in range(8 * sums.stat().st_size):
+        flip(sums, bit)
+        with pytest.raises(Damaged, match=re.escape("its file checksums.txt is")):
+            check_whole(path)
+        flip(sums, bit)
+    check_whole(path)
 
 
 def shortened(file: Path) -> None:
