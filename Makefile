@@ -8,13 +8,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # What touches torch, TorchRL, Gymnasium and Hydra; the others are the same with any version of them.
 CORE := tests/test_*.py tests/collectors tests/envs tests/hooks tests/modules
 
-.PHONY: help train test test-slow chaos test-wheel test-lowest lint format bench clean
+.PHONY: help train test test-slow chaos fuzz test-wheel test-lowest lint format bench clean
 
 help:
 	@echo "make train        train PPO on CartPole-v1 and say where the learning curve is"
 	@echo "make test         run the tests that take seconds (all but slow and gpu)"
 	@echo "make test-slow    run the tests that take minutes"
 	@echo "make chaos        kill runs at every file operation and at random times"
+	@echo "make fuzz         build and run every recipe with random settings"
 	@echo "make test-wheel   build the wheel and run a recipe from it"
 	@echo "make test-lowest  run the tests with the lowest supported torch and torchrl (3 GB)"
 	@echo "make lint         ruff and mypy"
@@ -32,6 +33,9 @@ test-slow: $(VENV)/.dev
 
 chaos: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto -m slow -rP tests/chaos
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz
 
 test-wheel: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow tests/test_wheel.py
