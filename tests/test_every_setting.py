@@ -141,7 +141,7 @@ EFFECTS: dict[str, Effect] = {
     # networks
     "hidden_sizes": Effect([6]),
     "activation": Effect("silu"),
-    "shared_body": Effect(True),
+    "shared_body": Effect(None),
     "initial_log_std": Effect(-2.0, weights, PENDULUM),
     "dueling": Effect(True),
     "num_critics": Effect(3),
@@ -267,7 +267,11 @@ PARTICLES: dict[str, Effect] = {
 DISCRETE = {"env.id": Effect("Acrobot-v1"), "target_entropy": Effect(0.9)}
 """Of recipes that choose among actions."""
 
-OWN = {"on_policy": ON_POLICY, "offline": OFFLINE, "svpg": PARTICLES}
+RECURRENT = {"steps.steps_per_env": Effect(4, counts("iterations"), {"steps.minibatch_size": 2})}
+"""Of recipes whose minibatches are sequences."""
+
+OWN = {"on_policy": ON_POLICY, "offline": OFFLINE}
+OWN |= {"svpg": PARTICLES, "ppo_recurrent": RECURRENT}
 OWN |= dict.fromkeys(("dqn", "rainbow", "sac_discrete"), DISCRETE)
 """By family or recipe, where it is another effect than that of others."""
 
