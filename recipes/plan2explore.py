@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import recipes.dreamerv3
-from kit.config import Count
+from kit.config import Networks
 from kit.dialects.base import Dialect
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import EndOfExploration
@@ -29,7 +29,7 @@ class Config(recipes.dreamerv3.Config):
     steps: ExplorationSteps | Dialect | StepPlan = field(default_factory=ExplorationSteps)
     loss: str = "kit.losses:Plan2ExploreLoss"
     """Loss, as module:Class."""
-    ensemble: Count = 8
+    ensemble: Networks = 8
     """One-step models whose disagreement rewards the explorer."""
 
 

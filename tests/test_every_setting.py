@@ -60,6 +60,11 @@ def part(path: str) -> Look:
     return look
 
 
+def losses(run: Outcome) -> Any:
+    """The types of the loss module and its parts: a body that is shared surrounds a loss."""
+    return [type(module).__name__ for module in run.trainer.loss_module.modules()]
+
+
 def refused(run: Outcome) -> Any:
     """Nothing: the setting is refused, and there is no run."""
     raise AssertionError(run)
@@ -272,7 +277,8 @@ RECURRENT = {"steps.steps_per_env": Effect(4, counts("iterations"), {"steps.mini
 
 OWN = {"on_policy": ON_POLICY, "offline": OFFLINE}
 OWN |= {"svpg": PARTICLES, "ppo_recurrent": RECURRENT}
-OWN |= dict.fromkeys(("dqn", "rainbow", "sac_discrete"), DISCRETE)
+OWN |= dict.fromkeys(("dqn", "sac_discrete"), DISCRETE)
+OWN["rainbow"] = {**DISCRETE, "steps.sequence_length": Effect(2, refused)}
 """By family or recipe, where it is another effect than that of others."""
 
 LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
@@ -281,7 +287,7 @@ LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
 
 def effect_of(recipe: str, name: str) -> Effect:
     if name == "loss":
-        return Effect(LOSSES.get(recipe, f"{__name__}:Other"), part("loss_module"))
+        return Effect(LOSSES.get(recipe, f"{__name__}:Other"), losses)
     family = OWN.get(_module(recipe).Config.FAMILY, {})
     effect = {**EFFECTS, **family, **OWN.get(recipe, {})}[name]
     if effect.value is None:  # a flag
@@ -349,7 +355,9 @@ def differs(recipe: str, name: str, tmp_path: Path, capsys: Any) -> bool:
         derive_loss(recipe)
     known = _settings(recipe)
     if effect.look is refused:
-        with pytest.raises(SettingError, match="dataset" if name == "env.id" else name):
+        with pytest.raises(
+            SettingError, match="dataset" if name == "env.id" else name.split(".")[-1]
+        ):
             outcome(recipe, tmp_path, {name: effect.value}, capsys)
         return True
     given = {key: value for key, value in effect.given.items() if key in known}

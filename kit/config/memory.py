@@ -17,6 +17,8 @@ from kit.steps.errors import show
 
 BYTES_PER_STEP = 1_500
 """Python objects of one time step of a rollout buffer: views of a row of each of its arrays."""
+BYTES_PER_WEIGHT = 16
+"""A number in float32, its gradient, and two averages of the optimiser."""
 
 
 class Need(NamedTuple):
@@ -65,6 +67,16 @@ def check_memory(needs: Sequence[Need], available: int, where: str) -> None:
     works = "use smaller settings" if value is None else f"what works: {show(value)} at most"
     why = f"needs {_gigabytes(largest.size)} of the {_gigabytes(available)} of {where}"
     raise SettingError(largest.field, largest.value, why, works)
+
+
+def check_networks(field: str, networks: int, weights: int) -> None:
+    """Refuse more equal networks of so many ``weights`` each than the machine has memory for.
+
+    Raises:
+        SettingError: that names the setting ``field``, and its largest value that works.
+    """
+    need = Need(field, networks, lambda networks: BYTES_PER_WEIGHT * networks * weights)
+    check_memory([need], *memory_of_machine())
 
 
 def _gigabytes(size: int) -> str:
@@ -117,8 +129,8 @@ def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:
     name, critics = max(ensembles.items(), key=lambda item: item[1], default=("", 1))
 
     def size(sizes: list[int], critics: int) -> int:
-        # Of a number in float32: itself, its gradient, and two averages of the optimiser.
-        return 16 * (1 + critics) * sum(a * b for a, b in pairwise([inputs, *sizes, 1]))
+        weights = sum(a * b for a, b in pairwise([inputs, *sizes, 1]))
+        return BYTES_PER_WEIGHT * (1 + critics) * weights
 
     for field, sizes in ((n, getattr(cfg, n)) for n, hint in hints.items() if hint == HiddenSizes):
         if critics > max(sizes, default=0):

@@ -46,7 +46,7 @@ WORDS: dict[str, list[Any]] = {
     "replay_ratio": [1, "1/4", 0.3, 2, 0, "1/0", "x/y", "1/3", 1e300, "1e400"],
     "rounding": ["error", "down", "up", "sideways"],
     "dataset": [[NAMES[0]], NAMES, [], ["nowhere"], ["/"], [""]],
-    "size": ["nano", "tiny", "1m", "published", "400m", "nan0", ""],
+    "size": ["nano", "tiny", "1m", "12m", "published", "nan0", ""],
     "convolutions": [[[4, 8, 4]], [[32, 8, 4], [64, 4, 2]], [], [[4, 8]], [[4, 800, 4]],
                      [[0, 1, 1]], [[4, 8, 4, 1]], [4, 8, 4], [[16, 1, 1000]], "nature"],
     "support": [[0.0, 10.0], [-1.0, 1.0], [1.0, 0.0], [0.0], [], [0.0, 0.0], [0.0, 1.0, 2.0],

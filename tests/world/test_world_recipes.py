@@ -10,6 +10,7 @@ import recipes.dreamerv3
 import recipes.plan2explore
 from kit.experiment import EnvConfig
 from kit.hooks import StopWhen
+from kit.modules.world import SIZES, Ensemble
 from kit.steps import SettingError
 from tests.world.maze import Maze
 from tests.world.runs import assert_equal, build, weights
@@ -150,3 +151,10 @@ def test_settings_that_cannot_work_are_refused():
         build(recipes.dreamerv3, size="huge")
     with pytest.raises(SettingError, match="size='12m' is unknown"):
         build(recipes.dreamerv1, size="12m")
+
+
+def test_an_ensemble_that_no_machine_holds_is_refused_before_it_is_made():
+    with pytest.raises(SettingError, match=r"^ensemble=1000000000000 is more than 1000"):
+        build(recipes.plan2explore, ensemble=10**12)
+    with pytest.raises(SettingError, match=r"^ensemble=1000 needs .* GiB of the"):
+        Ensemble(1_000, 10_000, 3, SIZES["400m"])

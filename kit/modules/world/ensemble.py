@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kit.config.memory import check_networks
 from kit.modules.world.layers import NORM_EPS, Blocks
 from kit.modules.world.sizes import Size
 
@@ -22,6 +25,9 @@ class Ensemble(nn.Module):
         action_features: width of an encoded action.
         size: widths.
         layers: hidden layers of each model.
+
+    Raises:
+        SettingError: if they need more memory than this machine has.
     """
 
     def __init__(
@@ -30,12 +36,13 @@ class Ensemble(nn.Module):
         super().__init__()
         self.members = members
         widths = [features + action_features, *[size.units] * layers]
+        outputs = size.stoch * size.classes
+        check_networks("ensemble", members, sum(a * b for a, b in pairwise([*widths, outputs])))
         self.hidden = nn.ModuleList(
-            Blocks(members, before, after, fan_in=before)
-            for before, after in zip(widths, widths[1:])  # noqa: RUF007
+            Blocks(members, before, after, fan_in=before) for before, after in pairwise(widths)
         )
         self.scales = nn.ParameterList(torch.ones(members, 1, size.units) for _ in range(layers))
-        self.out = Blocks(members, size.units, size.stoch * size.classes, fan_in=size.units)
+        self.out = Blocks(members, size.units, outputs, fan_in=size.units)
 
     def forward(self, features: Tensor, action: Tensor) -> Tensor:
         """Predictions ``[members, rows, stoch * classes]``.
