@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -15,12 +13,12 @@ from kit.testing.world import CollectorCase, Outcome, World
 class TensorCounter(TensorEnv):
     """The same, written in torch."""
 
-    state_size: ClassVar[int] = 3
-    uniform_size: ClassVar[int] = 1
-    time_limit: ClassVar[int] = LIMIT
-    num_actions: ClassVar[int] = ACTIONS
-    observation_low: ClassVar[tuple[float, ...]] = (0.0, 0.0, 0.0)
-    observation_high: ClassVar[tuple[float, ...]] = (float("inf"),) * 3
+    state_size = 3
+    uniform_size = 1
+    time_limit = LIMIT
+    num_actions = ACTIONS
+    observation_low = (0.0, 0.0, 0.0)
+    observation_high = (float("inf"),) * 3
 
     def initial_state(self, uniform: Tensor) -> Tensor:
         """The number, and no step yet."""
@@ -32,10 +30,6 @@ class TensorCounter(TensorEnv):
         count, action = count + 1, action.to(physics.dtype)
         terminated = count >= 1 + (number * 6).floor()
         return torch.stack((number, count, action)), number + (count + 10 * action), terminated
-
-    def observe(self, physics: Tensor) -> Tensor:
-        """Number, count and last action."""
-        return physics.T
 
 
 TENSOR_ENVS[COUNTER] = (TensorCounter, {})
