@@ -218,7 +218,7 @@ class GAE(torchrl_value.GAE):
         names = self.tensor_keys
         ends = [("next", name) for name in (names.reward, names.done, names.terminated)]
         reads = self._reads
-        seen = [*reads, *(("next", *_as_tuple(key)) for key in reads)]
+        seen = [*reads, *(("next", key) for key in reads)]
         read = tensordict.select(*seen, *ends, ("collector", "mask"), strict=False)
         with torch.no_grad():
             self._traced.refresh()
@@ -361,7 +361,3 @@ class RewardToGo(nn.Module):
         if self.standardizer is not None:
             advantage = self.standardizer(advantage, tensordict.get(("collector", "mask"), None))
         return tensordict.set("value_target", returns).set("advantage", advantage)
-
-
-def _as_tuple(key: Any) -> tuple[Any, ...]:
-    return key if isinstance(key, tuple) else (key,)
