@@ -137,7 +137,6 @@ class OffPolicySteps(_Steps):
 class SequenceSteps(OffPolicySteps):
     """Steps of a recipe that learns from sequences, such as a world model's."""
 
-    total_policy_steps: int = 20_000
     steps_per_env: int | None = 4
     learning_starts: int = 512
     random_steps: int | None = 0
