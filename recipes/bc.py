@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.optim import Adam
 
-from kit.config import HiddenSizes, Positive
+from kit.config import HiddenSizes, NetworkConfig, Positive
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_actor
 from kit.trainer import Trainer
@@ -25,20 +25,16 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass
-class Config(OfflineConfig):
+class Config(NetworkConfig, OfflineConfig):
     """Settings of behaviour cloning."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of the actor."""
-    activation: str = "relu"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "auto"
     """Loss of torchrl.objectives, module:Class; auto: squared error, or likelihood."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam."""
-    max_grad_norm: Positive | None = None
-    """Maximum norm of the gradient; null: unclipped."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

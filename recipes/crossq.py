@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kit.config import Count, Finite, HiddenSizes, Natural, Networks, Positive, UnitInterval
+from kit.config import Count, Finite, Natural, NetworkConfig, Networks, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.modules import BatchRenorm, make_action_value
 from kit.trainer import Trainer
@@ -18,17 +18,13 @@ from recipes import sac
 
 
 @dataclass
-class Config(OffPolicyConfig):
+class Config(NetworkConfig, OffPolicyConfig):
     """Settings of CrossQ."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(total_policy_steps=10_000, learning_starts=500)
     )
-    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of actor and critics."""
-    activation: str = "relu"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "CrossQLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: Networks = 2
@@ -47,8 +43,6 @@ class Config(OffPolicyConfig):
     """Learning rate of Adam for actor, critics and temperature."""
     beta_1: UnitInterval = 0.5
     """Decay of Adam's mean of gradients."""
-    max_grad_norm: Positive | None = None
-    """Maximum norm of the gradient; null: unclipped."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

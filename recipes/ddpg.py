@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import HiddenSizes, NotNegative, Positive, UnitInterval
+from kit.config import HiddenSizes, NetworkConfig, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.modules.exploration import GaussianNoise
@@ -22,14 +22,12 @@ from kit.update import Update
 
 
 @dataclass
-class Config(OffPolicyConfig):
+class Config(NetworkConfig, OffPolicyConfig):
     """Settings of DDPG."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of actor and critic."""
-    activation: str = "relu"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "DDPGLoss"
     """Loss of torchrl.objectives, or module:Class."""
     exploration_noise: NotNegative = 0.3
@@ -38,8 +36,6 @@ class Config(OffPolicyConfig):
     """Polyak averaging coefficient of the target networks."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam for actor and critic."""
-    max_grad_norm: Positive | None = None
-    """Maximum norm of the gradient; null: unclipped."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Finite, HiddenSizes, Networks, Positive, UnitInterval
+from kit.config import Finite, NetworkConfig, Networks, Positive, UnitInterval
 from kit.envs import VectorEnv
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
@@ -22,14 +22,10 @@ from kit.update import Update
 
 
 @dataclass
-class Config(OffPolicyConfig):
+class Config(NetworkConfig, OffPolicyConfig):
     """Settings of SAC."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
-    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of actor and critics."""
-    activation: str = "relu"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "SACLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: Networks = 2
@@ -42,8 +38,6 @@ class Config(OffPolicyConfig):
     """Target entropy of the policy; null: minus the number of action dimensions."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam for actor, critics and temperature."""
-    max_grad_norm: Positive | None = None
-    """Maximum norm of the gradient; null: unclipped."""
 
 
 def make_policy(env: VectorEnv, sizes: list[int], activation: str) -> TensorDictModuleBase:

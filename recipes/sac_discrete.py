@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, HiddenSizes, Networks, Positive, UnitInterval
+from kit.config import Count, NetworkConfig, Networks, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate
 from kit.modules import make_actor, make_q_network
@@ -22,17 +22,13 @@ from kit.update import Update
 
 
 @dataclass
-class Config(OffPolicyConfig):
+class Config(NetworkConfig, OffPolicyConfig):
     """Settings of SAC for discrete actions."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(num_envs=1))
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(total_policy_steps=25_000, minibatch_size=128)
     )
-    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of actor and critics."""
-    activation: str = "relu"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "DiscreteSACLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: Networks = 2
@@ -49,8 +45,6 @@ class Config(OffPolicyConfig):
     """Initial learning rate of Adam for actor, critics and temperature."""
     anneal: Literal["linear", "cosine", "constant"] = "linear"
     """Schedule of the learning rate, down to 0 at the end of the run."""
-    max_grad_norm: Positive | None = None
-    """Maximum norm of the gradient; null: unclipped."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

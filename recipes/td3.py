@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, HiddenSizes, NotNegative, Positive, UnitInterval
+from kit.config import Count, NetworkConfig, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.modules.exploration import GaussianNoise
@@ -22,14 +22,10 @@ from kit.update import Update
 
 
 @dataclass
-class Config(OffPolicyConfig):
+class Config(NetworkConfig, OffPolicyConfig):
     """Settings of TD3."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
-    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of actor and critics."""
-    activation: str = "relu"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "TD3Loss"
     """Loss of torchrl.objectives, or module:Class."""
     policy_delay: Count = 2
@@ -44,8 +40,6 @@ class Config(OffPolicyConfig):
     """Polyak averaging coefficient of the target networks."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam for actor and critics."""
-    max_grad_norm: Positive | None = None
-    """Maximum norm of the gradient; null: unclipped."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

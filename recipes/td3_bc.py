@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, HiddenSizes, NotNegative, Positive, UnitInterval
+from kit.config import Count, NetworkConfig, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.trainer import Trainer
@@ -20,16 +20,12 @@ from kit.update import Update
 
 
 @dataclass
-class Config(OfflineConfig):
+class Config(NetworkConfig, OfflineConfig):
     """Settings of TD3+BC."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     gamma: UnitInterval = 0.99
     """Discount factor."""
-    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of actor and critics."""
-    activation: str = "relu"
-    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     loss: str = "TD3BCLoss"
     """Loss of torchrl.objectives, or module:Class."""
     alpha: NotNegative = 2.5
@@ -44,8 +40,6 @@ class Config(OfflineConfig):
     """Polyak averaging coefficient of the target networks."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam."""
-    max_grad_norm: Positive | None = None
-    """Maximum norm of the gradient; null: unclipped."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

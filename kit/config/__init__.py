@@ -20,6 +20,7 @@ from kit.config.limits import (
 )
 from kit.config.settings import (
     EnvConfig,
+    NetworkConfig,
     OfflineConfig,
     OffPolicyConfig,
     OnPolicyConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "Limits",
     "LogStd",
     "Natural",
+    "NetworkConfig",
     "Networks",
     "NotNegative",
     "OffPolicyConfig",

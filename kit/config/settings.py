@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from kit.config.limits import Count, Finite, Limits, Positive, Seed, UnitInterval
+from kit.config.limits import Count, Finite, HiddenSizes, Limits, Positive, Seed, UnitInterval
 from kit.dialects.base import Dialect
 from kit.steps import StepPlan
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
@@ -123,3 +123,15 @@ class OfflineConfig(RunConfig):
     """Folders of data sets in Minari's format, joined to one: [datasets/pendulum-mixed-v0]."""
     normalize_data: bool = True
     """Whether observations are normalised by the mean and the deviation of the data set."""
+
+
+@dataclass
+class NetworkConfig:
+    """Settings of the networks of most recipes with critics of actions, besides their algorithm."""
+
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
+    """Widths of the hidden layers of actor and critics."""
+    activation: str = "relu"
+    """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
+    max_grad_norm: Positive | None = None
+    """Maximum norm of the gradient; null: unclipped."""
