@@ -86,10 +86,10 @@ class OnPolicySteps(_Steps):
         if count and self.steps_per_env is None:
             why = "are no whole episodes, which are collected here"
             raise SettingError("num_normalization_steps", count, why, [0])
-        less = count // settings["num_envs"] * settings["num_envs"]
-        if count != less:
-            why = f"are not as many in each of {settings['num_envs']} environments"
-            near = [less, less + settings["num_envs"]]
+        envs = settings.get("num_envs", 1)
+        if left := count % envs:
+            why = f"are not as many in each of {envs} environments"
+            near = [count - left, count - left + envs]
             raise SettingError("num_normalization_steps", count, why, near)
         return count
 
