@@ -52,7 +52,11 @@ NEEDS = {"HalfCheetah": ("mujoco",), "preset=mujoco": ("mujoco",), "tensorboard"
 
 # What makes a command short: settings added to those it has, by the vocabulary it speaks.
 SHORT = {
-    "kit, on-policy": ["steps.total_policy_steps=2_048", "steps.update_epochs=1"],
+    "kit, on-policy": [
+        "steps.total_policy_steps=2_048",
+        "steps.rounding=up",
+        "steps.update_epochs=1",
+    ],
     "kit, off-policy": ["steps.total_policy_steps=256", "steps.learning_starts=128"],
     "sb3": ["steps.total_timesteps=1_024"],
     "dreamer": ["steps.steps=256", "steps.batch_size=4", "steps.batch_length=16"],
