@@ -278,7 +278,7 @@ def caught_by(mutation: Mutation, folder: Path) -> str:
     said, code = output.read_text(errors="replace"), process.exitcode
     if code not in (0, 1, 2):
         raise ValueError(f"no test ran: {said[-500:]}")
-    failed = re.search(r"^(?:FAILED|ERROR) ([^ :]+)(?:::([^ \[]+))?", said, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) ([^\s:]+)(?:::([^\s\[]+))?", said, re.MULTILINE)
     if code and not failed:
         raise ValueError(f"nothing failed: {said[-500:]}")
     return "" if failed is None else " ".join(filter(None, failed.groups()))
