@@ -292,7 +292,9 @@ class Experiment:
             return
         name, own, loss = self._tried
         with checks.fitting_loss(name, own), torch.random.fork_rng(), torch.no_grad():
-            batch = policy(env.fake_tensordict().to(self.cfg.device)).unsqueeze(-1)
+            batch = policy(env.fake_tensordict().to(self.cfg.device))
+            if self.plan.on_policy or self.plan.sequence_length:
+                batch = batch.unsqueeze(-1)  # of time
             batch["is_init"] = torch.ones_like(batch["next", "done"])
             advantage = parts.get("advantage")
             losses = loss(batch if advantage is None else advantage(batch))

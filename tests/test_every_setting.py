@@ -148,7 +148,7 @@ EFFECTS: dict[str, Effect] = {
     "activation": Effect("silu"),
     "shared_body": Effect(None),
     "initial_log_std": Effect(-2.0, weights, PENDULUM),
-    "dueling": Effect(True),
+    "dueling": Effect(None),
     "num_critics": Effect(3),
     # losses
     "clip_epsilon": Effect(1e-4, weights, SEVERAL_EPOCHS),
@@ -225,8 +225,8 @@ EFFECTS: dict[str, Effect] = {
     "min_q_weight": Effect(10.0),
     "num_random": Effect(3),
     # exploration
-    "epsilon_end": Effect(1.0),
-    "exploration_share": Effect(1.0),
+    "epsilon_end": Effect(1.0, weights, {"noisy": False}),
+    "exploration_share": Effect(1.0, weights, {"noisy": False}),
     "exploration_noise": Effect(0.9),
 }
 """By the name of the setting; the same for all recipes that have it."""

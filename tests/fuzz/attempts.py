@@ -78,13 +78,14 @@ def _answers(process: subprocess.Popen[str]) -> Iterator[Attempt]:
 
 
 def configuration(recipe: str, number: int, run: bool) -> dict[str, Any]:
-    """The values of an attempt; one that is to be run has numbers that a run can mean."""
+    """The values of an attempt; one to be run has numbers that a run can mean, and no compiler."""
     from tests.fuzz.random_configs import random_config
 
     draw = random.Random(f"{recipe} {number}")
     config_class = importlib.import_module(recipe).Config
     hostile = draw.choice([0.0, 0.0, 0.05] if run else [0.0, 0.1, 0.5])
-    return random_config(config_class, draw, hostile, huge=0.0 if run else 0.2)
+    values = random_config(config_class, draw, hostile, huge=0.0 if run else 0.2)
+    return {**values, "compile": "auto"} if run and values["compile"] is True else values
 
 
 def attempt(recipe: str, number: int, run: bool) -> Attempt:
@@ -158,7 +159,8 @@ def _in_python(cls: type, build: Any, values: dict[str, Any]) -> None:
 def _by_command(cls: type, build: Any, values: dict[str, Any]) -> None:
     """From the words of a command line."""
     from kit.cli.launch import main
-    from kit.config.plain import flat, to_plain
+    from kit.config.plain import to_plain
+    from kit.dialects.files import flat
     from kit.steps import SettingError
 
     defaults, given = flat(to_plain(cls())), flat(values)
