@@ -19,6 +19,7 @@ import recipes.cql
 import recipes.crossq
 import recipes.ddpg
 import recipes.dqn
+import recipes.dqn_pixels
 import recipes.droq
 import recipes.impala
 import recipes.iql
@@ -45,7 +46,7 @@ from kit.steps.settings import OnPolicySteps
 
 RECIPES = [
     recipes.a2c, recipes.bc, recipes.cql, recipes.iql, recipes.td3_bc,
-    recipes.crossq, recipes.ddpg, recipes.dqn, recipes.droq, recipes.impala,
+    recipes.crossq, recipes.ddpg, recipes.dqn, recipes.dqn_pixels, recipes.droq, recipes.impala,
     recipes.ppo, recipes.ppo_pixels, recipes.ppo_recurrent, recipes.rainbow, recipes.redq,
     recipes.reinforce, recipes.sac, recipes.sac_discrete, recipes.svpg, recipes.td3, recipes.tqc,
 ]  # fmt: skip
@@ -247,7 +248,7 @@ def test_a_name_that_is_nowhere_is_refused_with_the_nearest(name, message):
 UNITS = (
     "policy steps", "env steps", "gradient steps", "environments", "transitions", "episodes",
     "passes", "threads", "seconds", "q-networks", "rewards summed", "sequences", "minibatches",
-    "time steps", "units",
+    "time steps", "units", "frames",
 )  # fmt: skip
 
 

@@ -198,6 +198,7 @@ EFFECTS: dict[str, Effect] = {
     "num_particles": Effect(1),
     "anneal_clip": Effect("linear", weights, {**SEVERAL_EPOCHS, "clip_epsilon": 1e-3}),
     # images
+    "clip_reward": Effect(False, lambda run: len(run.trainer.buffer.buffer._transform)),
     "preprocess": Effect("none"),
     "frame_stack": Effect(2),
     "convolutions": Effect([[4, 8, 4]]),
@@ -275,8 +276,33 @@ DISCRETE = {"env.id": Effect("Acrobot-v1"), "target_entropy": Effect(0.9)}
 RECURRENT = {"steps.steps_per_env": Effect(4, counts("iterations"), {"steps.minibatch_size": 2})}
 """Of recipes whose minibatches are sequences."""
 
+IMAGES: dict[str, Effect] = {
+    "env.id": Effect("ale_py:BreakoutNoFrameskip-v4"),
+    "env.normalize_observation": Effect(True, refused),
+    "env.normalize_reward": Effect(None, lambda run: run.trainer.collector.env.needs_raw_reward),
+    "steps.num_normalization_steps": Effect(16, refused),
+}
+"""Of recipes that learn from images of bytes, in games whose rewards are rare."""
+
+FRAMES: dict[str, Effect] = {
+    "env.action_repeat": Effect(2, counts("env_steps"), {"stacked_frames": 1}),
+    "steps.sequence_length": Effect(2, counts("samples"), {"stacked_frames": 1}),
+    "stacked_frames": Effect(2),
+    "store_next_observation": Effect(
+        False, part("buffer.buffer.storage"), {"stacked_frames": 1, "n_step": 1}
+    ),
+    "n_step": Effect(3, weights, {"stacked_frames": 1, "n_step": 1}),
+    "tau": Effect(0.5, weights, {"target_update_every": 1}),
+}
+"""Of DQN from images, whose stacks are stored as frames."""
+
 OWN = {"on_policy": ON_POLICY, "offline": OFFLINE}
-OWN |= {"svpg": PARTICLES, "ppo_recurrent": RECURRENT}
+OWN |= {
+    "ppo_pixels": IMAGES,
+    "dqn_pixels": IMAGES | FRAMES,
+    "svpg": PARTICLES,
+    "ppo_recurrent": RECURRENT,
+}
 OWN |= dict.fromkeys(("dqn", "sac_discrete"), DISCRETE)
 OWN["rainbow"] = {**DISCRETE, "steps.sequence_length": Effect(2, refused)}
 """By family or recipe, where it is another effect than that of others."""
@@ -399,7 +425,7 @@ CASES = [
 
 @pytest.mark.parametrize(("recipe", "name"), CASES)
 def test_a_setting_changes_what_it_should(recipe, name, tmp_path, capsys):
-    if recipe == "ppo_pixels":
+    if recipe.endswith("_pixels"):
         pytest.importorskip("ale_py")
     if name == "device" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")

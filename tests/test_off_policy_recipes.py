@@ -143,6 +143,37 @@ def test_what_an_algorithm_cannot_do_is_refused(name, settings, message):
         built(name, **settings)
 
 
+def test_a_tiny_task_of_images_is_learnt_from_frames_that_are_stored_once():
+    steps = OffPolicySteps(
+        total_policy_steps=3_000, steps_per_env=2, learning_starts=200, replay_ratio="1/2",
+        minibatch_size=32, evaluation_every=None,
+    )  # fmt: skip
+    trainer = built(
+        "dqn_pixels", env=EnvConfig("kit.testing.envs:kit/Glimpse-v0", 1), steps=steps,
+        preprocess="none", stacked_frames=2, convolutions=[[8, 3, 2]], hidden_sizes=[32],
+        learning_rate=2e-3, target_update_every=50, exploration_share=0.3, buffer_size=2_000,
+    )  # fmt: skip
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert trainer.update.plain_reason == ""
+    assert trainer.buffer.buffer.storage.frames == 2
+    assert trainer.journal.latest["evaluation/return"] > 7.0
+
+
+def test_rewards_are_learned_from_by_their_signs_and_reported_as_they_are():
+    trainers = [
+        built(
+            "dqn_pixels", env=EnvConfig("kit.testing.envs:kit/Glimpse-v0", 1), preprocess="none",
+            stacked_frames=1, convolutions=[[8, 3, 2]], clip_reward=clip,
+        )
+        for clip in (True, False)
+    ]  # fmt: skip
+    for trainer in trainers:
+        trainer.buffer.extend(trainer.collector.collect())
+        trainer.buffer.buffer.storage.get(slice(0, 1))["next", "reward"].fill_(7.0)
+    assert [t.buffer._sample(64)["next", "reward"].max().item() for t in trainers] == [1.0, 7.0]
+
+
 # ---------------------------------------------------------------------- as they come
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [("ddpg", 2), ("droq", 0)])

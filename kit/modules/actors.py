@@ -423,6 +423,7 @@ def make_q_network(
     noisy: bool = False,
     atoms: int = 1,
     support: Sequence[float] | None = None,
+    convolutions: Kernels = (),
 ) -> QValueActor:
     """Make a Q-network for one discrete action: a greedy policy, trained by TorchRL's DQNLoss.
 
@@ -441,10 +442,12 @@ def make_q_network(
             of which Q-values are the means.
         support: smallest and largest return, between which the atoms stand for returns at equal
             distances and are logits of their probabilities; ``None``: the atoms are quantiles.
+        convolutions: channels, kernel size and stride of each convolution, which images (bytes)
+            pass through first.
 
     Raises:
-        SettingError: if the action is not one choice of a ``Discrete`` space, or the support is no
-            range.
+        SettingError: if the action is not one choice of a ``Discrete`` space, the support is no
+            range, or there are convolutions and no image that they fit.
     """
     leaf = _only_action(env, "Discrete", "a Q-network", "make_actor(continuous='deterministic')")
     spec = env.full_action_spec[leaf.key]
@@ -455,7 +458,8 @@ def make_q_network(
     masks = action_masks(env, choices)
     module: nn.Module
     columns, layer = (choices + dueling) * atoms, NoisyLinear if noisy else None
-    keys, network = _network(env, columns, hidden_sizes, activation, False, 1.0, masks, layer=layer)
+    shape: Any = (hidden_sizes, activation, False, 1.0, masks, convolutions)
+    keys, network = _network(env, columns, *shape, layer=layer)
     of_action: dict[str, Any] = {"spec": spec[0].clone(), "action_key": leaf.key}
     if atoms > 1:
         module = _Distributions(network, atoms, support, dueling=dueling, masked=bool(masks))

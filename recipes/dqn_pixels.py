@@ -1,0 +1,90 @@
+"""DQN from images (Mnih et al. 2015): Atari games, or any images of bytes.
+
+python -m recipes.dqn_pixels preset=atari env.id=ale_py:BreakoutNoFrameskip-v4
+python -m recipes.dqn_pixels env.id=CarRacing-v3 env.kwargs.continuous=false preprocess=none
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tensordict.nn import TensorDictSequential
+from torch.optim import Adam
+from torchrl.envs.transforms import SignTransform
+from torchrl.objectives import SoftUpdate
+
+from kit.config import Count, HiddenSizes, Positive, UnitInterval
+from kit.envs.pixels import pixel_wrappers
+from kit.experiment import EnvConfig, Experiment, OffPolicySteps, main
+from kit.hooks import AnnealExploration, AnnealLearningRate
+from kit.modules import NATURE, make_q_network
+from kit.modules.exploration import EpsilonGreedy
+from kit.trainer import Trainer
+from kit.update import Update
+from recipes import dqn
+
+
+@dataclass
+class Config(dqn.Config):
+    """Settings of DQN from images: those of DQN, with these defaults."""
+
+    env: EnvConfig = field(
+        default_factory=lambda: EnvConfig(id="ale_py:PongNoFrameskip-v4", num_envs=1)
+    )
+    steps: OffPolicySteps = field(
+        default_factory=lambda: OffPolicySteps(
+            total_policy_steps=1_000_000,
+            steps_per_env=4,
+            learning_starts=20_000,
+            replay_ratio="1/4",
+            minibatch_size=32,
+            evaluation_every=100_000,
+        )
+    )
+    preprocess: Literal["atari", "none"] = "atari"
+    """Preprocessing: atari (84 x 84 grey values, actions held for 4 frames) or none."""
+    stacked_frames: Count = 4
+    """Frames that make one observation, of which the buffer stores the newest alone."""
+    clip_reward: bool = True
+    """Whether the sign of a reward is learned from, in place of the reward."""
+    convolutions: list[list[int]] = field(default_factory=lambda: [list(n) for n in NATURE])
+    """Channels, kernel size and stride of each convolution."""
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [512])
+    buffer_size: Count = 100_000
+    n_step: Count = 1
+    exploration_share: Positive = 0.1
+    epsilon_end: UnitInterval = 0.01
+    target_update_every: Count = 250
+    learning_rate: Positive = 1e-4
+    anneal: Literal["linear", "cosine", "constant"] = "constant"
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire DQN; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="dqn")
+    wrappers = pixel_wrappers(cfg.preprocess, cfg.stacked_frames)
+    env = experiment.make_env(actions="discrete", wrappers=wrappers)
+    body: dict[str, Any] = {"dueling": cfg.dueling, "convolutions": cfg.convolutions}
+    network = make_q_network(env, cfg.hidden_sizes, cfg.activation, **body)
+    options = {"delay_value": True, "double_dqn": cfg.double_dqn, "loss_function": "smooth_l1"}
+    loss = experiment.make_loss(make_loss or cfg.loss, network, **options)
+    loss.make_value_estimator(gamma=cfg.gamma)
+    explore = EpsilonGreedy(env, eps_init=1.0, eps_end=float(cfg.epsilon_end))
+    policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
+    optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
+    every = cfg.target_update_every
+    tau = cfg.tau if cfg.tau is not None else 0.005 if every == 1 else 1.0
+    limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
+    targets = SoftUpdate(loss, tau=tau)
+    update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
+    exploration = AnnealExploration(explore, share_of_run=cfg.exploration_share)
+    hooks = [AnnealLearningRate(optimizer, cfg.anneal), exploration]
+    buffer = experiment.make_replay_buffer()
+    if cfg.clip_reward:
+        buffer.buffer.append_transform(SignTransform(in_keys=[("next", "reward")]))
+    return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
+
+
+if __name__ == "__main__":
+    main(Config, build)
