@@ -284,14 +284,16 @@ IMAGES: dict[str, Effect] = {
 }
 """Of recipes that learn from images of bytes, in games whose rewards are rare."""
 
+WITHOUT_STACKS = (
+    "env.action_repeat", "steps.sequence_length", "steps.min_steps", "steps.min_episodes", "n_step",
+    "store_next_observation",
+)  # fmt: skip
 FRAMES: dict[str, Effect] = {
-    "env.action_repeat": Effect(2, counts("env_steps"), {"stacked_frames": 1}),
-    "steps.sequence_length": Effect(2, counts("samples"), {"stacked_frames": 1}),
+    name: EFFECTS[name]._replace(given={**EFFECTS[name].given, "stacked_frames": 1})
+    for name in WITHOUT_STACKS
+}
+FRAMES |= {
     "stacked_frames": Effect(2),
-    "store_next_observation": Effect(
-        False, part("buffer.buffer.storage"), {"stacked_frames": 1, "n_step": 1}
-    ),
-    "n_step": Effect(3, weights, {"stacked_frames": 1, "n_step": 1}),
     "tau": Effect(0.5, weights, {"target_update_every": 1}),
 }
 """Of DQN from images, whose stacks are stored as frames."""

@@ -46,6 +46,6 @@ def pixel_wrappers(preprocess: str = "none", frame_stack: int = 1) -> list[Wrapp
         frame_stack: images that make one observation, the newest last.
     """
     wrappers: list[Wrapper] = [atari_wrapper] if preprocess == "atari" else []
-    if frame_stack > 1:
+    if wrappers or frame_stack > 1:  # one grey image is a stack of one
         wrappers.append(partial(gym.wrappers.FrameStackObservation, stack_size=frame_stack))
     return wrappers
