@@ -13,7 +13,7 @@ from kit.experiment import EnvConfig, OnPolicySteps
 from kit.steps import SettingError
 
 IMAGES = {
-    "env": EnvConfig("kit.testing.glimpse:kit/Glimpse-v0", 4), "preprocess": "none",
+    "env": EnvConfig("kit.testing.envs:kit/Glimpse-v0", 4), "preprocess": "none",
     "frame_stack": 1, "convolutions": [[4, 3, 2]],
 }  # fmt: skip
 LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
