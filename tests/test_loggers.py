@@ -302,3 +302,13 @@ def test_a_header_that_others_took_is_written_again(tmp_path):
     path.write_text(path.read_text().partition("\n")[2])
     logger.log_row({"policy_steps": 3, "loss": 0.5})
     assert path.read_text() == "policy_steps,loss\n1,0.5\n2,0.5\n3,0.5\n"
+
+
+def test_a_later_row_of_the_same_policy_step_is_dropped_when_a_run_is_resumed(tmp_path):
+    logger = CsvLogger(tmp_path)
+    logger.start()
+    logger.log_row({"policy_steps": 1, "loss": 0.5})
+    saved = logger.state_dict()
+    logger.log_row({"policy_steps": 1, "loss": 0.7})
+    CsvLogger(tmp_path).load_state_dict(saved)
+    assert (tmp_path / "metrics.csv").read_text() == "policy_steps,loss\n1,0.5\n"

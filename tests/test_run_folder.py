@@ -18,6 +18,7 @@ import pytest
 import kit.cli.run_folder
 from kit.cli.lock import RunLock
 from kit.cli.run_folder import find_run, new_sweep
+from kit.config import EnvConfig
 from kit.hooks import Hook, StopWhen
 from kit.logging.files import NotSaved
 from kit.steps import SettingError
@@ -242,6 +243,14 @@ def test_how_a_run_is_watched_may_differ_when_it_is_resumed(changes, tmp_path):
     run = stopped_run(tmp_path)
     build(tiny_config(tmp_path, resume=str(run), **changes)).run()
     assert policy_steps_in(run) == [16, 32, 48, 64]
+
+
+def test_the_patience_with_environments_may_differ_too(tmp_path):
+    env = {"num_envs": 2, "vectorization": "async"}
+    stops = [StopWhen("policy_steps", reached=32)]
+    build(tiny_config(tmp_path, env=EnvConfig(**env)), hooks=stops).run()
+    other, run = EnvConfig(**env, step_timeout=600.0), the_run(tmp_path)
+    assert build(tiny_config(tmp_path, env=other, resume=str(run))).run().policy_steps == 64
 
 
 def test_rows_do_not_depend_on_when_checkpoints_are_written(tmp_path):
