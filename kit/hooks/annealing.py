@@ -229,8 +229,15 @@ def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
     Args:
         loss: with a tensor for each coefficient, as TorchRL's losses have them.
         **schedules: by name of the coefficient, as in :class:`Anneal`; ``"constant"`` makes none.
+
+    Raises:
+        SettingError: if a coefficient that is to change is 0, where the loss has no such term.
     """
     changing = {name: kind for name, kind in schedules.items() if kind != "constant"}
+    for name in changing:
+        if getattr(loss, name, 0.0) is None:
+            why = "leaves its term out of the loss: there is nothing to anneal"
+            raise SettingError(name, 0.0, why, "use the schedule 'constant', or another value")
     return [Anneal(loss, name, kind) for name, kind in changing.items()]
 
 

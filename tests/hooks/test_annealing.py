@@ -12,6 +12,7 @@ from kit.hooks import Anneal, AnnealExploration, AnnealLearningRate
 from kit.modules.exploration import GaussianNoise, OrnsteinUhlenbeckNoise
 from kit.steps import Constant, Linear, SettingError, make_schedule
 from kit.trainer.stages import HookError
+from recipes.ppo import Config, build
 from tests.tiny import off_policy_plan, on_policy_plan, ppo_trainer, sac_trainer
 
 
@@ -209,6 +210,11 @@ def test_a_named_schedule_is_not_begun_in_the_middle_of_a_run(tmp_path):
     again = ppo_trainer(on_policy_plan()).load(trainer.last_checkpoint)
     with pytest.raises(SettingError, match="is added to a run that has begun"):
         again.add(AnnealLearningRate(again.optimizer, "linear"))
+
+
+def test_a_schedule_of_a_term_that_the_loss_leaves_out_is_refused():
+    with pytest.raises(SettingError, match=r"critic_coeff=0\.0 leaves its term out of the loss"):
+        build(Config(critic_coeff=0.0, anneal_critic="linear", runs=None, progress=False))
 
 
 def test_schedules_that_do_not_exist_and_shares_beyond_a_run_are_refused():
