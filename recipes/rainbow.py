@@ -14,7 +14,7 @@ from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
 from kit.buffers import PrioritizedSampler
-from kit.config import Finite, NotNegative, Outputs, UnitInterval
+from kit.config import Finite, NotNegative, Outputs, UnitInterval, checks
 from kit.experiment import Experiment, main
 from kit.hooks import Anneal, AnnealExploration, AnnealLearningRate
 from kit.modules import make_q_network
@@ -63,7 +63,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, eps=1.5e-4, fused=True)
     hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal)]
     policy = TensorDictSequential(network)
-    if not cfg.noisy:
+    if cfg.noisy:
+        checks.unused(cfg, ("epsilon_end", "exploration_share"), "noise on weights explores")
+    else:
         explore = EpsilonGreedy(env, eps_init=1.0, eps_end=float(cfg.epsilon_end))
         hooks.append(AnnealExploration(explore, share_of_run=cfg.exploration_share))
         policy = TensorDictSequential(network, explore)

@@ -135,6 +135,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
         ("droq", {"dropout": 1.5}, "dropout=1.5 is more than 1"),
         ("rainbow", {"support": [1.0, 0.0]}, r"support=\[1.0, 0.0\] is not a range of returns"),
         ("crossq", {"tau": 0.1}, "tau"),
+        ("rainbow", {"epsilon_end": 0.1}, "epsilon_end=0.1 has no effect: noise on weights"),
         ("sac_discrete", {"target_entropy": 2.0}, "target_entropy=2.0 is more than 1"),
     ],
 )

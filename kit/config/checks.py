@@ -114,6 +114,14 @@ def usable_folder(runs: str | None) -> Iterator[None]:
         raise SettingError("runs", runs, f"cannot be used: {error.strerror}", ["runs"]) from None
 
 
+def unused(cfg: RunConfig, names: Sequence[str], why: str) -> None:
+    """Refuse settings that have no effect beside others, if they are not at their defaults."""
+    for name in names:
+        value, default = getattr(cfg, name), getattr(type(cfg)(), name)
+        if value != default:
+            raise SettingError(name, value, f"has no effect: {why}", [default])
+
+
 # ---------------------------------------------------------------------- the environment
 def env_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
     """Refuse arguments of the environment that are settings, or change nothing offline."""
