@@ -120,7 +120,7 @@ class Experiment:
             "max_episode_steps": plan.max_episode_steps,
             "seed": cfg.seed,
             "gamma": getattr(cfg, "gamma", 1.0),  # of rewards, which cloning does not see
-            "normalization_steps": getattr(cfg.steps, "num_normalization_steps", 0) or None,
+            "normalization_steps": self._normalization_steps() or None,
         }
         kwargs = settings.pop("kwargs")
         checks.env_arguments(cfg, settings)
@@ -130,6 +130,11 @@ class Experiment:
         checks.memory(plan, cfg, env)
         checks.actions(env, actions, self.algorithm)
         return env
+
+    def _normalization_steps(self) -> int:
+        """Of the kit's own words: those of nip with this name are part of no total."""
+        steps = self.cfg.steps
+        return steps.num_normalization_steps if isinstance(steps, OnPolicySteps) else 0
 
     def make_evaluation_env(self, env: VectorEnv) -> VectorEnv:
         """Make environments to evaluate in: those of ``env``, with its running normalisation.
