@@ -92,6 +92,7 @@ REFUSED = {
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8' is not a setting; what works: steps.n_steps",
     "sac steps.learning_starts=60": "steps.learning_starts=60 is beyond the 40 policy steps of the "
     "run, which would train nothing; what works: 40.",
+    "sac n_step=21 steps.learning_starts=20": "n_step=21 needs 22 policy steps of each environment",
     "sac n_step=30": "n_step=30 needs 31 policy steps of each environment, and training starts "
     "after 20; what works: 19; or steps.learning_starts=31.",
     "sac steps.sequence_length=25": "steps.sequence_length=25 needs 25 policy steps of each "
@@ -115,6 +116,7 @@ REFUSED = {
     "ppo collector_kwargs.policy=3": "collector_kwargs.policy=3 follows from other settings",
     "ppo collector_kwargs.env=3": "collector_kwargs.env=3 follows from other settings",
     "ppo collector_kwargs.seed=3": "collector_kwargs.seed=3 follows from other settings",
+    f"ppo resume=latest runs={'r' * 300}": "cannot be used: File name too long",
     # what no machine has
     "ppo env.num_envs=10_000_000": "=10000000 is more than 1000000; what works: 1000000.",
     "ppo env.num_envs=500_000 steps.total_policy_steps=4_000_000": "env.num_envs=500000 is more "

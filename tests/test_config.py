@@ -296,3 +296,12 @@ def test_the_environments_defaults_are_those_of_make_env():
     config = EnvConfig()
     for name in ("vectorization", "action_repeat", "max_episode_steps"):
         assert arguments[name].default == getattr(config, name)
+
+
+def test_a_plan_of_a_hundred_million_steps_is_not_followed_when_a_run_is_built():
+    """Where a rule counts in floats, asking for a far iteration follows all those before it."""
+    steps = {"dialect": "dreamer", "train_ratio": 20.0, "envs": 10, "max_episode_steps": 3}
+    config = from_plain(recipes.sac.Config, {"steps": steps, "runs": None, "progress": False})
+    trainer = recipes.sac.build(config)
+    assert trainer.plan.total_policy_steps >= 10**8
+    assert len(getattr(trainer.plan, "_followed", (0, []))[1]) < 1_000

@@ -22,7 +22,7 @@ from kit.cli.signals import Signals, stop_with_parent
 from kit.cli.terminal import terminal
 from kit.cli.trust import check_names, trusted_names
 from kit.collectors.base import PolicyFault
-from kit.config import RunConfig
+from kit.config import RunConfig, checks
 from kit.config.plain import check, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.files import flat
@@ -134,7 +134,8 @@ def _base(
     chosen = dict(_split(argument) for argument in arguments if "=" in argument)
     resume = chosen.get("resume")
     if resume not in (None, "null", ""):
-        folder = find_run(resume, Path(chosen.get("runs", "runs")), recipe.name)
+        with checks.usable_folder(chosen.get("runs")):
+            folder = find_run(resume, Path(chosen.get("runs", "runs")), recipe.name)
         return {**_resumed(config_class, recipe, folder, chosen), "resume": str(folder)}
     values: dict[str, Any] = to_plain(config_class())
     if "preset" in chosen:

@@ -60,13 +60,15 @@ def learning(plan: StepPlan, cfg: RunConfig) -> None:
         return
     n_step, length = getattr(cfg, "n_step", 1), plan.sequence_length or 1
     field, value = ("n_step", n_step) if n_step > 1 else ("steps.sequence_length", length)
-    needed = value + (field == "n_step")
-    envs, iterations = plan.num_envs * plan.world_size, range(plan.iterations + 1)
-    first = bisect.bisect_left(iterations, 1, key=plan.gradient_steps_after)
-    if needed == 1 or first not in iterations:
+    needed, envs = value + (field == "n_step"), plan.num_envs * plan.world_size
+    if needed == 1:
         return
-    have = plan.policy_steps_after(first) // envs
-    if have < needed:
+    # Far iterations are not asked for: rules of floats are followed from the first one on.
+    every = range(plan.iterations + 1)
+    too_early = every[: bisect.bisect_left(every, needed * envs, key=plan.policy_steps_after)]
+    first = bisect.bisect_left(too_early, 1, key=plan.gradient_steps_after)
+    if first in too_early:
+        have = plan.policy_steps_after(first) // envs
         why = f"needs {needed} policy steps of each environment, and training starts after {have}"
         works, hint = [max(have - needed + value, 1)], f"or steps.learning_starts={needed * envs}"
         raise SettingError(field, value, why, works, hint)
