@@ -62,12 +62,23 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
         rest = data.exclude(*paths, *(("next", *path) for path in paths))
         if not self._memories:
             self._make(paths, values)
+        done = values["next", "done"].reshape(len(data), -1).any(1)
+        # Whether the row before each ended an episode: read before it may be overwritten.
+        ended = torch.cat([self._last_ended(), done])[: len(data)]
         super().set(cursor, rest, set_cursor=set_cursor)
         pairs = {path: (values[path], values["next", *path]) for path in paths}
-        done = values["next", "done"].reshape(len(data), -1).any(1)
         for start in range(0, len(data), self.num_envs):  # no row follows another of its group
             group = slice(start, start + self.num_envs)
-            self._write({k: (a[group], b[group]) for k, (a, b) in pairs.items()}, done[group])
+            of_group = {k: (a[group], b[group]) for k, (a, b) in pairs.items()}
+            self._write(of_group, done[group], ended[group])
+
+    def _last_ended(self) -> Tensor:
+        """Whether the newest transition of each environment is stored as the end of an episode."""
+        numbers = torch.arange(self._written - self.num_envs, self._written)
+        if self._storage is None:
+            return torch.zeros(self.num_envs, dtype=torch.bool)
+        flags: Tensor = self._storage["next", "done"][numbers % self.max_size]
+        return flags.reshape(self.num_envs, -1).any(1) & (numbers >= 0)
 
     def _make(self, paths: list[tuple[str, ...]], values: dict[tuple[str, ...], Tensor]) -> None:
         places = self.max_size + self.frames * self.num_envs
@@ -81,19 +92,21 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
         self._begins = torch.zeros(places, dtype=torch.bool)
         self._ends = torch.full((self.max_size,), -1)
 
-    def _write(self, pairs: dict[tuple[str, ...], tuple[Tensor, Tensor]], done: Tensor) -> None:
+    def _write(
+        self, pairs: dict[tuple[str, ...], tuple[Tensor, Tensor]], done: Tensor, ended: Tensor
+    ) -> None:
         """Store observations of one time step, and those that followed.
 
         Args:
             pairs: observation and next observation by path, of one row an environment at most.
             done: whether the episode ended.
+            ended: whether the one of the row before ended with it.
         """
         numbers = torch.arange(self._written, self._written + len(done))
         self._written += len(done)
         before, places = numbers - self.num_envs, numbers % len(self._begins)
         known = before >= 0
         kept = self._ends[before % self.max_size] >= 0
-        flag = self._storage["next", "done"][before % self.max_size].reshape(len(done), -1).any(1)
         other = torch.zeros_like(done)  # than the observation that the step before led to
         for path, (seen, _) in pairs.items():
             expected = self._memories[path].values[places]
@@ -103,7 +116,7 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
             self._keep(before[lost], {p: m.values[places[lost]] for p, m in self._memories.items()})
         self._free += [row for row in self._ends[numbers % self.max_size].tolist() if row >= 0]
         self._ends[numbers % self.max_size] = -1
-        self._begins[places] = ~known | flag | other
+        self._begins[places] = ~known | ended | other
         following = (numbers + self.num_envs) % len(self._begins)
         for path, (seen, then) in pairs.items():
             values = self._memories[path].values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data.replay_buffers.samplers import RandomSampler
@@ -67,6 +67,7 @@ def in_time(new):
 
 
 @settings(max_examples=60, deadline=None)
+@example(num_envs=3, frames=2, size=6, steps=[2, 2], lengths=[4])  # a batch fills the memory
 @given(
     num_envs=st.integers(1, 3),
     frames=st.sampled_from([1, 2, 4]),
