@@ -11,7 +11,8 @@ import torch
 from tensordict import TensorDict
 
 from kit.buffers import make_replay_buffer
-from kit.trainer.checkpoint import Checkpoints, Damaged, check_whole
+from kit.steps import SettingError
+from kit.trainer.checkpoint import Checkpoints, Damaged, _write_checksums, check_whole
 from kit.trainer.pieces import LARGE, PIECE
 from tests.test_checkpoint import Part
 
@@ -101,6 +102,28 @@ def test_a_changed_bit_of_a_piece_is_noticed(tmp_path):
     piece.write_bytes(data)
     with pytest.raises(Damaged, match=piece.name):
         check_whole(path)
+
+
+def test_a_damaged_piece_is_not_shared_with_the_next_checkpoint(tmp_path):
+    part = Part(large())
+    checkpoints = Checkpoints(tmp_path, {"part": part})
+    first = checkpoints.save(1, {})
+    (piece, *_) = first.glob("components/*/" + next(iter(pieces(first))))
+    piece.write_bytes(b"x" + piece.read_bytes()[1:])
+    second = checkpoints.save(2, {})
+    assert written(second) == PIECE
+    other = Part()
+    Checkpoints(tmp_path, {"part": other}).load(second)
+    assert torch.equal(other.value, part.value)
+
+
+def test_a_tensor_that_lacks_bytes_is_refused(tmp_path):
+    path = Checkpoints(tmp_path, {"part": Part(large())}).save(1, {})
+    (piece, *_) = path.glob("components/*/" + next(iter(pieces(path))))
+    piece.write_bytes(piece.read_bytes()[:-1])
+    _write_checksums(path)
+    with pytest.raises(SettingError, match=f"has {LARGE - 1} of the {LARGE} bytes of a tensor"):
+        Checkpoints(tmp_path, {"part": Part()}).load(path)
 
 
 def test_a_replay_buffer_rewrites_what_was_added(tmp_path):

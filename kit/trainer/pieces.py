@@ -9,9 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.checkpoint import StateDictCheckpointAdapter
+
+from kit.steps import SettingError
 
 LARGE = 2**25
 """Bytes from which on a tensor is written in pieces."""
@@ -25,7 +28,7 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
     """TorchRL's adapter without its other formats, which unpickle anything; and incremental.
 
     A large tensor on the host is in files of its own, each with some of its rows and named by its
-    contents. A file that the checkpoint before has, too, is a link to it.
+    contents. A file that the checkpoint before has, too, undamaged, is a link to it.
 
     Args:
         before: the checkpoint before; ``None`` if there is none.
@@ -73,8 +76,10 @@ def _written(tensor: Tensor, folder: Path, known: Path | None) -> dict[str, Any]
             continue
         if known is not None:
             with contextlib.suppress(OSError):  # it has none, or the disk knows no links
-                os.link(known / name, folder / name)
-                continue
+                # Compared, or damage to it would get a valid checksum here.
+                if np.array_equal(np.fromfile(known / name, np.uint8), data):
+                    os.link(known / name, folder / name)
+                    continue
         data.tofile(folder / name)
     return {_MARK: names, "like": tensor[:0].clone(), "rows": len(tensor)}
 
@@ -86,8 +91,11 @@ def _together(value: Any, folder: Path) -> Any:
         whole = torch.empty(value["rows"], *like.shape[1:], dtype=like.dtype)
         target, start = whole.reshape(-1).view(torch.uint8).numpy(), 0
         for name in value[_MARK]:
-            with (folder / name).open("rb") as file:
+            with (folder / Path(name).name).open("rb") as file:  # in this folder alone
                 start += file.readinto(target[start:].data)
+        if start != len(target):
+            why = f"has {start} of the {len(target)} bytes of a tensor"
+            raise SettingError("checkpoint", str(folder), why, "use another checkpoint")
         return whole
     if type(value) is dict:
         return {name: _together(inner, folder) for name, inner in value.items()}
