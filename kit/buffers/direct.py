@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 
+from kit.buffers.observations import ObservationStorage
 from kit.buffers.writer import SliceWriter
 from kit.fast.nested import leaves, nested
 
@@ -73,12 +74,13 @@ class DirectRows:
         self.storage, self.writer = buffer.storage, buffer.writer
         self._may_be_plain = (
             type(buffer) is TensorDictReplayBuffer
-            and type(self.storage) is LazyTensorStorage
+            and type(self.storage) in (LazyTensorStorage, ObservationStorage)
             and type(self.writer) is SliceWriter
             and self.storage.ndim == 1
             and not getattr(buffer, "_prefetch", False)
             and not self.writer.tracks_generations
         )
+        self._once = self.storage if isinstance(self.storage, ObservationStorage) else None
         self._transforms = buffer._transform.transforms
         self._shown: Any = None
         self._rows: dict[tuple[str, ...], _Rows] = {}
@@ -110,10 +112,14 @@ class DirectRows:
         end = start + count
         values = leaves(batch)
         values.pop(("index",), None)
-        if end > self.storage.max_size or values.keys() != self._rows.keys():
+        own = values if self._once is None else self._once.without_observations(values)
+        if end > self.storage.max_size or own.keys() != self._rows.keys():
             return False
+        if self._once is not None:
+            read = [path for path in values if path not in own or path == ("next", "done")]
+            self._once.store({p: values[p].transpose(0, 1).flatten(0, 1) for p in read})
         rows = slice(start, end)
-        for path, value in values.items():
+        for path, value in own.items():
             self._rows[path].write(rows, value)
         if self._index is not None:
             self._index.write(rows, torch.from_numpy(np.arange(start, end)[None]))
@@ -135,4 +141,6 @@ class DirectRows:
         )
         places = index.numpy() if on_host(index) else None
         drawn = {path: rows.read(index, places) for path, rows in self._rows.items()}
+        if self._once is not None:
+            drawn |= self._once.read(index.numpy())
         return nested({("index",): index, **drawn}, [size])

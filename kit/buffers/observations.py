@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import LazyTensorStorage
@@ -13,6 +16,9 @@ from kit.fast.nested import leaves
 from kit.steps import SettingError
 
 _FLAGS = {("reward",), ("done",), ("terminated",), ("truncated",)}
+
+Path = tuple[str, ...]
+Array = NDArray[Any]
 
 
 class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore]
@@ -35,9 +41,9 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
         super().__init__(max_size, compilable=True)
         self.frames, self.num_envs = stacked_frames, num_envs
         self._written = 0  # transitions so far: each has a number, the place of its observation
-        self._memories: dict[tuple[str, ...], _Frames] = {}
-        self._begins = torch.zeros(0, dtype=torch.bool)
-        self._ends = torch.zeros(0, dtype=torch.long)  # row of the last observation; -1: none
+        self._memories: dict[Path, _Frames] = {}
+        self._begins = np.zeros(0, np.bool_)
+        self._ends = np.zeros(0, np.int64)  # row of the last observation; -1: none
         self._free: list[int] = []  # rows for last observations
 
     def belong_to(self, num_envs: int) -> None:
@@ -58,29 +64,49 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
     def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:
         """Store the rows that follow the last ones, in the order of time."""
         values = leaves(data)
-        paths = [p for p in values if ("next", *p) in values and p not in _FLAGS]
-        rest = data.exclude(*paths, *(("next", *path) for path in paths))
+        self.store(values)
+        rest = self.without_observations(values)
+        observed = [path for path in values if path not in rest]
+        super().set(cursor, data.exclude(*observed), set_cursor=set_cursor)
+
+    @staticmethod
+    def without_observations(values: Mapping[Path, Tensor]) -> dict[Path, Tensor]:
+        """The entries of rows that are stored as they are, by path."""
+        observed = {path for path in values if _is_observed(path, values)}
+        observed |= {("next", *path) for path in observed}
+        return {path: value for path, value in values.items() if path not in observed}
+
+    def store(self, values: Mapping[Path, Tensor]) -> None:
+        """Store the observations of the rows that follow the last ones.
+
+        Called before their other entries are stored, which may overwrite flags that are read here.
+
+        Args:
+            values: entries by path, ``[rows, ...]``, in the order of time: observations, next
+                observations and whether the episode ended.
+        """
+        paths = [path for path in values if _is_observed(path, values)]
         if not self._memories:
             self._make(paths, values)
-        done = values["next", "done"].reshape(len(data), -1).any(1)
-        # Whether the row before each ended an episode: read before it may be overwritten.
-        ended = torch.cat([self._last_ended(), done])[: len(data)]
-        super().set(cursor, rest, set_cursor=set_cursor)
-        pairs = {path: (values[path], values["next", *path]) for path in paths}
-        for start in range(0, len(data), self.num_envs):  # no row follows another of its group
-            group = slice(start, start + self.num_envs)
+        pairs = {p: (values[p].numpy(), values["next", *p].numpy()) for p in paths}
+        flags = values["next", "done"]
+        done: Array = flags.reshape(len(flags), -1).any(1).numpy()
+        # Whether the row before each ended an episode.
+        ended = np.concatenate([self._last_ended(), done])
+        for start in range(0, len(done), self.num_envs):  # no row follows another of its group
+            group = slice(start, min(start + self.num_envs, len(done)))
             of_group = {k: (a[group], b[group]) for k, (a, b) in pairs.items()}
             self._write(of_group, done[group], ended[group])
 
-    def _last_ended(self) -> Tensor:
+    def _last_ended(self) -> Array:
         """Whether the newest transition of each environment is stored as the end of an episode."""
-        numbers = torch.arange(self._written - self.num_envs, self._written)
+        numbers = np.arange(self._written - self.num_envs, self._written)
         if self._storage is None:
-            return torch.zeros(self.num_envs, dtype=torch.bool)
-        flags: Tensor = self._storage["next", "done"][numbers % self.max_size]
+            return np.zeros(self.num_envs, np.bool_)
+        flags: Array = self._storage["next", "done"].numpy()[numbers % self.max_size]
         return flags.reshape(self.num_envs, -1).any(1) & (numbers >= 0)
 
-    def _make(self, paths: list[tuple[str, ...]], values: dict[tuple[str, ...], Tensor]) -> None:
+    def _make(self, paths: list[Path], values: Mapping[Path, Tensor]) -> None:
         places = self.max_size + self.frames * self.num_envs
         for path in paths:
             shape = values[path].shape[1:]
@@ -88,13 +114,12 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
                 why = f"are not in {'.'.join(path)} of shape {tuple(shape)}"
                 raise SettingError("stacked_frames", self.frames, why, shape[:1][: len(shape) - 1])
             frame = shape[1:] if self.frames > 1 else shape
-            self._memories[path] = _Frames(torch.empty(places, *frame, dtype=values[path].dtype))
-        self._begins = torch.zeros(places, dtype=torch.bool)
-        self._ends = torch.full((self.max_size,), -1)
+            kind = values[path].numpy().dtype
+            self._memories[path] = _Frames(np.empty((places, *frame), kind))
+        self._begins = np.zeros(places, np.bool_)
+        self._ends = np.full(self.max_size, -1)
 
-    def _write(
-        self, pairs: dict[tuple[str, ...], tuple[Tensor, Tensor]], done: Tensor, ended: Tensor
-    ) -> None:
+    def _write(self, pairs: dict[Path, tuple[Array, Array]], done: Array, ended: Array) -> None:
         """Store observations of one time step, and those that followed.
 
         Args:
@@ -102,35 +127,34 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
             done: whether the episode ended.
             ended: whether the one of the row before ended with it.
         """
-        numbers = torch.arange(self._written, self._written + len(done))
+        numbers = np.arange(self._written, self._written + len(done))
         self._written += len(done)
         before, places = numbers - self.num_envs, numbers % len(self._begins)
         known = before >= 0
-        kept = self._ends[before % self.max_size] >= 0
-        other = torch.zeros_like(done)  # than the observation that the step before led to
+        other = np.zeros_like(done)  # than the observation that the step before led to
         for path, (seen, _) in pairs.items():
-            expected = self._memories[path].values[places]
-            other |= (self._newest(seen) != expected).reshape(len(done), -1).any(1)
-        lost = known & ~kept & other
+            differs = self._newest(seen) != self._memories[path].values[places]
+            other |= differs.reshape(len(done), -1).any(1)
+        lost = known & (self._ends[before % self.max_size] < 0) & other
         if lost.any():  # the environment was reset in between
             self._keep(before[lost], {p: m.values[places[lost]] for p, m in self._memories.items()})
-        self._free += [row for row in self._ends[numbers % self.max_size].tolist() if row >= 0]
-        self._ends[numbers % self.max_size] = -1
+        index = numbers % self.max_size
+        self._free += [row for row in self._ends[index].tolist() if row >= 0]
+        self._ends[index] = -1
         self._begins[places] = ~known | ended | other
         following = (numbers + self.num_envs) % len(self._begins)
         for path, (seen, then) in pairs.items():
             values = self._memories[path].values
-            values[places] = self._newest(seen)
-            values[following] = self._newest(then)
+            values[places], values[following] = self._newest(seen), self._newest(then)
         if done.any():
             self._keep(numbers[done], {p: self._newest(b)[done] for p, (_, b) in pairs.items()})
         if self.frames > 1:
             self._check_stacks(numbers, pairs)
 
-    def _newest(self, observation: Tensor) -> Tensor:
+    def _newest(self, observation: Array) -> Array:
         return observation[:, -1] if self.frames > 1 else observation
 
-    def _keep(self, numbers: Tensor, last: dict[tuple[str, ...], Tensor]) -> None:
+    def _keep(self, numbers: Array, last: dict[Path, Array]) -> None:
         """Store the last observations of episodes on their own."""
         first = next(iter(self._memories.values()))
         while len(self._free) < len(numbers):
@@ -138,16 +162,14 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
             self._free += range(size, 2 * size or 64)
             for memory in self._memories.values():
                 memory.grow(2 * size or 64)
-        rows = torch.tensor([self._free.pop() for _ in range(len(numbers))])
+        rows = [self._free.pop() for _ in range(len(numbers))]
         self._ends[numbers % self.max_size] = rows
         for path, values in last.items():
             self._memories[path].last[rows] = values
 
-    def _check_stacks(
-        self, numbers: Tensor, pairs: dict[tuple[str, ...], tuple[Tensor, Tensor]]
-    ) -> None:
+    def _check_stacks(self, numbers: Array, pairs: dict[Path, tuple[Array, Array]]) -> None:
         for path, given in pairs.items():
-            if not all(map(torch.equal, self._read(path, numbers), given)):
+            if not all(map(np.array_equal, self._read(path, numbers), given)):
                 why = f"are not consecutive, or not padded with the first, in {'.'.join(path)}"
                 raise SettingError("stacked_frames", self.frames, why, [1])
 
@@ -157,17 +179,22 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
         rows = super().get(index)
         if isinstance(index, (slice, range)):
             span = index if isinstance(index, range) else range(*index.indices(len(self)))
-            index = torch.arange(span.start, span.stop, span.step)
-        index = torch.as_tensor(index)
-        newest = self._written - 1
-        numbers = newest - (newest - index.reshape(-1)) % self.max_size
-        for path in self._memories:
-            seen, then = self._read(path, numbers)
-            rows.set(path, seen.reshape(*index.shape, *seen.shape[1:]))
-            rows.set(("next", *path), then.reshape(*index.shape, *then.shape[1:]))
+            index = np.arange(span.start, span.stop, span.step)
+        index = np.asarray(index)
+        for path, value in self.read(index.reshape(-1)).items():
+            rows.set(path, value.reshape(*index.shape, *value.shape[1:]))
         return rows
 
-    def _read(self, path: tuple[str, ...], numbers: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, index: Array) -> dict[Path, Tensor]:
+        """Observations and next observations by path, ``[rows, ...]``, of an index ``[rows]``."""
+        newest, found = self._written - 1, {}
+        numbers = newest - (newest - index) % self.max_size
+        for path in self._memories:
+            both = self._read(path, numbers)
+            found[path], found["next", *path] = map(torch.from_numpy, both)
+        return found
+
+    def _read(self, path: Path, numbers: Array) -> tuple[Array, Array]:
         """Observations and next observations of transitions by number, ``[rows, ...]``."""
         memory, size = self._memories[path], len(self._begins)
         rows = self._ends[numbers % self.max_size]
@@ -177,12 +204,12 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
             then[ended] = memory.last[rows[ended]]
         places = [numbers % size]
         for _ in range(self.frames - 1):
-            behind = torch.where(self._begins[places[0]], 0, self.num_envs)
+            behind = np.where(self._begins[places[0]], 0, self.num_envs)
             places.insert(0, (places[0] - behind) % size)
         if self.frames == 1:
             return memory.values[places[0]], then
-        seen = memory.values[torch.stack(places, 1)]
-        return seen, torch.cat([seen[:, 1:], then.unsqueeze(1)], 1)
+        seen = memory.values[np.stack(places, 1)]
+        return seen, np.concatenate([seen[:, 1:], then[:, None]], 1)
 
     # ------------------------------------------------------------------ in and out
     def rows(self, index: Any) -> TensorDictBase:
@@ -198,21 +225,21 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
         return {
             "written": self._written,
             "num_envs": self.num_envs,
-            "begins": self._begins,
-            "ends": self._ends,
+            "begins": torch.from_numpy(self._begins),
+            "ends": torch.from_numpy(self._ends),
             "free": list(self._free),
             "paths": [list(path) for path in self._memories],
-            "values": [memory.values for memory in self._memories.values()],
-            "last": [memory.last for memory in self._memories.values()],
+            "values": [torch.from_numpy(memory.values) for memory in self._memories.values()],
+            "last": [torch.from_numpy(memory.last) for memory in self._memories.values()],
         }
 
     def load_observations(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`observations` returned."""
+        """Restore the state of :meth:`observations`."""
         self._written, self.num_envs = int(state["written"]), int(state["num_envs"])
         self._free = [int(row) for row in state["free"]]
-        self._begins, self._ends = state["begins"].clone(), state["ends"].clone()
+        self._begins, self._ends = state["begins"].numpy().copy(), state["ends"].numpy().copy()
         self._memories = {
-            tuple(path): _Frames(values.clone(), last.clone())
+            tuple(path): _Frames(values.numpy().copy(), last.numpy().copy())
             for path, values, last in zip(state["paths"], state["values"], state["last"])
         }
 
@@ -225,12 +252,17 @@ class _Frames:
         last: of episodes, where they are kept on their own, ``[rows, ...]``.
     """
 
-    def __init__(self, values: Tensor, last: Tensor | None = None) -> None:
+    def __init__(self, values: Array, last: Array | None = None) -> None:
         self.values = values
-        self.last = values.new_empty(0, *values.shape[1:]) if last is None else last
+        self.last = np.empty((0, *values.shape[1:]), values.dtype) if last is None else last
 
     def grow(self, rows: int) -> None:
         """Make room for more last frames."""
-        more = self.last.new_empty(rows, *self.last.shape[1:])
+        more = np.empty((rows, *self.last.shape[1:]), self.last.dtype)
         more[: len(self.last)] = self.last
         self.last = more
+
+
+def _is_observed(path: Path, values: Mapping[Path, Tensor]) -> bool:
+    """Whether an entry is an observation: there is a next one, and it is no flag."""
+    return ("next", *path) in values and path not in _FLAGS
