@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from kit.config import RunConfig
 from kit.config.parts import resolve
 from kit.config.plain import from_plain
 from kit.steps import SettingError
+from kit.testing.envs import Glimpse
 from tests.fuzz.random_configs import leaves_of, small_config
 from tests.stored import NAMES, read_stored
 
@@ -199,9 +202,9 @@ EFFECTS: dict[str, Effect] = {
     "anneal_clip": Effect("linear", weights, {**SEVERAL_EPOCHS, "clip_epsilon": 1e-3}),
     # images
     "clip_reward": Effect(False, lambda run: len(run.trainer.buffer.buffer._transform)),
-    "preprocess": Effect("none"),
+    "preprocess": Effect("atari", refused),
     "frame_stack": Effect(2),
-    "convolutions": Effect([[4, 8, 4]]),
+    "convolutions": Effect([[4, 4, 2]]),
     # optimisation
     "optimizer": Effect("adam"),
     "body_lr_factor": Effect(0.1, weights, {"shared_body": True}),
@@ -277,12 +280,29 @@ RECURRENT = {"steps.steps_per_env": Effect(4, counts("iterations"), {"steps.mini
 """Of recipes whose minibatches are sequences."""
 
 IMAGES: dict[str, Effect] = {
-    "env.id": Effect("ale_py:BreakoutNoFrameskip-v4"),
+    "env.id": Effect("kit/LargeGlimpse-v0"),
     "env.normalize_observation": Effect(True, refused),
     "env.normalize_reward": Effect(None, lambda run: run.trainer.collector.env.needs_raw_reward),
     "steps.num_normalization_steps": Effect(16, refused),
 }
-"""Of recipes that learn from images of bytes, in games whose rewards are rare."""
+"""Of recipes that learn from images of bytes."""
+PPO_PIXELS = {"initial_log_std": Effect(-2.0, weights, {"env.id": "kit/Pointing-v0"})}
+
+
+class Pointing(Glimpse):
+    """The same images; the action is a point in the quarter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (2,))
+
+    def step(self, action: Any) -> Any:
+        row, column = (int(number > 0.0) for number in action)
+        return super().step(np.int64(2 * row + column))
+
+
+gym.register("kit/LargeGlimpse-v0", Glimpse, kwargs={"size": 16})
+gym.register("kit/Pointing-v0", Pointing)
 
 WITHOUT_STACKS = (
     "env.action_repeat", "steps.sequence_length", "steps.min_steps", "steps.min_episodes", "n_step",
@@ -300,7 +320,7 @@ FRAMES |= {
 
 OWN = {"on_policy": ON_POLICY, "offline": OFFLINE}
 OWN |= {
-    "ppo_pixels": IMAGES,
+    "ppo_pixels": IMAGES | PPO_PIXELS,
     "dqn_pixels": IMAGES | FRAMES,
     "svpg": PARTICLES,
     "ppo_recurrent": RECURRENT,
@@ -427,8 +447,6 @@ CASES = [
 
 @pytest.mark.parametrize(("recipe", "name"), CASES)
 def test_a_setting_changes_what_it_should(recipe, name, tmp_path, capsys):
-    if recipe.endswith("_pixels"):
-        pytest.importorskip("ale_py")
     if name == "device" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     if name == "logger":

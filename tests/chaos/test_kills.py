@@ -118,8 +118,6 @@ def files_of(run: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_kills_at_any_moment_change_nothing(name: str, forks: Forks, folder: Path):
-    if name.endswith("_pixels"):
-        pytest.importorskip("ale_py")
     arguments, whole = CONFIGURATIONS[name], folder / "whole"
     ended, rng, came = go_on(forks, arguments, whole), random.Random(name), 0
     for number in range(KILLED_TWICE):

@@ -42,7 +42,8 @@ WORDS: dict[str, list[Any]] = {
     "runs": [None, None, "runs", "r" * 300, "/proc/1/runs", "a/../b", "\0"],
     "resume": [None, "latest", "nowhere"],
     "id": ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0", "CartPole-v9",
-           "Taxi-v3", "Blackjack-v1", "nowhere:Env-v0", "os:path", "ALE/Pong-v5", ":"],
+           "Taxi-v3", "Blackjack-v1", "nowhere:Env-v0", "os:path", "ALE/Pong-v5", ":",
+           "kit.testing.envs:kit/Glimpse-v0"],
     "replay_ratio": [1, "1/4", 0.3, 2, 0, "1/0", "x/y", "1/3", 1e300, "1e400"],
     "rounding": ["error", "down", "up", "sideways"],
     "dataset": [[NAMES[0]], NAMES, [], ["nowhere"], ["/"], [""]],
@@ -108,6 +109,9 @@ def small_config(config_class: type) -> dict[str, Any]:
     values |= {"hidden_sizes": [8]} if "hidden_sizes" in values else {}
     values |= {"num_particles": 2} if "num_particles" in values else {}
     values["env"]["num_envs"] = 2
+    if "preprocess" in values:
+        values |= {"preprocess": "none", "convolutions": [[4, 3, 2]]}
+        values["env"]["id"] = "kit.testing.envs:kit/Glimpse-v0"
     steps |= {"evaluation_every": None, "evaluation_episodes": 1}
     if "dataset" in values:
         values["dataset"] = [NAMES[0]]

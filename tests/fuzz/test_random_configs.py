@@ -9,8 +9,6 @@ from tests.fuzz.__main__ import BUILDS, RECIPES, RUNS, WRONG, tried
 
 def outcomes(recipe: str, builds: int, runs: int) -> tuple[int, int, int]:
     """Settings that were built, refused, and run as planned; anything else is an error."""
-    if recipe.endswith("_pixels"):
-        pytest.importorskip("ale_py")
     built, ran = tried(recipe, builds, runs)
     assert not any(found[outcome] for found in (built, ran) for outcome in WRONG)
     assert built.total() == builds
