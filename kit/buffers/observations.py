@@ -115,7 +115,7 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
                 raise SettingError("stacked_frames", self.frames, why, shape[:1][: len(shape) - 1])
             frame = shape[1:] if self.frames > 1 else shape
             kind = values[path].numpy().dtype
-            self._memories[path] = _Frames(np.empty((places, *frame), kind))
+            self._memories[path] = _Frames(np.zeros((places, *frame), kind))
         self._begins = np.zeros(places, np.bool_)
         self._ends = np.full(self.max_size, -1)
 
@@ -254,11 +254,11 @@ class _Frames:
 
     def __init__(self, values: Array, last: Array | None = None) -> None:
         self.values = values
-        self.last = np.empty((0, *values.shape[1:]), values.dtype) if last is None else last
+        self.last = np.zeros((0, *values.shape[1:]), values.dtype) if last is None else last
 
     def grow(self, rows: int) -> None:
         """Make room for more last frames."""
-        more = np.empty((rows, *self.last.shape[1:]), self.last.dtype)
+        more = np.zeros((rows, *self.last.shape[1:]), self.last.dtype)
         more[: len(self.last)] = self.last
         self.last = more
 

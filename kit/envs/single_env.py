@@ -157,6 +157,17 @@ def gives_action_mask(make: Callable[[], gym.Env[Any, Any]]) -> bool:
     return False
 
 
+def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
+    """Seed the spaces of an environment and its wrappers, from which ``reset`` may draw, too."""
+    layer: Any = env
+    while layer is not None:
+        attributes = getattr(layer, "__dict__", {})
+        for value in attributes.values():
+            if isinstance(value, gym.Space):
+                value.seed(seed)
+        layer = attributes.get("env")
+
+
 def find_spec(id: str) -> EnvSpec:
     """Return Gymnasium's entry for ``id``; ``module:id`` imports a module that registers it.
 

@@ -108,6 +108,22 @@ def test_a_vector_environment_that_spends_a_step_on_resets_is_refused():
         made_by_gymnasium(AutoresetMode.NEXT_STEP)
 
 
+class Sampling(gym.Env):
+    """Observes what it draws from its own spaces."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(1000)
+
+    def reset(self, *, seed=None, options=None):
+        seen = self.observation_space.sample()
+        seen[0] = self.action_space.sample() / 1000
+        return seen, {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+
+
 # ---------------------------------------------------------------------- seeds
 def first_observations(seed: int, copies: int = 3, **settings) -> list:
     env = make_env("CartPole-v1", copies, seed=seed, **settings)
@@ -135,6 +151,19 @@ def test_every_kind_of_copies_begins_in_the_same_way():
     expected = first_observations(4, copies=2)
     assert make_env(same, seed=4).start()["observation"].tolist() == expected
     assert first_observations(4, copies=2, vectorization="async") == expected
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_seed_is_that_of_spaces_that_an_environment_draws_from_too(vectorization):
+    def observed(seed: int) -> list[list[float]]:
+        env = make_env(Sampling, 2, seed=seed, vectorization=vectorization)
+        seen = env.rollout(5)["observation"]
+        env.close()
+        return seen.tolist()
+
+    assert observed(1) == observed(1) != observed(2)
+    first, second = observed(1)
+    assert first != second
 
 
 def test_seeding_again_begins_again_and_later_episodes_go_on_with_their_numbers():

@@ -21,6 +21,7 @@ from kit.envs.backends.base import (
     rebuilt_seed,
 )
 from kit.envs.errors import FAULTS, EnvironmentFault
+from kit.envs.single_env import seed_spaces
 from kit.envs.spaces import Arrays, value_at
 from kit.envs.state import Shared, capture, restore
 from kit.steps.errors import SettingError
@@ -89,7 +90,10 @@ class SerialBackend(EnvBackend):
             try:
                 if self.clock is not None:
                     self.clock[:] = self.first + number, time.monotonic()
-                first, _ = self.envs[number].reset(seed=self._next_seeds.pop(number, seed))
+                own = self._next_seeds.pop(number, seed)
+                if own is not None:
+                    seed_spaces(self.envs[number], own)
+                first, _ = self.envs[number].reset(seed=own)
                 self._write(number, first, arrays)
                 return
             except FAULTS as error:
