@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kit.config.limits import HiddenSizes, Networks
+from kit.config.plain import type_hints
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import show
 
@@ -124,7 +124,7 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> It
 
 def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:
     """Widths of hidden layers, and the memory of an actor and its critics of these."""
-    hints = typing.get_type_hints(type(cfg), include_extras=True)
+    hints = type_hints(type(cfg))
     ensembles = {name: getattr(cfg, name) for name, hint in hints.items() if hint == Networks}
     name, critics = max(ensembles.items(), key=lambda item: item[1], default=("", 1))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import numbers
 import types
 import typing
@@ -39,6 +40,12 @@ def to_plain(config: Any) -> Any:
     return str(config)
 
 
+@functools.cache
+def type_hints(cls: type) -> Mapping[str, Any]:
+    """Types of a dataclass's fields by name, with their limits."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
 def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
     """Make a dataclass from nested plain values, checking names and types.
 
@@ -50,7 +57,7 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
     Raises:
         SettingError: at the first name that is no field or value of another type.
     """
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = type_hints(cls)
     known = [f.name for f in dataclasses.fields(cls)]
     made: dict[str, Any] = {}
     for name, value in values.items():
@@ -70,7 +77,7 @@ def check(config: Any, path: str = "") -> None:
     Raises:
         SettingError: at the first one.
     """
-    hints = typing.get_type_hints(type(config), include_extras=True)
+    hints = type_hints(type(config))
     for f in dataclasses.fields(config):
         value, group = getattr(config, f.name), _group(hints[f.name])
         if group is not None and isinstance(value, Mapping):
@@ -245,7 +252,7 @@ def _called(hint: Any) -> str:
 def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
     """Yield dotted name, value, type in words and documentation of every setting."""
     cls: type = type(config)
-    docs, hints = field_docs(cls), typing.get_type_hints(cls, include_extras=True)
+    docs, hints = field_docs(cls), type_hints(cls)
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if dataclasses.is_dataclass(value):

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import io
 import json
+import multiprocessing
 import os
 import random
 import selectors
@@ -17,6 +18,7 @@ import typing
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 SECONDS = 300.0
 """Longer than any attempt takes, many times over; what takes longer hangs."""
@@ -108,7 +110,8 @@ def attempt(recipe: str, number: int, run: bool) -> Attempt:
 
     make = _by_command if number % 50 == 0 else (_from_values, _in_python)[number % 2]  # by cost
     try:
-        make(module.Config, build, values)
+        with contextlib.nullcontext() if make is _by_command else processes_are_forked():
+            make(module.Config, build, values)
     except _EXPLAINED as error:
         cause = error.error if isinstance(error, HookError) else error
         expected = isinstance(cause, _EXPLAINED) and not isinstance(cause, PlanNotKept)
@@ -119,6 +122,17 @@ def attempt(recipe: str, number: int, run: bool) -> Attempt:
     except BaseException:
         return Attempt(number, "raised", traceback.format_exc()[-3000:], shown)
     return Attempt(number, outcome[0], "", shown)
+
+
+@contextlib.contextmanager
+def processes_are_forked() -> Iterator[None]:
+    """Let collectors and environments begin their processes without an import of torch each."""
+    fork = multiprocessing.get_context("fork")
+    with (
+        mock.patch("torch.multiprocessing.get_context", return_value=fork),
+        mock.patch("kit.envs.backends.workers._CONTEXT", fork),
+    ):
+        yield
 
 
 def is_short(plan: Any) -> bool:
@@ -192,7 +206,6 @@ def word(value: Any) -> str:
 def main(recipe: str, first: str, last: str, mode: str) -> None:
     """Write a line for each attempt."""
     import tempfile
-    from unittest import mock
 
     from tests.stored import read_stored
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 import types
@@ -151,6 +152,7 @@ def sensible(name: str, hint: Any, draw: random.Random, huge: float) -> Any:
     return None if hint is type(None) else draw.choice(["", "text", 3])
 
 
+@functools.cache
 def leaves_of(cls: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
     """Path and type of every setting; of several groups in one place, the kit's own."""
     found: list[tuple[tuple[str, ...], Any]] = []
