@@ -100,6 +100,7 @@ REFUSED = {
     "sac steps.min_steps=1": "steps.steps_per_env=1 contradicts min_episodes and min_steps, which "
     "collect whole episodes; what works: None.",
     # what belongs to another setting
+    "ppo env.vectorization=native env.kwargs.spec=1": "env.kwargs={'spec': 1} are refused by Cart",
     "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1' is env.id of the kit; use "
     "env.id='Pendulum-v1'",
     "ppo env.kwargs.num_envs=3": "env.kwargs.num_envs=3 is env.num_envs of the kit",

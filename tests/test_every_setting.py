@@ -276,6 +276,9 @@ PARTICLES: dict[str, Effect] = {
 DISCRETE = {"env.id": Effect("Acrobot-v1"), "target_entropy": Effect(0.9)}
 """Of recipes that choose among actions."""
 
+WHOLE_EPISODES = {"steps.steps_per_env": Effect(4, refused)}
+"""Of recipes that collect whole episodes."""
+
 RECURRENT = {"steps.steps_per_env": Effect(4, counts("iterations"), {"steps.minibatch_size": 2})}
 """Of recipes whose minibatches are sequences."""
 
@@ -323,6 +326,8 @@ OWN |= {
     "ppo_pixels": IMAGES | PPO_PIXELS,
     "dqn_pixels": IMAGES | FRAMES,
     "svpg": PARTICLES,
+    "reinforce": WHOLE_EPISODES,
+    "dreamerv1": WHOLE_EPISODES,
     "ppo_recurrent": RECURRENT,
 }
 OWN |= dict.fromkeys(("dqn", "sac_discrete"), DISCRETE)

@@ -124,7 +124,8 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> It
 
 def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:
     """Widths of hidden layers, and the memory of an actor and its critics of these."""
-    hints = type_hints(type(cfg))
+    kind: type = type(cfg)
+    hints = type_hints(kind)
     ensembles = {name: getattr(cfg, name) for name, hint in hints.items() if hint == Networks}
     name, critics = max(ensembles.items(), key=lambda item: item[1], default=("", 1))
 

@@ -77,7 +77,8 @@ def check(config: Any, path: str = "") -> None:
     Raises:
         SettingError: at the first one.
     """
-    hints = type_hints(type(config))
+    cls: type = type(config)
+    hints = type_hints(cls)
     for f in dataclasses.fields(config):
         value, group = getattr(config, f.name), _group(hints[f.name])
         if group is not None and isinstance(value, Mapping):

@@ -7,15 +7,10 @@ from textwrap import fill
 from typing import Any
 
 from kit.dialects.base import Dialect
-from kit.dialects.timeline import (
-    FOLLOWED,
-    about_gradient_steps,
-    can_count,
-    can_follow,
-    timeline,
-)
+from kit.dialects.timeline import timeline
+from kit.steps.following import FOLLOWED, can_count, can_follow
 from kit.steps.plan import StepPlan
-from kit.steps.table import COUNTS, plan_table, text_table
+from kit.steps.table import COUNTS, plan_table, planned_counts, text_table
 
 _WIDTH = 100
 _COUNTS = {name: label for name, label in COUNTS.items() if name != "env_steps"}
@@ -94,30 +89,19 @@ def explain(settings: Dialect | StepPlan) -> Explanation:
 
 
 def plan_text(plan: StepPlan) -> str:
-    """The table of a plan; a shorter one if it is too long to simulate."""
+    """The table of a plan, which says so if it is too long to simulate."""
     if not plan.is_exact or can_count(plan):
         return plan_table(plan)
-    rows = [(label, total) for label, total in totals(plan).items() if total != "?"]
     why = f"counting={plan.counting} has to be simulated step by step, which is too long here."
-    return text_table(("", "planned"), rows) + f"\n{why}"
+    return f"{plan_table(plan)}\n{why}"
 
 
 def totals(plan: StepPlan) -> dict[str, str]:
     """The totals of a run, as far as they are known beforehand."""
+    known, other = planned_counts(plan), "?" if plan.is_exact else "not known in advance"
     if not plan.is_exact:
-        unknown = dict.fromkeys(_COUNTS.values(), "not known in advance")
-        return unknown | {"iterations": f"{plan.iterations:,}"}
-    if can_count(plan):
-        counts = asdict(plan.after(plan.iterations))
-        return {label: f"{counts[name]:,}" for name, label in _COUNTS.items()}
-    known = {
-        "iterations": plan.iterations,
-        "policy steps": plan.total_policy_steps,
-        "  of these random": plan.random_steps_until(plan.total_policy_steps),
-        "evaluations": plan.evaluations_after(plan.iterations),
-    }
-    made = dict.fromkeys(_COUNTS.values(), "?") | {n: f"{value:,}" for n, value in known.items()}
-    return made | {"gradient steps": f"about {about_gradient_steps(plan):,}"}
+        del known["policy_steps"]
+    return {label: known.get(name, other) for name, label in _COUNTS.items()}
 
 
 def listed(plan: StepPlan, most: int) -> list[int | None]:

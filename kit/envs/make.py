@@ -240,12 +240,12 @@ def _together(
     limit = options.max_episode_steps
     if vectorization == "native":
         assert isinstance(id, EnvSpec)
-        return make_native(id, num_envs, limit, **kwargs)
+        return make_native(id, num_envs, limit, kwargs)
     id = id.id if isinstance(id, EnvSpec) else id
     if vectorization == "envpool":
         from kit.envs.backends.envpool import EnvPoolBackend
 
-        return EnvPoolBackend(id, num_envs, env_seeds(seed, num_envs)[0], limit, **kwargs)
+        return EnvPoolBackend(id, num_envs, env_seeds(seed, num_envs)[0], limit, kwargs)
     from kit.envs.tensor import TensorBackend, make_tensor_env
 
     kwargs = {"device": device, "max_episode_steps": limit, "seed": seed, **kwargs}

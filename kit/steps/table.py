@@ -8,6 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from kit.steps.counts import PlannedCounts
+from kit.steps.following import about_gradient_steps, can_count
 from kit.steps.ledger import StepLedger
 
 Row = tuple[str, str, str, str]
@@ -93,19 +94,35 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
     return [(name, "", value, "") for name, value in rows]
 
 
-def _count_rows(plan: PlannedCounts, ledger: StepLedger | None) -> list[Row]:
-    planned: dict[str, str] = {
-        "iterations": number(plan.iterations),
-        "policy_steps": number(plan.total_policy_steps),
-    }
-    if plan.is_exact:
+def planned_counts(plan: PlannedCounts, followed: bool = False) -> dict[str, str]:
+    """The counts at the end of a plan by name, as far as they are known.
+
+    Args:
+        plan: of a run.
+        followed: whether the run has reached its end, so that everything is known.
+    """
+    steps = plan.total_policy_steps
+    known = {"iterations": number(plan.iterations), "policy_steps": number(steps)}
+    if not plan.is_exact:
+        return known
+    if followed or can_count(plan):
         counts = asdict(plan.after(plan.iterations))
-        planned = {name: number(value) for name, value in counts.items()}
-        steps = counts["policy_steps"]
+        return known | {name: number(value) for name, value in counts.items()}
+    return known | {
+        "random_policy_steps": number(plan.random_steps_until(steps)),
+        "gradient_steps": f"about {about_gradient_steps(plan):,}",
+        "evaluations": number(plan.evaluations_after(plan.iterations)),
+    }
+
+
+def _count_rows(plan: PlannedCounts, ledger: StepLedger | None) -> list[Row]:
+    planned = planned_counts(plan, ledger is not None and ledger.iterations == plan.iterations)
+    if plan.is_exact:
+        steps = plan.policy_steps_after(plan.iterations)
         low = f"{steps:,} to " if plan.action_repeat > 1 else ""
         planned["env_steps"] = f"{low}{steps * plan.action_repeat:,}"
         if plan.minibatch_size is None and plan.update_epochs is None:
-            del planned["samples"]  # only the buffer knows
+            planned.pop("samples", None)  # only the buffer knows
     asked = {"policy_steps": plan.asked.get("total_policy_steps", plan.total_policy_steps)}
     asked["random_policy_steps"] = plan.asked.get("random_steps", plan.random_steps)
     rows = []

@@ -115,6 +115,11 @@ def test_values_are_found_by_their_dotted_address():
             parameters.get(address)
 
 
+def test_other_factors_than_those_of_actor_and_critic_are_refused():
+    with pytest.raises(SettingError, match=r"body_lr_factor=0\.5 is no LrFactors; use \{'actor'"):
+        Nip(body_lr_factor=0.5)
+
+
 def test_test_parameters_make_a_small_plan():
     assert Nip.construct_test_params().to_plan().total_policy_steps == 16
 

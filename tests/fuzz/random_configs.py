@@ -125,6 +125,7 @@ def small_config(config_class: type) -> dict[str, Any]:
         steps["sequence_length"] = 4
     if whole_episodes:
         steps |= {"min_steps": 16}
+        values["env"]["max_episode_steps"] = 16
     else:
         steps |= {"steps_per_env": 8 if on_policy else 2, "minibatch_size": 4}
     return values

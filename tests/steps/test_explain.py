@@ -9,9 +9,11 @@ from hypothesis import given, settings
 
 from kit.dialects import SB3, CleanRL, Dreamer, DreamerPaper, Sheeprl, Tianshou
 from kit.dialects.explain import explain, iteration_row, listed
-from kit.dialects.timeline import can_count, picture, timeline
+from kit.dialects.timeline import picture, timeline
 from kit.dialects.translate import compare_text, translate
+from kit.hooks.annealing import _length
 from kit.steps import SettingError, StepPlan
+from kit.steps.following import can_count
 from tests.steps.step_plans import episode_plans, step_plans
 
 
@@ -61,6 +63,10 @@ def test_a_run_too_long_to_follow_has_approximate_counts():
     text = explain(plan).text()
     assert "about" in text
     assert "too long here" in text
+    assert "about" in plan.table()
+    assert _length(plan, "policy_steps") == plan.total_policy_steps
+    with pytest.raises(SettingError, match="counter='gradient_steps' has no end that is known"):
+        _length(plan, "gradient_steps")
 
 
 def test_the_settings_the_version_and_the_caveats_are_shown():

@@ -126,6 +126,9 @@ class NipSettings(WrappedDialect):
         if self.body_lr_factor is None or isinstance(self.body_lr_factor, Mapping):
             factors = _settings(LrFactors, self.body_lr_factor or {}, "body_lr_factor.")
             self.body_lr_factor = LrFactors(**factors)
+        if not isinstance(self.body_lr_factor, LrFactors):
+            works = "use {'actor': 1.0, 'critic': 1.0}, or None"
+            raise SettingError("body_lr_factor", self.body_lr_factor, "is no LrFactors", works)
 
     # ------------------------------------------------------------------ what follows from them
     def steps_of_each(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class EnvPoolBackend(EnvBackend):
         num_envs: number of envs.
         seed: of all envs. EnvPool is seeded when it is made, so a new seed makes it again.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: its own.
-        **kwargs: for ``envpool.make_gymnasium``: ``num_threads``, and those of the environment.
+        kwargs: for ``envpool.make_gymnasium``: ``num_threads``, and those of the environment.
 
     Raises:
         SettingError: if EnvPool is not installed, does not have ``id``, or refuses ``kwargs``.
@@ -57,7 +57,7 @@ class EnvPoolBackend(EnvBackend):
         num_envs: int,
         seed: int = 0,
         max_episode_steps: int | None = None,
-        **kwargs: Any,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         try:
             import envpool
@@ -76,7 +76,7 @@ class EnvPoolBackend(EnvBackend):
         theirs = max_episode_steps if self._limit is None else self._limit + 1
         limit = {} if theirs is None else {"max_episode_steps": theirs}
         make = functools.partial(envpool.make_gymnasium, id, num_envs=num_envs, **limit)
-        self._how = functools.partial(make, **kwargs)
+        self._how = functools.partial(make, **(kwargs or {}))
         try:
             self._make(seed)
         except TypeError as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -161,7 +162,7 @@ class _SameStepCartPole(gym.vector.VectorWrapper):  # type: ignore[misc, unused-
 
 
 def make_native(
-    spec: EnvSpec, num_envs: int, max_episode_steps: int | None, **kwargs: Any
+    spec: EnvSpec, num_envs: int, max_episode_steps: int | None, kwargs: Mapping[str, Any]
 ) -> NativeBackend:
     """Make the environment's own vector environment.
 
@@ -170,7 +171,7 @@ def make_native(
         num_envs: number of envs.
         max_episode_steps: policy steps after which an episode is truncated; ``None``: as
             registered.
-        **kwargs: for the environment.
+        kwargs: for the environment.
 
     Raises:
         SettingError: if it has none, or one that spends a policy step on each reset.
@@ -180,9 +181,12 @@ def make_native(
             "env.vectorization", "native", f"is not offered by {spec.id}", ["sync", "async"]
         )
     limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
-    if limit is not None:
-        kwargs["max_episode_steps"] = limit
-    vector = gym.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    limited = {} if limit is None else {"max_episode_steps": limit}
+    make = functools.partial(gym.make_vec, spec, num_envs, "vector_entry_point")
+    try:
+        vector = make(**{**kwargs, **limited})
+    except TypeError as error:
+        raise SettingError("env.kwargs", kwargs, f"are refused by {spec.id}: {error}") from None
     if type(vector.unwrapped).__name__ == "CartPoleVectorEnv":
         vector = _SameStepCartPole(vector)
     return NativeBackend(vector, spec.id)
