@@ -108,10 +108,9 @@ def attempt(recipe: str, number: int, run: bool) -> Attempt:
             trainer.run = trainer.shutdown
         return trainer
 
-    make = _by_command if number % 50 == 0 else (_from_values, _in_python)[number % 2]  # by cost
+    make = _by_command if number % 100 == 0 else (_from_values, _in_python)[number % 2]  # by cost
     try:
-        with contextlib.nullcontext() if make is _by_command else processes_are_forked():
-            make(module.Config, build, values)
+        make(module.Config, build, values)
     except _EXPLAINED as error:
         cause = error.error if isinstance(error, HookError) else error
         expected = isinstance(cause, _EXPLAINED) and not isinstance(cause, PlanNotKept)
@@ -214,7 +213,7 @@ def main(recipe: str, first: str, last: str, mode: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what runs and environments print is no answer
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        with mock.patch("kit.experiment.read_datasets", read_stored):
+        with processes_are_forked(), mock.patch("kit.experiment.read_datasets", read_stored):
             for number in range(int(first), int(last)):
                 out.write(json.dumps(attempt(recipe, number, mode == "run")._asdict()) + "\n")
                 out.flush()
