@@ -111,7 +111,9 @@ def _arguments(make: Callable[..., BaseCollector]) -> tuple[set[str], bool]:
     makers: list[Callable[..., Any]] = [make]
     makers += [base for base in bases if issubclass(base, KitCollector)]
     parameters = [p for one in makers for p in inspect.signature(one).parameters.values()]
-    return {p.name for p in parameters}, any(p.kind is p.VAR_KEYWORD for p in parameters)
+    others = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+    known = {p.name for p in parameters if p.kind not in others}
+    return known, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 _OTHER_SETTINGS = {

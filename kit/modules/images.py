@@ -39,7 +39,7 @@ class Convolutions(nn.Module):
         out_features: width of the output.
 
     Raises:
-        SettingError: if the images are too small for the layers.
+        SettingError: if a layer is not these three numbers, or the images are too small for them.
     """
 
     def __init__(self, shape: Sequence[int], layers: Kernels, *, orthogonal: bool = False) -> None:
@@ -50,6 +50,9 @@ class Convolutions(nn.Module):
         channels = shape[0] * shape[-1] if self._stacked else shape[-1 if self._last else 0]
         height, width = shape[-3:-1] if self._last else shape[-2:]
         convolutions: list[nn.Module] = []
+        if any(len(layer) != 3 or min(layer) < 1 for layer in layers):
+            why = "are not channels, kernel size and stride, each at least 1, of every convolution"
+            raise SettingError("convolutions", [list(n) for n in layers], why, [[[16, 3, 2]]])
         for out, kernel, stride in layers:
             if kernel > min(height, width):
                 why = f"are too large for images of shape {list(shape)}"

@@ -64,6 +64,12 @@ def test_a_limit_that_cannot_be_kept_is_refused(vectorization):
         make_env("CartPole-v1", 2, vectorization=vectorization, step_timeout=5.0)
 
 
+def test_a_step_may_take_longer_than_any_clock_counts():
+    env = make_env("CartPole-v1", 2, vectorization="async", step_timeout=1e30)
+    assert env.rollout(3).shape == (2, 3)
+    env.close()
+
+
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf")])
 def test_a_limit_is_a_number_of_seconds(seconds):
     with pytest.raises(SettingError, match=r"env.step_timeout=.* is no number of seconds above 0"):

@@ -39,6 +39,8 @@ _CONTEXT = multiprocessing.get_context("spawn")
 _SECONDS_TO_CLOSE = 5.0
 _SECONDS_TO_FINISH = 1.0
 """until a process that is in a step when a run ends is ended."""
+_SECONDS_TO_LOOK = 60.0
+"""at most, between two looks at an environment that may take long."""
 
 
 class WorkersBackend(EnvBackend):
@@ -338,7 +340,7 @@ class _Worker:
             EOFError: if the process has died, or was killed because one of its envs hangs.
         """
         timeout = self.step_timeout
-        while timeout is not None and not self.pipe.poll(timeout / 10):
+        while timeout is not None and not self.pipe.poll(min(timeout / 10, _SECONDS_TO_LOOK)):
             env, began = self.clock[0]
             if time.monotonic() - began > timeout:
                 self.hung = int(env)
