@@ -15,11 +15,12 @@ from torchrl.collectors import BaseCollector
 
 from kit.buffers import ReplayBatches, make_replay_buffer
 from kit.buffers.datasets import StoredBatches, read_datasets
+from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import RunFolder
 from kit.collectors import make_collector
-from kit.collectors.actor import Policy
+from kit.collectors.actor import Policy, first_values
 from kit.config import (
     EnvConfig,
     OfflineConfig,
@@ -297,11 +298,15 @@ class Experiment:
             return
         name, own, loss = self._tried
         with checks.fitting_loss(name, own), torch.random.fork_rng(), torch.no_grad():
-            batch = policy(env.fake_tensordict().to(self.cfg.device))
-            if self.plan.on_policy or self.plan.sequence_length:
+            first = first_values(policy, env.num_envs, self.cfg.device)
+            batch = policy(env.fake_tensordict().to(self.cfg.device).update(first))
+            advantage, buffer = parts.get("advantage"), parts.get("buffer")
+            if isinstance(buffer, SequenceReplay):
+                batch = buffer.example(batch)
+            elif self.plan.on_policy or self.plan.sequence_length:
                 batch = batch.unsqueeze(-1)  # of time
-            batch["is_init"] = torch.ones_like(batch["next", "done"])
-            advantage = parts.get("advantage")
+            if not isinstance(buffer, SequenceReplay):
+                batch["is_init"] = torch.ones_like(batch["next", "done"])
             losses = loss(batch if advantage is None else advantage(batch))
             if not any(str(key).startswith("loss") for key in losses.keys()):
                 raise KeyError("it returns no entry loss...")

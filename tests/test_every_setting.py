@@ -276,11 +276,15 @@ PARTICLES: dict[str, Effect] = {
 DISCRETE = {"env.id": Effect("Acrobot-v1"), "target_entropy": Effect(0.9)}
 """Of recipes that choose among actions."""
 
+STEPS = {"steps.steps_per_env": 2, "steps.min_steps": None, "steps.min_episodes": None}
 WHOLE_EPISODES = {
     "collector": Effect("torchrl", refused),
     "collector_kwargs": Effect({"layout": "flat"}, part("collector.layout")),
     "steps.steps_per_env": Effect(4, refused),
 }
+for _name in ("steps.rounding", "steps.minibatches", "steps.num_normalization_steps"):
+    _effect = EFFECTS[_name]
+    WHOLE_EPISODES[_name] = _effect._replace(given={**_effect.given, **STEPS})
 """Of recipes that collect whole episodes."""
 
 RECURRENT = {"steps.steps_per_env": Effect(4, counts("iterations"), {"steps.minibatch_size": 2})}
@@ -331,14 +335,18 @@ OWN |= {
     "dqn_pixels": IMAGES | FRAMES,
     "svpg": PARTICLES,
     "reinforce": WHOLE_EPISODES,
-    "dreamerv1": WHOLE_EPISODES,
+    "dreamerv1": WHOLE_EPISODES
+    | {
+        "collector_kwargs": Effect({"fast_policy": "exact"}, part("collector.exact_policy")),
+        "steps.learning_starts": Effect(48, counts("gradient_steps")),
+    },
     "ppo_recurrent": RECURRENT,
 }
 OWN |= dict.fromkeys(("dqn", "sac_discrete"), DISCRETE)
 OWN["rainbow"] = {**DISCRETE, "steps.sequence_length": Effect(2, refused)}
 """By family or recipe, where it is another effect than that of others."""
 
-LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss", "reinforce": "A2CLoss"}
+LOSSES = {"ppo": "PPOLoss", "a2c": "ReinforceLoss"}
 """Another loss that fits; for other recipes one derived from their own is made."""
 
 

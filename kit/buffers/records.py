@@ -66,9 +66,12 @@ class SequenceReplay:
 
         Raises:
             SettingError: if an environment's part of the memory is shorter than a window, or
-                batches are of different numbers of environments.
+                batches are of different numbers of environments, or without an axis of time.
         """
         del keys  # the memory is filled before its loss is known to read anything
+        if batch.ndim < 2:
+            why = "tells not which steps follow one another, as sequences need to know"
+            raise SettingError("layout", "flat", why, ["padded"])
         mask = batch.get(("collector", "mask"), None)
         streams = len(batch) if mask is None else 1
         if self._rows is not None and streams != len(self._written):
@@ -137,6 +140,17 @@ class SequenceReplay:
         return found.update(following.select(*own.keys(True, True), strict=False)).to(self.device)
 
     # ------------------------------------------------------------------ sampling
+    def example(self, transitions: TensorDictBase) -> TensorDictBase:
+        """A minibatch ``[1, sequence_length]`` in which each environment repeats a transition.
+
+        Args:
+            transitions: ``[num_envs]``.
+        """
+        length, envs = self.sequence_length, len(transitions)
+        memory = SequenceReplay(length * envs, length, self.device)
+        memory.extend(transitions.unsqueeze(-1).expand(envs, length).clone())
+        return memory.sample(1)
+
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
         """Yield a minibatch ``[sequences, sequence_length]`` for each gradient step that is due.
 

@@ -500,7 +500,7 @@ class PolicyRunner:
         self.out_keys: list[Key] = []
         self.is_recurrent = True
         self._given = list(reads)
-        self._first = _first_values(policy, num_envs, device)
+        self._first = first_values(policy, num_envs, device)
         self._hidden: Tensors = dict(self._first)
         self._starts = torch.ones(num_envs, 1, dtype=torch.bool, device=device)
         self._ongoing = torch.zeros_like(self._starts)
@@ -740,7 +740,7 @@ def _path(key: Key) -> tuple[str, ...]:
     return key if isinstance(key, tuple) else (key,)
 
 
-def _first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:
+def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:
     """Return the first memory that the policy's modules ask for (TorchRL's primers)."""
     if not isinstance(policy, nn.Module):
         return {}
