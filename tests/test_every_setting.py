@@ -329,13 +329,19 @@ FRAMES |= {
 }
 """Of DQN from images, whose stacks are stored as frames."""
 
+WORLD_MODEL = {"compile": Effect("auto", part("update.compile"))}
+"""Of world models, which are not recorded here."""
+
 OWN = {"on_policy": ON_POLICY, "offline": OFFLINE}
 OWN |= {
     "ppo_pixels": IMAGES | PPO_PIXELS,
     "dqn_pixels": IMAGES | FRAMES,
     "svpg": PARTICLES,
     "reinforce": WHOLE_EPISODES,
+    "dreamerv3": WORLD_MODEL,
+    "plan2explore": {**WORLD_MODEL, "collector": Effect("torchrl", refused)},
     "dreamerv1": WHOLE_EPISODES
+    | WORLD_MODEL
     | {
         "collector_kwargs": Effect({"fast_policy": "exact"}, part("collector.exact_policy")),
         "steps.learning_starts": Effect(48, counts("gradient_steps")),
@@ -427,7 +433,6 @@ def differs(recipe: str, name: str, tmp_path: Path, capsys: Any) -> bool:
         return True
     given = {key: value for key, value in effect.given.items() if key in known}
     given |= {"runs": "runs"} if name in WRITES else {}
-    given |= {"compile": False} if "imagination_horizon" in known and name != "compile" else {}
     if name == "resume":
         first, second = (
             effect.look(outcome(recipe, tmp_path, {**given, **more}, capsys))

@@ -109,7 +109,8 @@ def small_config(config_class: type) -> dict[str, Any]:
     values |= {"runs": None, "progress": False, "collector": None}
     values |= {"hidden_sizes": [8]} if "hidden_sizes" in values else {}
     values |= {"num_particles": 2} if "num_particles" in values else {}
-    values |= {"imagination_horizon": 3} if "imagination_horizon" in values else {}
+    if "imagination_horizon" in values:  # recording takes longer than such a run
+        values |= {"imagination_horizon": 3, "compile": False}
     values["env"]["num_envs"] = 2
     if "preprocess" in values:
         values |= {"preprocess": "none", "convolutions": [[4, 3, 2]]}
