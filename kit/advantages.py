@@ -96,6 +96,7 @@ def vtrace(
     gamma: float | Tensor,
     max_rho: float = 1.0,
     max_c: float = 1.0,
+    lmbda: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """V-trace advantages and value targets (Espeholt et al. 2018, eq. 1 and section 4.2).
 
@@ -109,9 +110,10 @@ def vtrace(
         gamma: discount, in [0, 1].
         max_rho: largest importance weight of a temporal difference.
         max_c: largest importance weight that is passed on to earlier steps.
+        lmbda: factor of these weights, in [0, 1] (remark 2).
     """
     ratio = log_ratio.exp()
-    rho, c = ratio.clamp(max=max_rho), ratio.clamp(max=max_c)
+    rho, c = ratio.clamp(max=max_rho), lmbda * ratio.clamp(max=max_c)
     delta = rho * (reward + gamma * next_value * ~terminated - value)
     target = value + discounted_suffix_sums(delta, gamma * c * ~done)
     later = torch.cat([target[..., 1:], next_value[..., -1:]], dim=-1)
@@ -287,6 +289,7 @@ class VTrace(GAE):
         actor_network: policy that learns; its log-probabilities are compared with the batch's.
         max_rho: largest importance weight of a temporal difference.
         max_c: largest importance weight that is passed on to earlier steps.
+        lmbda: factor of these weights, in [0, 1].
         standardize: as for :class:`GAE`.
     """
 
@@ -298,9 +301,12 @@ class VTrace(GAE):
         actor_network: Any,
         max_rho: float = 1.0,
         max_c: float = 1.0,
+        lmbda: float = 1.0,
         standardize: Standardize | None = None,
     ) -> None:
-        super().__init__(gamma=gamma, value_network=value_network, standardize=standardize)
+        super().__init__(
+            gamma=gamma, lmbda=lmbda, value_network=value_network, standardize=standardize
+        )
         self.actor_network = actor_network
         self.max_rho, self.max_c = max_rho, max_c
         if len(actor_network.log_prob_keys) != 1:
@@ -323,7 +329,7 @@ class VTrace(GAE):
         rows = batch.exclude("next").reshape(-1)
         now = self.actor_network.get_dist(rows).log_prob(rows.get(self._action))
         ratio = now.reshape(reward.shape) - batch.get(self._log_prob).reshape(reward.shape)
-        bounds = (self.gamma, self.max_rho, self.max_c)
+        bounds = (self.gamma, self.max_rho, self.max_c, self.lmbda)
         return vtrace(reward, value, following, done, terminated, ratio, *bounds)
 
 

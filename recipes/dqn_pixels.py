@@ -14,7 +14,7 @@ from torch.optim import Adam
 from torchrl.envs.transforms import SignTransform
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, HiddenSizes, Positive, UnitInterval
+from kit.config import Count, Frames, HiddenSizes, Positive, UnitInterval
 from kit.envs.pixels import pixel_wrappers
 from kit.experiment import EnvConfig, Experiment, OffPolicySteps, main
 from kit.hooks import AnnealExploration, AnnealLearningRate
@@ -44,7 +44,7 @@ class Config(dqn.Config):
     )
     preprocess: Literal["atari", "none"] = "atari"
     """Preprocessing: atari (84 x 84 grey values, actions held for 4 frames) or none."""
-    stacked_frames: Count = 4
+    stacked_frames: Frames = 4
     """Frames that make one observation, of which the buffer stores the newest alone."""
     clip_reward: bool = True
     """Whether the sign of a reward is learned from, in place of the reward."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import VTrace
-from kit.config import ActorCriticConfig, NotNegative, Positive
+from kit.config import ActorCriticConfig, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
@@ -43,6 +43,8 @@ class Config(ActorCriticConfig):
     """Largest importance weight of a temporal difference (rho-bar)."""
     max_c: Positive = 1.0
     """Largest importance weight that is passed on to earlier steps (c-bar)."""
+    gae_lambda: UnitInterval = 1.0
+    """Factor of the weights that are passed on: of longer returns."""
     entropy_coeff: NotNegative = 0.01
     normalize_advantage: bool = False
     normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
@@ -66,12 +68,11 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
     optimizer = Adam(groups, fused=True)
     advantage = VTrace(
-        gamma=cfg.gamma,
         value_network=critic,
         actor_network=actor,
         max_rho=cfg.max_rho,
         max_c=cfg.max_c,
-        standardize=cfg.standardize,
+        **cfg.horizon,
     )
     return experiment.trainer(
         env,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, Count, HiddenSizes, NotNegative, Positive
+from kit.config import ActorCriticConfig, Frames, HiddenSizes, NotNegative, Positive
 from kit.envs.pixels import pixel_wrappers
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
@@ -39,7 +39,7 @@ class Config(ActorCriticConfig):
     )
     preprocess: Literal["atari", "none"] = "atari"
     """Preprocessing: atari (84 x 84 grey values, actions held for 4 frames) or none."""
-    frame_stack: Count = 4
+    frame_stack: Frames = 4
     """Images that make one observation: those of the last time steps."""
     convolutions: list[list[int]] = field(default_factory=lambda: [list(n) for n in NATURE])
     """Channels, kernel size and stride of each convolution."""

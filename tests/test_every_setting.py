@@ -270,6 +270,7 @@ OFFLINE: dict[str, Effect] = {
 PARTICLES: dict[str, Effect] = {
     "steps.min_steps": Effect(12, refused),
     "steps.min_episodes": Effect(7, refused),
+    "steps.sequence_length": Effect(2, refused),
 }
 """Of particles, which collect as many transitions each."""
 

@@ -11,6 +11,7 @@ import kit.config.checks
 import recipes.dqn
 import recipes.ppo
 import recipes.sac
+import recipes.tqc
 from kit.config.memory import Need, check_memory, memory_of_machine
 from kit.experiment import EnvConfig
 from kit.steps import SettingError
@@ -69,6 +70,16 @@ def test_many_critics_are_to_blame_where_their_layers_are_narrow(machine):
     machine(10 * MIB)
     error = refused(recipes.sac, num_critics=1000, buffer_size=1000)
     assert error.field == "num_critics"
+
+
+def test_quantiles_that_are_compared_with_too_many_others_are_refused(machine):
+    machine(1024 * MIB)
+    critics = refused(recipes.tqc, num_critics=1000, buffer_size=1000)
+    assert critics.field == "num_critics"
+    quantiles = refused(recipes.tqc, num_quantiles=5000, buffer_size=1000)
+    assert quantiles.field == "num_quantiles"
+    most = int(str(quantiles).split("what works: ")[1].split()[0])
+    assert 0.95 * 1024 * MIB < 256 * 2 * most * 2 * (most - 2) * 12 <= 1024 * MIB
 
 
 def test_a_batch_that_does_not_fit_is_refused(machine):

@@ -6,6 +6,7 @@ from kit.config.actor_critic import ActorCriticConfig
 from kit.config.limits import (
     Count,
     Finite,
+    Frames,
     HiddenSizes,
     Limits,
     LogStd,
@@ -33,6 +34,7 @@ __all__ = [
     "Count",
     "EnvConfig",
     "Finite",
+    "Frames",
     "HiddenSizes",
     "Limits",
     "LogStd",

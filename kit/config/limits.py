@@ -89,6 +89,8 @@ ScheduleName = Annotated[str, NamesSchedule()]
 """Constant, linear, cosine, exponential, or a text with shares of the run."""
 Networks = Annotated[int, Limits(1, 1_000)]
 """Networks of an ensemble."""
+Frames = Annotated[int, Limits(1, 1_000)]
+"""Images that make one observation."""
 Outputs = Annotated[int, Limits(1, 10_000)]
 """Numbers that a network estimates of each value: atoms, quantiles."""
 HiddenSizes = Annotated[list[Annotated[int, Limits(1, 16_384)]], Limits(0, 64)]

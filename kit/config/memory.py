@@ -19,6 +19,8 @@ BYTES_PER_STEP = 1_500
 """Python objects of one time step of a rollout buffer: views of a row of each of its arrays."""
 BYTES_PER_WEIGHT = 16
 """A number in float32, its gradient, and two averages of the optimiser."""
+BYTES_PER_PAIR = 12
+"""A difference in float32, its loss, and a factor of its gradient."""
 
 
 class Need(NamedTuple):
@@ -120,6 +122,7 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> It
             minibatch = minibatch._replace(bytes_of=functools.partial(operator.mul, each))
         yield networks
         yield minibatch
+    yield from _pairs(cfg, rows)
 
 
 def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:
@@ -138,6 +141,23 @@ def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:
             yield sizes, Need(name, critics, functools.partial(size, sizes))
         else:
             yield sizes, Need(field, sizes, lambda sizes: size(sizes, critics))
+
+
+def _pairs(cfg: Any, rows: int) -> Iterator[Need]:
+    """The memory of a distributional loss, which compares each number with each of its target."""
+    field = next((name for name in ("num_quantiles", "atoms") if hasattr(cfg, name)), None)
+    if field is None:
+        return
+    critics, dropped = getattr(cfg, "num_critics", 1), getattr(cfg, "dropped_quantiles", 0)
+
+    def size(numbers: int, critics: int) -> int:
+        return BYTES_PER_PAIR * rows * critics * numbers * critics * max(numbers - dropped, 1)
+
+    numbers = getattr(cfg, field)
+    if critics > numbers:
+        yield Need("num_critics", critics, functools.partial(size, numbers))
+    else:
+        yield Need(field, numbers, lambda numbers: size(numbers, critics))
 
 
 def memory_of_machine() -> tuple[int, str]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from kit.config.limits import Count, Finite, HiddenSizes, Limits, Positive, Seed, UnitInterval
+from kit.config.limits import (
+    Count,
+    Finite,
+    Frames,
+    HiddenSizes,
+    Limits,
+    Positive,
+    Seed,
+    UnitInterval,
+)
 from kit.dialects.base import Dialect
 from kit.steps import StepPlan
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
@@ -108,7 +117,7 @@ class OffPolicyConfig(ReplayConfig):
     """Rewards summed into one before bootstrapping (n-step returns)."""
     store_next_observation: bool = True
     """Whether the buffer stores both observations of a transition; false: each one once."""
-    stacked_frames: Count = 1
+    stacked_frames: Frames = 1
     """Frames in an observation of which the buffer stores the newest alone; 1: all it has."""
 
 
