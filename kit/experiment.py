@@ -303,9 +303,9 @@ class Experiment:
             advantage, buffer = parts.get("advantage"), parts.get("buffer")
             if isinstance(buffer, SequenceReplay):
                 batch = buffer.example(batch)
-            elif self.plan.on_policy or self.plan.sequence_length:
-                batch = batch.unsqueeze(-1)  # of time
-            if not isinstance(buffer, SequenceReplay):
+            else:
+                with_time = self.plan.on_policy or self.plan.sequence_length
+                batch = batch.unsqueeze(-1) if with_time else batch
                 batch["is_init"] = torch.ones_like(batch["next", "done"])
             losses = loss(batch if advantage is None else advantage(batch))
             if not any(str(key).startswith("loss") for key in losses.keys()):
