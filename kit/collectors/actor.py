@@ -60,6 +60,19 @@ def fast_policy_of(fast_policy: FastPolicy | bool) -> FastPolicy:
     return fast_policy
 
 
+def exploration_type_of(kind: ExplorationType | str) -> ExplorationType:
+    """Return how actions are chosen, also by the name of the type.
+
+    Raises:
+        SettingError: if there is no such type.
+    """
+    try:
+        return ExplorationType(kind)
+    except ValueError:
+        works = [each.value for each in ExplorationType]
+        raise SettingError("exploration_type", kind, "is no exploration type", works) from None
+
+
 class ActsOn(Protocol):
     """What has to be known of an environment to act in it."""
 
@@ -496,7 +509,7 @@ class PolicyRunner:
     ) -> None:
         self.policy = policy
         self.num_envs = num_envs
-        self.exploration_type = exploration_type
+        self.exploration_type = exploration_type_of(exploration_type)
         self.out_keys: list[Key] = []
         self.is_recurrent = True
         self._given = list(reads)
