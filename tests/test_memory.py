@@ -79,7 +79,7 @@ def test_quantiles_that_are_compared_with_too_many_others_are_refused(machine):
     quantiles = refused(recipes.tqc, num_quantiles=5000, buffer_size=1000)
     assert quantiles.field == "num_quantiles"
     most = int(str(quantiles).split("what works: ")[1].split()[0])
-    assert 0.95 * 1024 * MIB < 256 * 2 * most * 2 * (most - 2) * 12 <= 1024 * MIB
+    assert 0.95 * 1024 * MIB < 256 * 2 * most * 2 * (most - 2) * 64 <= 1024 * MIB
 
 
 def test_a_batch_that_does_not_fit_is_refused(machine):

@@ -19,8 +19,8 @@ BYTES_PER_STEP = 1_500
 """Python objects of one time step of a rollout buffer: views of a row of each of its arrays."""
 BYTES_PER_WEIGHT = 16
 """A number in float32, its gradient, and two averages of the optimiser."""
-BYTES_PER_PAIR = 12
-"""A difference in float32, its loss, and a factor of its gradient."""
+BYTES_PER_PAIR = {"quantile": 64, "c51": 24}
+"""Of a distributional loss: what autograd keeps for each pair (70 and 25 were measured)."""
 
 
 class Need(NamedTuple):
@@ -146,12 +146,13 @@ def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:
 def _pairs(cfg: Any, rows: int) -> Iterator[Need]:
     """The memory of a distributional loss, which compares each number with each of its target."""
     field = next((name for name in ("num_quantiles", "atoms") if hasattr(cfg, name)), None)
-    if field is None:
+    each = BYTES_PER_PAIR.get(getattr(cfg, "head", "quantile"))
+    if field is None or each is None:
         return
     critics, dropped = getattr(cfg, "num_critics", 1), getattr(cfg, "dropped_quantiles", 0)
 
     def size(numbers: int, critics: int) -> int:
-        return BYTES_PER_PAIR * rows * critics * numbers * critics * max(numbers - dropped, 1)
+        return each * rows * critics * numbers * critics * max(numbers - dropped, 1)
 
     numbers = getattr(cfg, field)
     if critics > numbers:
