@@ -102,7 +102,7 @@ def attempt(recipe: str, number: int, run: bool) -> Attempt:
 
     def build(config: Any) -> Any:
         trainer = module.build(config)
-        short = run and is_short(trainer.plan)
+        short = run and is_short(trainer.plan, values.get("imagination_horizon", 1))
         outcome.append("ran" if short else "built")
         if not short:
             trainer.run = trainer.shutdown
@@ -134,13 +134,13 @@ def processes_are_forked() -> Iterator[None]:
         yield
 
 
-def is_short(plan: Any) -> bool:
-    """Whether a run takes seconds."""
-    if not plan.is_exact:
+def is_short(plan: Any, imagined: int) -> bool:
+    """Whether a run takes seconds, where a gradient step imagines so many policy steps."""
+    if not plan.is_exact or plan.total_policy_steps > SHORT:
         return bool(plan.total_policy_steps <= SHORT)
     end = plan.after(plan.iterations)
-    work = end.policy_steps + end.gradient_steps + end.evaluations * plan.evaluation_episodes
-    return bool(work <= SHORT)
+    work = end.policy_steps + end.gradient_steps * imagined
+    return bool(work + end.evaluations * plan.evaluation_episodes <= SHORT)
 
 
 # ---------------------------------------------------------------------- three ways to a run
