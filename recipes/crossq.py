@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kit.config import Count, Finite, Natural, NetworkConfig, Networks, Positive, UnitInterval
+from kit.config import (
+    Count,
+    Decay,
+    Finite,
+    Natural,
+    NetworkConfig,
+    Networks,
+    Positive,
+    UnitInterval,
+)
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.modules import BatchRenorm, make_action_value
 from kit.trainer import Trainer
@@ -41,7 +50,7 @@ class Config(NetworkConfig, OffPolicyConfig):
     """Target entropy of the policy; null: minus the number of action dimensions."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam for actor, critics and temperature."""
-    beta_1: UnitInterval = 0.5
+    beta_1: Decay = 0.5
     """Decay of Adam's mean of gradients."""
 
 

@@ -103,6 +103,7 @@ REFUSED = {
     "ppo env.vectorization=native env.kwargs.spec=1": "env.kwargs={'spec': 1} are refused by Cart",
     "ppo collector_kwargs.exploration_type=3": "exploration_type=3 is no exploration type; what "
     "works: mode",
+    "crossq beta_1=1": "beta_1=1.0 is more than 0.9999; what works: 0.9999",
     "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1' is env.id of the kit; use "
     "env.id='Pendulum-v1'",
     "ppo env.kwargs.num_envs=3": "env.kwargs.num_envs=3 is env.num_envs of the kit",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kit.config.actor_critic import ActorCriticConfig
 from kit.config.limits import (
     Count,
+    Decay,
     Finite,
     Frames,
     HiddenSizes,
@@ -32,6 +33,7 @@ from kit.config.settings import (
 __all__ = [
     "ActorCriticConfig",
     "Count",
+    "Decay",
     "EnvConfig",
     "Finite",
     "Frames",

@@ -83,6 +83,8 @@ Positive = Annotated[float, Limits(0, open=True)]
 """A learning rate, a temperature, a bound."""
 UnitInterval = Annotated[float, Limits(0, 1)]
 """A number in [0, 1]: a discount, a probability, an averaging coefficient."""
+Decay = Annotated[float, Limits(0, 0.9999)]
+"""What remains of an average after each step, less than all of it."""
 LogStd = Annotated[float, Limits(-20, 10)]
 """Logarithm of a standard deviation."""
 ScheduleName = Annotated[str, NamesSchedule()]
