@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import recipes.crossq
 import recipes.ppo
 import recipes.sac
 import recipes.td3
@@ -29,7 +30,12 @@ from tests.faulty import FallsOver
 from tests.short_runs import COMMON, SHORT, one_line, policy_steps_in, the_run, tiny_config
 from tests.tiny import Scripted
 
-RECIPES = {"ppo": recipes.ppo, "sac": recipes.sac, "td3": recipes.td3}
+RECIPES = {
+    "ppo": recipes.ppo,
+    "sac": recipes.sac,
+    "td3": recipes.td3,
+    "crossq": recipes.crossq,
+}
 
 
 @pytest.fixture
