@@ -14,7 +14,7 @@ from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
 from kit.buffers import PrioritizedSampler
-from kit.config import Finite, NotNegative, Outputs, UnitInterval, checks
+from kit.config import Atoms, Finite, NotNegative, UnitInterval, checks
 from kit.experiment import Experiment, main
 from kit.hooks import Anneal, AnnealExploration, AnnealLearningRate
 from kit.modules import make_q_network
@@ -38,7 +38,7 @@ class Config(dqn.Config):
     """Whether noise on weights explores (Fortunato et al. 2018), in place of epsilon."""
     head: Literal["value", "c51", "quantile"] = "c51"
     """What is estimated: mean returns or their distribution (Bellemare 2017, Dabney 2018)."""
-    atoms: Outputs = 51
+    atoms: Atoms = 51
     """Atoms of each distribution that the Q-networks estimate."""
     support: list[Finite] = field(default_factory=lambda: [0.0, 100.0])
     """Smallest and largest return of the support of c51."""

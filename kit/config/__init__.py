@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kit.config.actor_critic import ActorCriticConfig
 from kit.config.limits import (
+    Atoms,
     Count,
     Decay,
     Finite,
@@ -32,6 +33,7 @@ from kit.config.settings import (
 
 __all__ = [
     "ActorCriticConfig",
+    "Atoms",
     "Count",
     "Decay",
     "EnvConfig",

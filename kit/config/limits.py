@@ -94,6 +94,8 @@ Networks = Annotated[int, Limits(1, 1_000)]
 Frames = Annotated[int, Limits(1, 1_000)]
 """Images that make one observation."""
 Outputs = Annotated[int, Limits(1, 10_000)]
-"""Numbers that a network estimates of each value: atoms, quantiles."""
+"""Numbers that a network estimates of each value: quantiles."""
+Atoms = Annotated[int, Limits(2, 10_000)]
+"""Numbers that make a distribution."""
 HiddenSizes = Annotated[list[Annotated[int, Limits(1, 16_384)]], Limits(0, 64)]
 """Widths of hidden layers; none: a linear network."""
