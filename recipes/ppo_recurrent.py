@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, Count, Natural, Positive, ScheduleName
+from kit.config import ActorCriticConfig, Natural, Positive, ScheduleName, Width
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
@@ -37,7 +37,7 @@ class Config(ActorCriticConfig):
     shared_body: bool = True
     recurrent: Literal["lstm", "gru"] = "lstm"
     """Kind of the recurrent layer."""
-    recurrent_size: Count = 64
+    recurrent_size: Width = 64
     """Units of the recurrent layer."""
     burn_in: Natural = 0
     """Time steps at the beginning of each sequence that only prepare the hidden state."""

@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 import recipes.crossq
 import recipes.ppo
+import recipes.ppo_recurrent
 import recipes.rainbow
 import recipes.sac
 import recipes.td3
@@ -37,6 +38,7 @@ RECIPES = {
     "td3": recipes.td3,
     "crossq": recipes.crossq,
     "rainbow": recipes.rainbow,
+    "ppo_recurrent": recipes.ppo_recurrent,
 }
 
 
@@ -111,6 +113,8 @@ REFUSED = {
     "ppo env.vectorization=native env.kwargs.spec=1": "env.kwargs={'spec': 1} are refused by Cart",
     "ppo collector_kwargs.exploration_type=3": "exploration_type=3 is no exploration type; what "
     "works: mode",
+    "ppo_recurrent recurrent_size=20000": "recurrent_size=20000 is more than 16384; what "
+    "works: 16384",
     "rainbow atoms=1": "atoms=1 is less than 2; what works: 2",
     "crossq beta_1=1": "beta_1=1.0 is more than 0.9999; what works: 0.9999",
     "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1' is env.id of the kit; use "

@@ -10,6 +10,7 @@ import pytest
 import kit.config.checks
 import recipes.dqn
 import recipes.ppo
+import recipes.ppo_recurrent
 import recipes.sac
 import recipes.tqc
 from kit.config.memory import Need, check_memory, memory_of_machine
@@ -80,6 +81,11 @@ def test_quantiles_that_are_compared_with_too_many_others_are_refused(machine):
     assert quantiles.field == "num_quantiles"
     most = int(str(quantiles).split("what works: ")[1].split()[0])
     assert 0.95 * 1024 * MIB < 256 * 2 * most * 2 * (most - 2) * 64 <= 1024 * MIB
+
+
+def test_a_recurrent_layer_that_does_not_fit_is_refused(machine):
+    machine(1024 * MIB)
+    assert refused(recipes.ppo_recurrent, recurrent_size=16_000).field == "recurrent_size"
 
 
 def test_a_batch_that_does_not_fit_is_refused(machine):

@@ -20,6 +20,7 @@ from kit.config.limits import (
     ScheduleName,
     Seed,
     UnitInterval,
+    Width,
 )
 from kit.config.settings import (
     EnvConfig,
@@ -56,4 +57,5 @@ __all__ = [
     "ScheduleName",
     "Seed",
     "UnitInterval",
+    "Width",
 ]

@@ -97,5 +97,7 @@ Outputs = Annotated[int, Limits(1, 10_000)]
 """Numbers that a network estimates of each value: quantiles."""
 Atoms = Annotated[int, Limits(2, 10_000)]
 """Numbers that make a distribution."""
-HiddenSizes = Annotated[list[Annotated[int, Limits(1, 16_384)]], Limits(0, 64)]
+Width = Annotated[int, Limits(1, 16_384)]
+"""Units of a layer."""
+HiddenSizes = Annotated[list[Width], Limits(0, 64)]
 """Widths of hidden layers; none: a linear network."""

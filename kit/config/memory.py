@@ -123,6 +123,10 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> It
         yield networks
         yield minibatch
     yield from _pairs(cfg, rows)
+    if hasattr(cfg, "recurrent_size"):  # at least three gates of each of its weights
+        layers = 1 if getattr(cfg, "shared_body", False) else 2
+        each = 3 * BYTES_PER_WEIGHT * layers
+        yield Need("recurrent_size", cfg.recurrent_size, lambda size: each * size * size)
 
 
 def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:

@@ -55,7 +55,7 @@ def show(value: Any, *, text: bool = False) -> str:
     if text and isinstance(value, str):
         return value
     try:
-        shown = repr(value)
+        shown = " ".join(repr(value).splitlines())
     except Exception:  # an integer of thousands of digits, or an object that cannot print itself
         return f"<{type(value).__name__}>"
     return shown if len(shown) <= 200 else f"{shown[:200]}..."

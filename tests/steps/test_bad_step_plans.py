@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,3 +133,7 @@ def outcome(given_settings):
         return StepPlan(**given_settings)
     except SettingError as error:
         return error
+
+
+def test_a_value_of_several_lines_is_shown_in_one():
+    assert "\n" not in str(SettingError("space", np.zeros((20, 20)), "is too large", [1]))
