@@ -51,7 +51,7 @@ def command(tmp_path, capsys, monkeypatch):
         recipe, *given = words.split()
         module = RECIPES[recipe]
         chosen = {word.split("=")[0] for word in given}
-        short = SHORT["ppo" if recipe == "ppo" else "sac"]
+        short = SHORT["ppo" if recipe.startswith("ppo") else "sac"]
         usual = [w for w in [*short, *COMMON] if w.split("=")[0] not in chosen]
         arguments = given if any(w.startswith(("steps=", "resume=")) for w in given) else usual
         arguments = [*given, *arguments] if arguments is usual else given
