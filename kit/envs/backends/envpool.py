@@ -60,7 +60,7 @@ class EnvPoolBackend(EnvBackend):
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         try:
-            import envpool
+            from envpool import list_all_envs, make_gymnasium
         except Exception as error:  # some releases look for files that others bring
             raise SettingError(
                 "env.vectorization",
@@ -68,14 +68,14 @@ class EnvPoolBackend(EnvBackend):
                 f"needs the package envpool, which cannot be imported ({error})",
                 "pip install 'torchrl-kit[envpool]'",
             ) from None
-        if id not in envpool.list_all_envs():
-            near = nearest_first(id, envpool.list_all_envs())[:3]
+        if id not in list_all_envs():
+            near = nearest_first(id, list_all_envs())[:3]
             raise SettingError("env.id", id, "is not an environment of EnvPool", near)
         self._limit = _limit_here(id, max_episode_steps)
         self._lengths = np.zeros(num_envs, np.int64)
         theirs = max_episode_steps if self._limit is None else self._limit + 1
         limit = {} if theirs is None else {"max_episode_steps": theirs}
-        make = functools.partial(envpool.make_gymnasium, id, num_envs=num_envs, **limit)
+        make = functools.partial(make_gymnasium, id, num_envs=num_envs, **limit)
         self._how = functools.partial(make, **(kwargs or {}))
         try:
             self._make(seed)
