@@ -46,6 +46,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         why = f"leaves none out of num_critics={cfg.num_critics}, and then nothing is random"
         works = [max(1, cfg.num_critics - 1)]
         raise SettingError("num_target_critics", cfg.num_target_critics, why, works)
+    if experiment.plan.sequence_length == 1:  # TorchRL's REDQLoss takes it for another axis
+        why = "makes sequences of which each is a transition"
+        raise SettingError("steps.sequence_length", 1, why, [None, 2])
     env = experiment.make_env(actions="continuous")
     actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation)
     loss = experiment.make_loss(

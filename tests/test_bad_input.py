@@ -18,6 +18,7 @@ import recipes.crossq
 import recipes.ppo
 import recipes.ppo_recurrent
 import recipes.rainbow
+import recipes.redq
 import recipes.sac
 import recipes.td3
 from kit.cli.launch import main
@@ -38,6 +39,7 @@ RECIPES = {
     "td3": recipes.td3,
     "crossq": recipes.crossq,
     "rainbow": recipes.rainbow,
+    "redq": recipes.redq,
     "ppo_recurrent": recipes.ppo_recurrent,
 }
 
@@ -115,6 +117,7 @@ REFUSED = {
     "works: mode",
     "ppo_recurrent recurrent_size=20000": "recurrent_size=20000 is more than 16384; what "
     "works: 16384",
+    "redq steps.sequence_length=1": "steps.sequence_length=1 makes sequences of which each is a",
     "rainbow atoms=1": "atoms=1 is less than 2; what works: 2",
     "crossq beta_1=1": "beta_1=1.0 is more than 0.9999; what works: 0.9999",
     "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1' is env.id of the kit; use "
