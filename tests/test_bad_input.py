@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 import recipes.crossq
 import recipes.ppo
+import recipes.ppo_pixels
 import recipes.ppo_recurrent
 import recipes.rainbow
 import recipes.redq
@@ -40,6 +41,7 @@ RECIPES = {
     "crossq": recipes.crossq,
     "rainbow": recipes.rainbow,
     "redq": recipes.redq,
+    "ppo_pixels": recipes.ppo_pixels,
     "ppo_recurrent": recipes.ppo_recurrent,
 }
 
@@ -118,6 +120,7 @@ REFUSED = {
     "ppo_recurrent recurrent_size=20000": "recurrent_size=20000 is more than 16384; what "
     "works: 16384",
     "redq steps.sequence_length=1": "steps.sequence_length=1 makes sequences of which each is a",
+    "ppo_pixels frame_stack=2000": "frame_stack=2000 is more than 1000; what works: 1000",
     "rainbow atoms=1": "atoms=1 is less than 2; what works: 2",
     "crossq beta_1=1": "beta_1=1.0 is more than 0.9999; what works: 0.9999",
     "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1' is env.id of the kit; use "
