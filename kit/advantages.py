@@ -110,7 +110,7 @@ def vtrace(
         gamma: discount, in [0, 1].
         max_rho: largest importance weight of a temporal difference.
         max_c: largest importance weight that is passed on to earlier steps.
-        lmbda: factor of these weights, in [0, 1] (remark 2).
+        lmbda: factor of the latter, in [0, 1] (remark 2).
     """
     ratio = log_ratio.exp()
     rho, c = ratio.clamp(max=max_rho), lmbda * ratio.clamp(max=max_c)
@@ -289,7 +289,7 @@ class VTrace(GAE):
         actor_network: policy that learns; its log-probabilities are compared with the batch's.
         max_rho: largest importance weight of a temporal difference.
         max_c: largest importance weight that is passed on to earlier steps.
-        lmbda: factor of these weights, in [0, 1].
+        lmbda: factor of the latter, in [0, 1].
         standardize: as for :class:`GAE`.
     """
 

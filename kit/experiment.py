@@ -297,10 +297,10 @@ class Experiment:
         if self._tried is None:
             return
         name, own, loss = self._tried
-        with checks.fitting_loss(name, own), torch.random.fork_rng(), torch.no_grad():
+        advantage, buffer = parts.get("advantage"), parts.get("buffer")
+        with checks.fitting_loss(name, own, policy, loss, advantage):
             first = first_values(policy, env.num_envs, self.cfg.device)
             batch = policy(env.fake_tensordict().to(self.cfg.device).update(first))
-            advantage, buffer = parts.get("advantage"), parts.get("buffer")
             if isinstance(buffer, SequenceReplay):
                 batch = buffer.example(batch)
             else:

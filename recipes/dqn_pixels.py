@@ -20,6 +20,7 @@ from kit.experiment import EnvConfig, Experiment, OffPolicySteps, main
 from kit.hooks import AnnealExploration, AnnealLearningRate
 from kit.modules import NATURE, make_q_network
 from kit.modules.exploration import EpsilonGreedy
+from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update
 from recipes import dqn
@@ -81,6 +82,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     exploration = AnnealExploration(explore, share_of_run=cfg.exploration_share)
     hooks = [AnnealLearningRate(optimizer, cfg.anneal), exploration]
     buffer = experiment.make_replay_buffer()
+    if cfg.clip_reward and cfg.n_step > 1:
+        why = f"takes the sign of sums of n_step={cfg.n_step} rewards, not of each reward"
+        raise SettingError("clip_reward", True, why, "use clip_reward=false, or n_step=1")
     if cfg.clip_reward:
         buffer.buffer.append_transform(SignTransform(in_keys=[("next", "reward")]))
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)

@@ -44,7 +44,7 @@ class Config(ActorCriticConfig):
     max_c: Positive = 1.0
     """Largest importance weight that is passed on to earlier steps (c-bar)."""
     gae_lambda: UnitInterval = 1.0
-    """Factor of the weights that are passed on: of longer returns."""
+    """Factor of these weights (lambda): less bootstraps from values closer by."""
     entropy_coeff: NotNegative = 0.01
     normalize_advantage: bool = False
     normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]

@@ -82,6 +82,7 @@ REFUSED = {
     "sac env.id=CartPole-v1": "env.id='CartPole-v1' has actions that are not continuous "
     "(Discrete(2)), and sac chooses only such",
     "ppo env.kwargs.foo=1": "env.kwargs={'foo': 1} are refused by CartPole-v1",
+    "ppo env.vectorization=native env.kwargs.spec=1": "env.kwargs={'spec': 1} are refused by Cart",
     "ppo env.vectorization=asnc": "env.vectorization='asnc' is not a choice; what works: async or",
     "ppo env.num_envs=0": "env.num_envs=0 is less than 1; what works: 1.",
     "ppo env.num_envs=2.5": "env.num_envs=2.5 is not a whole number",
@@ -113,16 +114,17 @@ REFUSED = {
     "environment, and training starts after 20; what works: 20",
     "sac steps.min_steps=1": "steps.steps_per_env=1 contradicts min_episodes and min_steps, which "
     "collect whole episodes; what works: None.",
-    # what belongs to another setting
-    "ppo env.vectorization=native env.kwargs.spec=1": "env.kwargs={'spec': 1} are refused by Cart",
-    "ppo collector_kwargs.exploration_type=3": "exploration_type=3 is no exploration type; what "
-    "works: mode",
+    # values of a wrong kind or beyond their limits
     "ppo_recurrent recurrent_size=20000": "recurrent_size=20000 is more than 16384; what "
     "works: 16384",
     "redq steps.sequence_length=1": "steps.sequence_length=1 makes sequences of which each is a",
     "ppo_pixels frame_stack=2000": "frame_stack=2000 is more than 1000; what works: 1000",
     "rainbow atoms=1": "atoms=1 is less than 2; what works: 2",
     "crossq beta_1=1": "beta_1=1.0 is more than 0.9999; what works: 0.9999",
+    "ppo collector_kwargs.exploration_type=3": "exploration_type=3 is no exploration type; what "
+    "works: mode",
+    "ppo collector_kwargs.counts=1": "counts=1 is no argument of VectorCollector",
+    # what belongs to another setting
     "ppo env.kwargs.id=Pendulum-v1": "env.kwargs.id='Pendulum-v1' is env.id of the kit; use "
     "env.id='Pendulum-v1'",
     "ppo env.kwargs.num_envs=3": "env.kwargs.num_envs=3 is env.num_envs of the kit",

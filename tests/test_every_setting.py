@@ -282,10 +282,11 @@ WHOLE_EPISODES = {
     "collector": Effect("torchrl", refused),
     "collector_kwargs": Effect({"layout": "flat"}, part("collector.layout")),
     "steps.steps_per_env": Effect(4, refused),
+    **{
+        name: EFFECTS[name]._replace(given={**EFFECTS[name].given, **STEPS})
+        for name in ("steps.rounding", "steps.minibatches", "steps.num_normalization_steps")
+    },
 }
-for _name in ("steps.rounding", "steps.minibatches", "steps.num_normalization_steps"):
-    _effect = EFFECTS[_name]
-    WHOLE_EPISODES[_name] = _effect._replace(given={**_effect.given, **STEPS})
 """Of recipes that collect whole episodes."""
 
 RECURRENT = {"steps.steps_per_env": Effect(4, counts("iterations"), {"steps.minibatch_size": 2})}
@@ -324,6 +325,7 @@ FRAMES: dict[str, Effect] = {
     name: EFFECTS[name]._replace(given={**EFFECTS[name].given, "stacked_frames": 1})
     for name in WITHOUT_STACKS
 }
+FRAMES["n_step"] = FRAMES["n_step"]._replace(given={**FRAMES["n_step"].given, "clip_reward": False})
 FRAMES |= {
     "stacked_frames": Effect(2),
     "tau": Effect(0.5, weights, {"target_update_every": 1}),

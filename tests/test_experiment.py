@@ -253,6 +253,12 @@ def test_every_loss_gets_the_settings_of_the_recipe(swap):
     assert loss.loss_critic_type == "l2"
 
 
+def test_a_loss_that_is_tried_when_a_run_is_built_leaves_running_moments_as_they_were():
+    config = ppo(normalize_over="running", loss=f"{__name__}:Bolder")
+    advantage = recipes.ppo.build(config).advantage
+    assert advantage.standardizer.count == 0
+
+
 def test_a_setting_that_a_loss_does_not_take_is_refused_unless_it_is_the_default():
     assert isinstance(recipes.ppo.build(ppo(), make_loss=PPOLoss).loss_module, PPOLoss)
     message = refused(recipes.ppo.build, ppo(clip_epsilon=0.4, loss="PPOLoss"))

@@ -175,6 +175,12 @@ def test_rewards_are_learned_from_by_their_signs_and_reported_as_they_are():
     assert [t.buffer._sample(64)["next", "reward"].max().item() for t in trainers] == [1.0, 7.0]
 
 
+def test_the_sign_of_a_sum_of_rewards_is_not_learned_from():
+    with pytest.raises(SettingError, match="clip_reward=True takes the sign of sums of n_step=3"):
+        built("dqn_pixels", env=EnvConfig("kit.testing.envs:kit/Glimpse-v0", 1),
+              preprocess="none", stacked_frames=1, convolutions=[[8, 3, 2]], n_step=3)  # fmt: skip
+
+
 # ---------------------------------------------------------------------- as they come
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [("ddpg", 2), ("droq", 0)])

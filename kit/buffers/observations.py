@@ -221,7 +221,8 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
         super().set(index, rows)
 
     def observations(self) -> dict[str, Any]:
-        """The observations, as plain values and tensors."""
+        """The observations written so far, as plain values and tensors."""
+        used = self._written + self.num_envs  # the newest step has written what followed it, too
         return {
             "written": self._written,
             "num_envs": self.num_envs,
@@ -229,7 +230,9 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
             "ends": torch.from_numpy(self._ends),
             "free": list(self._free),
             "paths": [list(path) for path in self._memories],
-            "values": [torch.from_numpy(memory.values) for memory in self._memories.values()],
+            "values": [
+                torch.from_numpy(memory.values[:used]) for memory in self._memories.values()
+            ],
             "last": [torch.from_numpy(memory.last) for memory in self._memories.values()],
         }
 
@@ -238,10 +241,11 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
         self._written, self.num_envs = int(state["written"]), int(state["num_envs"])
         self._free = [int(row) for row in state["free"]]
         self._begins, self._ends = state["begins"].numpy().copy(), state["ends"].numpy().copy()
-        self._memories = {
-            tuple(path): _Frames(values.numpy().copy(), last.numpy().copy())
-            for path, values, last in zip(state["paths"], state["values"], state["last"])
-        }
+        self._memories = {}
+        for path, values, last in zip(state["paths"], state["values"], state["last"]):
+            memory = np.zeros((len(self._begins), *values.shape[1:]), values.numpy().dtype)
+            memory[: len(values)] = values.numpy()
+            self._memories[tuple(path)] = _Frames(memory, last.numpy().copy())
 
 
 class _Frames:

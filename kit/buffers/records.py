@@ -70,7 +70,7 @@ class SequenceReplay:
         """
         del keys  # the memory is filled before its loss is known to read anything
         if batch.ndim < 2:
-            why = "tells not which steps follow one another, as sequences need to know"
+            why = "loses which steps follow one another, and sequences are made of these"
             raise SettingError("layout", "flat", why, ["padded"])
         mask = batch.get(("collector", "mask"), None)
         streams = len(batch) if mask is None else 1

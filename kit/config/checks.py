@@ -234,10 +234,21 @@ def target_networks(loss: Any, make: Callable[..., Any], own: str) -> None:
 
 
 @contextlib.contextmanager
-def fitting_loss(name: str, own: str) -> Iterator[None]:
-    """Refuse a loss that raises where a batch of the recipe is given to it."""
+def fitting_loss(name: str, own: str, *modules: object) -> Iterator[None]:
+    """Refuse a loss that raises where a batch of the recipe is given to it.
+
+    Args:
+        name: of the loss.
+        own: the recipe's own.
+        modules: whose buffers (running moments, say) and random numbers stay as they were.
+    """
+    found = (module.buffers() for module in modules if isinstance(module, nn.Module))
+    before = [(buffer, buffer.clone()) for buffers in found for buffer in buffers]
     try:
-        yield
+        with torch.random.fork_rng(), torch.no_grad():
+            yield
+            for buffer, value in before:
+                buffer.copy_(value)
     except SettingError:
         raise
     except Exception as error:

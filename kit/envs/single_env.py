@@ -158,14 +158,18 @@ def gives_action_mask(make: Callable[[], gym.Env[Any, Any]]) -> bool:
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
-    """Seed the spaces of an environment and its wrappers, from which ``reset`` may draw, too."""
+    """Seed the spaces of an environment and its wrappers, from which ``reset`` may draw, too.
+
+    Each gets numbers of its own, other than those that ``reset(seed=seed)`` gives to the rest.
+    """
     layer: Any = env
+    spaces: list[gym.Space[Any]] = []
     while layer is not None:
         attributes = getattr(layer, "__dict__", {})
-        for value in attributes.values():
-            if isinstance(value, gym.Space):
-                value.seed(seed)
+        spaces += [value for value in attributes.values() if isinstance(value, gym.Space)]
         layer = attributes.get("env")
+    for space, own in zip(spaces, np.random.SeedSequence(seed).spawn(len(spaces))):
+        space.seed(int(own.generate_state(1)[0]))
 
 
 def find_spec(id: str) -> EnvSpec:

@@ -126,7 +126,10 @@ def bytes_of(buffer):
 
 
 def test_bytes_are_those_of_one_frame_a_transition():
-    """84 x 84 pixels in stacks of 4: an eighth of both observations, and of each end one more."""
+    """84 x 84 pixels in stacks of 4: an eighth of both observations, and of each end one more.
+
+    A checkpoint has what was written, and what followed the newest.
+    """
     size, sizes = 200, {}
     pixels = torch.randint(256, (206, 84, 84), dtype=torch.uint8)
     for name, how in (("both", {}), ("once", ONCE), ("newest", {"stacked_frames": 4})):
@@ -144,10 +147,17 @@ def test_bytes_are_those_of_one_frame_a_transition():
         sizes[name] = bytes_of(buffer)
     frame, flags = 84 * 84, 200 * (1 + 8)  # done, place
     assert sizes["both"] == 200 * 8 * frame + flags
-    places, ends = 200 + 1, 64
-    assert sizes["once"] == (places + ends) * 4 * frame + places + 200 * 8 + flags
-    places = 200 + 4
-    assert sizes["newest"] == (places + ends) * frame + places + 200 * 8 + flags
+    written, ends = 200 + 1, 64
+    assert sizes["once"] == (written + ends) * 4 * frame + (200 + 1) + 200 * 8 + flags
+    assert sizes["newest"] == (written + ends) * frame + (200 + 4) + 200 * 8 + flags
+
+
+def test_a_buffer_that_is_hardly_filled_has_a_small_checkpoint():
+    buffer = make_replay_buffer(100_000, 4, **ONCE)
+    players = [Player(number, 1, [5]) for number in range(2)]
+    buffer.extend(batch(players, 3))
+    state = buffer.buffer.storage.observations()
+    assert [len(values) for values in state["values"]] == [6 + 2]
 
 
 def test_a_million_atari_transitions_need_less_than_eight_gigabytes():
@@ -156,20 +166,23 @@ def test_a_million_atari_transitions_need_less_than_eight_gigabytes():
 
 
 @pytest.mark.parametrize("frames", [1, 3])
-def test_a_resumed_buffer_continues_as_if_nothing_had_happened(frames):
+@pytest.mark.parametrize("before", [3, 8, 9, 13])
+def test_a_resumed_buffer_continues_as_if_nothing_had_happened(frames, before):
+    """Whether it was full or not."""
+
     def made():
         return make_replay_buffer(17, 4, stacked_frames=frames, **ONCE)
 
     ours, resumed = made(), made()
     players = [Player(number, frames, [4, -3, 6]) for number in range(2)]
-    for _ in range(13):
+    for _ in range(before):
         ours.extend(batch(players, 1))
     resumed.load_state_dict(ours.state_dict())
     for _ in range(9):
         new = batch(players, 1)
         ours.extend(new.clone())
         resumed.extend(new)
-        one, other = (b.buffer.storage.get(range(17)) for b in (ours, resumed))
+        one, other = (b.buffer.storage.get(range(len(ours.buffer))) for b in (ours, resumed))
         assert (one == other).all()
 
 

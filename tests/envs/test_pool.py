@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import types
 import warnings
 
 import numpy as np
@@ -202,6 +203,12 @@ def test_an_argument_that_it_does_not_know_is_refused():
         pool(lenght=2.0)
 
 
+@pytest.mark.parametrize("name", ["self", "env_id"])
+def test_names_of_its_own_arguments_are_refused(name):
+    with pytest.raises(SettingError, match=r"env.kwargs=.* are refused by EnvPool"):
+        pool(**{name: 1})
+
+
 def test_it_is_not_for_a_collector_of_tensors():
     env = pool("Ant-v4", 2)
     plan = StepPlan(total_policy_steps=8, num_envs=2, steps_per_env=4)
@@ -213,4 +220,10 @@ def test_it_is_not_for_a_collector_of_tensors():
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(SettingError, match=r"needs the package envpool.*torchrl-kit\[envpool\]"):
+        make_env("CartPole-v1", 2, vectorization="envpool")
+
+
+def test_a_folder_of_its_name_is_not_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", types.ModuleType("envpool"))
+    with pytest.raises(SettingError, match=r"needs the package envpool, which cannot be imported"):
         make_env("CartPole-v1", 2, vectorization="envpool")

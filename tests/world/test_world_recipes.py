@@ -10,6 +10,7 @@ import recipes.dreamerv3
 import recipes.plan2explore
 from kit.experiment import EnvConfig
 from kit.hooks import StopWhen
+from kit.losses import DreamerV1Loss, DreamerV3Loss, Plan2ExploreLoss
 from kit.modules.world import SIZES, Ensemble
 from kit.steps import SettingError
 from tests.world.maze import Maze
@@ -52,6 +53,29 @@ def test_an_episode_then_its_gradient_steps_is_a_ratio_told_otherwise():
     assert by_ratio.run().counters() == counted.counters()
     assert counted.gradient_steps == 8, "four after each of two episodes"
     assert_equal(by_episode, by_ratio)
+
+
+class OwnV3(DreamerV3Loss):
+    """A loss of the user's."""
+
+
+class OwnV1(DreamerV1Loss):
+    """A loss of the user's."""
+
+
+class OwnExplorer(Plan2ExploreLoss):
+    """A loss of the user's."""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "own"), zip(RECIPES, [OwnV3, OwnV1, OwnExplorer]), ids=[*map(named, RECIPES)]
+)
+def test_a_loss_of_ones_own_takes_the_place_of_the_recipes(recipe, own):
+    trainer = build(recipe, loss=f"{__name__}:{own.__name__}", total_policy_steps=72)
+    assert type(trainer.update.loss_module) is own
+    usual = build(recipe, total_policy_steps=72)
+    assert trainer.run().gradient_steps == usual.run().gradient_steps == 3
+    assert_equal(trainer, usual)
 
 
 # ---------------------------------------------------------------------- exactness
@@ -151,6 +175,13 @@ def test_settings_that_cannot_work_are_refused():
         build(recipes.dreamerv3, size="huge")
     with pytest.raises(SettingError, match="size='12m' is unknown"):
         build(recipes.dreamerv1, size="12m")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=named)
+def test_sequences_are_not_made_of_flat_batches(recipe):
+    with pytest.raises(SettingError, match="layout='flat' loses which steps follow one another"):
+        episodes = {"steps_per_env": None, "min_episodes": 1}
+        build(recipe, **episodes, collector_kwargs={"layout": "flat"}).run()
 
 
 def test_an_ensemble_that_no_machine_holds_is_refused_before_it_is_made():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -182,10 +181,11 @@ def make_native(
         )
     limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     limited = {} if limit is None else {"max_episode_steps": limit}
-    make = functools.partial(gym.make_vec, spec, num_envs, "vector_entry_point")
     try:
-        vector = make(**{**kwargs, **limited})
+        vector = gym.make_vec(spec, num_envs, "vector_entry_point", **{**kwargs, **limited})
     except TypeError as error:
+        if not kwargs:
+            raise fault_of(spec.id, None, error, "making it") from error
         raise SettingError("env.kwargs", kwargs, f"are refused by {spec.id}: {error}") from None
     if type(vector.unwrapped).__name__ == "CartPoleVectorEnv":
         vector = _SameStepCartPole(vector)
