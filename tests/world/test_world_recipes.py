@@ -179,9 +179,10 @@ def test_settings_that_cannot_work_are_refused():
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
 def test_sequences_are_not_made_of_flat_batches(recipe):
+    config = {"steps_per_env": None, "min_episodes": 1, "collector_kwargs": {"layout": "flat"}}
+    trainer = build(recipe, **config)
     with pytest.raises(SettingError, match="layout='flat' loses which steps follow one another"):
-        episodes = {"steps_per_env": None, "min_episodes": 1}
-        build(recipe, **episodes, collector_kwargs={"layout": "flat"}).run()
+        trainer.run()
 
 
 def test_an_ensemble_that_no_machine_holds_is_refused_before_it_is_made():
