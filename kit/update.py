@@ -18,7 +18,7 @@ from torchrl.objectives import SoftUpdate
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper
 
-from kit.fast.optimizers import LearningRates, step_is_fixed
+from kit.fast.optimizers import FusedOptimizers, step_is_fixed
 from kit.fast.traced import Traced
 from kit.logging.metrics import scalar, weighted_mean
 from kit.steps import SettingError
@@ -117,7 +117,9 @@ class Update(OptimizationStepper):
         self.optimizer_step_count = 0
         self._checked = False
         self._traced: dict[tuple[Due, str], Traced] = {}
-        self._rates = LearningRates([g.optimizer for g in self.groups] if compile == "auto" else [])
+        self._fused = FusedOptimizers(
+            [g.optimizer for g in self.groups] if compile == "auto" else []
+        )
         self._update_targets = self._target_step()
 
     def _target_step(self) -> Callable[[], Any] | None:
@@ -226,7 +228,7 @@ class Update(OptimizationStepper):
 
     def _is_fixed(self, due: Due) -> bool:
         """Whether the whole step is one list of operations."""
-        self._rates.update()
+        self._fused.update()
         loss = self._traced.get((due, "loss"))
         return (
             self.compile == "auto"

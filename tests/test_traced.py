@@ -352,6 +352,99 @@ def test_results_that_nobody_uses_are_not_computed_but_random_numbers_are_drawn(
     assert recording.operations == ["aten.randn.default", "aten.mul.Tensor"]
 
 
+# ---------------------------------------------------------------------- fewer operations
+def operations_of(function, *inputs):
+    """Those of a recording, whose results all executors give, in a second call as in the first."""
+    recording, _ = record(function, inputs)
+    runs = [executors.executed(recording, name)[0] for name in ON_THE_CPU]
+    for call in range(2):
+        for run in runs:
+            torch.manual_seed(call)
+            found = run(*inputs)
+            torch.manual_seed(call)
+            assert all(map(torch.equal, found, function(*inputs)))
+    return [name.split(".")[1] for name in recording.operations]
+
+
+def test_what_is_computed_twice_is_computed_once():
+    assert operations_of(lambda x: [x.exp() + x.exp()], torch.ones(2)) == ["exp", "add"]
+    both = operations_of(lambda x: [x.sort()[0] + x.sort()[1]], torch.randn(3))
+    assert both == ["sort", "add"]
+
+
+def test_numbers_of_two_kinds_are_two_numbers():
+    whole = torch.ones(2, dtype=torch.int64)
+    assert operations_of(lambda x: [x * 1 + x * 1.0], whole) == ["mul", "mul", "add"]
+
+
+def test_random_numbers_are_drawn_as_often_as_before():
+    twice = operations_of(lambda x: [x + torch.randn(2) + torch.randn(2)], torch.ones(2))
+    assert twice.count("randn") == 2
+
+
+def test_what_never_differs_is_computed_when_recording():
+    def function(x):
+        return [x * (torch.ones_like(x) / torch.full((2,), 4.0))]
+
+    assert operations_of(function, torch.ones(2)) == ["mul"]
+
+
+def test_outputs_are_made_anew_in_every_call_and_none_is_another():
+    def function(x):
+        return [torch.zeros_like(x), x.exp(), x.exp(), torch.zeros_like(x)]
+
+    given = torch.ones(2)
+    assert operations_of(function, given) == ["zeros_like", "exp", "exp", "zeros_like"]
+    run, _ = executors.executed(record(function, [given])[0])
+    run(given)[0].add_(1.0)
+    assert run(given)[0].tolist() == [0.0, 0.0]
+
+
+def test_what_is_written_to_in_between_is_computed_again():
+    def function(x):
+        before, own = x.exp(), torch.zeros_like(x)
+        own.add_(x)
+        x.add_(1.0)
+        return [before + x.exp() + own]
+
+    def changed(x):
+        return function(x.clone())
+
+    assert operations_of(changed, torch.ones(2)).count("exp") == 2
+    recording, _ = record(function, [torch.ones(2)])
+    run, _ = executors.executed(recording)
+    assert run(torch.ones(2))[0].tolist() == run(torch.ones(2))[0].tolist()
+
+
+def test_elements_of_a_tensor_are_counted_at_once():
+    counters = torch.zeros(3)
+    elements = list(counters)
+
+    def function(x):
+        torch._foreach_add_(elements, 1)
+        return [x + counters.sum()]
+
+    recording, _ = record(function, [torch.ones(2)])
+    assert [name.split(".")[1] for name in recording.operations] == ["add_", "sum", "add"]
+    run, _ = executors.executed(recording)
+    assert run(torch.ones(2))[0].tolist() == [7.0, 7.0]
+    assert counters.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_elements_are_counted_one_by_one_where_others_stand_between_them():
+    counters = torch.zeros(3)
+    elements = list(counters)[::2]
+
+    def function(x):
+        torch._foreach_add_(elements, 1)
+        return [x + counters.sum()]
+
+    recording, _ = record(function, [torch.ones(2)])
+    assert recording.operations[0] == "aten._foreach_add_.Scalar"
+    executors.executed(recording)[0](torch.ones(2))
+    assert counters.tolist() == [2.0, 0.0, 2.0]
+
+
 def test_every_executor_has_the_lists_that_operations_return():
     def function(x, y):
         parts = torch.split(x, 2)

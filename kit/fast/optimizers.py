@@ -1,4 +1,4 @@
-"""Which optimisers' steps are fixed lists of tensor operations, and learning rates in tensors."""
+"""Which optimisers' steps are fixed lists of tensor operations, and what these read."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ def _is_fixed(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     )
 
 
-class LearningRates:
-    """Keeps learning rates of fused optimisers in tensors, so that programs see every change.
+class FusedOptimizers:
+    """Keeps what fused optimisers read where programs see every change, and count it at once.
+
+    Learning rates are tensors; the counters of a group's parameters are elements of one tensor.
 
     Args:
         optimizers: those whose groups are looked after; others than fused ones are left alone.
@@ -41,19 +43,31 @@ class LearningRates:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = [o for o in optimizers if type(o) in _FUSED]
-        self._tensors: dict[tuple[int, int], Tensor] = {}
+        self._rates: dict[tuple[int, int], Tensor] = {}
         self.update()
 
     def update(self) -> None:
-        """Fill the tensors of groups whose rate was set to a number, and put them back."""
+        """Take over rates that were set to a number, and counters that are new."""
         for number, optimizer in enumerate(self._optimizers):
             for place, group in enumerate(optimizer.param_groups):
-                if group.get("fused") and not isinstance(group["lr"], Tensor):
-                    group["lr"] = self._filled((number, place), group)
+                if group.get("fused"):
+                    if not isinstance(group["lr"], Tensor):
+                        group["lr"] = self._filled((number, place), group)
+                    _join_counters(optimizer, group["params"])
 
     def _filled(self, place: tuple[int, int], group: dict[str, Any]) -> Tensor:
-        if place not in self._tensors:
+        if place not in self._rates:
             device = group["params"][0].device  # kernels on a GPU read a rate there, as float32
             kind = torch.float64 if device.type == "cpu" else torch.float32
-            self._tensors[place] = torch.zeros((), dtype=kind, device=device)
-        return self._tensors[place].fill_(group["lr"])
+            self._rates[place] = torch.zeros((), dtype=kind, device=device)
+        return self._rates[place].fill_(group["lr"])
+
+
+def _join_counters(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    """Make the counters of parameters elements of one tensor, on the host."""
+    first = optimizer.state.get(parameters[0], {}).get("step")
+    if first is None or not first.is_cpu or first._is_view():
+        return
+    states = [optimizer.state[one] for one in parameters if one in optimizer.state]
+    for state, counter in zip(states, torch.stack([state["step"] for state in states])):
+        state["step"] = counter

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import operator
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from kit.fast.simplify import simplify
 
 aten = torch.ops.aten
 
@@ -176,7 +178,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._places.setdefault(_place(result), node)
 
     def _placeholder(self, tensor: Tensor, varies: bool) -> fx.Node:
-        node = self.graph.placeholder(f"tensor_{len(self._nodes)}")
+        node = self.graph.placeholder(f"tensor_{len(self.graph.nodes)}")
         self._result(node, tensor, {"varies": varies, "settings": {id(tensor): tensor}})
         return node
 
@@ -185,6 +187,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if id(tensor) not in self._nodes:
             self._constants[self._placeholder(tensor, varies=tensor.requires_grad)] = None
         return self._nodes[id(tensor)]
+
+    def _known_constant(self, value: Tensor) -> fx.Node:
+        """A placeholder for a tensor that is the same in every call."""
+        node = self._placeholder(value, varies=False)
+        self._constants[node] = None
+        return node
 
     def _constant_view(self, view: Tensor, reads: Sequence[fx.Node]) -> None:
         """Take a view of a parameter as a constant of its own: it shows every later change."""
@@ -206,13 +214,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------------ tensors changed in place
     def _save_changed(self, function: Any, args: Any, kwargs: Any) -> None:
         """Save, before an operation writes to them, tensors that the function has not made."""
-        for number, argument in enumerate(function._schema.arguments):
-            declared = argument.alias_info is not None and argument.alias_info.is_write
-            if declared or number in _UNDECLARED.get(function, ()):
-                given = args[number] if number < len(args) else kwargs.get(argument.name)
-                for tensor in tensors_in(given):
-                    if _memory(tensor) not in self._made and _place(tensor) not in self._saved:
-                        self._saved[_place(tensor)] = (tensor, tensor.clone())
+        for tensor in tensors_in(_written(function, args, kwargs)):
+            if _memory(tensor) not in self._made and _place(tensor) not in self._saved:
+                self._saved[_place(tensor)] = (tensor, tensor.clone())
 
     def restore(self) -> None:
         """Give the tensors that were changed in place their values back."""
@@ -229,11 +233,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------ the end
     def finish(self, outputs: Sequence[Tensor]) -> Recording:
-        """Return the recording, without operations whose results are unused."""
+        """Return the recording, without operations whose results are unused or known already."""
         self.graph.output(tuple(self._node(tensor) for tensor in outputs))
+        simplify(self.graph, self._known_constant, _memories, _memories_written)
         self.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target in _UNDECLARED)
         read = [number for number, node in enumerate(self._inputs) if node.users]
-        constants = [node for node in self._constants if node.users]
+        constants = [node for node in self.graph.nodes if node in self._constants and node.users]
         given = {_memory(node.meta["value"]): n for n, node in enumerate(self._inputs)}
         changed = [tensor for tensor, _ in self._saved.values()]
         recording = Recording(
@@ -246,7 +251,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _settings=[(tensor, tensor._version) for tensor in self.read.values()],
             _pinned=[(tensor, tensor.data_ptr()) for tensor in self._viewed.values()],
         )
-        for node in [*self._inputs, *self._constants]:
+        for node in {*self._inputs, *self._constants} & {*self.graph.nodes}:
             if not node.users:
                 self.graph.erase_node(node)
         for node in self.graph.nodes:  # lets go of the tensors
@@ -263,6 +268,31 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in tensors_in(item)]
     return []
+
+
+def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Arguments that an operation writes to."""
+    found = []
+    for number, argument in enumerate(function._schema.arguments):
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        if declared or number in _UNDECLARED.get(function, ()):
+            found.append(args[number] if number < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def _memories(node: fx.Node) -> set[int]:
+    """Addresses of the memory that a recorded value shows."""
+    return {_memory(tensor) for tensor in tensors_in(node.meta["value"])}
+
+
+def _memories_written(node: fx.Node) -> set[int]:
+    """Addresses of the memory that a recorded operation writes to."""
+    if node.target is operator.getitem:
+        return set()
+    found: set[int] = set()
+    written = _written(node.target, node.args, node.kwargs)
+    fx.map_arg(written, lambda argument: found.update(_memories(argument)))
+    return found
 
 
 def _is_view(function: Any) -> bool:

@@ -1,0 +1,207 @@
+"""Whole runs, from the command to the end of the process, beside the same runs of other libraries.
+
+    python -m benchmarks.end_to_end [case ...] [--rounds 3] [--peers PYTHON] [--sheeprl PYTHON]
+
+Equal tasks, networks, counts of policy and gradient steps; everything that is on by default is on
+(the kit: run folder, CSV, progress, checkpoint, curve), and each policy is evaluated for 10
+episodes at the end. Start and imports count. In the first round every library runs once; further
+rounds are interleaved runs of the kit and the fastest peer. ``--peers`` is a Python that has
+Stable-Baselines3, sb3-contrib and tianshou (by default this one), ``--sheeprl`` one with sheeprl,
+which runs its own benchmark settings of PPO and A2C. One PyTorch thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measure import RESULTS, machine, markdown_table, median, ratio, write_results
+
+TREE = Path(__file__).parents[1]
+THREADS = 1
+
+_COMMON = ["progress=true", "steps.evaluation_every=null", "steps.evaluation_episodes=10"]
+_PPO = ["learning_rate=3e-4", "anneal=constant"]
+_SIZES = ["hidden_sizes=[256,256]", "steps.minibatch_size=256", "steps.learning_starts=1000"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, as the kit's command and as those of others have it.
+
+    Attributes:
+        command: recipe and settings.
+        policy_steps: of the run.
+        asked: how many times faster than the fastest peer the kit is to be.
+        sheeprl: the experiment of sheeprl with the same settings.
+    """
+
+    command: tuple[str, ...]
+    policy_steps: int
+    asked: float
+    sheeprl: str | None = None
+
+
+CASES = {
+    "PPO, CartPole": Case(
+        ("ppo", "env.num_envs=1", "steps.steps_per_env=128", "steps.update_epochs=10",
+         "steps.minibatch_size=64", *_PPO), 65_536, 3.0, "ppo_benchmarks",
+    ),
+    "A2C, CartPole": Case(
+        ("a2c", "env.num_envs=1", "steps.steps_per_env=5", "learning_rate=7e-4",
+         "anneal=constant", "steps.rounding=up"), 65_536, 3.0, "a2c_benchmarks",
+    ),
+    "PPO, 8 x CartPole": Case(
+        ("ppo", "env.num_envs=8", "steps.steps_per_env=128", "steps.update_epochs=4",
+         "steps.minibatch_size=256", *_PPO), 262_144, 3.0,
+    ),
+    "PPO, HalfCheetah": Case(
+        ("ppo", "env.id=HalfCheetah-v5", "env.num_envs=1", "steps.steps_per_env=2048",
+         "steps.update_epochs=10", "steps.minibatch_size=64", *_PPO), 40_960, 3.0,
+    ),
+    "Recurrent PPO, 8 x CartPole": Case(
+        ("ppo_recurrent", "env.num_envs=8", "steps.steps_per_env=128", "steps.update_epochs=4",
+         "steps.minibatch_size=16", "shared_body=false", *_PPO), 65_536, 4.0,
+    ),
+    "DQN, CartPole": Case(
+        ("dqn", "steps.steps_per_env=4", "steps.learning_starts=1000", "steps.replay_ratio=1/4",
+         "steps.minibatch_size=64", "n_step=1", "double_dqn=false", "target_update_every=125",
+         "learning_rate=1e-4", "buffer_size=50_000"), 50_000, 2.5,
+    ),
+    "SAC, 4 x LunarLanderContinuous": Case(
+        ("sac", "env.id=LunarLanderContinuous-v3", "env.num_envs=4", "steps.replay_ratio=1/4",
+         "learning_rate=3e-4", "buffer_size=65_536", *_SIZES), 24_000, 1.5,
+    ),
+    "TD3, HalfCheetah": Case(
+        ("td3", "env.id=HalfCheetah-v5", "learning_rate=1e-3", "buffer_size=65_536", *_SIZES),
+        6_000, 1.5,
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class Run:
+    """A process that has ended."""
+
+    seconds: float
+    gradient_steps: int
+
+
+def run(case: str, library: str, python: str) -> Run:
+    """Run a case once in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(TREE), "OMP_NUM_THREADS": str(THREADS)}
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        ran = subprocess.run(
+            _command(case, library, python), cwd=folder, env=environment,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        seconds = time.perf_counter() - began
+        if ran.returncode:
+            raise RuntimeError(f"{library}, {case}:\n{ran.stdout}\n{ran.stderr}")
+        return Run(seconds, _gradient_steps(library, Path(folder), ran.stdout))
+
+
+def _command(case: str, library: str, python: str) -> list[str]:
+    settings = CASES[case]
+    if library == "kit":
+        recipe, *given = settings.command
+        steps = f"steps.total_policy_steps={settings.policy_steps}"
+        return [python, "-m", f"recipes.{recipe}", *given, steps, *_COMMON]
+    if library == "sheeprl":
+        assert settings.sheeprl
+        threads = f"num_threads={THREADS}"
+        return [python, "-c", "from sheeprl.cli import run; run()", f"exp={settings.sheeprl}",
+                threads, "algo.run_test=True"]  # fmt: skip
+    return [python, "-m", "benchmarks.peers", library, case]
+
+
+def _gradient_steps(library: str, folder: Path, printed: str) -> int:
+    """Steps of the optimiser; sheeprl does not tell."""
+    if library == "sheeprl":
+        return 0
+    if library != "kit":
+        return int(printed.split()[-1])
+    with next(folder.rglob("metrics.csv")).open() as file:
+        return int(list(csv.DictReader(file))[-1]["gradient_steps"])
+
+
+def measure(case: str, pythons: dict[str, str], rounds: int) -> list[list[str]]:
+    """Rows of a case: the kit, then the others, the fastest first."""
+    from benchmarks.peers import RUNS
+
+    libraries = [name for name, cases in RUNS.items() if case in cases and name in pythons]
+    if CASES[case].sheeprl and "sheeprl" in pythons:
+        libraries.append("sheeprl")
+    runs = {name: [run(case, name, pythons[name])] for name in ("kit", *libraries)}
+    fastest = min(libraries, key=lambda name: runs[name][0].seconds)
+    for _ in range(rounds - 1):
+        for name in ("kit", fastest):
+            runs[name].append(run(case, name, pythons[name]))
+    kit = [one.seconds for one in runs["kit"]]
+    rows = []
+    for name, found in sorted(runs.items(), key=lambda item: item[1][0].seconds):
+        seconds = [one.seconds for one in found]
+        steps = f"{found[0].gradient_steps:,}" if found[0].gradient_steps else "not told"
+        faster = "" if name == "kit" else f"{ratio(seconds, kit[: len(seconds)]):.2f}"
+        asked = f"{CASES[case].asked:g}" if name == fastest else ""
+        rows.append([f"{case}: {name}", f"{median(seconds):.1f}",
+                     f"{min(seconds):.1f} to {max(seconds):.1f}", str(len(seconds)),
+                     f"{CASES[case].policy_steps:,}", steps, faster, asked])  # fmt: skip
+    return rows
+
+
+HEADER = [
+    "", "seconds", "range", "runs", "policy steps", "gradient steps", "kit is faster", "asked",
+]  # fmt: skip
+
+
+def main(cases: Sequence[str] = (), rounds: int = 3, **pythons: str) -> Path:
+    """Measure the cases, write the table after each and return its path."""
+    given = dict.fromkeys(("kit", "stable_baselines3", "tianshou"), sys.executable) | pythons
+    path = RESULTS / "end_to_end.md"
+    for case in cases or CASES:
+        rows = measure(case, given, rounds)
+        path = _write({**_known(), case: rows}, rounds)
+        print("\n".join(" | ".join(row) for row in rows), flush=True)
+    return path
+
+
+def _known() -> dict[str, list[list[str]]]:
+    """Rows of the table so far, by case."""
+    path, found = RESULTS / "end_to_end.md", {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        case = cells[0].rpartition(":")[0]
+        if case in CASES:
+            found.setdefault(case, []).append(cells)
+    return found
+
+
+def _write(rows: dict[str, list[list[str]]], rounds: int) -> Path:
+    in_order = [row for case in CASES for row in rows.get(case, [])]
+    text = f"{__doc__}\n{machine(THREADS)}; medians of {rounds} rounds.\n\n"
+    return write_results(
+        "end_to_end", "End to end, beside others", text + markdown_table(HEADER, in_order)
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", help=f"of {'; '.join(CASES)}; all by default")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", default=sys.executable)
+    parser.add_argument("--sheeprl")
+    given = parser.parse_args()
+    others = dict.fromkeys(("stable_baselines3", "tianshou"), given.peers)
+    if given.sheeprl:
+        others["sheeprl"] = given.sheeprl
+    print(main(given.cases, given.rounds, **others).read_text())
