@@ -298,7 +298,7 @@ class Experiment:
             return
         name, own, loss = self._tried
         advantage, buffer = parts.get("advantage"), parts.get("buffer")
-        with checks.fitting_loss(name, own, policy, loss, advantage):
+        with checks.fitting_loss(name, own), checks.tried(policy, loss, advantage):
             first = first_values(policy, env.num_envs, self.cfg.device)
             batch = policy(env.fake_tensordict().to(self.cfg.device).update(first))
             if isinstance(buffer, SequenceReplay):

@@ -259,6 +259,21 @@ def test_a_loss_that_is_tried_when_a_run_is_built_leaves_running_moments_as_they
     assert advantage.standardizer.count == 0
 
 
+class OwnSAC(SACLoss):
+    """Draws the initial weights of its critics, as TorchRL's does."""
+
+
+def test_a_loss_of_ones_own_draws_the_random_numbers_of_the_recipes():
+    numbers = []
+    for loss in ("SACLoss", f"{__name__}:OwnSAC"):
+        config = recipes.sac.Config(loss=loss, runs=None, progress=False)
+        config.steps.total_policy_steps, config.steps.evaluation_every = 1_016, None
+        trainer = recipes.sac.build(config)
+        trainer.run()
+        numbers.append([value.clone() for value in trainer.loss_module.parameters()])
+    assert all(map(torch.equal, *numbers))
+
+
 def test_a_setting_that_a_loss_does_not_take_is_refused_unless_it_is_the_default():
     assert isinstance(recipes.ppo.build(ppo(), make_loss=PPOLoss).loss_module, PPOLoss)
     message = refused(recipes.ppo.build, ppo(clip_epsilon=0.4, loss="PPOLoss"))

@@ -234,26 +234,26 @@ def target_networks(loss: Any, make: Callable[..., Any], own: str) -> None:
 
 
 @contextlib.contextmanager
-def fitting_loss(name: str, own: str, *modules: object) -> Iterator[None]:
-    """Refuse a loss that raises where a batch of the recipe is given to it.
-
-    Args:
-        name: of the loss.
-        own: the recipe's own.
-        modules: whose buffers (running moments, say) and random numbers stay as they were.
-    """
-    found = (module.buffers() for module in modules if isinstance(module, nn.Module))
-    before = [(buffer, buffer.clone()) for buffers in found for buffer in buffers]
+def fitting_loss(name: str, own: str) -> Iterator[None]:
+    """Refuse a loss that raises where a batch of the recipe is given to it."""
     try:
-        with torch.random.fork_rng(), torch.no_grad():
-            yield
-            for buffer, value in before:
-                buffer.copy_(value)
+        yield
     except SettingError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise SettingError("loss", name, f"does not fit this recipe: {reason}", [own]) from error
+
+
+@contextlib.contextmanager
+def tried(*modules: object) -> Iterator[None]:
+    """Leave random numbers and the modules' buffers (running moments, say) as they were."""
+    found = (module.buffers() for module in modules if isinstance(module, nn.Module))
+    before = [(buffer, buffer.clone()) for buffers in found for buffer in buffers]
+    with torch.random.fork_rng(), torch.no_grad():
+        yield
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 # ---------------------------------------------------------------------- parts and the collector
