@@ -190,6 +190,9 @@ class Experiment:
             loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
         if hasattr(defaults, "tau"):
             checks.target_networks(loss, make, own)
+        if self.cfg.precision == "bfloat16":
+            mixed = torch.autocast(torch.device(self.cfg.device).type, torch.bfloat16)
+            loss.forward = mixed(loss.forward)
         if mistakable:
             self._tried = str(given), own, loss
         return loss

@@ -107,6 +107,7 @@ EFFECTS: dict[str, Effect] = {
     "collector_kwargs": Effect({"reuse": True}, part("collector.reuse")),
     "seed": Effect(1),
     "device": Effect("cuda", part("collector.policy_device.type")),
+    "precision": Effect("bfloat16", weights),
     "threads": Effect(2, lambda run: run.threads),
     "compile": Effect(False, part("update.compile")),
     "logger": Effect("tensorboard", lambda run: [f for f in run.files if "tfevents" in f]),

@@ -424,3 +424,22 @@ def test_evaluating_a_saved_run_allocates_no_replay_buffer_and_starts_no_process
     assert type(run.trainer.collector) is VectorCollector
     assert set(multiprocessing.active_children()) - before == set()
     run.close()
+
+
+# ---------------------------------------------------------------------- precision
+@pytest.mark.parametrize("recipe", [recipes.ppo, recipes.a2c, recipes.sac])
+def test_in_bfloat16_recorded_steps_are_the_eager_ones_and_weights_stay_float32(recipe):
+    def weights(**settings):
+        config = recipe.Config(runs=None, progress=False, **settings)
+        config.steps.total_policy_steps, config.steps.evaluation_every = 2_560, None
+        if recipe is recipes.sac:
+            config.steps.total_policy_steps = 1_024
+        trainer = recipe.build(config)
+        trainer.run()
+        assert bool(trainer.update.plain_reason) == ("compile" in settings)
+        return [*trainer.loss_module.parameters()]
+
+    recorded, eager = (weights(precision="bfloat16", **how) for how in ({}, {"compile": False}))
+    assert {weight.dtype for weight in recorded} == {torch.float32}
+    assert all(map(torch.equal, recorded, eager))
+    assert not all(map(torch.equal, recorded, weights()))

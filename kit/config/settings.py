@@ -67,6 +67,8 @@ class RunConfig:
     """CPU threads of PyTorch; more pay for large networks only. null: PyTorch's choice."""
     compile: Literal["auto", True, False] = "auto"
     """How losses run: auto (flat programs, bitwise as eager), true (torch.compile) or false."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Type in which a loss multiplies matrices; weights, optimisers and acting stay float32."""
     logger: str = "csv"
     """Loggers besides metrics.csv: wandb, tensorboard, or both, separated by a comma; or none."""
     runs: str | None = "runs"

@@ -51,14 +51,14 @@ class _Value:
 
     def set(self, value: float) -> None:
         """Fill a tensor in place, replace a number."""
-        present, holder = self.get(), self.holder
+        present = self.get()
         if isinstance(present, Tensor):
             with torch.no_grad():
                 present.fill_(value)
-        elif isinstance(holder, dict):
-            holder[self.name] = value
+        elif isinstance(self.holder, dict):
+            self.holder[self.name] = value
         else:
-            setattr(holder, self.name, value)
+            setattr(self.holder, self.name, value)
         self.written = self.readable()
 
     def readable(self) -> float | None:
@@ -183,13 +183,14 @@ class Anneal(Hook):
     def set(self) -> None:
         """Set the values that the counter asks for."""
         assert self.counter is not None
-        count = self.trainer.ledger.counters()[self.counter]
-        for value in self.values:
-            if value.schedule is not None:
-                value.set(value.schedule(count))
-        first = self.values[0]
+        count = getattr(self.trainer.ledger, self.counter)
         self.used = self.value
-        self.value = first.readable() if first.schedule is None else first.schedule(count)
+        for value in reversed(self.values):
+            if value.schedule is None:
+                self.value = value.readable()
+            else:
+                self.value = value.schedule(count)
+                value.set(self.value)
 
     def log(self, batch: Any) -> dict[str, Any]:
         """The value of the iteration that has ended, as a metric."""
