@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch.optim import Adam, RMSprop
+from torch.optim import Adam
 
 from kit.advantages import GAE
 from kit.config import ActorCriticConfig, Count, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit.fast.optimizers import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
 from kit.trainer import Trainer

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
+from kit.fast.optimizers import RMSprop as FixedRMSprop
 from kit.update import Update
 
 OPTIMIZERS: dict[str, Any] = {
@@ -24,6 +25,7 @@ OPTIMIZERS: dict[str, Any] = {
     "SGD, foreach": lambda p: SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1),
     "Adagrad, fused": lambda p: Adagrad(p, lr=0.01, fused=True),
     "RMSprop": lambda p: RMSprop(p, lr=0.01),
+    "RMSprop, the kit's": lambda p: FixedRMSprop(p, lr=0.01, eps=1e-5),
 }
 """Each kind of optimiser, and of its implementations."""
 READ_ON_THE_HOST = {

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import LossModule
 
+from kit.fast.optimizers import RMSprop as FixedRMSprop
 from kit.update import Update
 from tests.losses import make_loss, minibatch_for
 from tests.plain_steps import OPTIMIZERS, assert_same, plain_step, programs, state_of
@@ -47,6 +48,39 @@ def test_steps_of_an_optimizer_are_counted_in_one_operation_also_after_a_state_i
     operations = update._traced[(0,), "step"].operations
     assert "aten.add_.Scalar" in operations
     assert "aten._foreach_add_.Scalar" not in operations
+
+
+def test_rmsprop_is_pytorchs_at_any_learning_rate_and_has_its_state():
+    torch.manual_seed(0)
+    ours, theirs = ([nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4))] for _ in "ab")
+    for one, other in zip(ours, theirs):
+        other.data.copy_(one.data)
+    how = {"lr": 0.01, "alpha": 0.9, "eps": 1e-5}
+    own, other = FixedRMSprop(ours, **how), torch.optim.RMSprop(theirs, **how)
+    for step in range(20):
+        if step == 10:
+            other.load_state_dict(copy.deepcopy(own.state_dict()))
+        rate = 0.01 / (step + 1)
+        own.param_groups[0]["lr"], other.param_groups[0]["lr"] = torch.tensor(rate), rate
+        for one, two in zip(ours, theirs):
+            one.grad = torch.randn_like(one)
+            two.grad = one.grad.clone()
+        own.step(), other.step()
+        for one, two in zip(ours, theirs):
+            assert torch.allclose(one, two, rtol=1e-5, atol=1e-7)
+
+
+def test_rmsprop_is_recorded_whatever_its_learning_rate():
+    ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
+    own, other = (FixedRMSprop(loss.parameters(), lr=0.01) for loss in (ours, theirs))
+    update = Update(ours, own)
+    for step in range(12):
+        own.param_groups[0]["lr"] = other.param_groups[0]["lr"] = 0.01 / (step + 1)
+        minibatch = minibatch_for("A2CLoss", 8, seed=step)
+        update(minibatch.clone())
+        plain_step(theirs, other, minibatch)
+        assert_same(state_of(ours, own), state_of(theirs, other))
+    assert update._traced[(0,), "step"].replays
 
 
 def test_the_order_of_keys_does_not_matter():
