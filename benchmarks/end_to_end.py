@@ -69,7 +69,7 @@ CASES = {
     ),
     "Recurrent PPO, 8 x CartPole": Case(
         ("ppo_recurrent", "env.num_envs=8", "steps.steps_per_env=128", "steps.update_epochs=4",
-         "steps.minibatch_size=16", "shared_body=false", *_PPO), 65_536, 4.0,
+         "steps.minibatch_size=16", *_PPO), 65_536, 4.0,
     ),
     "DQN, CartPole": Case(
         ("dqn", "steps.steps_per_env=4", "steps.learning_starts=1000", "steps.replay_ratio=1/4",

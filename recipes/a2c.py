@@ -12,17 +12,17 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, Count, Positive, UnitInterval
+from kit.config import Count, FittedCriticConfig, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.fast.optimizers import RMSprop
-from kit.hooks import AnnealLearningRate, anneal_coefficients
+from kit.hooks import AnnealLearningRate, anneal_coefficients, fit_critic
 from kit.modules import make_actor_critic, parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
 
 @dataclass
-class Config(ActorCriticConfig):
+class Config(FittedCriticConfig):
     """Settings of A2C."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
@@ -58,7 +58,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         actor,
         critic,
         entropy_coeff=cfg.entropy_coeff,
-        critic_coeff=cfg.critic_coeff,
+        critic_coeff=cfg.joint_critic_coeff,
         loss_critic_type=cfg.critic_loss,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
@@ -72,6 +72,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         hooks=[
             AnnealLearningRate(optimizer, cfg.anneal),
             *anneal_coefficients(loss, **cfg.schedules),
+            *fit_critic(critic, cfg, n_step=cfg.n_step),
         ],
         parts=parts,
     )

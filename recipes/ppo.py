@@ -13,16 +13,16 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, Positive, ScheduleName
+from kit.config import FittedCriticConfig, Positive, ScheduleName
 from kit.experiment import EnvConfig, Experiment, main
-from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
+from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients, fit_critic
 from kit.modules import make_actor_critic, parameter_groups
 from kit.trainer import Trainer
 from kit.update import Update
 
 
 @dataclass
-class Config(ActorCriticConfig):
+class Config(FittedCriticConfig):
     """Settings of PPO."""
 
     env: EnvConfig = field(
@@ -52,7 +52,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         clip_epsilon=cfg.clip_epsilon,
         clip_value=cfg.clip_value,
         entropy_coeff=cfg.entropy_coeff,
-        critic_coeff=cfg.critic_coeff,
+        critic_coeff=cfg.joint_critic_coeff or 0.0,  # None would be 1 here
         loss_critic_type=cfg.critic_loss,
         normalize_advantage=cfg.normalize_minibatch,
     )
@@ -67,6 +67,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
             AnnealLearningRate(optimizer, cfg.anneal),
             *anneal_coefficients(loss, clip_epsilon=cfg.anneal_clip, **cfg.schedules),
             TargetKL(cfg.target_kl),
+            *fit_critic(critic, cfg),
         ],
         parts=parts,
     )

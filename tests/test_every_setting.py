@@ -160,6 +160,9 @@ EFFECTS: dict[str, Effect] = {
     "entropy_coeff": Effect(0.5),
     "critic_coeff": Effect(5.0),
     "critic_loss": Effect("l1"),
+    "critic_epochs": Effect(2),
+    "critic_minibatch_size": Effect(2, weights, {"critic_epochs": 2}),
+    "critic_learning_rate": Effect(0.1, weights, {"critic_epochs": 2}),
     "normalize_advantage": Effect(None),
     "gae_lambda": Effect(0.1),
     "double_dqn": Effect(False, weights, {"learning_rate": 0.1, "steps.replay_ratio": 2}),
@@ -290,7 +293,10 @@ WHOLE_EPISODES = {
 }
 """Of recipes that collect whole episodes."""
 
-RECURRENT = {"steps.steps_per_env": Effect(4, counts("iterations"), {"steps.minibatch_size": 2})}
+RECURRENT = {
+    "steps.steps_per_env": Effect(4, counts("iterations"), {"steps.minibatch_size": 2}),
+    "shared_body": Effect(False, refused),
+}
 """Of recipes whose minibatches are sequences."""
 
 IMAGES: dict[str, Effect] = {

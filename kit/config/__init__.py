@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.config.actor_critic import ActorCriticConfig
+from kit.config.actor_critic import ActorCriticConfig, FittedCriticConfig
 from kit.config.limits import (
     Atoms,
     Count,
@@ -39,6 +39,7 @@ __all__ = [
     "Decay",
     "EnvConfig",
     "Finite",
+    "FittedCriticConfig",
     "Frames",
     "HiddenSizes",
     "Limits",

@@ -6,14 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kit.config.limits import (
+    Count,
     HiddenSizes,
     LogStd,
+    Natural,
     NotNegative,
     Positive,
     ScheduleName,
     UnitInterval,
 )
 from kit.config.settings import OnPolicyConfig
+from kit.steps import SettingError
 
 
 @dataclass
@@ -82,3 +85,30 @@ class ActorCriticConfig(OnPolicyConfig):
     def schedules(self) -> dict[str, str]:
         """Schedules of the loss's weights, for :func:`~kit.hooks.anneal_coefficients`."""
         return {"entropy_coeff": self.anneal_entropy, "critic_coeff": self.anneal_critic}
+
+
+@dataclass
+class FittedCriticConfig(ActorCriticConfig):
+    """What recipes have whose critic may be fitted on its own."""
+
+    critic_epochs: Natural = 0
+    """Passes over each batch in which an optimiser of its own fits the critic, before advantages
+    are estimated; 0: it learns with the policy, by the weight critic_coeff."""
+    critic_minibatch_size: Count = 64
+    """Transitions in a minibatch of these passes."""
+    critic_learning_rate: Positive = 1e-3
+    """Learning rate of these passes."""
+
+    @property
+    def joint_critic_coeff(self) -> float | None:
+        """Weight of the value loss among the policy's; ``None``: the critic is fitted alone."""
+        if not self.critic_epochs:
+            return self.critic_coeff
+        usual = type(self)()
+        for name in ("critic_coeff", "anneal_critic", "shared_body"):
+            given, works = getattr(self, name), getattr(usual, name)
+            if given != works:
+                epochs = self.critic_epochs
+                why = f"means nothing where critic_epochs={epochs} fits the critic alone"
+                raise SettingError(name, given, why, [works])
+        return None

@@ -14,6 +14,7 @@ from kit.hooks.annealing import (
 )
 from kit.hooks.base import Hook
 from kit.hooks.console import Console
+from kit.hooks.critic import FitCritic, fit_critic
 from kit.hooks.curve import LearningCurve, draw_curve
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.exploration import EndOfExploration
@@ -26,6 +27,7 @@ __all__ = [
     "Console",
     "EndOfExploration",
     "Evaluator",
+    "FitCritic",
     "Hook",
     "LearningCurve",
     "NaNGuard",
@@ -35,4 +37,5 @@ __all__ = [
     "TimeLimit",
     "anneal_coefficients",
     "draw_curve",
+    "fit_critic",
 ]

@@ -206,7 +206,7 @@ def test_the_kits_own_words_take_nothing():
         (SB3(use_sde=True, algo="ppo"), "use_sde=True"),
         (Tianshou(replay_buffer_stack_num=4), "replay_buffer_stack_num=4 .*used up at once"),
         (Tianshou(stop_rew=3.0), "stop_rew=3.0 of tianshou is stop_at_return"),
-        (Pyrado(algo="ppo", critic=GAE(num_epoch=3)), r"critic\.num_epoch=3 .*one optimiser"),
+        (Pyrado(algo="ppo", critic=GAE(num_epoch=3)), r"critic\.num_epoch=3 .*use critic_epochs"),
     ],
 )
 def test_what_a_recipe_cannot_do_is_refused_by_name(given, message):

@@ -21,7 +21,7 @@ EVALUATION_ROLLOUTS = 100
 """Rollouts of one evaluation of a value-based algorithm."""
 
 _CLIPPED, _JOINT = ("ppo", "ppo2"), ("ppo2", "a2c", "svpg")
-_ONE = "policy and critic have one optimiser, and its minibatches"
+_ONE = "use critic_epochs, critic_minibatch_size and critic_learning_rate, where a recipe has them"
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "a2c": {"batch_size": 32, "num_epoch": 1},
     "ppo": {"batch_size": 64, "num_epoch": 3},
@@ -46,7 +46,7 @@ class GAE:
     """transitions in a minibatch of the critic."""
     standardize_adv: bool = acts("normalize_advantage", True)
     """whether advantages get mean 0 and standard deviation 1."""
-    max_grad_norm: float | None = refused(_ONE)
+    max_grad_norm: float | None = refused("the policy's max_grad_norm is the critic's, too")
     """largest norm of the gradients; ``None``: any."""
     lr: float = refused(_ONE, 5e-4)
     """learning rate."""

@@ -1,0 +1,126 @@
+"""A critic that is fitted on its own."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+from torch.optim import Adam
+from torchrl.objectives.utils import distance_loss
+
+from kit.advantages import GAE
+from kit.buffers.batches import valid_rows
+from kit.config import FittedCriticConfig
+from kit.hooks.base import Hook, Kind
+from kit.steps import SettingError
+from kit.steps.errors import whole_number
+from kit.update import Compile, Update
+
+
+class FitCritic(Hook):
+    """Fits the critic to each batch with an optimiser of its own, before its advantages.
+
+    Value targets are estimated once, by the critic as it is. It then makes passes over the batch in
+    shuffled minibatches, and the advantages that the policy learns from are those of the fitted
+    critic: the update of the critics of pyrado. Gradient steps of plan and ledger are the policy's;
+    those of the critic are the metric ``critic/gradient_steps``.
+
+    Args:
+        critic: module from observations to ``state_value``.
+        epochs: passes over each batch.
+        minibatch_size: transitions in a minibatch; the last one of a pass is smaller.
+        learning_rate: of Adam.
+        loss: distance between value and target: ``l2``, ``l1`` or ``smooth_l1``.
+        max_grad_norm: largest norm of the gradients; ``None``: any.
+        compile: as in :class:`~kit.update.Update`.
+        **horizon: ``gamma``, ``lmbda`` or ``n_step`` of :class:`~kit.advantages.GAE`.
+
+    Raises:
+        SettingError: if the critic is recurrent, or a count is less than 1.
+    """
+
+    kind: Kind = "step"
+    operations: ClassVar = {"batch_process": "fit", "post_steps_log": "log"}
+
+    def __init__(
+        self,
+        critic: Any,
+        *,
+        epochs: int,
+        minibatch_size: int = 64,
+        learning_rate: float = 1e-3,
+        loss: str = "l2",
+        max_grad_norm: float | None = None,
+        compile: Compile = "auto",
+        **horizon: Any,
+    ) -> None:
+        if "is_init" in critic.in_keys:
+            raise SettingError("critic", type(critic).__name__, "is recurrent", "fit it jointly")
+        self.epochs = whole_number("critic_epochs", epochs, at_least=1)
+        self.minibatch_size = whole_number("critic_minibatch_size", minibatch_size, at_least=1)
+        self.targets = GAE(value_network=critic, **horizon)
+        self.keys = [*critic.in_keys, "value_target"]
+        optimizer = Adam(critic.parameters(), lr=learning_rate, fused=True)
+        loss_module = _ValueLoss(critic, loss)
+        self.update = Update(loss_module, optimizer, max_grad_norm=max_grad_norm, compile=compile)
+        self.gradient_steps = 0
+        self._metrics: dict[str, Any] = {}
+
+    @torch.no_grad()
+    def fit(self, batch: TensorDictBase) -> None:
+        """Make the passes over a batch ``[num_envs, steps]``, which stays as it is."""
+        rows = valid_rows(self.targets(batch.copy())).select(*self.keys)
+        for _ in range(self.epochs):
+            order = torch.randperm(len(rows), device=rows.device)
+            for index in torch.split(order, self.minibatch_size):
+                self._metrics = self.update(rows[index])
+                self.gradient_steps += 1
+
+    def log(self, batch: Any) -> dict[str, Any]:
+        """The loss of the last minibatch, and the critic's gradient steps so far."""
+        del batch
+        known = {f"critic/{name.removesuffix('_critic')}": v for name, v in self._metrics.items()}
+        return {**known, "critic/gradient_steps": self.gradient_steps}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimiser's state and the count; weights are the policy's loss module's."""
+        return {"update": self.update.state_dict(), "gradient_steps": self.gradient_steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state of :meth:`state_dict`."""
+        self.update.load_state_dict(state_dict["update"])
+        self.gradient_steps = int(state_dict["gradient_steps"])
+
+
+def fit_critic(critic: Any, cfg: FittedCriticConfig, **horizon: Any) -> list[FitCritic]:
+    """The hook that the settings of a recipe ask for, if they do.
+
+    Args:
+        critic: module from observations to ``state_value``.
+        cfg: the settings.
+        **horizon: arguments of :class:`~kit.advantages.GAE` beside discount and lambda.
+    """
+    if not cfg.critic_epochs:
+        return []
+    fit = FitCritic(
+        critic, epochs=cfg.critic_epochs, minibatch_size=cfg.critic_minibatch_size,
+        learning_rate=cfg.critic_learning_rate, loss=cfg.critic_loss, compile=cfg.compile,
+        max_grad_norm=cfg.max_grad_norm, gamma=cfg.gamma, lmbda=cfg.gae_lambda, **horizon,
+    )  # fmt: skip
+    return [fit]
+
+
+class _ValueLoss(nn.Module):
+    """Mean distance between values and their targets."""
+
+    def __init__(self, critic: nn.Module, distance: str) -> None:
+        super().__init__()
+        self.critic, self.distance = critic, distance
+
+    def forward(self, minibatch: TensorDictBase) -> TensorDict:
+        """The loss as ``loss_critic``."""
+        value = self.critic(minibatch.exclude("value_target")).get("state_value")
+        distances = distance_loss(value, minibatch.get("value_target"), self.distance)
+        return TensorDict({"loss_critic": distances.mean()})

@@ -1,0 +1,144 @@
+"""A critic that is fitted on its own, before the advantages that it estimates."""
+
+from __future__ import annotations
+
+import copy
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.optim import Adam
+
+import recipes.a2c
+import recipes.ppo
+from kit.advantages import GAE
+from kit.collectors import VectorCollector
+from kit.envs import make_env
+from kit.experiment import EnvConfig
+from kit.hooks import FitCritic, StopWhen
+from kit.modules import make_actor_critic
+from kit.steps import SettingError
+from kit.steps.settings import OnPolicySteps
+
+HORIZON = {"gamma": 0.99, "lmbda": 0.9}
+
+
+def collected(num_envs=3, steps=7):
+    env = make_env("CartPole-v1", num_envs)
+    actor, critic = make_actor_critic(env, hidden_sizes=[8])
+    settings = {"frames_per_batch": num_envs * steps, "total_frames": -1}
+    return next(iter(VectorCollector(env, actor, **settings))), critic
+
+
+def build(recipe, runs=None, hooks=(), **settings):
+    steps = OnPolicySteps(
+        total_policy_steps=240, steps_per_env=10, update_epochs=1, minibatch_size=None,
+        evaluation_every=120, evaluation_episodes=1,
+    )  # fmt: skip
+    settings = {"critic_epochs": 3, "critic_minibatch_size": 8, **settings}
+    where = None if runs is None else str(runs)
+    env = EnvConfig(num_envs=2)
+    config = recipe.Config(env=env, steps=steps, runs=where, progress=False, **settings)
+    return recipe.build(config, hooks=list(hooks))
+
+
+def weights(trainer):
+    return [value.clone() for value in trainer.loss_module.state_dict().values()]
+
+
+# ---------------------------------------------------------------------- what it does
+@pytest.mark.parametrize("compile", ["auto", False])
+def test_it_makes_the_passes_that_one_would_write_by_hand(compile):
+    batch, critic = collected()
+    by_hand = copy.deepcopy(critic)
+    hook = FitCritic(critic, epochs=4, minibatch_size=8, learning_rate=0.01, compile=compile,
+                     **HORIZON)  # fmt: skip
+    optimizer = Adam(by_hand.parameters(), lr=0.01, fused=True)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        hook.fit(batch)
+        rows = GAE(value_network=by_hand, **HORIZON)(batch.copy()).reshape(-1)
+        torch.manual_seed(seed)
+        for _ in range(4):
+            for index in torch.randperm(21).split(8):
+                value = by_hand(rows[index].select("observation"))["state_value"]
+                optimizer.zero_grad()
+                (value - rows[index]["value_target"]).square().mean().backward()
+                optimizer.step()
+    assert hook.gradient_steps == 3 * 4 * 3
+    for own, other in zip(critic.parameters(), by_hand.parameters()):
+        assert torch.equal(own, other)
+
+
+def test_the_batch_stays_as_it_is():
+    batch, critic = collected()
+    before = batch.clone()
+    FitCritic(critic, epochs=1, **HORIZON).fit(batch)
+    assert set(batch.keys(True, True)) == set(before.keys(True, True))
+    assert (batch == before).all()
+
+
+def test_padded_steps_are_not_learned_from():
+    batch, critic = collected()
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    mask[1, 3:] = False
+    batch["collector", "mask"] = mask
+    hook = FitCritic(critic, epochs=1, minibatch_size=1, **HORIZON)
+    hook.fit(batch)
+    assert hook.gradient_steps == 17
+
+
+# ---------------------------------------------------------------------- in recipes
+@pytest.mark.parametrize("recipe", [recipes.ppo, recipes.a2c])
+def test_the_policys_loss_leaves_the_critic_to_it(recipe):
+    trainer = build(recipe)
+    ledger = trainer.run()
+    assert ledger.compare(trainer.plan) == []
+    assert ledger.gradient_steps == 12, "those of the policy"
+    assert trainer.journal.latest["critic/gradient_steps"] == 12 * 3 * 3
+    assert "loss_critic" not in trainer.last_metrics
+    assert "critic/loss" in trainer.journal.latest
+
+
+def test_advantages_are_those_of_the_fitted_critic():
+    seen = []
+
+    class Look(StopWhen):
+        operations: ClassVar = {"pre_epoch_log": "look"}
+
+        def look(self, batch):
+            again = GAE(value_network=trainer.advantage.value_network, gamma=0.99, lmbda=0.95)
+            seen.append(torch.equal(batch["advantage"], again(batch.clone())["advantage"]))
+
+    trainer = build(recipes.ppo, hooks=[Look("evaluation/return", reached=1e9)])
+    trainer.run()
+    assert seen == [True] * 12
+
+
+@pytest.mark.parametrize("recipe", [recipes.ppo, recipes.a2c])
+def test_a_stopped_run_continues_bit_for_bit(recipe, tmp_path):
+    whole = build(recipe)
+    whole.run()
+    stopped = build(recipe, tmp_path, hooks=[StopWhen("evaluation/return", reached=0)])
+    assert stopped.run().policy_steps == 120
+    resumed = build(recipe, tmp_path, resume="latest")
+    resumed.run()
+    assert all(map(torch.equal, weights(resumed), weights(whole)))
+
+
+# ---------------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("critic_coeff", 0.7), ("anneal_critic", "linear"), ("shared_body", True)],
+)
+def test_what_means_nothing_beside_it_is_refused(setting, value):
+    with pytest.raises(SettingError, match=f"{setting}=.* means nothing where critic_epochs=3"):
+        build(recipes.ppo, **{setting: value})
+
+
+def test_counts_below_one_are_refused():
+    _, critic = collected()
+    with pytest.raises(SettingError, match="critic_epochs=0"):
+        FitCritic(critic, epochs=0, **HORIZON)
+    with pytest.raises(SettingError, match="critic_minibatch_size=0"):
+        FitCritic(critic, epochs=1, minibatch_size=0, **HORIZON)
