@@ -58,9 +58,9 @@ class Hook(TrainerHookBase):
     """Something that happens at stages of the loop.
 
     A TorchRL hook: it registers itself, saves and restores its state. Its ``kind`` says what it may
-    do. A ``step`` hook takes part in training (it changes a learning rate, ends an update phase)
-    and reads nothing but counters. An ``observer`` logs, draws, saves or shows; without it the
-    trained weights are bitwise the same.
+    do. A ``step`` hook takes part in training: it changes a learning rate by a counter, fits a
+    critic to the batch, ends an update phase. An ``observer`` logs, draws, saves or shows; without
+    it the trained weights are bitwise the same.
     """
 
     kind: Kind = "observer"
