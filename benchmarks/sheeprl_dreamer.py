@@ -21,7 +21,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from kit.losses import DreamerV3Loss
-from kit.modules.world.sizes import Size
+from kit.modules.world import RSSM, Size
 from tests.world.reference import parameters
 
 
@@ -100,11 +100,21 @@ class Agent:
             ours = [name for name in names if name.startswith(f"{prefix}.")]
             theirs = [parameter for module in modules for parameter in module.parameters()]
             yield from zip(ours, map(of, theirs), strict=True)
-        layer = self.world_model.rssm.representation_model.input_layer
-        weight, deter = of(layer.weight), loss.world_model.rssm.deter
-        yield "world_model.rssm.posterior_deter.weight", weight[:, :deter]
-        yield "world_model.rssm.posterior_embedding.weight", weight[:, deter:]
-        yield "world_model.rssm.posterior_embedding.bias", of(layer.bias)
+        yield from self._split(loss.world_model.rssm, of)
+
+    def _split(self, rssm: RSSM, of: Callable[[nn.Parameter], Any]) -> Iterator[tuple[str, Any]]:
+        """Yield as :meth:`named` of the layers that are two in the kit."""
+        theirs, name = self.world_model.rssm, "world_model.rssm"
+        layer, deter = theirs.representation_model.input_layer, rssm.deter
+        weight = of(layer.weight)
+        yield f"{name}.posterior_deter.weight", weight[:, :deter]
+        yield f"{name}.posterior_embedding.weight", weight[:, deter:]
+        yield f"{name}.posterior_embedding.bias", of(layer.bias)
+        layer, part = theirs.recurrent_model.hidden[0], deter // rssm.size.blocks
+        weight = of(layer.weight)
+        yield f"{name}.mix", weight[:, :part]
+        yield f"{name}.mix_joined.weight", weight[:, part:].transpose(1, 2)
+        yield f"{name}.mix_joined.bias", of(layer.bias)
 
     def _modules(self) -> dict[str, list[Any]]:
         """Modules whose parameters are those of one of the kit, in the same order."""
@@ -114,7 +124,6 @@ class Agent:
             "rssm.from_deter": [recurrent.recurrent_projection],
             "rssm.from_stoch": [recurrent.stochastic_projection],
             "rssm.from_action": [recurrent.action_projection],
-            "rssm.mix": [recurrent.hidden[0]],
             "rssm.mix_norm": [recurrent.hidden[1]],
             "rssm.gates": [recurrent.gates],
             "rssm.prior": [rssm.transition_model],

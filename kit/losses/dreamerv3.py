@@ -166,14 +166,16 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         """
         critic = f"{name}critic_network"
         network, parameters = getattr(self, critic), getattr(self, f"{critic}_params")
-        slow = self._slow_value(imagined.features[:-1], critic)
+        # One time step at once: what is wide stays in the processor's cache.
+        features = imagined.features.unbind(0)
+        slow = [self._slow_value(step, critic) for step in features[:-1]]
         with parameters.to_module(network):
-            logits = network(imagined.features)
-        value = network.two_hot.mean(logits.detach())
+            logits = [network(step) for step in features]
+        value = torch.stack([network.two_hot.mean(step.detach()) for step in logits])
         returns = lambda_returns(imagined.reward, imagined.continuation, value, self.lmbda)
         spread = scale(returns)
-        error = network.two_hot.loss(logits[:-1], returns, slow)
-        columns = actor(imagined.features[:-1])
+        error = torch.stack([network.two_hot.loss(*step) for step in zip(logits, returns, slow)])
+        columns = imagined.columns[:-1]
         entropy = actor.entropy(columns)
         gain = actor.log_prob(columns, imagined.action[:-1]) * (returns - value[:-1]) / spread
         gain = gain + self.entropy_coeff * entropy

@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from kit.losses.dreamerv3 import DreamerV3Loss, ReturnScale
-from kit.losses.imagination import Imagined, imagine
+from kit.losses.imagination import imagine
 from kit.losses.records import Records
 from kit.modules.world.actor import LatentActor
 from kit.modules.world.ensemble import Ensemble
@@ -98,8 +98,10 @@ class Plan2ExploreLoss(DreamerV3Loss):
             )
         novelty = found.view(imagined.reward[1:].shape)
         novel = torch.cat([torch.zeros_like(novelty[:1]), novelty])  # arrives with the next latent
-        rewarded = Imagined(imagined.features, imagined.action, novel, imagined.continuation)
         losses, _ = self._behaviour_losses(
-            "explorer_", rewarded, self.explorer, self.explorer_return_scale
+            "explorer_",
+            imagined._replace(reward=novel),
+            self.explorer,
+            self.explorer_return_scale,
         )
         return losses | {"disagreement": novelty.mean()}
