@@ -12,6 +12,7 @@ from typing import Any
 
 import hydra
 import numpy as np
+import torch
 from gymnasium import spaces
 from lightning.fabric import Fabric
 from sheeprl.algos.dreamer_v3_5.agent import build_agent
@@ -56,7 +57,6 @@ class Agent:
     Args:
         loss: the kit's.
         shape: of an observation, as the environment gives it.
-        context: records before a sequence that give its first latent.
         make_optimizer: of the parameters; the configured one by default.
     """
 
@@ -64,12 +64,12 @@ class Agent:
         self,
         loss: DreamerV3Loss,
         shape: tuple[int, ...],
-        context: int = 0,
         make_optimizer: Callable[..., Any] | None = None,
     ) -> None:
         model = loss.world_model
         self.code, self.images = model.code, len(shape) == 3
-        self.cfg = configuration(model.size, self.images, loss.imagination_horizon, context)
+        self.context = int(loss.stored_latents)
+        self.cfg = configuration(model.size, self.images, loss.imagination_horizon, self.context)
         self.fabric = Fabric(accelerator="cpu", devices=1)
         seen = (shape[-1], *shape[:2]) if self.images else shape
         space = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, seen, np.float32)})
@@ -181,4 +181,12 @@ class Agent:
             "terminated": flags["terminated"],
             "truncated": flags["done"] - flags["terminated"],
         }
-        return {name: value.transpose(0, 1).contiguous() for name, value in found.items()}
+        found = {name: value.transpose(0, 1).contiguous() for name, value in found.items()}
+        if not self.context:
+            return found
+        # The record before is a time step of its own, of which the action and the latent are read.
+        before = minibatch["before"][:, 0]
+        actions = torch.cat([self.code.encode(before["action"]).unsqueeze(0), found["actions"]])
+        padded = {name: torch.cat([value[:1], value]) for name, value in found.items()}
+        latent = {name: before["latent", name].unsqueeze(0) for name in ("deter", "stoch")}
+        return {**padded, **latent, "actions": actions}

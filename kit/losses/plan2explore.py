@@ -66,8 +66,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """All losses, each one number; those of exploration while it is under way."""
-        records = Records.of(tensordict, self.world_model, self.gamma)
-        outputs, starts = self._outputs(records)
+        outputs, starts = self._outputs(tensordict)
         if self.exploring:
             outputs |= self._exploration_losses(starts)
         return TensorDict(outputs, [])

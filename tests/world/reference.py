@@ -28,7 +28,8 @@ FIGURES = Path(__file__).with_name("sheeprl.npz")
 SIZE = Size(deter=32, hidden=8, classes=4, units=8, depth=2, stoch=4, blocks=2)
 SEQUENCES, TIME, HORIZON, SIDE = 3, 6, 4, 16
 CASES = ("choices", "numbers", "images")
-"""One choice or one vector of numbers as the action; an image as the observation."""
+"""One choice as the action, and sequences that begin with stored latents; one vector of numbers as
+the action; an image as the observation."""
 
 
 class Described(gym.Env[Any, Any]):
@@ -78,7 +79,8 @@ def make_step(case: str) -> Step:
         gym.register(f"kit/Described-{case}-v0", lambda: Described(case))
     model = WorldModel(make_env(f"kit/Described-{case}-v0"), SIZE)
     actor = LatentActor(model.code, model.features, SIZE)
-    loss = DreamerV3Loss(model, actor, make_critic(model), imagination_horizon=HORIZON)
+    settings: dict[str, Any] = {"imagination_horizon": HORIZON, "stored_latents": case == "choices"}
+    loss = DreamerV3Loss(model, actor, make_critic(model), **settings)
     SoftUpdate(loss, tau=0.02)
     with torch.no_grad():
         for name, parameter in parameters(loss):
@@ -123,13 +125,19 @@ def _minibatch(rng: np.random.Generator, case: str) -> TensorDict:
     shape = (SEQUENCES, TIME)
     done = rng.random((*shape, 1)) < 0.3
     is_init = np.roll(done, 1, 1)
-    is_init[:, 0] = True
+    is_init[:, 0] = [[False], [True], [False]] if case == "choices" else True
     numbers = 3 * rng.standard_normal((*shape, 5)), rng.uniform(-2, 2, (*shape, 2))
     image = torch.as_tensor(rng.integers(256, size=(*shape, SIDE, SIDE, 3)).astype(np.uint8))
     choice = torch.as_tensor(rng.integers(3, size=shape))
     flags = {"done": done, "terminated": done & (rng.random(done.shape) < 0.5), "is_init": is_init}
+    latent = {
+        "deter": _single(rng.uniform(-1, 1, (SEQUENCES, SIZE.deter))).half(),
+        "stoch": torch.as_tensor(rng.integers(SIZE.classes, size=(SEQUENCES, SIZE.stoch))).short(),
+    }
+    before = TensorDict({"latent": latent, "action": choice[:, -1]}, [SEQUENCES])
     return TensorDict(
         {
+            "before": before.unsqueeze(1).expand(shape),
             "observation": image if case == "images" else _single(numbers[0]),
             "action": _single(numbers[1]) if case == "numbers" else choice,
             "reward": _single(rng.standard_normal((*shape, 1))),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from kit.modules.networks import one_hot
 from kit.modules.world.layers import Blocks, Dense, Norm, Perceptron, init_weight, sample_one_hot
 from kit.modules.world.sizes import Size
 from kit.modules.world.state_space import Latent, StateSpace
@@ -50,6 +53,16 @@ class RSSM(StateSpace):
         nn.init.zeros_(self.posterior_embedding.bias)
         self.posterior_norm = Norm(hidden)
         self.posterior_out = Dense(hidden, codes)
+
+    def packed(self, latent: Latent) -> dict[str, Tensor]:
+        """As for any state-space model, with the numbers of the classes."""
+        codes = latent.stoch.view(*latent.stoch.shape[:-1], self.size.stoch, self.size.classes)
+        return {**super().packed(latent), "stoch": codes.argmax(-1).short()}
+
+    def unpacked(self, packed: Mapping[str, Tensor]) -> Latent:
+        """The latents of :meth:`packed`."""
+        codes = one_hot(packed["stoch"], self.size.classes)
+        return Latent(packed["deter"].float(), codes.flatten(-2))
 
     def noise(self, *rows: int, device: torch.device) -> Tensor:
         """Uniform random numbers in [0, 1), ``[*rows, latents]``."""
