@@ -178,10 +178,9 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         critic = f"{name}critic_network"
         network, parameters = getattr(self, critic), getattr(self, f"{critic}_params")
         # One time step at once: what is wide stays in the processor's cache.
-        features = imagined.features.unbind(0)
-        slow = [self._slow_value(step, critic) for step in features[:-1]]
+        slow = [self._slow_value(step, critic) for step in imagined.features[:-1]]
         with parameters.to_module(network):
-            logits = [network(step) for step in features]
+            logits = [network(step) for step in imagined.features]
         value = torch.stack([network.two_hot.mean(step.detach()) for step in logits])
         returns = lambda_returns(imagined.reward, imagined.continuation, value, self.lmbda)
         spread = scale(returns)

@@ -15,8 +15,8 @@ from kit.modules.world.state_space import Latent
 class Imagined(NamedTuple):
     """Trajectories of ``horizon + 1`` latents, time first."""
 
-    features: Tensor
-    """``[horizon + 1, rows, features]``."""
+    features: tuple[Tensor, ...]
+    """``[rows, features]`` of each latent: the widest part, which is not copied into one tensor."""
     action: Tensor
     """encoded actions, ``[horizon + 1, rows, action features]``."""
     columns: Tensor
@@ -63,7 +63,8 @@ def imagine(
             steps.append((features, action, columns, reward, going))
             if step < horizon:
                 latent = rssm.imagine(latent, rssm.action(action), noise[step])
-    return Imagined(*(torch.stack(parts) for parts in zip(*steps)))
+    all_features, *others = zip(*steps)
+    return Imagined(all_features, *(torch.stack(parts) for parts in others))
 
 
 def lambda_returns(
