@@ -27,7 +27,7 @@ from kit.update import Update
 
 LOSS_SETTINGS = (
     "imagination_horizon", "imagination_starts", "gamma", "lmbda", "entropy_coeff",
-    "free_nats", "replay_critic_coeff",
+    "free_nats", "replay_critic_coeff", "stored_latents",
 )  # fmt: skip
 """Settings that are arguments of the loss, by the same names."""
 
@@ -58,6 +58,8 @@ class Config(ReplayConfig):
     """Divergence between posterior and prior that costs nothing."""
     replay_critic_coeff: NotNegative = 0.3
     """Weight of the critic's loss on replayed sequences."""
+    stored_latents: bool = True
+    """Whether sequences begin with latents that the replay keeps; false: with zeros."""
     tau: UnitInterval = 0.02
     """Polyak averaging coefficient of the slow critic."""
     learning_rate: Positive = 1e-3
@@ -82,7 +84,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         make_critic(world_model),
         **{name: getattr(cfg, name) for name in LOSS_SETTINGS},
     )
-    player = Player(world_model, actor).to(cfg.device)
+    player = Player(world_model, actor, stored_latents=cfg.stored_latents).to(cfg.device)
     wired = around(experiment, env, loss, player)
     return experiment.trainer(env, player, parts=parts, **wired)
 
@@ -100,7 +102,7 @@ def around(experiment: Experiment, env: VectorEnv, loss: Any, player: Player) ->
     target_updater = SoftUpdate(loss, tau=cfg.tau)
     return {
         "update": Update(loss, optimizer, compile=cfg.compile, target_updater=target_updater),
-        "buffer": SequenceReplay(cfg.buffer_size, plan.sequence_length, cfg.device),
+        "buffer": SequenceReplay(cfg.buffer_size, plan.sequence_length, cfg.device, player.stored),
         "evaluate": Evaluator(
             experiment.make_evaluation_env(env),
             player,

@@ -46,9 +46,13 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     settings = {name: getattr(cfg, name) for name in LOSS_SETTINGS}
     loss = experiment.make_loss(make_loss or cfg.loss, *networks, **settings)
 
-    player = Player(model, actor).to(cfg.device)  # evaluated from the beginning: zero-shot
+    # The actor is evaluated from the beginning: zero-shot.
+    player, exploration_policy = (
+        Player(model, one, stored_latents=cfg.stored_latents).to(cfg.device)
+        for one in (actor, explorer)
+    )
     wired = around(experiment, env, loss, player)
-    wired["exploration_policy"] = Player(model, explorer).to(cfg.device)
+    wired["exploration_policy"] = exploration_policy
     wired["hooks"] = [EndOfExploration(loss)]
     return experiment.trainer(env, player, parts=parts, **wired)
 

@@ -189,6 +189,7 @@ EFFECTS: dict[str, Effect] = {
     "replay_critic_coeff": Effect(5.0),
     "warmup_gradient_steps": Effect(100),
     "max_grad_ratio": Effect(1e-4),
+    "stored_latents": Effect(None),
     "continuation_coeff": Effect(1.0),
     "model_learning_rate": Effect(0.05),
     "ensemble": Effect(3),

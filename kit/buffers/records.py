@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ class SequenceReplay:
         size: records of all environments together; the oldest are overwritten.
         sequence_length: records of a window, at least 2.
         device: where records are kept.
+        latents: of a world model, by name, where one is not known: entries ``"latent"`` of batches
+            are stored with the records, those of minibatches in their place after a gradient step,
+            and a window begins with that of the record before it. Empty: windows begin as episodes.
 
     Raises:
         SettingError: if a window is longer than the memory.
@@ -35,7 +38,11 @@ class SequenceReplay:
     FLAGS = ("is_init", "terminated", "done")
 
     def __init__(
-        self, size: int, sequence_length: int | None, device: torch.device | str = "cpu"
+        self,
+        size: int,
+        sequence_length: int | None,
+        device: torch.device | str = "cpu",
+        latents: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.size = whole_number("buffer_size", size, at_least=1)
         self.sequence_length = whole_number("sequence_length", sequence_length, at_least=2)
@@ -43,6 +50,7 @@ class SequenceReplay:
             why = f"is longer than buffer_size={self.size}"
             raise SettingError("sequence_length", self.sequence_length, why, [self.size])
         self.device = torch.device(device)
+        self.latents = dict(latents or {})
         self._rows: TensorDictBase | None = None  # [num_envs, capacity]
         self._written: list[int] = []  # records of each environment so far
         self._arrived: list[tuple[float, bool]] = []  # reward with the next record; is it a first?
@@ -126,18 +134,25 @@ class SequenceReplay:
         reward[0], is_init[0] = before, first
         is_init = is_init.to(reward.device).unsqueeze(-1)
         never = torch.zeros_like(is_init)
-        own = transitions.exclude("next", "collector", "reward", *self.FLAGS, "truncated")
+        own = self._kept(transitions)
         arrived = {"reward": torch.where(is_init, 0.0, reward), "is_init": is_init}
         return own.update({**arrived, "terminated": never, "done": never}).to(self.device)
 
     def _final_records(self, transitions: TensorDictBase) -> TensorDictBase:
         """Last observations of episodes, after which no action follows."""
-        following = transitions.get("next")
-        own = transitions.exclude("next", "collector", "reward", *self.FLAGS, "truncated")
+        following, own = transitions.get("next"), self._kept(transitions)
         flags = {"is_init": torch.zeros_like(following.get("done")), "done": following.get("done")}
         arrived = {key: following.get(key) for key in ("reward", "terminated")}
         found = own.apply(torch.zeros_like).update({**arrived, **flags})
         return found.update(following.select(*own.keys(True, True), strict=False)).to(self.device)
+
+    def _kept(self, transitions: TensorDictBase) -> TensorDictBase:
+        """What records keep of transitions besides what arrived."""
+        own = transitions.exclude("next", "collector", "reward", *self.FLAGS, "truncated")
+        if self.latents and "latent" not in own.keys():
+            for name, value in self.latents.items():
+                own.set(("latent", name), value.expand(*own.shape, *value.shape))
+        return own
 
     # ------------------------------------------------------------------ sampling
     def example(self, transitions: TensorDictBase) -> TensorDictBase:
@@ -147,7 +162,7 @@ class SequenceReplay:
             transitions: ``[num_envs]``.
         """
         length, envs = self.sequence_length, len(transitions)
-        memory = SequenceReplay(length * envs, length, self.device)
+        memory = SequenceReplay(length * envs, length, self.device, self.latents)
         memory.extend(transitions.unsqueeze(-1).expand(envs, length).clone())
         return memory.sample(1)
 
@@ -165,8 +180,9 @@ class SequenceReplay:
     def sample(self, count: int) -> TensorDictBase:
         """Draw windows, each as likely as every other, ``[count, sequence_length]``.
 
-        The first record of a window is marked as the first of an episode, since what came before
-        is not known; one that precedes such a mark as the last of its own.
+        The first record of a window is marked as the first of an episode where the latent before it
+        is not known; one that precedes such a mark as the last of its own. With latents,
+        ``"before"`` is the record before the window, at all time steps the same.
 
         Raises:
             SettingError: if no environment has written a whole window yet.
@@ -183,16 +199,39 @@ class SequenceReplay:
         drawn = torch.randint(int(until[-1]), (count,))
         env = torch.searchsorted(until, drawn, right=True)
         oldest = torch.tensor([max(n - capacity, 0) for n in self._written])
-        start = oldest[env] + drawn - (until - windows)[env]
-        steps = (start[:, None] + torch.arange(length)) % capacity
-        sequences = self._rows[env[:, None].to(self.device), steps.to(self.device)]
+        place = drawn - (until - windows)[env]  # 0: the oldest record is the first
+        steps = (oldest[env] + place)[:, None] + torch.arange(-1, length)
+        rows = (env[:, None] * capacity + steps % capacity).to(self.device)
+        sequences = self._at(rows[:, 1:])
         is_init = sequences.get("is_init").clone()
         sequences.get("done")[:, :-1] |= is_init[:, 1:]
-        is_init[:, 0] = True
+        known = torch.zeros_like(is_init[:, 0])
+        if self.latents:
+            before = self._at(rows[:, 0])
+            # The record before the oldest is the newest: another time, where the head writes.
+            known = before["latent", "known"] & (place > 0).to(self.device).unsqueeze(-1)
+            sequences.set("before", before.unsqueeze(1).expand(count, length))
+            sequences.set("index", rows[:, 1:])
+        is_init[:, 0] |= ~known
         return sequences.set("is_init", is_init)  # type: ignore[no-any-return]
 
+    def _at(self, rows: Tensor) -> TensorDictBase:
+        """The records at places counted over all environments."""
+        assert self._rows is not None
+        return self._rows[rows // self.capacity, rows % self.capacity]
+
     def update_priority(self, minibatch: TensorDictBase) -> None:
-        """Do nothing: every window is as likely as every other."""
+        """Store the latents of a minibatch; of a record in several windows, that of the last.
+
+        Every window stays as likely as every other.
+        """
+        if not self.latents:
+            return
+        assert self._rows is not None
+        rows, order = minibatch["index"].flatten().sort(stable=True)
+        newest = order[rows.diff(append=rows.new_full((1,), -1)) != 0]
+        rows, latents = minibatch["index"].flatten()[newest], minibatch["latent"].flatten(0, 1)
+        self._rows["latent"][rows // self.capacity, rows % self.capacity] = latents[newest]
 
     # ------------------------------------------------------------------ in and out
     def state_dict(self) -> dict[str, Any]:

@@ -76,11 +76,12 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         continuation = imagined.continuation
         if not self.continuation_coeff:
             continuation = torch.full_like(continuation, self.gamma)
-        value = self.critic(imagined.features).squeeze(-1)
+        features = torch.stack(imagined.features)
+        value = self.critic(features).squeeze(-1)
         returns = lambda_returns(imagined.reward, continuation, value, self.lmbda)
         reached = continuation.detach()[1:-1].cumprod(0)
         weight = torch.cat([torch.ones_like(returns[:1]), reached])
-        predicted = self.critic(imagined.features[:-1].detach()).squeeze(-1)
+        predicted = self.critic(features[:-1].detach()).squeeze(-1)
         error = (predicted - returns.detach()).square() / 2
         losses = {
             "loss_model": sum(parts.values()),

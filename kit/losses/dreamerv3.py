@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, unravel_key
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
@@ -66,6 +66,9 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         dynamics_coeff: weight of the divergence that trains the prior (eq. 4).
         representation_coeff: weight of the divergence that trains the posterior (eq. 4).
         replay_critic_coeff: weight of the critic's loss on the replayed sequence.
+        stored_latents: whether sequences begin with the latent that the replay has stored with the
+            record before them, and those that are computed are written into the minibatch, under
+            ``"latent"``, for the replay to store them; zeros otherwise.
     """
 
     out_keys: tuple[str, ...] = (
@@ -92,6 +95,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         dynamics_coeff: float = 1.0,
         representation_coeff: float = 0.1,
         replay_critic_coeff: float = 0.3,
+        stored_latents: bool = False,
     ) -> None:
         super().__init__()
         self.world_model, self.actor = world_model, actor
@@ -104,11 +108,14 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         self.dynamics_coeff = dynamics_coeff
         self.representation_coeff = representation_coeff
         self.replay_critic_coeff = replay_critic_coeff
+        self.stored_latents = stored_latents
 
     @property
     def in_keys(self) -> list[Any]:
         """Keys of a minibatch that are read."""
-        return Records.keys(self.world_model)
+        before = [self.world_model.code.key, *(("latent", name) for name in Latent._fields)]
+        stored = [unravel_key(("before", key)) for key in before if self.stored_latents]
+        return Records.keys(self.world_model) + stored
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """All losses and metrics, each one number.
@@ -116,12 +123,16 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         Args:
             tensordict: ``[sequences, time]``.
         """
-        outputs, _ = self._outputs(Records.of(tensordict, self.world_model, self.gamma))
+        outputs, _ = self._outputs(tensordict)
         return TensorDict(outputs, [])
 
-    def _outputs(self, records: Records) -> tuple[dict[str, Tensor], Latent]:
+    def _outputs(self, tensordict: TensorDictBase) -> tuple[dict[str, Tensor], Latent]:
         """The losses by name, and the initial latents of imagination, ``[rows, ...]``."""
+        records = Records.of(tensordict, self.world_model, self.gamma, self.stored_latents)
         latents, losses = self._model_losses(records)
+        if self.stored_latents:
+            for name, value in self.world_model.rssm.packed(latents).items():
+                tensordict.set(("latent", name), value.transpose(0, 1))
         starts = latents.newest(self.imagination_starts)
         imagined = imagine(self.world_model, self.actor, starts, self.imagination_horizon)
         learnt, returns = self._behaviour_losses("", imagined, self.actor, self.return_scale)
@@ -166,14 +177,15 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         """
         critic = f"{name}critic_network"
         network, parameters = getattr(self, critic), getattr(self, f"{critic}_params")
-        slow = self._slow_value(imagined.features[:-1], critic)
+        # One time step at once: what is wide stays in the processor's cache.
+        slow = [self._slow_value(step, critic) for step in imagined.features[:-1]]
         with parameters.to_module(network):
-            logits = network(imagined.features)
-        value = network.two_hot.mean(logits.detach())
+            logits = [network(step) for step in imagined.features]
+        value = torch.stack([network.two_hot.mean(step.detach()) for step in logits])
         returns = lambda_returns(imagined.reward, imagined.continuation, value, self.lmbda)
         spread = scale(returns)
-        error = network.two_hot.loss(logits[:-1], returns, slow)
-        columns = actor(imagined.features[:-1])
+        error = torch.stack([network.two_hot.loss(*step) for step in zip(logits, returns, slow)])
+        columns = imagined.columns[:-1]
         entropy = actor.entropy(columns)
         gain = actor.log_prob(columns, imagined.action[:-1]) * (returns - value[:-1]) / spread
         gain = gain + self.entropy_coeff * entropy

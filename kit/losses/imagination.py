@@ -15,10 +15,12 @@ from kit.modules.world.state_space import Latent
 class Imagined(NamedTuple):
     """Trajectories of ``horizon + 1`` latents, time first."""
 
-    features: Tensor
-    """``[horizon + 1, rows, features]``."""
+    features: tuple[Tensor, ...]
+    """``[rows, features]`` of each latent: the widest part, which is not copied into one tensor."""
     action: Tensor
     """encoded actions, ``[horizon + 1, rows, action features]``."""
+    columns: Tensor
+    """of the actor, with gradients to it, ``[horizon + 1, rows, columns]``."""
     reward: Tensor
     """expected rewards that arrive with each latent, ``[horizon + 1, rows]``."""
     continuation: Tensor
@@ -49,17 +51,20 @@ def imagine(
     """
     rssm, latent = world_model.rssm, Latent(*(part.detach() for part in start))
     noise = rssm.noise(horizon, len(latent.deter), device=latent.deter.device)
-    steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    steps: list[tuple[Tensor, ...]] = []
     with torch.set_grad_enabled(gradients):
         for step in range(horizon + 1):
             features = latent.features
-            action = actor.sample(actor(features.detach()))
+            with torch.enable_grad():
+                columns = actor(features.detach())
+            action = actor.sample(columns)
             # Heads within the loop: what a step has written is still in the processor's cache.
             reward, going = world_model.reward(features), world_model.continuation(features)
-            steps.append((features, action, reward, going))
+            steps.append((features, action, columns, reward, going))
             if step < horizon:
                 latent = rssm.imagine(latent, rssm.action(action), noise[step])
-        return Imagined(*(torch.stack(parts) for parts in zip(*steps)))
+    all_features, *others = zip(*steps)
+    return Imagined(all_features, *(torch.stack(parts) for parts in others))
 
 
 def lambda_returns(

@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from kit.losses.dreamerv3 import DreamerV3Loss, ReturnScale
-from kit.losses.imagination import Imagined, imagine
+from kit.losses.imagination import imagine
 from kit.losses.records import Records
 from kit.modules.world.actor import LatentActor
 from kit.modules.world.ensemble import Ensemble
@@ -66,8 +66,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """All losses, each one number; those of exploration while it is under way."""
-        records = Records.of(tensordict, self.world_model, self.gamma)
-        outputs, starts = self._outputs(records)
+        outputs, starts = self._outputs(tensordict)
         if self.exploring:
             outputs |= self._exploration_losses(starts)
         return TensorDict(outputs, [])
@@ -94,12 +93,14 @@ class Plan2ExploreLoss(DreamerV3Loss):
         imagined = imagine(self.world_model, self.explorer, starts, self.imagination_horizon)
         with torch.no_grad():
             found = self.ensemble.disagreement(
-                imagined.features[:-1].flatten(0, 1), imagined.action[:-1].flatten(0, 1)
+                torch.cat(imagined.features[:-1]), imagined.action[:-1].flatten(0, 1)
             )
         novelty = found.view(imagined.reward[1:].shape)
         novel = torch.cat([torch.zeros_like(novelty[:1]), novelty])  # arrives with the next latent
-        rewarded = Imagined(imagined.features, imagined.action, novel, imagined.continuation)
         losses, _ = self._behaviour_losses(
-            "explorer_", rewarded, self.explorer, self.explorer_return_scale
+            "explorer_",
+            imagined._replace(reward=novel),
+            self.explorer,
+            self.explorer_return_scale,
         )
         return losses | {"disagreement": novelty.mean()}

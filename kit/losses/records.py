@@ -16,6 +16,8 @@ class Records(NamedTuple):
     """What a minibatch of sequences says, time first: ``[time, sequences]``."""
 
     observations: TensorDictBase
+    previous_action: Tensor
+    """encoded, the one before; zeros where it is not known."""
     action: Tensor
     """encoded, the one that followed."""
     reward: Tensor
@@ -24,28 +26,47 @@ class Records(NamedTuple):
     last: Tensor
     continuation: Tensor
     """discount, 0 where the episode terminated."""
+    start: Latent
+    """before the first time step, ``[sequences, ...]``."""
 
     @staticmethod
     def keys(world_model: WorldModel) -> list[Any]:
-        """Keys that are read of a minibatch."""
+        """Keys that are read of the records of a minibatch."""
         own = [world_model.code.key, "reward", "is_init", "terminated", "done"]
         return [*world_model.observation_keys, *own]
 
     @classmethod
-    def of(cls, tensordict: TensorDictBase, world_model: WorldModel, discount: float) -> Records:
-        """The records of a minibatch ``[sequences, time]``."""
+    def of(
+        cls,
+        tensordict: TensorDictBase,
+        world_model: WorldModel,
+        discount: float,
+        stored_latents: bool = False,
+    ) -> Records:
+        """The records of a minibatch ``[sequences, time]``.
+
+        Args:
+            tensordict: the minibatch.
+            world_model: says what is read.
+            discount: of a step that does not terminate the episode.
+            stored_latents: whether the first latent and action are those of the record before,
+                which ``"before"`` repeats at all time steps; zeros otherwise.
+        """
         rows = tensordict.select(*cls.keys(world_model)).transpose(0, 1)
         reward, is_init, terminated, last = (
             rows.get(key).squeeze(-1) for key in ("reward", "is_init", "terminated", "done")
         )
-        action = world_model.code.encode(rows.get(world_model.code.key))
+        rssm, code = world_model.rssm, world_model.code
+        action = code.encode(rows.get(code.key))
+        start, first = rssm.initial(reward.shape[1], device=reward.device), action[0] * 0
+        if stored_latents:
+            before = tensordict.get("before")
+            names = Latent._fields
+            start = rssm.unpacked({name: before["latent", name][:, 0] for name in names})
+            first = code.encode(before.get(code.key)[:, 0])
+        previous = torch.cat([first.unsqueeze(0), action[:-1]])
         continuation = (~terminated).float() * discount
-        return cls(rows, action, reward, is_init, last, continuation)
-
-    @property
-    def previous_action(self) -> Tensor:
-        """Encoded actions before each observation; zeros before the first."""
-        return torch.cat([torch.zeros_like(self.action[:1]), self.action[:-1]])
+        return cls(rows, previous, action, reward, is_init, last, continuation, start)
 
     def filtered(self, model: WorldModel) -> tuple[list[Tensor], Latent, Tensor]:
         """Filter the observations.
@@ -58,12 +79,11 @@ class Records(NamedTuple):
             parameters of their posteriors.
         """
         targets = model.targets(self.observations)
-        start = model.rssm.initial(self.reward.shape[1], device=self.reward.device)
         encoded = model.encode(targets)
-        observed = model.rssm.observe(start, self.previous_action, encoded, self.is_init)
+        observed = model.rssm.observe(self.start, self.previous_action, encoded, self.is_init)
         return targets, *observed
 
     def newest(self, time_steps: int) -> Records:
         """The last time steps; 0: all."""
-        first = -time_steps
-        return Records(self.observations[first:], *(part[first:] for part in self[1:]))
+        series = zip(self._fields[:-1], self)
+        return self._replace(**{name: part[-time_steps:] for name, part in series})

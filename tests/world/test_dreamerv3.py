@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from kit.envs import make_env
 from kit.losses import DreamerV3Loss
 from kit.losses.dreamerv3 import ReturnScale
 from kit.losses.imagination import imagine, lambda_returns
-from kit.modules.world import LatentActor, make_critic, make_world_model
+from kit.modules.world import Latent, LatentActor, make_critic, make_world_model
 
 
 def make_loss(env_id: str = "CartPole-v1", **settings: Any) -> DreamerV3Loss:
@@ -66,9 +67,10 @@ def test_an_imagined_trajectory_ends_where_the_model_says():
     head.weight.data.zero_()
     start = loss.world_model.rssm.initial(5)
     imagined = imagine(loss.world_model, loss.actor, start, 3)
-    assert imagined.features.shape[:2] == (4, 5)
+    assert [len(features) for features in imagined.features] == [5] * 4
     assert not imagined.weight.any(), "nothing counts once nothing continues"
-    assert not any(part.requires_grad for part in imagined)
+    parts = imagined._replace(features=torch.stack(imagined.features))._asdict()
+    assert [name for name, part in parts.items() if part.requires_grad] == ["columns"]
 
 
 # ---------------------------------------------------------------------- losses
@@ -134,10 +136,64 @@ def test_imagination_may_begin_at_the_last_time_steps_alone():
             lambda _module, inputs, _out: rows.append(inputs[0].shape[:-1].numel())
         )
         loss(sequences(rows=3, time=6))
-    assert max(rows[: len(rows) // 2]) == 5 * 3 * 2
-    assert max(rows) == 5 * 3 * 6
+    assert max(rows[: len(rows) // 2]) == 3 * 2
+    assert max(rows) == 3 * 6
 
 
+# ---------------------------------------------------------------------- stored latents
+def after(minibatch: TensorDict, time: int) -> TensorDict:
+    """The time steps from one on, with the record before it."""
+    before = minibatch[:, time - 1].clone()
+    rest = minibatch[:, time:].clone().exclude("before", "latent")
+    return rest.set("before", before.unsqueeze(1).expand(rest.shape))
+
+
+def continued(minibatch: TensorDict) -> torch.Tensor:
+    loss = make_loss(stored_latents=True)
+    with patch.object(
+        loss.world_model.rssm, "noise", lambda *rows, **_: torch.full((*rows, 8), 0.5)
+    ):
+        loss(minibatch)
+    return minibatch["latent", "deter"].float()
+
+
+def stored() -> TensorDict:
+    """A minibatch with its latents, from zeros on."""
+    minibatch, rssm = sequences(), make_loss().world_model.rssm
+    zeros = TensorDict(
+        {"latent": rssm.packed(rssm.initial(3)), "action": minibatch["action"][:, 0]}, 3
+    )
+    continued(minibatch.set("before", zeros.unsqueeze(1).expand(3, 6)))
+    return minibatch
+
+
+def test_a_sequence_goes_on_from_the_latent_that_was_stored():
+    minibatch = stored()
+    whole = minibatch["latent", "deter"].float()
+    rest = continued(after(minibatch, 3))
+    torch.testing.assert_close(rest, whole[:, 3:], atol=2e-3, rtol=0)  # they are kept in 16 bits
+    begun = after(minibatch, 3)
+    begun["before", "latent", "deter"] = torch.zeros_like(begun["before", "latent", "deter"])
+    assert not torch.allclose(continued(begun), whole[:, 3:], atol=2e-2)
+
+
+def test_no_stored_latent_passes_the_beginning_of_an_episode():
+    minibatch = after(stored(), 3)
+    minibatch["is_init"][:, 0] = True
+    found = continued(minibatch.clone())
+    minibatch["before"] = minibatch["before"].apply(torch.zeros_like)
+    assert torch.equal(continued(minibatch), found)
+
+
+def test_a_replay_keeps_what_a_latent_is():
+    rssm = make_loss().world_model.rssm
+    codes = torch.nn.functional.one_hot(torch.randint(8, (5, 8)), 8).float().flatten(-2)
+    latent = Latent(torch.rand(5, 64).half().float(), codes)
+    for one, other in zip(rssm.unpacked(rssm.packed(latent)), latent):
+        assert torch.equal(one, other)
+
+
+# ---------------------------------------------------------------------- returns
 def test_returns_are_scaled_by_running_percentiles():
     loss = ReturnScale(rate=0.5)
     returns = torch.linspace(0, 100, 101)

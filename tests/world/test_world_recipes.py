@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gymnasium as gym
 import pytest
+import torch
 
 import recipes.dreamerv1
 import recipes.dreamerv3
@@ -103,6 +104,21 @@ def test_a_stopped_run_continues_bit_for_bit(recipe, tmp_path):
     assert resumed.ledger.policy_steps == 96
     assert resumed.run().counters() == whole.ledger.counters()
     assert_equal(whole, resumed)
+    rows = [one.buffer.state_dict()["rows"] for one in (whole, resumed)]
+    assert rows[0]["keys"] == rows[1]["keys"]
+    assert all(map(torch.equal, rows[0]["values"], rows[1]["values"])), "stored latents included"
+
+
+@pytest.mark.parametrize("recipe", RECIPES[::2], ids=named)
+def test_latents_of_every_gradient_step_are_stored(recipe):
+    trainer = build(recipe, total_policy_steps=72, minibatch_size=30)
+    trainer.run()
+    played = build(recipe, total_policy_steps=72, replay_ratio=0)
+    played.run()
+    now, before = (one.buffer.state_dict()["rows"] for one in (trainer, played))
+    deter, known = (now["keys"].index(["latent", name]) for name in ("deter", "known"))
+    assert now["values"][known][0, :-8].all()
+    assert not torch.equal(now["values"][deter], before["values"][deter]), "not the player's alone"
 
 
 # ---------------------------------------------------------------------- exploration

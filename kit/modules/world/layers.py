@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +24,28 @@ def symexp(value: Tensor) -> Tensor:
     return value.sign() * value.abs().expm1()
 
 
-def rms_norm(value: Tensor, weight: Tensor) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension.
+class NormSiLU(torch.autograd.Function):
+    """``silu(n * w)`` of ``n = x / sqrt(mean(x^2) + eps)``, in few passes over memory."""
 
-    The fused operation: PyTorch's ``rms_norm`` comes apart into six when it is recorded.
-    """
-    normalized = torch.ops.aten._fused_rms_norm(value, [weight.shape[0]], weight, NORM_EPS)
-    return normalized[0]  # type: ignore[no-any-return]
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
+        """RMSNorm over the last dimension (Zhang and Sennrich 2019, eq. 4), then SiLU."""
+        norm = torch.linalg.vector_norm(value, dim=-1, keepdim=True)
+        scale = torch.addcmul(eps, norm, norm, value=1 / len(weight)).rsqrt()
+        normal = value * scale
+        scaled = normal * weight
+        ctx.save_for_backward(normal, scale, scaled, weight)
+        return functional.silu(scaled)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        """With ``g`` of ``n * w``: ``scale (g w - n mean(g n w))``, and ``g n`` of the weight."""
+        normal, scale, scaled, weight = ctx.saved_tensors
+        gradient = torch.ops.aten.silu_backward(gradients[0], scaled)
+        product = gradient * normal
+        total = (product @ weight).unsqueeze(-1)
+        own = torch.addcmul(gradient * weight, normal, total, value=-1 / len(weight)) * scale
+        return own, product.flatten(0, -2).sum(0), None
 
 
 def init_weight(weight: Tensor, fan_in: int, scale: float = 1.0) -> None:
@@ -77,13 +93,16 @@ class Blocks(nn.Module):
 class Norm(nn.Module):
     """RMSNorm over the last dimension, then SiLU."""
 
+    eps: Tensor
+
     def __init__(self, features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(features))
+        self.register_buffer("eps", torch.tensor(NORM_EPS), persistent=False)
 
     def forward(self, value: Tensor) -> Tensor:
         """Normalised and activated, of the same shape."""
-        return functional.silu(rms_norm(value, self.weight))
+        return NormSiLU.apply(value, self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class Perceptron(nn.Sequential):
@@ -136,9 +155,9 @@ class TwoHot(nn.Module):
         Bins are summed in pairs of opposite sign, so that equal logits give exactly 0 though bins
         reach 4.85e8.
         """
-        weights, middle = (logits - logits.amax(-1, keepdim=True)).exp(), len(self.bins) // 2
+        weights, middle = logits.softmax(-1), len(self.bins) // 2
         pairs = weights[..., middle + 1 :] - weights[..., :middle].flip(-1)
-        return pairs @ self.bins[middle + 1 :] / weights.sum(-1)
+        return pairs @ self.bins[middle + 1 :]
 
     def loss(self, logits: Tensor, *targets: Tensor) -> Tensor:
         """Sum of the cross entropies with several targets, ``[...]``.
@@ -149,15 +168,14 @@ class TwoHot(nn.Module):
             logits: ``[..., bins]``.
             *targets: numbers, ``[...]``; outside of the bins as the outermost.
         """
-        loss = len(targets) * logits.logsumexp(-1)
-        for target in targets:
-            above = torch.searchsorted(self.bins, target.contiguous(), right=True)
-            place = (above - 1).clamp(0, len(self.bins) - 2)
-            low, high = self.bins[place], self.bins[place + 1]
-            weight = ((target - low) / (high - low)).clamp(0, 1)
-            two = logits.gather(-1, torch.stack([place, place + 1], -1))
-            loss = loss - torch.lerp(two[..., 0], two[..., 1], weight)
-        return loss
+        target = torch.stack(targets, -1)
+        place = torch.searchsorted(self.bins, target, right=True).sub(1)
+        place = place.clamp(0, len(self.bins) - 2)
+        low, high = self.bins[place], self.bins[place + 1]
+        weight = ((target - low) / (high - low)).clamp(0, 1)
+        two = logits.log_softmax(-1).gather(-1, torch.cat([place, place + 1], -1))
+        below, beyond = two.chunk(2, -1)
+        return -torch.lerp(below, beyond, weight).sum(-1)
 
 
 def sample_one_hot(probabilities: Tensor, uniform: Tensor) -> Tensor:

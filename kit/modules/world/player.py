@@ -29,6 +29,10 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         actor: chooses.
         exploration_noise: standard deviation of what is added to sampled actions, which stay in
             [-1, 1] of their range; choices take none.
+        stored_latents: whether the latent is also written under ``"latent"``, for the replay.
+
+    Attributes:
+        stored: what the replay keeps of a latent that is not known, by name; empty: nothing.
     """
 
     DETER, STOCH, ACTION = "_deter", "_stoch", "_previous_action"
@@ -38,6 +42,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         world_model: WorldModel,
         actor: Behaviour,
         exploration_noise: float = 0.0,
+        stored_latents: bool = False,
     ) -> None:
         super().__init__()
         self.exploration_noise = exploration_noise
@@ -45,6 +50,9 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         hidden = [self.DETER, self.STOCH, self.ACTION]
         self.in_keys = [*world_model.observation_keys, *hidden]
         self.out_keys: list[Any] = [world_model.code.key, *(("next", key) for key in hidden)]
+        initial = world_model.rssm.packed(world_model.rssm.initial(1)) if stored_latents else {}
+        self.stored = {name: torch.zeros_like(value[0]) for name, value in initial.items()}
+        self.out_keys += [("latent", name) for name in self.stored]
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """The hidden state with which episodes begin: zeros."""
@@ -68,6 +76,9 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         tensordict.set(("next", self.DETER), latent.deter)
         tensordict.set(("next", self.STOCH), latent.stoch)
         tensordict.set(("next", self.ACTION), action)
+        if self.stored:
+            for name, value in model.rssm.packed(latent).items():
+                tensordict.set(("latent", name), value)
         return tensordict
 
     def _choose(self, columns: Tensor) -> Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from kit.modules.networks import one_hot
 from kit.modules.world.layers import Blocks, Dense, Norm, Perceptron, init_weight, sample_one_hot
 from kit.modules.world.sizes import Size
 from kit.modules.world.state_space import Latent, StateSpace
@@ -35,7 +38,11 @@ class RSSM(StateSpace):
         self.from_stoch = Perceptron(codes, hidden, 1)
         self.from_action = Perceptron(action_features, hidden, 1)
         part, joined = width // blocks, 3 * hidden
-        self.mix = Blocks(blocks, part + joined, part, fan_in=width + joined * blocks)
+        self.mix = nn.Parameter(torch.empty(blocks, part, part))
+        self.mix_joined = nn.Linear(joined, width)
+        for weight in (self.mix, self.mix_joined.weight):
+            init_weight(weight, width + joined * blocks)
+        nn.init.zeros_(self.mix_joined.bias)
         self.mix_norm = Norm(width)
         self.gates = Blocks(blocks, part, 3 * part, fan_in=width)
         self.prior = Perceptron(width, hidden, 2, codes)
@@ -46,6 +53,16 @@ class RSSM(StateSpace):
         nn.init.zeros_(self.posterior_embedding.bias)
         self.posterior_norm = Norm(hidden)
         self.posterior_out = Dense(hidden, codes)
+
+    def packed(self, latent: Latent) -> dict[str, Tensor]:
+        """As for any state-space model, with the numbers of the classes."""
+        codes = latent.stoch.view(*latent.stoch.shape[:-1], self.size.stoch, self.size.classes)
+        return {**super().packed(latent), "stoch": codes.argmax(-1).short()}
+
+    def unpacked(self, packed: Mapping[str, Tensor]) -> Latent:
+        """The latents of :meth:`packed`."""
+        codes = one_hot(packed["stoch"], self.size.classes)
+        return Latent(packed["deter"].float(), codes.flatten(-2))
 
     def noise(self, *rows: int, device: torch.device) -> Tensor:
         """Uniform random numbers in [0, 1), ``[*rows, latents]``."""
@@ -65,20 +82,24 @@ class RSSM(StateSpace):
         deter, blocks = latent.deter, self.size.blocks
         rows = len(deter)
         joined = torch.cat([self.from_deter(deter), self.from_stoch(latent.stoch), action], -1)
-        own = deter.view(rows, blocks, -1).transpose(0, 1)
-        mixed = self.mix(torch.cat([own, joined.expand(blocks, rows, -1)], -1))
+        own, shared = (
+            part.view(rows, blocks, -1).transpose(0, 1) for part in (deter, self.mix_joined(joined))
+        )
+        mixed = torch.baddbmm(shared, own, self.mix)
         mixed = self.mix_norm(mixed.transpose(0, 1).reshape(rows, -1))
-        gates = self.gates(mixed.view(rows, blocks, -1).transpose(0, 1)).transpose(0, 1)
-        reset, candidate, update = (gate.reshape(rows, -1) for gate in gates.chunk(3, -1))
-        update = torch.sigmoid(update - 1)
+        gates = self.gates(mixed.view(rows, blocks, -1).transpose(0, 1))
+        reset, candidate, update = gates.chunk(3, -1)
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)
-        return update * candidate + (1 - update) * deter
+        following = torch.lerp(own, candidate, torch.sigmoid(update - 1))
+        return following.transpose(0, 1).reshape(rows, -1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Class probabilities ``[..., stoch, classes]`` with uniform ones mixed in."""
         size = self.size
-        classes = logits.view(*logits.shape[:-1], size.stoch, size.classes).softmax(-1)
-        return (1 - self.UNIFORM) * classes + self.UNIFORM / size.classes
+        # Classes lie first in memory: PyTorch is slow at a softmax over few neighbours.
+        classes = logits.reshape(-1, size.classes).t().softmax(0)
+        mixed = (1 - self.UNIFORM) * classes + self.UNIFORM / size.classes
+        return mixed.t().view(*logits.shape[:-1], size.stoch, size.classes)
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """One-hot samples side by side, with gradients straight through to the probabilities.

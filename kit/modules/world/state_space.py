@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -55,6 +56,19 @@ class StateSpace(nn.Module):
         """Latents of zeros, ``[*rows, ...]``."""
         widths = (self.deter, self.stoch)
         return Latent(*(torch.zeros(*rows, width, device=device) for width in widths))
+
+    def packed(self, latent: Latent) -> dict[str, Tensor]:
+        """Latents as a replay keeps them, by name, with the flag that they are known."""
+        known = torch.ones_like(latent.deter[..., :1], dtype=torch.bool)
+        return {
+            "deter": latent.deter.detach().half(),
+            "stoch": latent.stoch.detach(),
+            "known": known,
+        }
+
+    def unpacked(self, packed: Mapping[str, Tensor]) -> Latent:
+        """The latents of :meth:`packed`."""
+        return Latent(packed["deter"].float(), packed["stoch"])
 
     def noise(self, *rows: int, device: torch.device) -> Tensor:
         """Random numbers that samples of ``rows`` states need, ``[*rows, ...]``."""
