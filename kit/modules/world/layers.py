@@ -102,7 +102,7 @@ class Norm(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         """Normalised and activated, of the same shape."""
-        return NormSiLU.apply(value, self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
+        return NormSiLU.apply(value.float(), self.weight, self.eps)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class Perceptron(nn.Sequential):
@@ -155,7 +155,7 @@ class TwoHot(nn.Module):
         Bins are summed in pairs of opposite sign, so that equal logits give exactly 0 though bins
         reach 4.85e8.
         """
-        weights, middle = logits.softmax(-1), len(self.bins) // 2
+        weights, middle = logits.float().softmax(-1), len(self.bins) // 2
         pairs = weights[..., middle + 1 :] - weights[..., :middle].flip(-1)
         return pairs @ self.bins[middle + 1 :]
 
@@ -173,7 +173,7 @@ class TwoHot(nn.Module):
         place = place.clamp(0, len(self.bins) - 2)
         low, high = self.bins[place], self.bins[place + 1]
         weight = ((target - low) / (high - low)).clamp(0, 1)
-        two = logits.log_softmax(-1).gather(-1, torch.cat([place, place + 1], -1))
+        two = logits.float().log_softmax(-1).gather(-1, torch.cat([place, place + 1], -1))
         below, beyond = two.chunk(2, -1)
         return -torch.lerp(below, beyond, weight).sum(-1)
 

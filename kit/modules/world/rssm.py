@@ -88,7 +88,7 @@ class RSSM(StateSpace):
         mixed = torch.baddbmm(shared, own, self.mix)
         mixed = self.mix_norm(mixed.transpose(0, 1).reshape(rows, -1))
         gates = self.gates(mixed.view(rows, blocks, -1).transpose(0, 1))
-        reset, candidate, update = gates.chunk(3, -1)
+        reset, candidate, update = gates.float().chunk(3, -1)
         candidate = torch.tanh(torch.sigmoid(reset) * candidate)
         following = torch.lerp(own, candidate, torch.sigmoid(update - 1))
         return following.transpose(0, 1).reshape(rows, -1)
@@ -97,7 +97,7 @@ class RSSM(StateSpace):
         """Class probabilities ``[..., stoch, classes]`` with uniform ones mixed in."""
         size = self.size
         # Classes lie first in memory: PyTorch is slow at a softmax over few neighbours.
-        classes = logits.reshape(-1, size.classes).t().softmax(0)
+        classes = logits.float().reshape(-1, size.classes).t().softmax(0)
         mixed = (1 - self.UNIFORM) * classes + self.UNIFORM / size.classes
         return mixed.t().view(*logits.shape[:-1], size.stoch, size.classes)
 
