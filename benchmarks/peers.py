@@ -39,37 +39,15 @@ def _vector(id: str, number: int) -> Any:
     return make_vec_env(id, number)
 
 
-def sb3_ppo_cartpole() -> None:
-    """One environment, batches of 128."""
+def sb3_ppo(id: str, total: int, num_envs: int, steps: int, size: int, epochs: int) -> None:
+    """Clipped loss, defaults where nothing is said."""
     from stable_baselines3 import PPO
 
     model = PPO(
-        "MlpPolicy", "CartPole-v1", n_steps=128, batch_size=64, n_epochs=10, ent_coef=0.0,
-        learning_rate=3e-4, seed=0, device="cpu",
-    )  # fmt: skip
-    _learned(model, 65_536)
-
-
-def sb3_ppo_cartpole_8() -> None:
-    """Eight environments, batches of 1,024."""
-    from stable_baselines3 import PPO
-
-    model = PPO(
-        "MlpPolicy", _vector("CartPole-v1", 8), n_steps=128, batch_size=256, n_epochs=4,
+        "MlpPolicy", _vector(id, num_envs), n_steps=steps, batch_size=size, n_epochs=epochs,
         ent_coef=0.0, learning_rate=3e-4, seed=0, device="cpu",
     )  # fmt: skip
-    _learned(model, 262_144)
-
-
-def sb3_ppo_halfcheetah() -> None:
-    """One environment, batches of 2,048."""
-    from stable_baselines3 import PPO
-
-    model = PPO(
-        "MlpPolicy", "HalfCheetah-v5", n_steps=2_048, batch_size=64, n_epochs=10, ent_coef=0.0,
-        learning_rate=3e-4, seed=0, device="cpu",
-    )  # fmt: skip
-    _learned(model, 40_960)
+    _learned(model, total)
 
 
 def sb3_a2c_cartpole() -> None:
@@ -224,9 +202,9 @@ def tianshou_td3() -> None:
 
 RUNS: dict[str, dict[str, Callable[[], None]]] = {
     "stable_baselines3": {
-        "PPO, CartPole": sb3_ppo_cartpole,
-        "PPO, 8 x CartPole": sb3_ppo_cartpole_8,
-        "PPO, HalfCheetah": sb3_ppo_halfcheetah,
+        "PPO, CartPole": partial(sb3_ppo, "CartPole-v1", 65_536, 1, 128, 64, 10),
+        "PPO, 8 x CartPole": partial(sb3_ppo, "CartPole-v1", 262_144, 8, 128, 256, 4),
+        "PPO, HalfCheetah": partial(sb3_ppo, "HalfCheetah-v5", 40_960, 1, 2_048, 64, 10),
         "A2C, CartPole": sb3_a2c_cartpole,
         "Recurrent PPO, 8 x CartPole": sb3_recurrent,
         "DQN, CartPole": sb3_dqn_cartpole,
