@@ -27,6 +27,7 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     ),
     "SAC, Pendulum-v1": ("sac", [], 3, -180.0),
     "DQN, CartPole-v1": ("dqn", [], 5, 475.0),
+    "DQN, LunarLander-v3": ("dqn", ["preset=lunarlander"], 3, 200.0),
     "TD3, Pendulum-v1": ("td3", [], 5, -180.0),
     "DDPG, Pendulum-v1": ("ddpg", [], 3, -180.0),
     "REDQ, Pendulum-v1": ("redq", [], 3, -180.0),
