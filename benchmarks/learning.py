@@ -70,6 +70,7 @@ PUBLISHED: dict[str, str] = {
     "PPO, Walker2d-v5": "2288.0 ± 571.8 (CleanRL, v4, 1M), 3478.8 (zoo, v3, 1M)",
     "A2C, CartPole-v1": "500.0 (zoo, 500k)",
     "DQN, CartPole-v1": "500.0 (zoo, 50k)",
+    "DQN, LunarLander-v3": "154.4 (zoo, v2, 100k)",
     "SAC, Pendulum-v1": "-157.0 (zoo, 20k)",
     "TD3, Pendulum-v1": "-151.9 (zoo, 20k)",
     "DDPG, Pendulum-v1": "-152.1 (zoo, 20k)",
