@@ -1,5 +1,7 @@
 """Randomised ensembled double Q-learning (Chen et al. 2021), continuous actions.
 
+Critics, those of a target, gradient steps and policy delay are those of the authors' code.
+
 python -m recipes.redq env.id=Hopper-v5 steps.total_policy_steps=125_000 seed=1
 python -m recipes.redq --help
 """
@@ -26,16 +28,16 @@ class Config(sac.Config):
 
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(
-            total_policy_steps=5_000, learning_starts=500, replay_ratio=5, minibatch_size=128
+            total_policy_steps=3_000, learning_starts=500, replay_ratio=20, minibatch_size=128
         )
     )
-    loss: str = "REDQLoss"
+    loss: str = "kit.losses:REDQLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: Networks = 10
     """Number of Q-networks; the actor ascends their mean."""
     num_target_critics: Networks = 2
     """Q-networks drawn at random for each gradient step; its targets use the minimum over them."""
-    policy_delay: Count = 5
+    policy_delay: Count = 20
     """Gradient steps of the critics for each one of actor and temperature."""
 
 

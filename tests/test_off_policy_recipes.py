@@ -52,6 +52,24 @@ def test_plan_and_ledger_agree_on_the_fast_path(name):
     assert trainer.update.groups[-1].steps == 121 // delay
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_follows_n_rewards_is_discounted_n_times(name):
+    trainer = built(name, n_step=3)
+    trainer.run()
+    loss, rows = trainer.loss_module, trainer.replay_buffer.sample()
+    found = []
+    for gamma, steps in ((0.9, 3), (0.9**3, 1)):
+        loss.make_value_estimator(gamma=gamma)
+        rows["steps_to_next_obs"] = torch.full_like(rows["steps_to_next_obs"], steps)
+        torch.manual_seed(0)
+        losses = loss(rows.clone())
+        found.append([losses[name] for name in OF_VALUES if name in losses.keys()])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+OF_VALUES = ["loss", "loss_value", "loss_qvalue"]
+
+
 @pytest.mark.parametrize("noisy", [True, False])
 def test_rainbow_has_noise_on_its_weights_or_explores_at_random(noisy):
     trainer = built("rainbow", noisy=noisy)

@@ -7,6 +7,7 @@ from kit.losses.dreamerv1 import DreamerV1Loss
 from kit.losses.dreamerv3 import DreamerV3Loss
 from kit.losses.droq import DroQLoss
 from kit.losses.plan2explore import Plan2ExploreLoss
+from kit.losses.redq import REDQLoss
 from kit.losses.svpg import SteinGradients
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "LikelihoodBCLoss",
     "Plan2ExploreLoss",
     "QuantileDQNLoss",
+    "REDQLoss",
     "SteinGradients",
 ]
