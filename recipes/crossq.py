@@ -32,7 +32,7 @@ class Config(NetworkConfig, OffPolicyConfig):
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     steps: OffPolicySteps = field(
-        default_factory=lambda: OffPolicySteps(total_policy_steps=10_000, learning_starts=500)
+        default_factory=lambda: OffPolicySteps(total_policy_steps=20_000, learning_starts=500)
     )
     loss: str = "CrossQLoss"
     """Loss of torchrl.objectives, or module:Class."""
