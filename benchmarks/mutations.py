@@ -72,10 +72,13 @@ MUTATIONS = [
         ("if not lines or _sealed(lines) != text:", "if not lines:"),
         ("if entry.is_symlink() or not", "if not"),
         ("in sums or name == _SUMS)", "in sums or True)"),
-        ("weights_only=True", "weights_only=False"),
         ("for path in reversed(_all_in(folder)):", "for path in _all_in(folder):"),
         ("if other <= path][-self.keep :]", "][-self.keep :]"),
         ("self.keep = Path(folder), keep", "self.keep = Path(folder), keep + 1"),
+    ),
+    *_of(
+        "kit/trainer/pieces.py", "tests/test_checkpoint.py",
+        ("weights_only=True", "weights_only=False"),
     ),
     *_of(
         "kit/trainer/checkpoint.py",
@@ -184,7 +187,7 @@ MUTATIONS = [
     *_passed_on(
         "ppo",
         ("entropy_coeff", "entropy_coeff=cfg.entropy_coeff", "entropy_coeff=0.0"),
-        ("critic_coeff", "critic_coeff=cfg.critic_coeff", "critic_coeff=0.5"),
+        ("critic_coeff", "critic_coeff=cfg.joint_critic_coeff or 0.0", "critic_coeff=0.5"),
         ("clip_epsilon", "clip_epsilon=cfg.clip_epsilon", "clip_epsilon=0.2"),
         ("learning_rate", "critic], cfg.learning_rate,", "critic], 1e-3,"),
         ("max_grad_norm", "max_grad_norm=cfg.max_grad_norm", "max_grad_norm=0.5"),
