@@ -3,11 +3,12 @@
     python -m benchmarks.end_to_end [case ...] [--rounds 3] [--peers PYTHON] [--sheeprl PYTHON]
 
 Equal tasks, networks, counts of policy and gradient steps; everything that is on by default is on
-(the kit: run folder, CSV, progress, checkpoint, curve), and each policy is evaluated for 10
-episodes at the end. Start and imports count. In the first round every library runs once; further
-rounds are interleaved runs of the kit and the fastest peer. ``--peers`` is a Python that has
-Stable-Baselines3, sb3-contrib and tianshou (by default this one), ``--sheeprl`` one with sheeprl,
-which runs its own benchmark settings of PPO and A2C. One PyTorch thread.
+(the kit: run folder, CSV, progress, checkpoint, curve, in PPO and A2C normalised observations), and
+each policy is evaluated for 10 episodes at the end (sheeprl's for one). Start and imports count. In
+the first round every library runs once; further rounds are interleaved runs of the kit and the
+fastest peer. ``--peers`` is a Python that has Stable-Baselines3, sb3-contrib and tianshou (by
+default this one), ``--sheeprl`` one with sheeprl, which runs its own benchmark settings of PPO and
+A2C. One PyTorch thread.
 """
 
 from __future__ import annotations

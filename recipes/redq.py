@@ -63,6 +63,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         **sac.temperature(env, cfg.initial_alpha, cfg.target_entropy),
         min_alpha=1e-6,
     )
+    if cfg.n_step > 1 and type(loss).__module__.startswith("torchrl."):
+        why = f"discounts what follows n_step={cfg.n_step} rewards only once"
+        raise SettingError("loss", type(loss).__name__, why, ["kit.losses:REDQLoss"])
     _ = getattr(loss, "target_entropy", None)  # a buffer that TorchRL registers when first read
     loss.make_value_estimator(gamma=cfg.gamma)
     update = Update(

@@ -67,6 +67,12 @@ def test_what_follows_n_rewards_is_discounted_n_times(name):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
+def test_torchrls_redq_loss_is_refused_with_returns_that_it_discounts_wrongly():
+    with pytest.raises(SettingError, match=r"loss='REDQLoss' discounts .* n_step=3"):
+        built("redq", n_step=3, loss="REDQLoss")
+    assert built("redq", loss="REDQLoss").run().gradient_steps
+
+
 OF_VALUES = ["loss", "loss_value", "loss_qvalue"]
 
 

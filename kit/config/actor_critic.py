@@ -101,14 +101,17 @@ class FittedCriticConfig(ActorCriticConfig):
 
     @property
     def joint_critic_coeff(self) -> float | None:
-        """Weight of the value loss among the policy's; ``None``: the critic is fitted alone."""
-        if not self.critic_epochs:
-            return self.critic_coeff
+        """Weight of the value loss among the policy's; ``None``: the critic is fitted alone.
+
+        Raises:
+            SettingError: if a setting is given that means nothing for the way it learns.
+        """
+        together = ("critic_coeff", "anneal_critic", "shared_body")
+        alone = ("critic_minibatch_size", "critic_learning_rate")
         usual = type(self)()
-        for name in ("critic_coeff", "anneal_critic", "shared_body"):
+        for name in together if self.critic_epochs else alone:
             given, works = getattr(self, name), getattr(usual, name)
             if given != works:
-                epochs = self.critic_epochs
-                why = f"means nothing where critic_epochs={epochs} fits the critic alone"
+                why = f"means nothing with critic_epochs={self.critic_epochs}"
                 raise SettingError(name, given, why, [works])
-        return None
+        return None if self.critic_epochs else self.critic_coeff

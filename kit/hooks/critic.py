@@ -42,7 +42,9 @@ class FitCritic(Hook):
     """
 
     kind: Kind = "step"
-    operations: ClassVar = {"batch_process": "fit", "post_steps_log": "log"}
+    operations: ClassVar = {
+        "pre_steps_log": "take", "pre_optim_steps": "fit", "post_steps_log": "log",
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -67,10 +69,20 @@ class FitCritic(Hook):
         self.update = Update(loss_module, optimizer, max_grad_norm=max_grad_norm, compile=compile)
         self.gradient_steps = 0
         self._metrics: dict[str, Any] = {}
+        self._batch: TensorDictBase | None = None
+
+    def take(self, batch: TensorDictBase) -> None:
+        """Take the batch ``[num_envs, steps]`` of an iteration, as other hooks have left it."""
+        self._batch = batch
 
     @torch.no_grad()
-    def fit(self, batch: TensorDictBase) -> None:
-        """Make the passes over a batch ``[num_envs, steps]``, which stays as it is."""
+    def fit(self) -> None:
+        """Make the passes over the batch, which stays as it is, before the policy learns from it.
+
+        Batches that the policy does not learn from (random steps that begin a run) are left out.
+        """
+        batch, self._batch = self._batch, None
+        assert batch is not None
         rows = valid_rows(self.targets(batch.copy())).select(*self.keys)
         for _ in range(self.epochs):
             order = torch.randperm(len(rows), device=rows.device)

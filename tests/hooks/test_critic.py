@@ -30,14 +30,15 @@ def collected(num_envs=3, steps=7):
     return next(iter(VectorCollector(env, actor, **settings))), critic
 
 
-def build(recipe, runs=None, hooks=(), **settings):
+def build(recipe, runs=None, hooks=(), num_normalization_steps=0, **settings):
     steps = OnPolicySteps(
         total_policy_steps=240, steps_per_env=10, update_epochs=1, minibatch_size=None,
-        evaluation_every=120, evaluation_episodes=1,
+        evaluation_every=None if num_normalization_steps else 120, evaluation_episodes=1,
+        num_normalization_steps=num_normalization_steps,
     )  # fmt: skip
     settings = {"critic_epochs": 3, "critic_minibatch_size": 8, **settings}
     where = None if runs is None else str(runs)
-    env = EnvConfig(num_envs=2)
+    env = EnvConfig(num_envs=2, normalize_observation=num_normalization_steps > 0)
     config = recipe.Config(env=env, steps=steps, runs=where, progress=False, **settings)
     return recipe.build(config, hooks=list(hooks))
 
@@ -56,7 +57,8 @@ def test_it_makes_the_passes_that_one_would_write_by_hand(compile):
     optimizer = Adam(by_hand.parameters(), lr=0.01, fused=True)
     for seed in range(3):
         torch.manual_seed(seed)
-        hook.fit(batch)
+        hook.take(batch)
+        hook.fit()
         rows = GAE(value_network=by_hand, **HORIZON)(batch.copy()).reshape(-1)
         torch.manual_seed(seed)
         for _ in range(4):
@@ -73,7 +75,9 @@ def test_it_makes_the_passes_that_one_would_write_by_hand(compile):
 def test_the_batch_stays_as_it_is():
     batch, critic = collected()
     before = batch.clone()
-    FitCritic(critic, epochs=1, **HORIZON).fit(batch)
+    hook = FitCritic(critic, epochs=1, **HORIZON)
+    hook.take(batch)
+    hook.fit()
     assert set(batch.keys(True, True)) == set(before.keys(True, True))
     assert (batch == before).all()
 
@@ -84,7 +88,8 @@ def test_padded_steps_are_not_learned_from():
     mask[1, 3:] = False
     batch["collector", "mask"] = mask
     hook = FitCritic(critic, epochs=1, minibatch_size=1, **HORIZON)
-    hook.fit(batch)
+    hook.take(batch)
+    hook.fit()
     assert hook.gradient_steps == 17
 
 
@@ -98,6 +103,27 @@ def test_the_policys_loss_leaves_the_critic_to_it(recipe):
     assert trainer.journal.latest["critic/gradient_steps"] == 12 * 3 * 3
     assert "loss_critic" not in trainer.last_metrics
     assert "critic/loss" in trainer.journal.latest
+
+
+def test_random_steps_that_begin_a_run_are_not_fitted_to():
+    trainer = build(recipes.ppo, num_normalization_steps=40)
+    trainer.run()
+    assert trainer.ledger.random_policy_steps == 40
+    assert trainer.journal.latest["critic/gradient_steps"] == 10 * 3 * 3
+
+
+def test_rewards_that_another_hook_has_changed_are_fitted_to():
+    def scaled(batch):
+        batch["next", "reward"] = 100.0 * batch["next", "reward"]
+        return batch
+
+    trainer = build(recipes.ppo)
+    trainer.register_op("batch_process", scaled)
+    targets = []
+    hook = trainer.registered_modules["fit_critic"]
+    hook.targets.register_forward_hook(lambda *_: targets.append(_[2]["next", "reward"].max()))
+    trainer.run()
+    assert min(targets) == 100.0
 
 
 def test_advantages_are_those_of_the_fitted_critic():
@@ -132,8 +158,16 @@ def test_a_stopped_run_continues_bit_for_bit(recipe, tmp_path):
     [("critic_coeff", 0.7), ("anneal_critic", "linear"), ("shared_body", True)],
 )
 def test_what_means_nothing_beside_it_is_refused(setting, value):
-    with pytest.raises(SettingError, match=f"{setting}=.* means nothing where critic_epochs=3"):
+    with pytest.raises(SettingError, match=f"{setting}=.* means nothing with critic_epochs=3"):
         build(recipes.ppo, **{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("critic_minibatch_size", 8), ("critic_learning_rate", 0.1)]
+)
+def test_what_means_nothing_without_it_is_refused(setting, value):
+    with pytest.raises(SettingError, match=f"{setting}={value} means nothing with critic_epochs=0"):
+        recipes.ppo.build(recipes.ppo.Config(runs=None, progress=False, **{setting: value}))
 
 
 def test_counts_below_one_are_refused():
