@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.measure import RESULTS, machine, markdown_table, write_results
 
+OWN = "env.id=kit.testing.envs:kit"
 CASES: dict[str, tuple[str, list[str], int, float]] = {
     "PPO, CartPole-v1": ("ppo", [], 5, 475.0),
     "PPO, Pendulum-v1": (
@@ -41,7 +42,7 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     "IMPALA, CartPole-v1": ("impala", [], 3, 475.0),
     "Recurrent PPO, Recall-v0": ("ppo_recurrent", ["preset=recall"], 3, 0.95),
     "PPO with masks, Allowed-v0": (
-        "ppo", ["env.id=kit.testing.envs:kit/Allowed-v0", "env.normalize_observation=false"], 3,
+        "ppo", [f"{OWN}/Allowed-v0", "env.normalize_observation=false"], 3,
         7.6,
     ),
     "PPO, Acrobot-v1": ("ppo", ["preset=classic", "env.vectorization=tensor"], 3, -100.0),
@@ -56,6 +57,15 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     "PPO, Hopper-v5": ("ppo", ["preset=mujoco", "env.id=Hopper-v5"], 3, 2111.1),
     "PPO, Walker2d-v5": ("ppo", ["preset=mujoco", "env.id=Walker2d-v5"], 3, 1716.2),
     "REINFORCE, CartPole-v1": ("reinforce", [], 5, 475.0),
+    "DreamerV3 nano, CartPole-v1": ("dreamerv3", [], 3, 400.0),
+    "DreamerV3, CartPole-v1": ("dreamerv3", ["size=tiny"], 3, 400.0),
+    "DreamerV3, Pendulum-v1": ("dreamerv3", ["size=tiny", "env.id=Pendulum-v1"], 3, -300.0),
+    "DreamerV3, Catch-v0": ("dreamerv3", ["size=tiny", f"{OWN}/Catch-v0"], 3, 0.8),
+    "DreamerV3, Recall-v0": ("dreamerv3", ["size=tiny", f"{OWN}/Recall-v0"], 3, 0.9),
+    "DreamerV3, Glimpse-v0, 16 x 16": (
+        "dreamerv3", ["size=tiny", f"{OWN}/Glimpse-v0", "env.kwargs.size=16"], 3, 7.2,
+    ),
+    "DreamerV1, Pendulum-v1": ("dreamerv1", [], 3, -300.0),
 }  # fmt: skip
 """Recipe, settings beyond its defaults, seeds, and the return to reach."""
 
@@ -92,7 +102,7 @@ class Run:
     seed: int
     policy_steps: int
     mean_return: float
-    """of 100 episodes with deterministic actions after the run"""
+    """of 100 episodes after the run"""
     std: float
     seconds: float
     """of training, evaluation not counted"""
@@ -186,7 +196,7 @@ def row(case: str, runs: Sequence[Run]) -> list[str]:
 def write_table(runs: Sequence[Run]) -> Path:
     """Write the table and return its path."""
     text = (
-        f"{machine(1)}. Return: mean of 100 episodes with deterministic actions after the run, in "
+        f"{machine(1)}. Return: mean of 100 episodes after the run, in "
         "environments with other seeds. Raw results, with learning curves: learning.csv.\n\n"
     )
     by_case = {case: [run for run in runs if run.case == case] for case in CASES}

@@ -79,8 +79,15 @@ class SavedRun:
         own = self.trainer.evaluate
         made = own.env.make_again(**{"num_envs": min(episodes, 32), **env})
         made.normalizer = own.env.normalizer
-        there = {"device": own.device, "particles": own.particles}
-        return Evaluator(made, own.policy, episodes=episodes, seed=seed, **there)
+        return Evaluator(
+            made,
+            own.policy,
+            episodes=episodes,
+            seed=seed,
+            exploration_type=own.exploration_type,
+            device=own.device,
+            particles=own.particles,
+        )
 
     def record(self, video: Path, seed: int) -> dict[str, float]:
         """Play one episode and write it to an MP4 file.

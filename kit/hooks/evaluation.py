@@ -61,6 +61,7 @@ class Evaluator:
         self.policy = policy
         self.episodes = whole_number("evaluation_episodes", episodes, at_least=1)
         self.seed = seed
+        self.exploration_type = exploration_type
         self.device = torch.device(device or _device_of(policy))
         self._actor = Actor(env, policy, exploration_type=exploration_type, device=self.device)
         self._actor.keeps_outputs = False

@@ -1,4 +1,4 @@
-"""Small environments that test one ability of a policy: memory, images, allowed actions."""
+"""Small environments that test one ability: memory, images, foresight, exploration, masks."""
 
 from __future__ import annotations
 
@@ -95,6 +95,38 @@ class Glimpse(_Task):
         return image, {}
 
 
+class Catch(_Task):
+    """A ball falls, straight down, from a random column; catch it with a paddle in the last row.
+
+    The observation is the board of ``rows * columns`` places, 1 where ball and paddle are; the
+    actions move the paddle left, not at all and right. The last step earns 1 if the ball is caught
+    and -1 if not (``catch`` of Osband et al. 2020, "Behaviour suite for reinforcement learning").
+
+    Args:
+        rows: from top to paddle; an episode has one step fewer.
+        columns: that the ball can fall in.
+    """
+
+    def __init__(self, rows: int = 10, columns: int = 5) -> None:
+        self.length, self.columns = rows - 1, columns
+        self.observation_space = spaces.Box(0.0, 1.0, (rows * columns,), np.float32)
+        self.action_space = spaces.Discrete(3)
+
+    def step(self, action: np.int64) -> Step:
+        """Move the paddle; the ball falls by a row."""
+        self.paddle = min(max(self.paddle + int(action) - 1, 0), self.columns - 1)
+        seen, reward, ended, truncated, info = self._answered(self.paddle == self.ball)
+        return seen, (2 * reward - 1) * ended, ended, truncated, info
+
+    def _asked(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        if self.count == 0:
+            self.ball = int(self.np_random.integers(self.columns))
+            self.paddle = self.columns // 2
+        board = np.zeros((self.length + 1, self.columns), np.float32)
+        board[self.count, self.ball] = board[-1, self.paddle] = 1.0
+        return board.flatten(), {}
+
+
 class Allowed(_Task):
     """Shows a number; of the choices that ``info["action_mask"]`` allows, the nearest one earns 1.
 
@@ -124,5 +156,53 @@ class Allowed(_Task):
         return seen, {"action_mask": self.mask.astype(np.int8)}
 
 
-for _env in (Recall, Glimpse, Allowed):
+class Maze(gym.Env[NDArray[np.float32], np.int64]):
+    """Rooms of 5 x 5 places in a square, joined by doors, with a goal in the corner opposite.
+
+    The observation is the place in [-1, 1] twice; a step into a wall stays. The goal gives 1 and
+    ends the episode, which is truncated after ``steps`` otherwise.
+
+    Args:
+        rooms: on each side.
+        steps: of an episode, at most.
+    """
+
+    ROOM = 5
+    MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1))
+
+    def __init__(self, rooms: int = 3, steps: int = 100) -> None:
+        self.side, self.steps = rooms * (self.ROOM + 1) - 1, steps
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = spaces.Discrete(len(self.MOVES))
+
+    def is_wall(self, x: int, y: int) -> bool:
+        """Whether a place is outside, or between rooms and no door."""
+        if not (0 <= x < self.side and 0 <= y < self.side):
+            return True
+        between = [place % (self.ROOM + 1) == self.ROOM for place in (x, y)]
+        middle = [place % (self.ROOM + 1) == self.ROOM // 2 for place in (x, y)]
+        return all(between) or (between[0] and not middle[1]) or (between[1] and not middle[0])
+
+    def _observe(self) -> NDArray[np.float32]:
+        return np.float32(self.place) * 2 / (self.side - 1) - 1
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin in the first corner."""
+        super().reset(seed=seed)
+        self.place, self.count = (0, 0), 0
+        return self._observe(), {}
+
+    def step(self, action: np.int64) -> Step:
+        """Take a step in one of four directions."""
+        x, y = (here + move for here, move in zip(self.place, self.MOVES[int(action)]))
+        if not self.is_wall(x, y):
+            self.place = (x, y)
+        self.count += 1
+        found = self.place == (self.side - 1, self.side - 1)
+        return self._observe(), float(found), found, self.count >= self.steps, {}
+
+
+for _env in (Recall, Glimpse, Catch, Allowed, Maze):
     gym.register(f"kit/{_env.__name__}-v0", _env)

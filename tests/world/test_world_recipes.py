@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gymnasium as gym
 import pytest
 import torch
 
@@ -14,13 +13,10 @@ from kit.hooks import StopWhen
 from kit.losses import DreamerV1Loss, DreamerV3Loss, Plan2ExploreLoss
 from kit.modules.world import SIZES, Ensemble
 from kit.steps import SettingError
-from tests.world.maze import Maze
 from tests.world.runs import assert_equal, build, weights
 
 RECIPES = [recipes.dreamerv3, recipes.dreamerv1, recipes.plan2explore]
 PENDULUM = EnvConfig(id="Pendulum-v1", num_envs=1)
-if "Maze-v0" not in gym.registry:
-    gym.register("Maze-v0", Maze)
 
 
 def named(recipe):
@@ -148,7 +144,7 @@ def test_after_exploration_neither_explorer_nor_ensemble_is_trained():
 
 @pytest.mark.slow
 def test_an_explorer_finds_more_of_a_maze_than_chance():
-    maze = EnvConfig(id="Maze-v0", num_envs=1)
+    maze = EnvConfig(id="kit.testing.envs:kit/Maze-v0", num_envs=1)
     common = {"env": maze, "total_policy_steps": 2_000, "learning_starts": 200}
     trained = {
         "replay_ratio": "1/2", "minibatch_size": 16, "sequence_length": 32, "steps_per_env": 2,
