@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kit.modules.networks import one_hot
-
 NORM_EPS = 1e-4
 
 
@@ -132,6 +130,22 @@ class Perceptron(nn.Sequential):
         super().__init__(*parts)
 
 
+class _Bins(Dense):
+    """A linear layer for logits of an odd number of bins, with initial weights of 0.
+
+    It has one output more, which is -inf: products and exponentials are slow on odd widths.
+    """
+
+    def __init__(self, in_features: int, bins: int) -> None:
+        super().__init__(in_features, bins, 0.0)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Logits ``[..., bins + 1]``."""
+        weight = functional.pad(self.weight, (0, 0, 0, 1))
+        bias = functional.pad(self.bias, (0, 1), value=-torch.inf)
+        return functional.linear(value, weight, bias)
+
+
 class TwoHot(nn.Module):
     """Numbers as distributions over bins that are spaced exponentially (Hafner et al. 2025, eq. 8).
 
@@ -149,6 +163,11 @@ class TwoHot(nn.Module):
         below = symexp(torch.linspace(-20, 0, bins // 2 + 1))
         self.register_buffer("bins", torch.cat([below, -below[:-1].flip(0)]))
 
+    def head(self, features: int, units: int, layers: int) -> nn.Module:
+        """A network to logits ``[..., bins + 1]``; at first its numbers are 0."""
+        hidden = Perceptron(features, units, layers)
+        return nn.Sequential(*hidden, _Bins(units, len(self.bins)))
+
     def mean(self, logits: Tensor) -> Tensor:
         """Expected number, ``[...]`` of logits ``[..., bins]``.
 
@@ -156,7 +175,7 @@ class TwoHot(nn.Module):
         reach 4.85e8.
         """
         weights, middle = logits.float().softmax(-1), len(self.bins) // 2
-        pairs = weights[..., middle + 1 :] - weights[..., :middle].flip(-1)
+        pairs = weights[..., middle + 1 : 2 * middle + 1] - weights[..., :middle].flip(-1)
         return pairs @ self.bins[middle + 1 :]
 
     def loss(self, logits: Tensor, *targets: Tensor) -> Tensor:
@@ -185,5 +204,8 @@ def sample_one_hot(probabilities: Tensor, uniform: Tensor) -> Tensor:
         probabilities: ``[..., classes]``.
         uniform: random numbers in [0, 1), ``[...]``.
     """
-    passed = probabilities.cumsum(-1)[..., :-1] < uniform.unsqueeze(-1)
-    return one_hot(passed.sum(-1), probabilities.shape[-1])
+    classes = probabilities.shape[-1]
+    cumulative = probabilities.cumsum(-1).contiguous()
+    chosen = torch.searchsorted(cumulative, uniform.unsqueeze(-1)).clamp(max=classes - 1)
+    rows = torch.eye(classes, device=uniform.device).index_select(0, chosen.flatten())
+    return rows.view(probabilities.shape)

@@ -74,8 +74,8 @@ class WorldModel(nn.Module):
 
     def _make_heads(self) -> None:
         self.two_hot = TwoHot()
-        units, bins = self.size.units, len(self.two_hot.bins)
-        self.reward_head: nn.Module = Perceptron(self.features, units, 1, bins, 0.0)
+        units = self.size.units
+        self.reward_head = self.two_hot.head(self.features, units, 1)
         self.continuation_head: nn.Module = Perceptron(self.features, units, 1, 1)
 
     def _scaled(self, vector: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class LatentCritic(nn.Module):
     def __init__(self, features: int, size: Size) -> None:
         super().__init__()
         self.two_hot = TwoHot()
-        self.network = Perceptron(features, size.units, 3, len(self.two_hot.bins), 0.0)
+        self.network = self.two_hot.head(features, size.units, 3)
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits, ``[..., bins]``."""
