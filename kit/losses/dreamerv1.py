@@ -78,7 +78,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
             continuation = torch.full_like(continuation, self.gamma)
         features = torch.stack(imagined.features)
         value = self.critic(features).squeeze(-1)
-        returns = lambda_returns(imagined.reward, continuation, value, self.lmbda)
+        returns = lambda_returns(imagined.reward, continuation[1:], value[1:], self.lmbda)
         reached = continuation.detach()[1:-1].cumprod(0)
         weight = torch.cat([torch.ones_like(returns[:1]), reached])
         predicted = self.critic(features[:-1].detach()).squeeze(-1)

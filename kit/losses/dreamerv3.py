@@ -182,12 +182,13 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         with parameters.to_module(network):
             logits = [network(step) for step in imagined.features]
         value = torch.stack([network.two_hot.mean(step.detach()) for step in logits])
-        returns = lambda_returns(imagined.reward, imagined.continuation, value, self.lmbda)
+        continuation = imagined.continuation[1:]
+        returns = lambda_returns(imagined.reward, continuation, value[1:], self.lmbda)
         spread = scale(returns)
         error = torch.stack([network.two_hot.loss(*step) for step in zip(logits, returns, slow)])
-        columns = imagined.columns[:-1]
-        entropy = actor.entropy(columns)
-        gain = actor.log_prob(columns, imagined.action[:-1]) * (returns - value[:-1]) / spread
+        entropy = actor.entropy(imagined.columns)
+        chosen = actor.log_prob(imagined.columns, imagined.action)
+        gain = chosen * (returns - value[:-1]) / spread
         gain = gain + self.entropy_coeff * entropy
         return {
             f"loss_{name}actor": -(imagined.weight * gain).mean(),  # eq. 11
@@ -212,8 +213,8 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
             return features.sum() * 0
         last = records.last.float()
         value = bootstrap.view_as(records.reward)
-        lmbda = self.lmbda * (1 - last)
-        returns = lambda_returns(records.reward, records.continuation, value, lmbda)
+        following = records.reward, records.continuation, value, self.lmbda * (1 - last)
+        returns = lambda_returns(*(part[1:] for part in following))
         slow, network = self._slow_value(features[:-1]), self.critic_network
         with self.critic_network_params.to_module(network):
             error = network.two_hot.loss(network(features[:-1]), returns, slow)

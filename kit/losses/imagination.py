@@ -18,11 +18,11 @@ class Imagined(NamedTuple):
     features: tuple[Tensor, ...]
     """``[rows, features]`` of each latent: the widest part, which is not copied into one tensor."""
     action: Tensor
-    """encoded actions, ``[horizon + 1, rows, action features]``."""
+    """encoded actions, ``[horizon, rows, action features]``."""
     columns: Tensor
-    """of the actor, with gradients to it, ``[horizon + 1, rows, columns]``."""
+    """of the actor, with gradients to it, ``[horizon, rows, columns]``."""
     reward: Tensor
-    """expected rewards that arrive with each latent, ``[horizon + 1, rows]``."""
+    """expected rewards that arrive with each latent but the first, ``[horizon, rows]``."""
     continuation: Tensor
     """probability of continuing times the discount, ``[horizon + 1, rows]``."""
 
@@ -53,38 +53,38 @@ def imagine(
     noise = rssm.noise(horizon, len(latent.deter), device=latent.deter.device)
     steps: list[tuple[Tensor, ...]] = []
     with torch.set_grad_enabled(gradients):
-        for step in range(horizon + 1):
-            features = latent.features
+        features, going = [latent.features], [world_model.continuation(latent.features)]
+        for random in noise:
             with torch.enable_grad():
-                columns = actor(features.detach())
+                columns = actor(features[-1].detach())
             action = actor.sample(columns)
+            latent = rssm.imagine(latent, rssm.action(action), random)
+            features.append(latent.features)
             # Heads within the loop: what a step has written is still in the processor's cache.
-            reward, going = world_model.reward(features), world_model.continuation(features)
-            steps.append((features, action, columns, reward, going))
-            if step < horizon:
-                latent = rssm.imagine(latent, rssm.action(action), noise[step])
-    all_features, *others = zip(*steps)
-    return Imagined(all_features, *(torch.stack(parts) for parts in others))
+            steps.append((action, columns, world_model.reward(features[-1])))
+            going.append(world_model.continuation(features[-1]))
+    taken = (torch.stack(parts) for parts in zip(*steps))
+    return Imagined(tuple(features), *taken, torch.stack(going))
 
 
 def lambda_returns(
     reward: Tensor, continuation: Tensor, value: Tensor, lmbda: float | Tensor
 ) -> Tensor:
-    """Lambda-returns of all time steps but the last, ``[time - 1, ...]``.
+    """Lambda-returns of time steps, from what follows each of them, ``[time, ...]``.
 
     ``R_t = r_{t+1} + c_{t+1} ((1 - l_{t+1}) v_{t+1} + l_{t+1} R_{t+1})``, from ``R_T = v_T``
-    (Hafner et al. 2025, eq. 7). Rewards and continuations are those that arrive with a state.
+    (Hafner et al. 2025, eq. 7), where ``t + 1`` is the time step that follows.
 
     Args:
-        reward: ``[time, ...]``.
-        continuation: discounted, ``[time, ...]``.
-        value: ``[time, ...]``.
-        lmbda: one number, or one for each time step, ``[time, ...]``.
+        reward: that arrives with the next state, ``[time, ...]``.
+        continuation: of the next state, discounted, ``[time, ...]``.
+        value: of the next state, ``[time, ...]``.
+        lmbda: one number, or one for each next state, ``[time, ...]``.
     """
     weights = lmbda if isinstance(lmbda, Tensor) else torch.full_like(reward, lmbda)
     bootstrap = reward + continuation * (1 - weights) * value
     decay = continuation * weights
     found = [value[-1]]
-    for step in range(len(reward) - 1, 0, -1):
+    for step in range(len(reward) - 1, -1, -1):
         found.append(torch.addcmul(bootstrap[step], decay[step], found[-1]))
     return torch.stack(found[:0:-1])

@@ -93,13 +93,12 @@ class Plan2ExploreLoss(DreamerV3Loss):
         imagined = imagine(self.world_model, self.explorer, starts, self.imagination_horizon)
         with torch.no_grad():
             found = self.ensemble.disagreement(
-                torch.cat(imagined.features[:-1]), imagined.action[:-1].flatten(0, 1)
+                torch.cat(imagined.features[:-1]), imagined.action.flatten(0, 1)
             )
-        novelty = found.view(imagined.reward[1:].shape)
-        novel = torch.cat([torch.zeros_like(novelty[:1]), novelty])  # arrives with the next latent
+        novelty = found.view(imagined.reward.shape)  # arrives with the next latent
         losses, _ = self._behaviour_losses(
             "explorer_",
-            imagined._replace(reward=novel),
+            imagined._replace(reward=novelty),
             self.explorer,
             self.explorer_return_scale,
         )

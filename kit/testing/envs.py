@@ -109,6 +109,7 @@ class Catch(_Task):
 
     def __init__(self, rows: int = 10, columns: int = 5) -> None:
         self.length, self.columns = rows - 1, columns
+        self.ball, self.paddle = 0, 0
         self.observation_space = spaces.Box(0.0, 1.0, (rows * columns,), np.float32)
         self.action_space = spaces.Discrete(3)
 
@@ -184,7 +185,7 @@ class Maze(gym.Env[NDArray[np.float32], np.int64]):
         return all(between) or (between[0] and not middle[1]) or (between[1] and not middle[0])
 
     def _observe(self) -> NDArray[np.float32]:
-        return np.float32(self.place) * 2 / (self.side - 1) - 1
+        return np.array([2 * at / (self.side - 1) - 1 for at in self.place], np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -50,12 +50,12 @@ def test_returns_are_those_of_the_equation():
     for t in range(3, -1, -1):
         mixed = (1 - 0.9) * value[t + 1] + 0.9 * following
         wanted[t] = following = reward[t + 1] + going[t + 1] * mixed
-    torch.testing.assert_close(lambda_returns(reward, going, value, 0.9), wanted)
+    torch.testing.assert_close(lambda_returns(reward[1:], going[1:], value[1:], 0.9), wanted)
 
 
 def test_returns_bootstrap_where_an_episode_was_cut_off():
-    ones = torch.ones(4)
-    last = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    ones = torch.ones(3)
+    last = torch.tensor([0.0, 1.0, 0.0])
     found = lambda_returns(ones, 0.5 * ones, 10 * ones, 1.0 * (1 - last))
     assert found.tolist() == [1 + 0.5 * 6, 1 + 0.5 * 10, 1 + 0.5 * 10]
 

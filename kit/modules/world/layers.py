@@ -171,12 +171,11 @@ class TwoHot(nn.Module):
     def mean(self, logits: Tensor) -> Tensor:
         """Expected number, ``[...]`` of logits ``[..., bins]``.
 
-        Bins are summed in pairs of opposite sign, so that equal logits give exactly 0 though bins
-        reach 4.85e8.
+        The first probability, which equal logits have in common, is taken from all: their number
+        is exactly 0 though bins reach 4.85e8, since bins add up to 0.
         """
-        weights, middle = logits.float().softmax(-1), len(self.bins) // 2
-        pairs = weights[..., middle + 1 : 2 * middle + 1] - weights[..., :middle].flip(-1)
-        return pairs @ self.bins[middle + 1 :]
+        weights = logits.float().softmax(-1)[..., : len(self.bins)]
+        return (weights - weights[..., :1]) @ self.bins
 
     def loss(self, logits: Tensor, *targets: Tensor) -> Tensor:
         """Sum of the cross entropies with several targets, ``[...]``.
