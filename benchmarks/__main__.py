@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import collection, imports, learning, off_policy, ppo, tensor_envs, world_models
+from benchmarks import (
+    collection,
+    gradient_steps,
+    imports,
+    learning,
+    off_policy,
+    ppo,
+    tensor_envs,
+    world_models,
+)
 
 BENCHMARKS = {
     "imports": imports.main,
     "collection": collection.main,
     "off_policy": off_policy.main,
+    "gradient_steps": gradient_steps.main,
     "world_models": world_models.main,
     "tensor_envs": tensor_envs.main,
     "ppo": ppo.main,

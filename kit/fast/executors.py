@@ -109,9 +109,12 @@ def interpreter(recording: Recording) -> Run:
         optimize = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
         try:
-            return function(*inputs, *constants)  # type: ignore[no-any-return]
+            with torch.inference_mode():  # operations do not look for gradients to compute
+                outputs = function(*inputs, *constants)
         finally:
             torch._C._set_graph_executor_optimize(optimize)
+        # Tensors of inference mode could not be written to, nor take part in gradients.
+        return [output.clone() for output in outputs]
 
     return run
 

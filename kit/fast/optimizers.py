@@ -41,21 +41,28 @@ class RMSprop(torch.optim.RMSprop):
                 self._step(group, parameters)
 
     def _step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        for one in parameters:
-            if not self.state[one]:
-                self.state[one] |= {"step": torch.zeros(()), "square_avg": torch.zeros_like(one)}
-        gradients: list[Any] = [one.grad for one in parameters]
-        squares = [self.state[one]["square_avg"] for one in parameters]
-        torch._foreach_add_([self.state[one]["step"] for one in parameters], 1)
-        torch._foreach_mul_(squares, group["alpha"])
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["alpha"])
-        roots = torch._foreach_sqrt(squares)
-        torch._foreach_add_(roots, group["eps"])
-        changes = torch._foreach_div(gradients, roots)
+        new = [one for one in parameters if not self.state[one]]
+        for one in new:
+            self.state[one] |= {"step": torch.zeros(()), "square_avg": torch.zeros_like(one)}
+        if new:
+            _join(self, parameters, "square_avg")
+        states = [self.state[one] for one in parameters]
+        torch._foreach_add_([state["step"] for state in states], 1)
+        squares = [state["square_avg"] for state in states]
+        whole = _whole(squares)
+        square = torch.cat([part.flatten() for part in squares]) if whole is None else whole
+        gradient = torch.cat([one.grad.flatten() for one in parameters])  # type: ignore[union-attr]
+        square.mul_(group["alpha"]).addcmul_(gradient, gradient, value=1 - group["alpha"])
         rate = group["lr"]
-        torch._foreach_mul_(changes, rate.to(changes[0]) if isinstance(rate, Tensor) else rate)
-        torch._foreach_sub_(parameters, changes)
+        change = gradient / square.sqrt().add_(group["eps"])
+        change.mul_(rate.to(change) if isinstance(rate, Tensor) else rate)
+        torch._foreach_sub_(parameters, _parts(change, parameters))
+        if whole is None:
+            torch._foreach_copy_(squares, _parts(square, squares))
 
+
+_JOINED = ("step", "square_avg")
+"""What is changed at once, for all parameters of a group."""
 
 _FUSED = (Adam, AdamW, SGD, Adagrad, RMSprop)
 
@@ -101,7 +108,8 @@ class FusedOptimizers:
                 if group.get("fused"):
                     if not isinstance(group["lr"], Tensor):
                         group["lr"] = self._filled((number, place), group)
-                    _join_counters(optimizer, group["params"])
+                    for name in _JOINED:
+                        _join(optimizer, group["params"], name)
 
     def _filled(self, place: tuple[int, int], group: dict[str, Any]) -> Tensor:
         if place not in self._rates:
@@ -111,11 +119,33 @@ class FusedOptimizers:
         return self._rates[place].fill_(group["lr"])
 
 
-def _join_counters(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
-    """Make the counters of parameters elements of one tensor, on the host."""
-    first = optimizer.state.get(parameters[0], {}).get("step")
+def _join(optimizer: Optimizer, parameters: Sequence[Tensor], name: str) -> None:
+    """Make what an optimiser keeps for its parameters by this name parts of one tensor."""
+    first = optimizer.state.get(parameters[0], {}).get(name)
     if first is None or not first.is_cpu or first._is_view():
         return
     states = [optimizer.state[one] for one in parameters if one in optimizer.state]
-    for state, counter in zip(states, torch.stack([state["step"] for state in states])):
-        state["step"] = counter
+    entries = [state[name] for state in states]
+    if all(one.is_contiguous() and one.dtype == first.dtype for one in entries):
+        whole = torch.cat([one.flatten() for one in entries])
+        for state, part in zip(states, _parts(whole, entries)):
+            state[name] = part
+
+
+def _parts(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a vector, in the shapes of these tensors."""
+    parts = torch.split(whole, [one.numel() for one in like])
+    return [part.view(one.shape) for part, one in zip(parts, like)]
+
+
+def _whole(parts: Sequence[Tensor]) -> Tensor | None:
+    """The vector whose parts these tensors are, in this order; ``None`` if there is none."""
+    whole = parts[0]._base
+    if whole is None or whole.ndim != 1:
+        return None
+    place = 0
+    for part in parts:
+        if part._base is not whole or part.storage_offset() != place or not part.is_contiguous():
+            return None
+        place += part.numel()
+    return whole if place == len(whole) else None

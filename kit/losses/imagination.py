@@ -63,8 +63,8 @@ def imagine(
             # Heads within the loop: what a step has written is still in the processor's cache.
             steps.append((action, columns, world_model.reward(features[-1])))
             going.append(world_model.continuation(features[-1]))
-    taken = (torch.stack(parts) for parts in zip(*steps))
-    return Imagined(tuple(features), *taken, torch.stack(going))
+    action, columns, reward = (torch.stack(parts) for parts in zip(*steps))
+    return Imagined(tuple(features), action, columns, reward, torch.stack(going))
 
 
 def lambda_returns(
