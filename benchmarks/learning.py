@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks.measure import RESULTS, machine, markdown_table, write_results
 
 OWN = "env.id=kit.testing.envs:kit"
+MAZE = [f"{OWN}/Maze-v0", "steps.total_policy_steps=12_000", "steps.replay_ratio=1/2"]
 CASES: dict[str, tuple[str, list[str], int, float]] = {
     "PPO, CartPole-v1": ("ppo", [], 5, 475.0),
     "PPO, Pendulum-v1": (
@@ -66,6 +67,8 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
         "dreamerv3", ["size=tiny", f"{OWN}/Glimpse-v0", "env.kwargs.size=16"], 3, 7.2,
     ),
     "DreamerV1, Pendulum-v1": ("dreamerv1", [], 3, -300.0),
+    "Plan2Explore, Maze-v0": ("plan2explore", [*MAZE, "steps.exploration_steps=6_000"], 3, 0.9),
+    "DreamerV3 nano, Maze-v0": ("dreamerv3", MAZE, 3, 0.9),
 }  # fmt: skip
 """Recipe, settings beyond its defaults, seeds, and the return to reach."""
 

@@ -20,7 +20,7 @@ from kit.cli.launch import main
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import RunFolder
 from kit.collectors import make_collector
-from kit.collectors.actor import Policy, first_values
+from kit.collectors.policy import Policy, first_values
 from kit.config import (
     EnvConfig,
     OfflineConfig,

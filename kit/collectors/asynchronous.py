@@ -23,8 +23,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
-from kit.collectors.actor import Policy
 from kit.collectors.base import KitCollector, PolicyFault
+from kit.collectors.policy import Policy
 from kit.collectors.rollout import VectorCollector
 from kit.envs.backends.workers import how_it_ended, without_main
 from kit.envs.episodes import Episode

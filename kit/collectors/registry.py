@@ -11,9 +11,9 @@ import torch
 from torchrl.collectors import BaseCollector, Collector
 from torchrl.envs import EnvBase
 
-from kit.collectors.actor import Policy, is_recurrent
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
+from kit.collectors.policy import Policy, is_recurrent
 from kit.collectors.rollout import EpisodeCollector, VectorCollector
 from kit.collectors.tensor import TensorCollector
 from kit.envs.tensor import TENSOR_ENVS, TensorBackend

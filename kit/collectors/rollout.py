@@ -14,8 +14,9 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from kit.collectors.actor import Actor, FastPolicy, Policy, PolicyPath, Tensors, fast_policy_of
+from kit.collectors.actor import Actor
 from kit.collectors.base import KitCollector, StepsCollector, check_policy
+from kit.collectors.policy import FastPolicy, Policy, PolicyPath, Tensors, fast_policy_of
 from kit.collectors.rollout_buffer import (
     CHUNK,
     SMALL,

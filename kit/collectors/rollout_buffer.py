@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from kit.collectors.actor import Tensors
+from kit.collectors.policy import Tensors
 from kit.envs.backends.base import Mask, StepArrays, rows_of
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault

@@ -12,9 +12,10 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from kit.collectors.actor import (
+from kit.collectors.actor import Actor
+from kit.collectors.base import StepsCollector, check_policy
+from kit.collectors.policy import (
     IS_INIT,
-    Actor,
     FastPolicy,
     Policy,
     PolicyPath,
@@ -22,7 +23,6 @@ from kit.collectors.actor import (
     Tensors,
     fast_policy_of,
 )
-from kit.collectors.base import StepsCollector, check_policy
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.normalize import Normalizer

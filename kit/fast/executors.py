@@ -113,6 +113,8 @@ def interpreter(recording: Recording) -> Run:
                 outputs = function(*inputs, *constants)
         finally:
             torch._C._set_graph_executor_optimize(optimize)
+        if torch.is_inference_mode_enabled():
+            return outputs  # type: ignore[no-any-return]
         # Tensors of inference mode could not be written to, nor take part in gradients.
         return [output.clone() for output in outputs]
 

@@ -13,7 +13,7 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors import VectorCollector
-from kit.collectors.actor import PolicyRunner
+from kit.collectors.policy import PolicyRunner
 from kit.envs import make_env
 from kit.modules import make_actor
 from kit.steps import SettingError

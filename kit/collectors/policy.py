@@ -1,0 +1,404 @@
+"""How a policy is called: its inputs, outputs and hidden state, eagerly or as a program."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules.utils import get_primers_from_module
+
+from kit.envs.backends.base import Mask
+from kit.envs.spaces import Key
+from kit.fast.traced import Traced
+from kit.steps import SettingError
+from kit.steps.errors import one_of
+
+Tensors = dict[Key, Tensor]
+Policy = Callable[[TensorDictBase], TensorDictBase]
+FastPolicy = Literal["auto", "exact", "module"]
+
+IS_INIT = "is_init"
+"""Key under which a policy finds whether an observation is the first of its episode."""
+
+
+class PolicyPath(NamedTuple):
+    """How a collector calls its policy."""
+
+    name: Literal["numpy", "program", "module"]
+    """``numpy``: a small network computed by NumPy; ``program``: its recorded tensor operations;
+    ``module``: the TensorDict module."""
+    reason: str
+    """why it is not one of those before; empty where it is ``numpy``."""
+
+
+def fast_policy_of(fast_policy: FastPolicy | bool) -> FastPolicy:
+    """Return how a policy is called, from the arguments of a collector.
+
+    Args:
+        fast_policy: ``"auto"``, ``"exact"`` or ``"module"``; false is ``"module"``.
+
+    Raises:
+        SettingError: if it is none of the three.
+    """
+    if isinstance(fast_policy, bool):
+        fast_policy = "auto" if fast_policy else "module"
+    one_of("fast_policy", fast_policy, ("auto", "exact", "module"))
+    return fast_policy
+
+
+def exploration_type_of(kind: ExplorationType | str) -> ExplorationType:
+    """Return how actions are chosen, also by the name of the type.
+
+    Raises:
+        SettingError: if there is no such type.
+    """
+    try:
+        return ExplorationType(kind)
+    except ValueError:
+        works = [each.value for each in ExplorationType]
+        raise SettingError("exploration_type", kind, "is no exploration type", works) from None
+
+
+class PolicyRunner:
+    """Calls a policy with the tensors it reads and returns the tensors it writes.
+
+    The policy is :class:`~kit.fast.traced.Traced`: calls replay its tensor operations, with the
+    same results and the same random numbers, reading the parameters where they live: the learner's
+    updates are seen at once and nothing is synchronised. A policy that cannot be traced (it decides
+    something on the host) runs as a TensorDict module; the reason is warned about once.
+
+    A policy may be recurrent: its outputs of one step are inputs of the next, ``("next", key)``
+    under ``key``, as in TorchRL. The hidden state of an environment is reset to its first value
+    (that of the policy's primers, else zero) when its episode ends (:meth:`end_episodes`), and
+    ``is_init`` is true then.
+
+    Args:
+        policy: module (or function) from TensorDict to TensorDict.
+        reads: keys of the environment's observation; others that the policy reads are an error.
+        num_envs: rows of every tensor.
+        exploration_type: whether actions are sampled.
+        fast: whether to trace at all.
+        device: of the hidden state.
+
+    Attributes:
+        out_keys: of the outputs, in this order; known after the first call. Hidden state that the
+            policy was given is an output, too, where it is not under the key it is written to.
+        is_recurrent: whether it has hidden state or reads ``is_init``; true until known.
+
+    Raises:
+        SettingError: if the policy reads a key that is never written.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        reads: Sequence[Key],
+        num_envs: int,
+        *,
+        exploration_type: ExplorationType = ExplorationType.RANDOM,
+        fast: bool = True,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.policy = policy
+        self.num_envs = num_envs
+        self.exploration_type = exploration_type_of(exploration_type)
+        self.out_keys: list[Key] = []
+        self.is_recurrent = True
+        self._given = list(reads)
+        self._first = first_values(policy, num_envs, device)
+        self._hidden: Tensors = dict(self._first)
+        self._starts = torch.ones(num_envs, 1, dtype=torch.bool, device=device)
+        self._ongoing = torch.zeros_like(self._starts)
+        _check_reads(policy, self._given, self._first)
+        self._written: list[Key] = []  # keys of what the module returns
+        self._fed: list[Key] = []  # hidden state that is returned as it was given
+        self._fast, self._known = fast, False
+        self._traced = Traced(self._call, policy, name="the policy")
+
+    @property
+    def plain_reason(self) -> str:
+        """Why the policy runs as a TensorDict module; empty while it does not."""
+        return self._traced.reason if self._fast else "fast_policy='module'"
+
+    def prepare(self) -> bool:
+        """Forget the recorded operations if the policy has changed; return whether they were."""
+        dropped = self._fast and self._traced.refresh()
+        if dropped:
+            self._known, self.is_recurrent = False, True
+        return dropped
+
+    @property
+    def replays(self) -> bool:
+        """Whether calls replay recorded operations, so that they may run in inference mode."""
+        return self._fast and self._traced.replays
+
+    def __call__(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
+        """Return the policy's outputs, in the order of ``out_keys``.
+
+        To be called without gradients.
+
+        Args:
+            tensors: the environment's observation, each with ``num_envs`` rows.
+        """
+        if self._known and not self.is_recurrent:
+            outputs = self._traced(tensors)
+            return [outputs[key] for key in self.out_keys]
+        pool = {IS_INIT: self._starts, **tensors, **self._hidden}
+        if not self._fast or not self._written:  # hidden state has no keys before the first call
+            outputs = self._call(pool)
+        else:
+            outputs = self._traced(pool)
+            if self._traced.replays and not self._known:
+                self._learn_what_is_read()
+        return self._keep_hidden(outputs, pool)
+
+    def _learn_what_is_read(self) -> None:
+        """Note which outputs are read again in the next step, or belong to the next step's row."""
+        read = set(self._traced.keys_read)
+        kept = {_read_as(key) for key in self._written} & {*read, *self._fed}
+        self._hidden = {key: value for key, value in self._hidden.items() if key in kept}
+        own_starts = IS_INIT in read and IS_INIT not in self._given
+        self.is_recurrent = bool(kept or self._fed or own_starts)
+        self._known = True
+
+    def call_module(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
+        """Call the policy through the TensorDict module: to trace it with more around it."""
+        pool = {IS_INIT: self._starts, **tensors, **self._hidden}
+        return self._keep_hidden(self._call(pool), pool)
+
+    @property
+    def hidden(self) -> Tensors:
+        """Hidden state that the next call reads."""
+        return self._hidden if self.is_recurrent else {}
+
+    @hidden.setter
+    def hidden(self, hidden: Tensors) -> None:
+        self._hidden = hidden
+
+    def peek(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
+        """Return the outputs of a call that changes no hidden state, buffer or random number."""
+        with self._without_traces():
+            pool = {IS_INIT: self._starts, **tensors, **self._hidden}
+            return self._keep_hidden(self._call(pool), pool)
+
+    @contextlib.contextmanager
+    def _without_traces(self) -> Iterator[None]:
+        """Restore hidden state, buffers, random numbers and plain attributes afterwards."""
+        generator, hidden, starts = torch.get_rng_state(), self._hidden, self._starts
+        buffers = list(self.policy.buffers()) if isinstance(self.policy, nn.Module) else []
+        saved = [buffer.clone() for buffer in buffers]
+        settings = self._traced.watch.settings()
+        try:
+            yield
+        finally:
+            torch.set_rng_state(generator)
+            self._hidden, self._starts = hidden, starts
+            for buffer, value in zip(buffers, saved):
+                buffer.copy_(value)
+            for attributes, name, value in settings:
+                attributes[name] = value
+
+    def skip_step(self) -> Tensor:
+        """Advance ``is_init`` by a step in which another source acts; return that of the step."""
+        starts, self._starts = self._starts, self._ongoing
+        return starts
+
+    def _call(self, pool: Mapping[Key, Tensor]) -> Tensors:
+        """Call the TensorDict module; return what it writes."""
+        given = dict(pool)
+        with set_exploration_type(self.exploration_type):
+            result = self._checked_call(TensorDict(dict(given), [self.num_envs]))
+        if not self._written:
+            self._written = _written(self.policy, given, result)
+            public = [key for key in self._written if not _is_private(key)]
+            self._fed = [key[1:] if len(key) > 2 else key[1] for key in public if _is_next(key)]
+            starts = [IS_INIT] if self._fed and IS_INIT not in self._given else []
+            self.out_keys = [*public, *self._fed, *starts]
+        return {key: result.get(key) for key in self._written}
+
+    def _checked_call(self, given: TensorDictBase) -> TensorDictBase:
+        plain = not hasattr(self.policy, "in_keys")
+        try:
+            result = self.policy(given)
+        except (TypeError, AttributeError, RuntimeError) as error:
+            if plain and isinstance(self.policy, nn.Module):
+                raise self._takes_no_tensordict(f"raised {type(error).__name__}") from error
+            raise
+        if plain and not isinstance(result, TensorDictBase):
+            raise self._takes_no_tensordict(f"returned {type(result).__name__}")
+        return result
+
+    def _takes_no_tensordict(self, what: str) -> SettingError:
+        reads = self._given[0] if len(self._given) == 1 else list(self._given)
+        return SettingError(
+            "policy",
+            getattr(self.policy, "__name__", type(self.policy).__name__),
+            f"is called with a TensorDict and {what}",
+            f"wrap it: TensorDictModule(policy, in_keys=[{reads!r}], out_keys=['action'])",
+        )
+
+    # ------------------------------------------------------------------ hidden state
+    def _keep_hidden(self, outputs: Mapping[Key, Tensor], pool: Tensors) -> Sequence[Tensor]:
+        """Keep what the next call reads, and return what belongs to the batch."""
+        returned = [value for key, value in outputs.items() if not _is_private(key)]
+        fed = [pool.get(key) for key in self._fed]
+        followed = {_read_as(key): value for key, value in outputs.items()}
+        returned += [
+            torch.zeros_like(followed[key]) if value is None else value
+            for key, value in zip(self._fed, fed)
+        ]
+        if len(self.out_keys) > len(returned):
+            returned.append(pool[IS_INIT])
+        wanted = self._hidden if self._known else followed
+        others = _BY_ENVIRONMENT.union(self._given)
+        self._hidden = {key: followed[key] for key in wanted if key not in others}
+        self._starts = self._ongoing
+        return returned
+
+    def end_episodes(self, ended: Mask | Tensor) -> None:
+        """Reset the hidden state of environments whose episode ended with the last step.
+
+        Needed where ``is_recurrent`` is true.
+
+        Args:
+            ended: ``[num_envs]``. A tensor is not read on the host.
+        """
+        if not isinstance(ended, Tensor):
+            if not ended.any():
+                return
+            ended = torch.from_numpy(ended).to(self._starts.device)
+        self._starts = ended.unsqueeze(-1).clone()
+        for key, value in self._hidden.items():
+            first = self._first.get(key, torch.zeros((), dtype=value.dtype, device=value.device))
+            self._hidden[key] = where(ended, first.expand_as(value), value)
+
+    def restart(self) -> None:
+        """Reset all hidden state: every environment begins a new episode."""
+        self._starts = torch.ones_like(self._starts)
+        zero = {key: torch.zeros_like(value) for key, value in self._hidden.items()}
+        self._hidden = {**zero, **self._first}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the hidden state: tensors and plain values."""
+        hidden = [
+            [list(key) if isinstance(key, tuple) else key, value.clone()]
+            for key, value in self._hidden.items()
+        ]
+        return {"hidden": hidden, "starts": self._starts.clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._starts = state_dict["starts"].clone()
+        self._hidden = {
+            tuple(key) if isinstance(key, list) else key: value.clone()
+            for key, value in state_dict["hidden"]
+        }
+
+
+_BY_ENVIRONMENT = frozenset({"action", "reward", "done", "terminated", "truncated", IS_INIT})
+
+
+def is_recurrent(policy: Any) -> bool:
+    """Whether a policy declares hidden state, or reads ``is_init``."""
+    if IS_INIT in (getattr(policy, "in_keys", None) or ()):
+        return True
+    return any(_is_next(key) for key in getattr(policy, "out_keys", None) or ())
+
+
+def _check_reads(policy: Any, given: Sequence[Key], first: Tensors) -> None:
+    wanted = getattr(policy, "in_keys", None) or []
+    written = getattr(policy, "out_keys", None) or []
+    hidden = {_read_as(key) for key in written if _is_next(key)}
+    groups = {key[0] for key in written if isinstance(key, tuple)}  # ("params", "force", "loc")
+    known = {*given, *first, *hidden, *groups, IS_INIT}
+    missing = [key for key in wanted if key not in known]
+    if missing:
+        raise SettingError(
+            "policy",
+            type(policy).__name__,
+            f"reads {missing}, which neither the environment nor the collector has",
+            f"keys there are: {list(given)}",
+        )
+
+
+def check_writes(policy: Any, actions: Sequence[Key]) -> None:
+    """Refuse a policy whose declared outputs have no action.
+
+    Raises:
+        SettingError: if one is missing.
+    """
+    written = getattr(policy, "out_keys", None)
+    if not written:
+        return
+    known = {key[:n] for key in map(_path, written) for n in range(1, len(key) + 1)}
+    missing = [k for k in actions if not {_path(k)[:n] for n in (1, len(_path(k)))} & known]
+    if missing:
+        raise SettingError(
+            "policy",
+            type(policy).__name__,
+            f"has out_keys={list(written)}, without the environment's action",
+            f"out_keys={list(actions)}",
+        )
+
+
+def _path(key: Key) -> tuple[str, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
+def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:
+    """Return the first memory that the policy's modules ask for (TorchRL's primers)."""
+    if not isinstance(policy, nn.Module):
+        return {}
+    primers = get_primers_from_module(policy, warn=False, strict=False)
+    values: Tensors = {}
+    for primer in getattr(primers, "transforms", [primers] if primers is not None else []):
+        for key, spec in primer.primers.items(True, True):
+            default = primer.default_value
+            default = default.get(key, 0.0) if isinstance(default, Mapping) else default
+            first = spec.zero() + (0.0 if callable(default) else default)
+            values[key] = first.to(device).expand(num_envs, *first.shape).clone()
+    return values
+
+
+def _written(policy: Any, given: Tensors, result: TensorDictBase) -> list[Key]:
+    """Return the keys under which the policy has written tensors."""
+    declared = getattr(policy, "out_keys", None)
+    found = []
+    for key in result.keys(include_nested=True, leaves_only=True):
+        value = result.get(key)
+        changed = key not in given or (declared is None and not _shows(value, given[key]))
+        if isinstance(value, Tensor) and (changed or (declared and key in declared)):
+            found.append(key)
+    return found
+
+
+def _shows(value: Any, given: Tensor) -> bool:
+    """Whether a value is a given tensor, or another view of all of it."""
+    same = value is given or (isinstance(value, Tensor) and value.data_ptr() == given.data_ptr())
+    return same and value.shape == given.shape
+
+
+def _is_next(key: Key) -> bool:
+    return isinstance(key, tuple) and key[0] == "next"
+
+
+def _read_as(key: Key) -> Key:
+    """Return where the next step finds what is written under ``key``."""
+    if not _is_next(key):
+        return key
+    return key[1] if len(key) == 2 else key[1:]
+
+
+def _is_private(key: Key) -> bool:
+    """Whether a key is of the kind that TorchRL keeps out of batches."""
+    return (key if isinstance(key, str) else key[-1]).startswith("_")
+
+
+def where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """``one`` in these rows, ``other`` elsewhere; ``rows`` are truth values, ``[rows]``."""
+    return torch.where(rows.reshape(-1, *[1] * (one.ndim - 1)), one, other)
