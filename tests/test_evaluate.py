@@ -12,6 +12,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torchrl.envs.utils import ExplorationType
 
+import recipes.dreamerv3
 import recipes.ppo
 import recipes.sac
 from kit.envs import make_env
@@ -52,6 +53,17 @@ def command(capsys, *arguments: str, code: int = 0) -> str:
 
 def files_of(run: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_run_is_evaluated_with_the_actions_of_its_own_evaluations(run, tmp_path):
+    assert SavedRun(run).evaluator(1, seed=0).exploration_type is ExplorationType.DETERMINISTIC
+    config = recipes.dreamerv3.Config(runs=str(tmp_path), progress=False)
+    config.steps.total_policy_steps, config.steps.replay_ratio = 4, 0
+    trainer = recipes.dreamerv3.build(config)
+    trainer.run()
+    saved = SavedRun(trainer.folder)
+    assert saved.evaluator(1, seed=0).exploration_type is ExplorationType.RANDOM, "as published"
+    saved.close()
 
 
 # ---------------------------------------------------------------------- the command

@@ -143,9 +143,10 @@ def test_after_exploration_neither_explorer_nor_ensemble_is_trained():
 
 
 @pytest.mark.slow
-def test_an_explorer_finds_more_of_a_maze_than_chance():
+@pytest.mark.parametrize("seed", range(3))
+def test_an_explorer_finds_more_of_a_maze_than_chance(seed):
     maze = EnvConfig(id="kit.testing.envs:kit/Maze-v0", num_envs=1)
-    common = {"env": maze, "total_policy_steps": 2_000, "learning_starts": 200}
+    common = {"env": maze, "seed": seed, "total_policy_steps": 2_000, "learning_starts": 200}
     trained = {
         "replay_ratio": "1/2", "minibatch_size": 16, "sequence_length": 32, "steps_per_env": 2,
         "imagination_horizon": 15, "imagination_starts": 8, "compile": "auto",
