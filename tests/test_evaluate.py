@@ -22,6 +22,7 @@ from kit.hooks import Evaluator
 from kit.modules import make_actor
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from tests.tiny import Scripted
+from tests.world.runs import build
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,7 @@ def files_of(run: Path) -> dict[str, bytes]:
 
 def test_a_run_is_evaluated_with_the_actions_of_its_own_evaluations(run, tmp_path):
     assert SavedRun(run).evaluator(1, seed=0).exploration_type is ExplorationType.DETERMINISTIC
-    config = recipes.dreamerv3.Config(runs=str(tmp_path), progress=False)
-    config.steps.total_policy_steps, config.steps.replay_ratio = 4, 0
-    trainer = recipes.dreamerv3.build(config)
+    trainer = build(recipes.dreamerv3, tmp_path)
     trainer.run()
     saved = SavedRun(trainer.folder)
     assert saved.evaluator(1, seed=0).exploration_type is ExplorationType.RANDOM, "as published"
