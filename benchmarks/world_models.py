@@ -1,11 +1,12 @@
 """What a gradient step and an acting step of DreamerV3 cost, beside sheeprl's.
 
-    python -m benchmarks.world_models [--rounds 5]
+    python -m benchmarks.world_models [--rounds 5] [--size 12m]
 
-Gradient step: size ``tiny``, 16 sequences of 64 records of CartPole-v1, 15 imagined steps from all
-of them, from the minibatch to the moved slow critic. "Recorded" is ``compile="auto"``. sheeprl is
-``dreamer_v3_5`` with the same layers, weights and minibatch, where it is installed. "Matrix
-products" are those of the kit's step alone, as they were called, on tensors of the same shapes.
+Gradient step: size ``tiny`` (``--size`` measures another one alone, without sheeprl), 16 sequences
+of 64 records of CartPole-v1, 15 imagined steps from all of them, from the minibatch to the moved
+slow critic. "Recorded" is ``compile="auto"``. sheeprl is ``dreamer_v3_5`` with the same layers,
+weights and minibatch, where it is installed. "Matrix products" are those of the kit's step alone,
+as they were called, on tensors of the same shapes.
 
 Acting step: a policy step of CartPole-v1 in one environment, with the environment, in batches of 4
 as the recipe collects them; sheeprl's player alone.
@@ -36,7 +37,7 @@ from kit.modules.world import LatentActor, Player, make_critic, make_world_model
 from kit.update import Update
 
 THREADS = 1
-ENV, SIZE, SEQUENCES, TIME, HORIZON = "CartPole-v1", "tiny", 16, 64, 15
+ENV, SEQUENCES, TIME, HORIZON = "CartPole-v1", 16, 64, 15
 STEPS, ACTS = 2, 1_000
 """gradient steps and policy steps of one round."""
 RECORDED = "kit, recorded"
@@ -44,10 +45,10 @@ AT_LEAST, AT_MOST = 3.0, 1.0
 """times as fast as sheeprl; milliseconds of an acting step."""
 
 
-def make_loss(starts: int | None = None) -> DreamerV3Loss:
+def make_loss(starts: int | None = None, size: str = "tiny") -> DreamerV3Loss:
     """Return a loss with new networks, the same each time."""
     torch.manual_seed(0)
-    model = make_world_model(make_env(ENV), SIZE)
+    model = make_world_model(make_env(ENV), size)
     actor = LatentActor(model.code, model.features, model.size)
     settings: dict[str, Any] = {"imagination_horizon": HORIZON, "imagination_starts": starts}
     loss = DreamerV3Loss(model, actor, make_critic(model), **settings)
@@ -78,9 +79,9 @@ def timed(step: Callable[[], Any], steps: int = STEPS) -> Callable[[], float]:
     return case
 
 
-def kit_step(minibatch: Any, compile: Any, starts: int | None = None) -> Callable[[], Any]:
+def kit_step(minibatch: Any, compile: Any, **settings: Any) -> Callable[[], Any]:
     """Return the kit's gradient step, recorded and verified where it is to be."""
-    loss = make_loss(starts)
+    loss = make_loss(**settings)
     optimizer = DreamerV3Optimizer(loss.parameters(), lr=4e-5)
     updater = SoftUpdate(loss, tau=0.02)
     update = Update(loss, optimizer, compile=compile, target_updater=updater)
@@ -107,25 +108,33 @@ def sheeprl_step(minibatch: Any) -> Callable[[], Any]:
 
 
 class Products(TorchDispatchMode):
-    """Notes the matrix products that are computed."""
+    """Notes the matrix products that are computed; tensors of the same shape are one, if shared."""
 
     NAMES = ("mm", "addmm", "bmm", "baddbmm")
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool) -> None:
         super().__init__()
         self.found: list[tuple[Any, tuple[Any, ...]]] = []
+        self.shared = shared
+        self.known: dict[Any, Any] = {}
+
+    def like(self, one: Any) -> Any:
+        """Return a tensor of the same shape and layout."""
+        shape = tuple(one.shape), one.stride()
+        if not self.shared or shape not in self.known:
+            self.known[shape] = torch.empty_strided(*shape).normal_()
+        return self.known[shape]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in self.NAMES:
-            like = [torch.empty_strided(a.shape, a.stride()).normal_() for a in args]
-            self.found.append((func, tuple(like)))
+            self.found.append((func, tuple(map(self.like, args))))
         return func(*args, **(kwargs or {}))
 
 
-def floor(minibatch: Any) -> Callable[[], Any]:
+def floor(minibatch: Any, size: str = "tiny") -> Callable[[], Any]:
     """Return all matrix products of a gradient step."""
-    loss = make_loss()
-    with Products() as products:
+    loss = make_loss(size=size)
+    with Products(shared=size != "tiny") as products:
         outputs = loss(minibatch)
         sum(value for name, value in outputs.items() if name.startswith("loss")).backward()
 
@@ -196,7 +205,7 @@ def main(rounds: int = 5) -> Path:
     steps = {
         RECORDED: kit_step(minibatch, "auto"),
         "kit, eager": kit_step(minibatch, False),
-        "kit, recorded, imagination_starts=8": kit_step(minibatch, "auto", 8),
+        "kit, recorded, imagination_starts=8": kit_step(minibatch, "auto", starts=8),
         "matrix products": floor(minibatch),
     }
     four = timed(kit_acting(), ACTS // 4)
@@ -216,7 +225,28 @@ def main(rounds: int = 5) -> Path:
     return write_results("world_models", "World models: one gradient step, one acting step", text)
 
 
+def of_size(size: str, rounds: int = 3) -> Path:
+    """Measure the gradient step of another size, write the table and return its path."""
+    torch.set_num_threads(THREADS)
+    minibatch = make_minibatch()
+    steps = {
+        RECORDED: kit_step(minibatch, "auto", size=size),
+        "matrix products": floor(minibatch, size),
+    }
+    figures = interleaved({name: timed(step, 1) for name, step in steps.items()}, rounds)
+    share = ratio(figures["matrix products"], figures[RECORDED])
+    text = (
+        f"{__doc__}\n{machine(THREADS)}; {rounds} rounds.\n\n"
+        f"## One gradient step of {size}\n\n{table(figures, RECORDED)}\n\n"
+        f"Matrix products are {share:.2f} of the step (asked of 12m: at least 0.6)."
+    )
+    return write_results(f"world_models_{size}", f"World models: {size}", text)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    print(main(parser.parse_args().rounds).read_text())
+    parser.add_argument("--size", default="tiny")
+    given = parser.parse_args()
+    written = main(given.rounds) if given.size == "tiny" else of_size(given.size, given.rounds)
+    print(written.read_text())
