@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import recipes.dreamerv3
-from kit.config import Networks
+from kit.config import Networks, Positive
 from kit.dialects.base import Dialect
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import EndOfExploration
@@ -31,6 +31,8 @@ class Config(recipes.dreamerv3.Config):
     """Loss, as module:Class."""
     ensemble: Networks = 8
     """One-step models whose disagreement rewards the explorer."""
+    intrinsic_reward_multiplier: Positive = 1.0
+    """Factor of the disagreement: returns whose spread is below 1 are not scaled up to it."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
@@ -43,7 +45,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     actor, explorer = (LatentActor(model.code, features, size) for _ in range(2))
     ensemble = Ensemble(cfg.ensemble, features, model.code.features, size)
     networks = model, actor, make_critic(model), explorer, make_critic(model), ensemble
-    settings = {name: getattr(cfg, name) for name in LOSS_SETTINGS}
+    names = (*LOSS_SETTINGS, "intrinsic_reward_multiplier")
+    settings = {name: getattr(cfg, name) for name in names}
     loss = experiment.make_loss(make_loss or cfg.loss, *networks, **settings)
 
     # The actor is evaluated from the beginning: zero-shot.

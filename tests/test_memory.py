@@ -9,6 +9,7 @@ import pytest
 
 import kit.config.checks
 import recipes.dqn
+import recipes.dreamerv3
 import recipes.ppo
 import recipes.ppo_recurrent
 import recipes.sac
@@ -53,6 +54,13 @@ def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does
     assert 0.95 * 100 * MIB < largest * ROW < 100 * MIB
     recipes.sac.build(recipes.sac.Config(runs=None, buffer_size=largest)).shutdown()
     assert refused(recipes.sac, buffer_size=largest + 1).field == "buffer_size"
+
+
+def test_latents_that_the_replay_keeps_count(machine):
+    machine(100 * MIB)
+    without = {"stored_latents": False, "buffer_size": MIB}
+    recipes.dreamerv3.build(recipes.dreamerv3.Config(runs=None, **without)).shutdown()
+    assert refused(recipes.dreamerv3, buffer_size=MIB).field == "buffer_size"
 
 
 def test_networks_that_do_not_fit_are_refused_with_the_widest_that_do(machine):

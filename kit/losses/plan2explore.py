@@ -33,6 +33,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
         explorer: acts to find novelty.
         explorer_critic: predicts the explorer's returns.
         ensemble: one-step models.
+        intrinsic_reward_multiplier: factor of the disagreement as the explorer's reward.
         **settings: as in DreamerV3.
 
     Attributes:
@@ -55,6 +56,8 @@ class Plan2ExploreLoss(DreamerV3Loss):
         explorer: LatentActor,
         explorer_critic: LatentCritic,
         ensemble: Ensemble,
+        *,
+        intrinsic_reward_multiplier: float = 1.0,
         **settings: Any,
     ) -> None:
         super().__init__(world_model, actor, critic, **settings)
@@ -62,6 +65,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
         own = "explorer_critic_network"
         self.convert_to_functional(explorer_critic, own, create_target_params=True)
         self.explorer_return_scale = ReturnScale()
+        self.intrinsic_reward_multiplier = intrinsic_reward_multiplier
         self.exploring = True
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
@@ -98,7 +102,7 @@ class Plan2ExploreLoss(DreamerV3Loss):
         novelty = found.view(imagined.reward.shape)  # arrives with the next latent
         losses, _ = self._behaviour_losses(
             "explorer_",
-            imagined._replace(reward=novelty),
+            imagined._replace(reward=self.intrinsic_reward_multiplier * novelty),
             self.explorer,
             self.explorer_return_scale,
         )
