@@ -128,7 +128,7 @@ class Experiment:
         if isinstance(cfg, OfflineConfig):
             settings["normalize_observation"] = cfg.normalize_data
         env = make_env(**{**settings, **kwargs, **changes})
-        checks.memory(plan, cfg, env)
+        checks.memory(plan, cfg, env, _bytes_of_latent(cfg))
         checks.actions(env, actions, self.algorithm)
         return env
 
@@ -336,6 +336,15 @@ class Experiment:
         if cfg.logger not in ("csv", "none"):
             raise SettingError("logger", cfg.logger, "needs a run folder", "give runs='runs'")
         return []
+
+
+def _bytes_of_latent(cfg: AnyConfig) -> int:
+    """Bytes that a replay buffer keeps with each record for a world model."""
+    if not getattr(cfg, "stored_latents", False):
+        return 0
+    from kit.modules.world.sizes import size_of
+
+    return size_of(cfg.size).bytes_stored  # type: ignore[union-attr]
 
 
 def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:

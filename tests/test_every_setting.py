@@ -193,6 +193,7 @@ EFFECTS: dict[str, Effect] = {
     "continuation_coeff": Effect(1.0),
     "model_learning_rate": Effect(0.05),
     "ensemble": Effect(3),
+    "intrinsic_reward_multiplier": Effect(50.0),
     "steps.exploration_steps": Effect(8),
     "anneal_entropy": Effect("linear", weights, {"entropy_coeff": 0.5}),
     "anneal_critic": Effect("linear"),

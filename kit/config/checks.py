@@ -87,8 +87,15 @@ def device(name: str) -> None:
         raise SettingError("device", name, f"cannot be used: {reason}", works) from None
 
 
-def memory(plan: StepPlan, cfg: RunConfig, env: Any) -> None:
-    """Refuse settings that need more memory than the machine, or its device, has."""
+def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
+    """Refuse settings that need more memory than the machine, or its device, has.
+
+    Args:
+        plan: of the run.
+        cfg: settings of the run.
+        env: environment of the run.
+        latent: bytes that a replay buffer keeps with each record for a world model.
+    """
     inputs = sum(int(np.prod(leaf.shape)) for leaf in env.observation_leaves)
     seen, acted = (
         sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
@@ -97,7 +104,7 @@ def memory(plan: StepPlan, cfg: RunConfig, env: Any) -> None:
     rest = acted + 4 + 3 + 16  # reward, three flags, number of the episode, place in the buffer
     frames = getattr(cfg, "stacked_frames", 1)
     both = getattr(cfg, "store_next_observation", True) and frames == 1
-    stored = rest + (2 * seen if both else seen // frames)
+    stored = rest + latent + (2 * seen if both else seen // frames)
     needs = list(needs_of(cfg, plan, 2 * seen + rest, inputs, stored))
     if torch.device(cfg.device).type == "cuda":
         on_host = {"env.num_envs", "steps.steps_per_env", "steps.min_steps"}

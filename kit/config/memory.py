@@ -97,8 +97,7 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> It
         stored: bytes of a transition in the replay buffer.
     """
     if hasattr(cfg, "buffer_size"):
-        record = stored + _latent(cfg)
-        yield Need("buffer_size", cfg.buffer_size, lambda size: size * record)
+        yield Need("buffer_size", cfg.buffer_size, lambda size: size * stored)
     steps = plan.frames_per_batch if plan.is_exact else plan.min_steps or 0
     envs, length = plan.num_envs, -(-steps // plan.num_envs)
     if plan.collects_episodes:
@@ -126,18 +125,8 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> It
     yield from _pairs(cfg, rows)
     if hasattr(cfg, "recurrent_size"):  # at least three gates of each of its weights
         layers = 1 if getattr(cfg, "shared_body", False) else 2
-        square = 3 * BYTES_PER_WEIGHT * layers
-        yield Need("recurrent_size", cfg.recurrent_size, lambda size: square * size * size)
-
-
-def _latent(cfg: Any) -> int:
-    """Bytes of the latent of a world model that a replay buffer keeps with each record."""
-    if not getattr(cfg, "stored_latents", False):
-        return 0
-    from kit.modules.world.sizes import size_of
-
-    size = size_of(cfg.size)
-    return 2 * (size.deter + size.stoch) + 1
+        each = 3 * BYTES_PER_WEIGHT * layers
+        yield Need("recurrent_size", cfg.recurrent_size, lambda size: each * size * size)
 
 
 def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:

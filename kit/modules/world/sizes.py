@@ -27,6 +27,11 @@ class Size:
     blocks: int = 8
     """Blocks of the recurrence."""
 
+    @property
+    def bytes_stored(self) -> int:
+        """Bytes of a latent as a replay buffer keeps it."""
+        return 2 * (self.deter + self.stoch) + 1
+
 
 SIZES = {
     "nano": Size(64, 32, 8, 32, 4, stoch=8, blocks=4),
