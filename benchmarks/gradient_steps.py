@@ -13,7 +13,6 @@ Figures are microseconds of processor time on one thread, medians of the rounds.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,20 @@ import torch
 from torch.optim import Adam, Optimizer
 from torch.optim import RMSprop as TorchRMSprop
 
-from benchmarks.measure import interleaved, machine, markdown_table, median, ratio, write_results
+from benchmarks.measure import (
+    interleaved,
+    machine,
+    markdown_table,
+    median,
+    processor_time,
+    ratio,
+    write_results,
+)
 from kit.fast.optimizers import RMSprop
 from kit.update import Update
 
 THREADS, ROWS, NORM = 1, 64, 0.5
+MICROSECONDS = 1e6
 AT_MOST = 0.16
 """of TorchRL's eager gradient step."""
 RATES = {"lr": 3e-4, "eps": 1e-5}
@@ -70,18 +78,6 @@ def eager(recipe: Any, make_optimizer: Callable[..., Optimizer]) -> Callable[[],
     return step
 
 
-def timed(step: Callable[[], Any], steps: int) -> Callable[[], float]:
-    """Return a case: the microseconds of a step."""
-
-    def case() -> float:
-        began = time.process_time()
-        for _ in range(steps):
-            step()
-        return (time.process_time() - began) / steps * 1e6
-
-    return case
-
-
 def fused_adam(parameters: Any, **settings: Any) -> Optimizer:
     """Adam as the recipes have it."""
     return Adam(parameters, **settings, fused=True)
@@ -100,8 +96,8 @@ def main(rounds: int = 9) -> Path:
     }
     steps: dict[str, Callable[[], float]] = {}
     for name, (recipe, own, theirs) in cases.items():
-        steps[f"{name}, recorded"] = timed(recorded(recipe, own), 300)
-        steps[f"{name}, eager"] = timed(eager(recipe, theirs), 60)
+        steps[f"{name}, recorded"] = processor_time(recorded(recipe, own), 300, MICROSECONDS)
+        steps[f"{name}, eager"] = processor_time(eager(recipe, theirs), 60, MICROSECONDS)
     figures = interleaved(steps, rounds)
     rows = []
     for name in cases:

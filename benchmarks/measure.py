@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -33,6 +35,24 @@ def interleaved(
             if round_number >= warm_up:
                 figures[name].append(figure)
     return figures
+
+
+def processor_time(step: Callable[[], Any], steps: int, unit: float = 1e3) -> Callable[[], float]:
+    """Return a case: the processor time of a step, the mean of several.
+
+    Args:
+        step: makes it.
+        steps: of which the mean is taken.
+        unit: of the figure, in parts of a second: milliseconds by default.
+    """
+
+    def case() -> float:
+        began = time.process_time()
+        for _ in range(steps):
+            step()
+        return (time.process_time() - began) / steps * unit
+
+    return case
 
 
 def median(figures: Sequence[float]) -> float:

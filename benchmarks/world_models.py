@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import DreamerV3Optimizer
 
-from benchmarks.measure import interleaved, machine, markdown_table, median, ratio, write_results
+from benchmarks.measure import (
+    interleaved,
+    machine,
+    markdown_table,
+    median,
+    processor_time,
+    ratio,
+    write_results,
+)
 from kit.buffers import SequenceReplay
 from kit.collectors import VectorCollector
 from kit.envs import make_env
@@ -67,18 +74,6 @@ def make_minibatch() -> Any:
 
 
 # ---------------------------------------------------------------------- gradient steps
-def timed(step: Callable[[], Any], steps: int = STEPS) -> Callable[[], float]:
-    """Return a case: the milliseconds of a step."""
-
-    def case() -> float:
-        began = time.process_time()
-        for _ in range(steps):
-            step()
-        return (time.process_time() - began) / steps * 1e3
-
-    return case
-
-
 def kit_step(minibatch: Any, compile: Any, **settings: Any) -> Callable[[], Any]:
     """Return the kit's gradient step, recorded and verified where it is to be."""
     loss = make_loss(**settings)
@@ -208,12 +203,14 @@ def main(rounds: int = 5) -> Path:
         "kit, recorded, imagination_starts=8": kit_step(minibatch, "auto", starts=8),
         "matrix products": floor(minibatch),
     }
-    four = timed(kit_acting(), ACTS // 4)
+    four = processor_time(kit_acting(), ACTS // 4)
     acts = {"kit": lambda: four() / 4}
     if importlib.util.find_spec("sheeprl"):
         steps["sheeprl"] = sheeprl_step(minibatch)
-        acts["sheeprl"] = timed(sheeprl_acting(minibatch), ACTS)
-    gradient = interleaved({name: timed(step) for name, step in steps.items()}, rounds)
+        acts["sheeprl"] = processor_time(sheeprl_acting(minibatch), ACTS)
+    gradient = interleaved(
+        {name: processor_time(step, STEPS) for name, step in steps.items()}, rounds
+    )
     acting = interleaved(acts, rounds)
     quick = "yes" if median(acting["kit"]) <= AT_MOST else "no"
     text = (
@@ -233,7 +230,7 @@ def of_size(size: str, rounds: int = 3) -> Path:
         RECORDED: kit_step(minibatch, "auto", size=size),
         "matrix products": floor(minibatch, size),
     }
-    figures = interleaved({name: timed(step, 1) for name, step in steps.items()}, rounds)
+    figures = interleaved({name: processor_time(step, 1) for name, step in steps.items()}, rounds)
     share = ratio(figures["matrix products"], figures[RECORDED])
     text = (
         f"{__doc__}\n{machine(THREADS)}; {rounds} rounds.\n\n"

@@ -70,6 +70,21 @@ def test_rmsprop_is_pytorchs_at_any_learning_rate_and_has_its_state():
             assert torch.allclose(one, two, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_rmsprop_is_pytorchs_where_gradients_are_missing_and_in_any_layout(layout):
+    torch.manual_seed(0)
+    first = [torch.randn(2, 3, 2, 2).to(memory_format=layout), torch.randn(5), torch.randn(3)]
+    ours, theirs = ([nn.Parameter(one.clone()) for one in first] for _ in "ab")
+    own, other = FixedRMSprop(ours, lr=0.01), torch.optim.RMSprop(theirs, lr=0.01)
+    for missing in (2, None, 0, 1, None):
+        for number, (one, two) in enumerate(zip(ours, theirs)):
+            one.grad = None if number == missing else torch.randn_like(one)
+            two.grad = None if one.grad is None else one.grad.clone()
+        own.step(), other.step()
+        for one, two in zip(ours, theirs):
+            assert torch.allclose(one, two, rtol=1e-5, atol=1e-7)
+
+
 def test_rmsprop_is_recorded_whatever_its_learning_rate():
     ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
     own, other = (FixedRMSprop(loss.parameters(), lr=0.01) for loss in (ours, theirs))

@@ -400,6 +400,20 @@ def test_outputs_are_made_anew_in_every_call_and_none_is_another():
     assert run(given)[0].tolist() == [0.0, 0.0]
 
 
+def test_outputs_are_tensors_as_an_eager_call_returns_them():
+    module = Noisy()
+    call = traced(module)
+    for _ in range(4):
+        found = call({"x": torch.randn(5, 3)})["y"]
+    assert call.executor == "interpreter"
+    assert not found.is_inference()
+    found.add_(1)
+    weight = torch.ones(2, requires_grad=True)
+    with torch.enable_grad():
+        (found * weight).sum().backward()
+    assert torch.equal(weight.grad, found.sum(0))
+
+
 def test_what_is_written_to_in_between_is_computed_again():
     def function(x):
         before, own = x.exp(), torch.zeros_like(x)

@@ -21,7 +21,7 @@ from kit.collectors.policy import (
     PolicyRunner,
     Tensors,
     check_writes,
-    where,
+    where_rows,
 )
 from kit.collectors.random_actions import ActsOn, RandomActions
 from kit.envs.backends.base import Mask
@@ -241,7 +241,7 @@ class Actor:
         rows[torch.from_numpy(playing[:at_random])] = True
         others = [drawn.get(key, torch.zeros_like(o)) for key, o in zip(self._keys, outputs)]
         return [
-            one if key == IS_INIT else where(rows, other.to(one.device), one)
+            one if key == IS_INIT else where_rows(rows, other.to(one.device), one)
             for key, one, other in zip(self._keys, outputs, others)
         ]
 

@@ -275,7 +275,7 @@ class PolicyRunner:
         self._starts = ended.unsqueeze(-1).clone()
         for key, value in self._hidden.items():
             first = self._first.get(key, torch.zeros((), dtype=value.dtype, device=value.device))
-            self._hidden[key] = where(ended, first.expand_as(value), value)
+            self._hidden[key] = where_rows(ended, first.expand_as(value), value)
 
     def restart(self) -> None:
         """Reset all hidden state: every environment begins a new episode."""
@@ -399,6 +399,6 @@ def _is_private(key: Key) -> bool:
     return (key if isinstance(key, str) else key[-1]).startswith("_")
 
 
-def where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
+def where_rows(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """``one`` in these rows, ``other`` elsewhere; ``rows`` are truth values, ``[rows]``."""
     return torch.where(rows.reshape(-1, *[1] * (one.ndim - 1)), one, other)

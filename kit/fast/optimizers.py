@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
+from kit.fast.simplify import joined
+
 
 class RMSprop(torch.optim.RMSprop):
     """PyTorch's RMSprop, whose step here is the same list of operations at any learning rate.
@@ -49,7 +51,7 @@ class RMSprop(torch.optim.RMSprop):
         states = [self.state[one] for one in parameters]
         torch._foreach_add_([state["step"] for state in states], 1)
         squares = [state["square_avg"] for state in states]
-        whole = _whole(squares)
+        whole = joined(squares)
         square = torch.cat([part.flatten() for part in squares]) if whole is None else whole
         gradient = torch.cat([one.grad.flatten() for one in parameters])  # type: ignore[union-attr]
         square.mul_(group["alpha"]).addcmul_(gradient, gradient, value=1 - group["alpha"])
@@ -126,7 +128,8 @@ def _join(optimizer: Optimizer, parameters: Sequence[Tensor], name: str) -> None
         return
     states = [optimizer.state[one] for one in parameters if one in optimizer.state]
     entries = [state[name] for state in states]
-    if all(one.is_contiguous() and one.dtype == first.dtype for one in entries):
+    kinds = {(one.device, one.dtype, one.is_contiguous()) for one in entries}
+    if kinds == {(first.device, first.dtype, True)}:
         whole = torch.cat([one.flatten() for one in entries])
         for state, part in zip(states, _parts(whole, entries)):
             state[name] = part
@@ -136,16 +139,3 @@ def _parts(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """The parts of a vector, in the shapes of these tensors."""
     parts = torch.split(whole, [one.numel() for one in like])
     return [part.view(one.shape) for part, one in zip(parts, like)]
-
-
-def _whole(parts: Sequence[Tensor]) -> Tensor | None:
-    """The vector whose parts these tensors are, in this order; ``None`` if there is none."""
-    whole = parts[0]._base
-    if whole is None or whole.ndim != 1:
-        return None
-    place = 0
-    for part in parts:
-        if part._base is not whole or part.storage_offset() != place or not part.is_contiguous():
-            return None
-        place += part.numel()
-    return whole if place == len(whole) else None

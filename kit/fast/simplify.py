@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -76,19 +76,27 @@ def _add_at_once(graph: fx.Graph, node: fx.Node, constant: Callable[[Tensor], fx
     if node.target is not aten._foreach_add_.Scalar:
         return
     elements, number = node.args
-    whole = _whole([element.meta["value"] for element in elements])  # type: ignore[union-attr]
+    whole = joined([element.meta["value"] for element in elements])  # type: ignore[union-attr]
     if whole is not None:
         with graph.inserting_before(node):
             graph.call_function(aten.add_.Scalar, (constant(whole), number))
         graph.erase_node(node)
 
 
-def _whole(elements: list[Tensor]) -> Tensor | None:
-    """The tensor that consists of these elements in this order; ``None`` if there is none."""
-    storage = elements[0].untyped_storage()
-    fits = storage.nbytes() == len(elements) * elements[0].element_size() and all(
-        element.untyped_storage().data_ptr() == storage.data_ptr()
-        and (element.ndim, element.storage_offset()) == (0, place)
-        for place, element in enumerate(elements)
-    )
-    return elements[0].as_strided((len(elements),), (1,), 0) if fits else None
+def joined(parts: Sequence[Tensor]) -> Tensor | None:
+    """The vector that consists of these tensors in this order; ``None`` if there is none.
+
+    Args:
+        parts: of one data type; views of all of one memory, or not.
+    """
+    storage, place = parts[0].untyped_storage(), 0
+    for part in parts:
+        if (
+            part.untyped_storage().data_ptr() != storage.data_ptr()
+            or part.storage_offset() != place
+            or not part.is_contiguous()
+        ):
+            return None
+        place += part.numel()
+    fits = storage.nbytes() == place * parts[0].element_size()
+    return parts[0].as_strided((place,), (1,), 0) if fits else None

@@ -120,9 +120,35 @@ def test_the_loss_of_numbers_is_that_of_torchrl():
     torch.testing.assert_close(two_hot.loss(logits, one, other), theirs)
 
 
-def test_a_head_of_scale_zero_begins_at_zero():
-    head = Perceptron(4, 8, 1, 255, 0.0)
-    assert TwoHot().mean(head(torch.randn(5, 4))).tolist() == [0.0] * 5
+def test_a_head_begins_at_zero():
+    two_hot = TwoHot()
+    assert two_hot.mean(two_hot.head(4, 8, 1)(torch.randn(5, 4))).tolist() == [0.0] * 5
+
+
+def test_the_output_that_widens_a_head_changes_nothing():
+    torch.manual_seed(0)
+    two_hot, value, target = TwoHot(), torch.randn(6, 4), torch.randn(6)
+    wide = two_hot.head(4, 8, 1)
+    narrow = Perceptron(4, 8, 1, 255)
+    wide.load_state_dict(narrow.state_dict())
+    logits = wide(value)
+    assert logits.shape == (6, 256)
+    assert (logits[:, -1] == -torch.inf).all()
+    found = []
+    for head in (wide, narrow):
+        loss = two_hot.loss(head(value), target).sum()
+        gradients = torch.autograd.grad(loss, [*head.parameters()])
+        found.append([loss, two_hot.mean(head(value)), *gradients])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 0.1, 3.0])
+def test_the_mean_of_small_differences_is_that_of_the_probabilities(spread):
+    torch.manual_seed(0)
+    two_hot, logits = TwoHot(), spread * torch.randn(50, 255)
+    exact = logits.softmax(-1).double() @ two_hot.bins.double()
+    torch.testing.assert_close(two_hot.mean(logits).double(), exact, rtol=3e-5, atol=0)
 
 
 # ---------------------------------------------------------------------- acting

@@ -169,7 +169,7 @@ class TwoHot(nn.Module):
         return nn.Sequential(*hidden, _Bins(units, len(self.bins)))
 
     def mean(self, logits: Tensor) -> Tensor:
-        """Expected number, ``[...]`` of logits ``[..., bins]``.
+        """Expected number, ``[...]`` of logits ``[..., bins]``, after which others are -inf.
 
         The first probability, which equal logits have in common, is taken from all: their number
         is exactly 0 though bins reach 4.85e8, since bins add up to 0.
@@ -183,7 +183,7 @@ class TwoHot(nn.Module):
         A target's distribution is on the two bins next to it, so that its mean is the target.
 
         Args:
-            logits: ``[..., bins]``.
+            logits: ``[..., bins]``, after which others are -inf.
             *targets: numbers, ``[...]``; outside of the bins as the outermost.
         """
         target = torch.stack(targets, -1)

@@ -144,7 +144,7 @@ class LatentCritic(nn.Module):
         self.network = self.two_hot.head(features, size.units, 3)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits, ``[..., bins]``."""
+        """Logits, ``[..., bins + 1]``; the last is -inf."""
         return self.network(features)  # type: ignore[no-any-return]
 
 
