@@ -62,10 +62,12 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     "REINFORCE, CartPole-v1": ("reinforce", [], 5, 475.0),
     "DreamerV3 nano, CartPole-v1": ("dreamerv3", [], 3, 400.0),
     "DreamerV3, CartPole-v1": (
-        "dreamerv3", ["size=tiny", "imagination_starts=null", "learning_rate=4e-4"], 3, 400.0,
+        "dreamerv3", ["size=tiny", "steps.replay_ratio=1/2"], 3, 400.0,
     ),
     "DreamerV3, Pendulum-v1": ("dreamerv3", ["size=tiny", "env.id=Pendulum-v1"], 3, -300.0),
-    "DreamerV3, Catch-v0": ("dreamerv3", ["size=tiny", f"{OWN}/Catch-v0"], 3, 0.8),
+    "DreamerV3, Catch-v0": (
+        "dreamerv3", ["size=tiny", "steps.replay_ratio=1/2", f"{OWN}/Catch-v0"], 3, 0.8,
+    ),
     "DreamerV3, Recall-v0": ("dreamerv3", ["size=tiny", f"{OWN}/Recall-v0"], 3, 0.9),
     "DreamerV3, Glimpse-v0, 16 x 16": (
         "dreamerv3", ["size=tiny", f"{OWN}/Glimpse-v0", "env.kwargs.size=16"], 3, 7.2,

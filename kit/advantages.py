@@ -217,21 +217,19 @@ class GAE(torchrl_value.GAE):
             return super().forward(tensordict, *args, **kwargs)
         if self._traced is None:
             self._traced = Traced(self._written, self, self.value_network, name="GAE")
-        names = self.tensor_keys
-        ends = [("next", name) for name in (names.reward, names.done, names.terminated)]
-        reads = self._reads
-        seen = [*reads, *(("next", key) for key in reads)]
-        read = tensordict.select(*seen, *ends, ("collector", "mask"), strict=False)
         with torch.no_grad():
             self._traced.refresh()
-            for key, value in self._traced(read).items():
+            for key, value in self._traced(tensordict).items():
                 tensordict.set(key, value)
         return tensordict
 
     def _written(self, batch: TensorDictBase) -> dict[Any, Tensor]:
         """Advantages, value targets and the values of both observations, by key."""
-        names = self.tensor_keys
-        ends = [batch.get(("next", key)) for key in (names.reward, names.done, names.terminated)]
+        names, reads = self.tensor_keys, self._reads
+        names_of_ends = [("next", name) for name in (names.reward, names.done, names.terminated)]
+        seen = [*reads, *(("next", key) for key in reads)]
+        batch = batch.select(*seen, *names_of_ends, ("collector", "mask"), strict=False)
+        ends = [batch.get(name) for name in names_of_ends]
         value = self._values(batch.exclude("next"))
         following = self._values(batch.get("next").copy())
         squeezed = [tensor.squeeze(-1) for tensor in (*ends, value, following)]

@@ -20,6 +20,7 @@ from torchrl.trainers import OptimizationStepper
 
 from kit.fast.optimizers import FusedOptimizers, step_is_fixed
 from kit.fast.traced import Traced
+from kit.fast.vectors import parts_of, vector_of
 from kit.logging.metrics import scalar, weighted_mean
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
@@ -63,7 +64,7 @@ class Update(OptimizationStepper):
         every: gradient steps between two steps of the optimiser of a loss, by name of the loss; 1
             where none is given. ``{"loss_actor": 2}`` is the policy delay of TD3 (Fujimoto et al.
             2018): the actor is updated in gradient steps 2, 4, ...
-        max_grad_norm: largest norm of the gradients of an optimiser's parameters; ``None``:
+        max_grad_norm: largest norm of an optimiser's gradients, as one vector; ``None``:
             unclipped.
         clip_value: largest absolute value of a gradient; ``None``: unclipped.
         gradients: changes the gradients of an optimiser's parameters before they are clipped;
@@ -296,7 +297,7 @@ class Update(OptimizationStepper):
             found = _gradients(self.groups[number], losses, retain_graph=number != due[-1])
             if self.change_gradients is not None:
                 found = self.change_gradients(self.groups[number].parameters, found)
-            gradients += map(_in_layout_of, self.groups[number].parameters, found)
+            gradients += found
         return {number: value for number, value in enumerate(gradients) if value is not None}
 
     def _check(self, losses: TensorDictBase) -> None:
@@ -324,25 +325,25 @@ class Update(OptimizationStepper):
         for group in (self.groups[number] for number in due):
             own = [(parameter, gradients.get(next(numbers))) for parameter in group.parameters]
             given = [gradient for _, gradient in own if gradient is not None]
-            norm = torch.nn.utils.get_total_norm(given)
+            whole = vector_of(given) if given else torch.zeros(0)
+            norm = torch.linalg.vector_norm(whole)
             norms["grad_norm" + "_" * bool(group.name) + group.name] = norm
-            clipped = iter(self._clipped(given, norm) if given else ())
+            clipped = iter(parts_of(self._clipped(whole, norm), given))
             for parameter, gradient in own:
-                parameter.grad = None if gradient is None else next(clipped)
+                own_part = None if gradient is None else next(clipped)
+                parameter.grad = _in_layout_of(parameter, own_part)
             group.optimizer.step()
             for parameter in group.parameters:
                 parameter.grad = None
         return norms
 
-    def _clipped(self, gradients: list[Tensor], norm: Tensor) -> Sequence[Tensor]:
-        """Clipped gradients; not in place, as several may be one and the same tensor."""
+    def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
+        """The gradient clipped; not in place, as it may be given elsewhere."""
         if self.max_grad_norm is not None:
-            factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            return torch._foreach_mul(gradients, factor)
+            return gradient * (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         if self.clip_value is not None:
-            gradients = list(torch._foreach_clamp_min(gradients, -self.clip_value))
-            return torch._foreach_clamp_max(gradients, self.clip_value)
-        return gradients
+            return gradient.clamp(-self.clip_value, self.clip_value)
+        return gradient
 
     # ------------------------------------------------------------------ in and out
     @property

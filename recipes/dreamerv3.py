@@ -62,7 +62,7 @@ class Config(ReplayConfig):
     """Whether sequences begin with latents that the replay keeps; false: with zeros."""
     tau: UnitInterval = 0.02
     """Polyak averaging coefficient of the slow critic."""
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive = 4e-4
     """Learning rate; 4e-5 was published, for size=12m and larger."""
     warmup_gradient_steps: Natural = 0
     """Gradient steps over which the learning rate rises from 0; 1,000 was published."""

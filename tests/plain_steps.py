@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_value_, get_total_norm
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from kit.fast.optimizers import RMSprop as FixedRMSprop
@@ -56,12 +56,27 @@ def plain_step(
         for parameter in parameters:  # autograd may give two of them one tensor
             parameter.grad = None if parameter.grad is None else parameter.grad.clone()
         if max_grad_norm is not None:
-            clip_grad_norm_(parameters, max_grad_norm)
+            clip_norm(parameters, max_grad_norm)
         if clip_value is not None:
             clip_grad_value_(parameters, clip_value)
         optimizer.step()
         optimizer.zero_grad()
     return losses.detach()
+
+
+def norm_of(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of gradients as one vector; PyTorch's norm of their norms rounds differently."""
+    norm = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients]))
+    torch.testing.assert_close(norm, get_total_norm(gradients), rtol=1e-6, atol=0)
+    return norm
+
+
+def clip_norm(parameters: Sequence[Tensor], largest: float) -> None:
+    """PyTorch's ``clip_grad_norm_``, of that norm."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    factor = (largest / (norm_of(gradients) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor)
 
 
 def state_of(loss: nn.Module, *optimizers: Optimizer) -> dict[str, Tensor]:

@@ -277,7 +277,7 @@ def test_optimizer_hook_makes_the_gradient_steps():
     row = last_row(trainer)
     assert row["gradient_steps"] == 16
     assert row["train/grad_norm_0"] > 0
-    assert_equal(weights(own), weights(trainer))
+    torch.testing.assert_close(weights(own), weights(trainer))  # norms round differently
 
 
 @pytest.mark.filterwarnings("ignore:OptimizerHook:FutureWarning")
@@ -305,7 +305,7 @@ def test_default_optimization_stepper_makes_the_gradient_steps():
     trainer = bare_ppo(plan, "update", update=DefaultOptimizationStepper())
     trainer.clip_norm = 0.5
     assert last_row(trainer)["gradient_steps"] == 16
-    assert_equal(weights(own), weights(trainer))
+    torch.testing.assert_close(weights(own), weights(trainer))  # norms round differently
 
 
 @runs(MixedPrecisionOptimizationStepper)

@@ -67,9 +67,7 @@ class RolloutBatches:
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
         """Replace the batch before; keys that are not read are dropped: they cost in slicing."""
-        if keys:
-            batch = batch.select(*keys, ("collector", "mask"), strict=False)
-        self._rows = valid_rows(batch)
+        self._rows = valid_rows(batch, keys)
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
         """Yield the minibatches of one pass, cut as the plan says."""
@@ -100,6 +98,9 @@ class RolloutBatches:
     def _shuffled(self, rows: TensorDictBase, plan: StepPlan) -> Iterator[TensorDictBase]:
         count = rows.shape[0]
         sizes = epoch_sizes(count, plan.minibatch_size or max(count, 1), plan.last_minibatch)
+        if sizes == [count]:  # in another order they would be the same minibatch
+            yield nested(leaves(rows), rows.shape)
+            return
         order = torch.randperm(count, device=rows.device)
         shuffled = {path: value[order] for path, value in leaves(rows).items()}
         start = 0
@@ -351,10 +352,25 @@ def _from_plain(rows: dict[str, Any]) -> TensorDictBase:
     return TensorDict(dict(zip(keys, rows["values"])), rows["batch_size"])
 
 
-def valid_rows(batch: TensorDictBase) -> TensorDictBase:
-    """Return the transitions of a batch ``[num_envs, steps]`` as rows, without padding."""
+def valid_rows(batch: TensorDictBase, keys: Sequence[Any] = ()) -> TensorDictBase:
+    """Return the transitions of a batch ``[num_envs, steps]`` as rows, without padding.
+
+    Args:
+        batch: may have a mask of padding.
+        keys: the only ones to return; empty: all.
+    """
     mask = batch.get(("collector", "mask"), None)
-    return batch.reshape(-1) if mask is None else batch[mask]
+    if mask is not None:
+        read = batch.select(*keys, ("collector", "mask"), strict=False) if keys else batch
+        return read[mask]
+    paths = {(key,) if isinstance(key, str) else key for key in keys}
+    last = batch.ndim - 1
+    rows = {
+        path: value.flatten(0, last)
+        for path, value in leaves(batch).items()
+        if path in paths or not keys
+    }
+    return nested(rows, [batch.numel()], batch.device)
 
 
 def as_minibatches(buffer: Minibatches | ReplayBuffer | None) -> Minibatches:

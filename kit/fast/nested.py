@@ -10,12 +10,17 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 
-def nested(entries: Mapping[tuple[str, ...], Tensor], size: Sequence[int]) -> TensorDictBase:
+def nested(
+    entries: Mapping[tuple[str, ...], Tensor],
+    size: Sequence[int],
+    device: torch.device | None = None,
+) -> TensorDictBase:
     """Nest tensors by their paths, without the checks of shapes that cost ten times as much.
 
     Args:
         entries: by path from the root; all of them begin with the batch size.
         size: the batch size.
+        device: of all entries; ``None``: not told.
     """
     root: dict[str, Any] = {}
     for path, tensor in entries.items():
@@ -24,7 +29,7 @@ def nested(entries: Mapping[tuple[str, ...], Tensor], size: Sequence[int]) -> Te
             group = group.setdefault(name, {})
         group[path[-1]] = tensor
     # It nests dictionaries, too.
-    return TensorDict._new_unsafe(root, torch.Size(size))  # type: ignore[no-any-return, unused-ignore]
+    return TensorDict._new_unsafe(root, torch.Size(size), device)  # type: ignore[no-any-return, unused-ignore]
 
 
 def leaves(rows: TensorDictBase, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
-from kit.fast.simplify import joined
+from kit.fast.vectors import joined, parts_of, vector_of
 
 
 class RMSprop(torch.optim.RMSprop):
@@ -51,16 +51,15 @@ class RMSprop(torch.optim.RMSprop):
         states = [self.state[one] for one in parameters]
         torch._foreach_add_([state["step"] for state in states], 1)
         squares = [state["square_avg"] for state in states]
-        whole = joined(squares)
-        square = torch.cat([part.flatten() for part in squares]) if whole is None else whole
-        gradient = torch.cat([one.grad.flatten() for one in parameters])  # type: ignore[union-attr]
+        square = vector_of(squares)
+        gradient = vector_of([one.grad for one in parameters])  # type: ignore[misc]
         square.mul_(group["alpha"]).addcmul_(gradient, gradient, value=1 - group["alpha"])
         rate = group["lr"]
         change = gradient / square.sqrt().add_(group["eps"])
         change.mul_(rate.to(change) if isinstance(rate, Tensor) else rate)
-        torch._foreach_sub_(parameters, _parts(change, parameters))
-        if whole is None:
-            torch._foreach_copy_(squares, _parts(square, squares))
+        torch._foreach_sub_(parameters, parts_of(change, parameters))
+        if joined(squares) is None:
+            torch._foreach_copy_(squares, parts_of(square, squares))
 
 
 _JOINED = ("step", "square_avg")
@@ -131,11 +130,5 @@ def _join(optimizer: Optimizer, parameters: Sequence[Tensor], name: str) -> None
     kinds = {(one.device, one.dtype, one.is_contiguous()) for one in entries}
     if kinds == {(first.device, first.dtype, True)}:
         whole = torch.cat([one.flatten() for one in entries])
-        for state, part in zip(states, _parts(whole, entries)):
+        for state, part in zip(states, parts_of(whole, entries)):
             state[name] = part
-
-
-def _parts(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of a vector, in the shapes of these tensors."""
-    parts = torch.split(whole, [one.numel() for one in like])
-    return [part.view(one.shape) for part, one in zip(parts, like)]

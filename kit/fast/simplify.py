@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
+
+from kit.fast.vectors import joined
 
 aten = torch.ops.aten
 
@@ -81,22 +83,3 @@ def _add_at_once(graph: fx.Graph, node: fx.Node, constant: Callable[[Tensor], fx
         with graph.inserting_before(node):
             graph.call_function(aten.add_.Scalar, (constant(whole), number))
         graph.erase_node(node)
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """The vector that consists of these tensors in this order; ``None`` if there is none.
-
-    Args:
-        parts: of one data type; views of all of one memory, or not.
-    """
-    storage, place = parts[0].untyped_storage(), 0
-    for part in parts:
-        if (
-            part.untyped_storage().data_ptr() != storage.data_ptr()
-            or part.storage_offset() != place
-            or not part.is_contiguous()
-        ):
-            return None
-        place += part.numel()
-    fits = storage.nbytes() == place * parts[0].element_size()
-    return parts[0].as_strided((place,), (1,), 0) if fits else None
