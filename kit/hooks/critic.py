@@ -14,6 +14,7 @@ from kit.advantages import GAE
 from kit.buffers.batches import valid_rows
 from kit.config import FittedCriticConfig
 from kit.hooks.base import Hook, Kind
+from kit.logging.metrics import MetricMeans
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 from kit.update import Compile, Update
@@ -83,15 +84,16 @@ class FitCritic(Hook):
         """
         batch, self._batch = self._batch, None
         assert batch is not None
-        rows = valid_rows(self.targets(batch.copy())).select(*self.keys)
+        rows, means = valid_rows(self.targets(batch.copy()), self.keys), MetricMeans()
         for _ in range(self.epochs):
             order = torch.randperm(len(rows), device=rows.device)
             for index in torch.split(order, self.minibatch_size):
-                self._metrics = self.update(rows[index])
+                means.add(self.update(rows[index]))
                 self.gradient_steps += 1
+        self._metrics = means.peek()
 
     def log(self, batch: Any) -> dict[str, Any]:
-        """The loss of the last minibatch, and the critic's gradient steps so far."""
+        """The mean loss of the last batch's minibatches, and the critic's gradient steps so far."""
         del batch
         known = {f"critic/{name.removesuffix('_critic')}": v for name, v in self._metrics.items()}
         return {**known, "critic/gradient_steps": self.gradient_steps}

@@ -83,6 +83,34 @@ def test_minibatches_are_cut_as_the_plan_says(settings, sizes):
     assert [[len(m) for m in group] for group in groups] == sizes
 
 
+def test_a_minibatch_of_the_whole_batch_is_not_shuffled_and_draws_no_random_numbers():
+    passes = RolloutBatches()
+    passes.extend(batch_of(2, 8))
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    (((minibatch,),),) = (numbers(passes, on_policy_plan(minibatch_size=None)),)
+    assert minibatch == list(range(16))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_a_loss_writes_into_a_minibatch_is_not_in_the_next_pass():
+    passes, plan = RolloutBatches(), on_policy_plan(minibatch_size=None)
+    passes.extend(batch_of(2, 8))
+    for _ in range(2):
+        (((minibatch,)),) = passes.epoch(plan, 1)
+        assert {"td_error", ("next", "td_error")}.isdisjoint(minibatch.keys(True))
+        minibatch["td_error"] = minibatch["next", "td_error"] = torch.ones(16)
+
+
+def test_rows_have_the_keys_that_are_read_whatever_their_depth():
+    batch = batch_of(2, 8)
+    rows = valid_rows(batch, ["number", ("next", "reward"), "missing"])
+    assert set(rows.keys(True, True)) == {"number", ("next", "reward")}
+    assert rows.batch_size == rows["next"].batch_size == (16,)
+    for key, value in valid_rows(batch).items(True, True):
+        torch.testing.assert_close(value, batch.reshape(-1)[key])
+
+
 def test_a_pass_ends_when_no_more_gradient_steps_are_due():
     passes = RolloutBatches()
     passes.extend(batch_of(2, 8))

@@ -93,6 +93,16 @@ def test_padded_steps_are_not_learned_from():
     assert hook.gradient_steps == 17
 
 
+def test_the_loss_that_is_logged_is_the_mean_over_the_minibatches_of_the_batch():
+    batch, critic = collected()
+    hook = FitCritic(critic, epochs=2, minibatch_size=7, learning_rate=1e-12, **HORIZON)
+    hook.take(batch)
+    hook.fit()
+    targets = hook.targets(batch.copy())
+    expected = (targets["state_value"] - targets["value_target"]).square().mean()
+    torch.testing.assert_close(hook.log(batch)["critic/loss"], expected)
+
+
 # ---------------------------------------------------------------------- in recipes
 @pytest.mark.parametrize("recipe", [recipes.ppo, recipes.a2c])
 def test_the_policys_loss_leaves_the_critic_to_it(recipe):
