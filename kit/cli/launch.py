@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import gc
 import logging
 import os
 import sys
@@ -49,6 +50,9 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
         build: makes a trainer from such a dataclass.
         argv: arguments; those of the process by default.
     """
+    if not gc.isenabled():  # the recipes' imports are done
+        gc.freeze()
+        gc.enable()
     with errors_in_one_line():
         arguments = list(sys.argv[1:] if argv is None else argv)
         recipe = Recipe.of(config_class)
