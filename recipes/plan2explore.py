@@ -29,6 +29,8 @@ class Config(recipes.dreamerv3.Config):
     steps: ExplorationSteps | Dialect | StepPlan = field(default_factory=ExplorationSteps)
     loss: str = "kit.losses:Plan2ExploreLoss"
     """Loss, as module:Class."""
+    learning_rate: Positive = 1e-3
+    """Learning rate, with which its explorers were measured."""
     ensemble: Networks = 8
     """One-step models whose disagreement rewards the explorer."""
     intrinsic_reward_multiplier: Positive = 1.0
