@@ -226,10 +226,10 @@ class GAE(torchrl_value.GAE):
     def _written(self, batch: TensorDictBase) -> dict[Any, Tensor]:
         """Advantages, value targets and the values of both observations, by key."""
         names, reads = self.tensor_keys, self._reads
-        names_of_ends = [("next", name) for name in (names.reward, names.done, names.terminated)]
+        end_keys = [("next", name) for name in (names.reward, names.done, names.terminated)]
         seen = [*reads, *(("next", key) for key in reads)]
-        batch = batch.select(*seen, *names_of_ends, ("collector", "mask"), strict=False)
-        ends = [batch.get(name) for name in names_of_ends]
+        batch = batch.select(*seen, *end_keys, ("collector", "mask"), strict=False)
+        ends = [batch.get(name) for name in end_keys]
         value = self._values(batch.exclude("next"))
         following = self._values(batch.get("next").copy())
         squeezed = [tensor.squeeze(-1) for tensor in (*ends, value, following)]

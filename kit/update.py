@@ -330,8 +330,8 @@ class Update(OptimizationStepper):
             norms["grad_norm" + "_" * bool(group.name) + group.name] = norm
             clipped = iter(parts_of(self._clipped(whole, norm), given))
             for parameter, gradient in own:
-                own_part = None if gradient is None else next(clipped)
-                parameter.grad = _in_layout_of(parameter, own_part)
+                following = None if gradient is None else next(clipped)
+                parameter.grad = _in_layout_of(parameter, following)
             group.optimizer.step()
             for parameter in group.parameters:
                 parameter.grad = None

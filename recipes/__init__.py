@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 
-if sys.argv[:1] == ["-m"]:  # as a command: python -m recipes.ppo
-    # Importing PyTorch and TorchRL makes a million objects, none of them garbage; looking for some
+# As Python has them while it imports this package for the command python -m recipes.ppo.
+if sys.argv[:1] == ["-m"] and any(word.startswith("recipes.") for word in sys.orig_argv):
+    # Importing PyTorch and TorchRL makes 400,000 objects, none of them garbage; looking for some
     # takes a fifth of the time. The command line collects again before it does anything.
     gc.disable()

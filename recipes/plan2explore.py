@@ -30,7 +30,7 @@ class Config(recipes.dreamerv3.Config):
     loss: str = "kit.losses:Plan2ExploreLoss"
     """Loss, as module:Class."""
     learning_rate: Positive = 1e-3
-    """Learning rate, with which its explorers were measured."""
+    """Learning rate; explorers of a maze were trained with this one (docs/worlds.md)."""
     ensemble: Networks = 8
     """One-step models whose disagreement rewards the explorer."""
     intrinsic_reward_multiplier: Positive = 1.0

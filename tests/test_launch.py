@@ -210,16 +210,19 @@ def test_the_module_is_a_command():
 def test_the_command_looks_for_garbage_from_when_its_imports_are_done():
     code = """if True:
         import gc, sys
-        sys.argv = ["-m", "--help"]  # as Python has it while it imports the package of a command
+        sys.argv, sys.orig_argv = ["-m", "--help"], ["python", "-m", "recipes.ppo", "--help"]
         import recipes.ppo
         assert not gc.isenabled()
         from kit.experiment import main
         main(recipes.ppo.Config, recipes.ppo.build)
         assert gc.isenabled()
-        sys.argv = ["script.py"]
-        sys.modules = {name: m for name, m in sys.modules.items() if name != "recipes"}
-        import recipes
-        assert gc.isenabled()
+        for sys.argv, sys.orig_argv in [
+            (["script.py"], ["python", "script.py"]),
+            (["-m"], ["python", "-m", "mine.train"]),  # whose package imports a recipe
+        ]:
+            del sys.modules["recipes"]
+            import recipes
+            assert gc.isenabled()
     """
     ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

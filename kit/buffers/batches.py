@@ -99,7 +99,8 @@ class RolloutBatches:
         count = rows.shape[0]
         sizes = epoch_sizes(count, plan.minibatch_size or max(count, 1), plan.last_minibatch)
         if sizes == [count]:  # in another order they would be the same minibatch
-            yield nested(leaves(rows), rows.shape)
+            own = {path: value.clone() for path, value in leaves(rows).items()}
+            yield nested(own, rows.shape)
             return
         order = torch.randperm(count, device=rows.device)
         shuffled = {path: value[order] for path, value in leaves(rows).items()}
@@ -361,8 +362,7 @@ def valid_rows(batch: TensorDictBase, keys: Sequence[Any] = ()) -> TensorDictBas
     """
     mask = batch.get(("collector", "mask"), None)
     if mask is not None:
-        read = batch.select(*keys, ("collector", "mask"), strict=False) if keys else batch
-        return read[mask]
+        return (batch.select(*keys, strict=False) if keys else batch)[mask]
     paths = {(key,) if isinstance(key, str) else key for key in keys}
     last = batch.ndim - 1
     rows = {

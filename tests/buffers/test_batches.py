@@ -88,18 +88,23 @@ def test_a_minibatch_of_the_whole_batch_is_not_shuffled_and_draws_no_random_numb
     passes.extend(batch_of(2, 8))
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    (((minibatch,),),) = (numbers(passes, on_policy_plan(minibatch_size=None)),)
-    assert minibatch == list(range(16))
+    assert numbers(passes, on_policy_plan(minibatch_size=None)) == [[list(range(16))]]
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_a_loss_writes_into_a_minibatch_is_not_in_the_next_pass():
-    passes, plan = RolloutBatches(), on_policy_plan(minibatch_size=None)
-    passes.extend(batch_of(2, 8))
+@pytest.mark.parametrize("minibatch_size", [None, 16, 8])
+def test_what_is_done_to_a_minibatch_is_not_seen_by_the_next_pass_nor_by_the_batch(minibatch_size):
+    passes, plan = RolloutBatches(), on_policy_plan(minibatch_size=minibatch_size)
+    batch = batch_of(2, 8)
+    passes.extend(batch)
     for _ in range(2):
-        (((minibatch,)),) = passes.epoch(plan, 1)
-        assert {"td_error", ("next", "td_error")}.isdisjoint(minibatch.keys(True))
-        minibatch["td_error"] = minibatch["next", "td_error"] = torch.ones(16)
+        for (minibatch,) in passes.epoch(plan, 4):
+            assert {"td_error", ("next", "td_error")}.isdisjoint(minibatch.keys(True))
+            minibatch["td_error"] = minibatch["next", "td_error"] = torch.ones(len(minibatch))
+            minibatch["number"].fill_(-1)
+            minibatch["next", "reward"].mul_(2)
+    assert batch["number"].flatten().tolist() == list(range(16))
+    assert (batch["next", "reward"] == 1).all()
 
 
 def test_rows_have_the_keys_that_are_read_whatever_their_depth():
