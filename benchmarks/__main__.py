@@ -13,6 +13,7 @@ from benchmarks import (
     imports,
     learning,
     off_policy,
+    particles,
     ppo,
     tensor_envs,
     world_models,
@@ -26,6 +27,7 @@ BENCHMARKS = {
     "world_models": world_models.main,
     "tensor_envs": tensor_envs.main,
     "ppo": ppo.main,
+    "particles": particles.main,
     "learning": learning.report,
 }
 

@@ -8,7 +8,8 @@ each policy is evaluated for 10 episodes at the end (sheeprl's for one). Start a
 the first round every library runs once; further rounds are interleaved runs of the kit and the
 fastest peer. ``--peers`` is a Python that has Stable-Baselines3, sb3-contrib and tianshou (by
 default this one), ``--sheeprl`` one with sheeprl, which runs its own benchmark settings of PPO and
-A2C. One PyTorch thread.
+A2C, and ``dreamer_v3_5`` in the kit's size ``tiny`` (both imagine from all records). One PyTorch
+thread.
 """
 
 from __future__ import annotations
@@ -31,6 +32,16 @@ THREADS = 1
 
 _COMMON = ["progress=true", "steps.evaluation_every=null", "steps.evaluation_episodes=10"]
 _PPO = ["learning_rate=3e-4", "anneal=constant"]
+_WORLD = "algo.world_model"
+_DREAMER = (
+    "dreamer_v3_5", "env=gym", "env.id=CartPole-v1", "env.num_envs=1", "env.capture_video=false",
+    "algo.total_steps=2048", "algo.learning_starts=1024", "algo.replay_ratio=0.25",
+    "algo.mlp_keys.encoder=[vector]", "algo.cnn_keys.encoder=[]", "algo.dense_units=64",
+    "buffer.size=100_000", f"{_WORLD}.stochastic_size=8", f"{_WORLD}.discrete_size=8",
+    f"{_WORLD}.recurrent_model.recurrent_state_size=128",
+    f"{_WORLD}.recurrent_model.hidden_size=64", f"{_WORLD}.recurrent_model.blocks=8",
+    f"{_WORLD}.observation_model.block_space=8",
+)  # fmt: skip
 _SIZES = ["hidden_sizes=[256,256]", "steps.minibatch_size=256", "steps.learning_starts=1000"]
 
 
@@ -42,23 +53,23 @@ class Case:
         command: recipe and settings.
         policy_steps: of the run.
         asked: how many times faster than the fastest peer the kit is to be.
-        sheeprl: the experiment of sheeprl with the same settings.
+        sheeprl: the experiment of sheeprl with the same settings, and what it is told.
     """
 
     command: tuple[str, ...]
     policy_steps: int
     asked: float
-    sheeprl: str | None = None
+    sheeprl: tuple[str, ...] = ()
 
 
 CASES = {
     "PPO, CartPole": Case(
         ("ppo", "env.num_envs=1", "steps.steps_per_env=128", "steps.update_epochs=10",
-         "steps.minibatch_size=64", *_PPO), 65_536, 3.0, "ppo_benchmarks",
+         "steps.minibatch_size=64", *_PPO), 65_536, 3.0, ("ppo_benchmarks",),
     ),
     "A2C, CartPole": Case(
         ("a2c", "env.num_envs=1", "steps.steps_per_env=5", "learning_rate=7e-4",
-         "anneal=constant", "steps.rounding=up"), 65_536, 3.0, "a2c_benchmarks",
+         "anneal=constant", "steps.rounding=up"), 65_536, 3.0, ("a2c_benchmarks",),
     ),
     "PPO, 8 x CartPole": Case(
         ("ppo", "env.num_envs=8", "steps.steps_per_env=128", "steps.update_epochs=4",
@@ -84,6 +95,10 @@ CASES = {
     "TD3, HalfCheetah": Case(
         ("td3", "env.id=HalfCheetah-v5", "learning_rate=1e-3", "buffer_size=65_536", *_SIZES),
         6_000, 1.5,
+    ),
+    "DreamerV3, CartPole": Case(
+        ("dreamerv3", "size=tiny", "imagination_starts=null", "steps.learning_starts=1024",
+         "steps.replay_ratio=1/4"), 2_048, 2.5, _DREAMER,
     ),
 }  # fmt: skip
 
@@ -118,10 +133,9 @@ def _command(case: str, library: str, python: str) -> list[str]:
         steps = f"steps.total_policy_steps={settings.policy_steps}"
         return [python, "-m", f"recipes.{recipe}", *given, steps, *_COMMON]
     if library == "sheeprl":
-        assert settings.sheeprl
-        threads = f"num_threads={THREADS}"
-        return [python, "-c", "from sheeprl.cli import run; run()", f"exp={settings.sheeprl}",
-                threads, "algo.run_test=True"]  # fmt: skip
+        experiment, *given = settings.sheeprl
+        return [python, "-c", "from sheeprl.cli import run; run()", f"exp={experiment}", *given,
+                f"num_threads={THREADS}", "algo.run_test=True"]  # fmt: skip
     return [python, "-m", "benchmarks.peers", library, case]
 
 

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.learning`` trains every case, ``... "SAC, Pendulum-v1" --seeds 0 1`` some of
 them, and adds a line for each run to ``results/learning.csv``; ``--table`` alone writes the table
-from these lines.
+and the picture of the curves from these lines.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import astuple, dataclass, fields
 from datetime import date
 from pathlib import Path
 
+from benchmarks.curves import draw
 from benchmarks.measure import RESULTS, machine, markdown_table, write_results
 
 OWN = "env.id=kit.testing.envs:kit"
@@ -71,8 +72,12 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     "DreamerV3, Recall-v0": (
         "dreamerv3", ["size=tiny", "learning_rate=1e-3", f"{OWN}/Recall-v0"], 3, 0.9,
     ),
+    "DreamerV3, GoNoGo-v0": (
+        "dreamerv3",
+        ["size=tiny", "steps.replay_ratio=1/2", "learning_rate=1e-3", f"{OWN}/GoNoGo-v0"], 3, 0.9,
+    ),
     "DreamerV3, Glimpse-v0, 16 x 16": (
-        "dreamerv3", ["size=tiny", "learning_rate=1e-3", f"{OWN}/Glimpse-v0", "env.kwargs.size=16"],
+        "dreamerv3", ["size=tiny", f"{OWN}/Glimpse-v0", "env.kwargs.size=16"],
         3, 7.2,
     ),
     "DreamerV1, Pendulum-v1": ("dreamerv1", [], 3, -300.0),
@@ -104,6 +109,11 @@ SOURCES = """CleanRL: docs/benchmark/ppo.md and ppo_continuous_action.md of its 
 fe8d8a0, returns of training episodes over 3 seeds. Zoo: benchmark.md of DLR-RM/rl-baselines3-zoo,
 one run with settings tuned for each environment, deterministic actions. Targets of MuJoCo are the
 lower ends of CleanRL's intervals."""
+
+PICTURE = """Returns of training episodes in each twentieth of the runs, mean and interquartile band
+of the seeds; dashed, the return that evaluations are to reach.
+
+![learning curves](learning.png)"""
 
 
 @dataclass
@@ -189,6 +199,13 @@ HEADER = [
 ]  # fmt: skip
 
 
+def summary(returns: Sequence[float]) -> str:
+    """Mean and spread; of five seeds or more also the mean of the middle half, as rliable's."""
+    middle = sorted(returns)[len(returns) // 4 : len(returns) - len(returns) // 4]
+    text = f"{statistics.fmean(returns):.1f} ± {statistics.pstdev(returns):.1f}"
+    return f"{text}, middle half {statistics.fmean(middle):.1f}" if len(returns) >= 5 else text
+
+
 def row(case: str, runs: Sequence[Run]) -> list[str]:
     """The row of a case in the table."""
     returns, target = [run.mean_return for run in runs], CASES[case][3]
@@ -197,7 +214,7 @@ def row(case: str, runs: Sequence[Run]) -> list[str]:
         case,
         f"{max(run.policy_steps for run in runs):,}",
         ", ".join(f"{value:.1f}" for value in returns),
-        f"{statistics.fmean(returns):.1f} ± {statistics.pstdev(returns):.1f}",
+        summary(returns),
         f"{target:g}: {reached} of {len(returns)}",
         PUBLISHED.get(case, ""),
         f"{min(run.seconds for run in runs):.0f}",
@@ -211,11 +228,17 @@ def write_table(runs: Sequence[Run]) -> Path:
         f"{machine(1)}. Return: mean of 100 episodes after the run, in "
         "environments with other seeds, with the actions of the run's own evaluations: "
         "deterministic ones, of DreamerV3 sampled ones. Seconds: the least of the runs, which "
-        "shared the machine. Raw results, with learning curves: learning.csv.\n\n"
+        "shared the machine. Raw results: learning.csv.\n\n"
     )
     by_case = {case: [run for run in runs if run.case == case] for case in CASES}
     table = markdown_table(HEADER, [row(case, found) for case, found in by_case.items() if found])
-    return write_results("learning", "Learning", f"{text}{table}\n\n{SOURCES}")
+    curves = {
+        case: (runs_of[0].policy_steps, [run.curve for run in runs_of], CASES[case][3])
+        for case, found in by_case.items()
+        if (runs_of := [run for run in found if run.curve])
+    }
+    draw(curves, RESULTS / "learning.png")
+    return write_results("learning", "Learning", f"{text}{table}\n\n{SOURCES}\n\n{PICTURE}")
 
 
 def report(cases: Sequence[str] = (), seeds: Sequence[int] = ()) -> Path:

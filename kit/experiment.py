@@ -42,6 +42,7 @@ from kit.steps import SettingError, StepPlan
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 from kit.trainer.process import OwnNumbers
+from kit.update import in_precision
 
 __all__ = [
     "EnvConfig", "Experiment", "OffPolicyConfig", "OffPolicySteps", "OfflineConfig", "OfflineSteps",
@@ -190,9 +191,7 @@ class Experiment:
             loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
         if hasattr(defaults, "tau"):
             checks.target_networks(loss, make, own)
-        if self.cfg.precision == "bfloat16":
-            mixed = torch.autocast(torch.device(self.cfg.device).type, torch.bfloat16)
-            loss.forward = mixed(loss.forward)
+        in_precision(loss, self.cfg.precision, self.cfg.device)
         if mistakable:
             self._tried = str(given), own, loss
         return loss

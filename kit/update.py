@@ -49,6 +49,20 @@ class _Group:
     steps: int = 0
 
 
+def in_precision(loss_module: nn.Module, precision: str, device: Any) -> nn.Module:
+    """Let a loss multiply matrices in another type; its weights stay what they are.
+
+    Args:
+        loss_module: of which ``forward`` is replaced.
+        precision: ``"bfloat16"``, or ``"float32"``, which changes nothing.
+        device: on which it runs.
+    """
+    if precision == "bfloat16":
+        mixed = torch.autocast(torch.device(device).type, torch.bfloat16)
+        loss_module.forward = mixed(loss_module.forward)
+    return loss_module
+
+
 class Update(OptimizationStepper):
     """Minimises a TorchRL loss, one gradient step at a time.
 

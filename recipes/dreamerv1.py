@@ -48,16 +48,18 @@ class Config(ReplayConfig):
     """Last time steps of each sequence from which imagination begins; null: all, as published."""
     lmbda: UnitInterval = 0.95
     """Weight of longer returns."""
-    free_nats: NotNegative = 3.0
-    """Divergence between posterior and prior that costs nothing."""
+    free_nats: NotNegative = 1.0
+    """Divergence between posterior and prior that costs nothing; 3 was published, for images."""
+    divergence_coeff: NotNegative = 0.1
+    """Weight of the divergence beyond; 1 was published, for images."""
     continuation_coeff: NotNegative = 10.0
     """Weight of the loss of predicted continuations; 0: imagined episodes never end."""
     exploration_noise: NotNegative = 0.3
     """Standard deviation of the noise added to actions in [-1, 1]."""
     model_learning_rate: Positive = 6e-4
     """Learning rate of Adam for the world model."""
-    learning_rate: Positive = 8e-5
-    """Learning rate of Adam for actor and critic."""
+    learning_rate: Positive = 3e-4
+    """Learning rate of Adam for actor and critic; 8e-5 was published."""
     max_grad_norm: Positive | None = 100.0
     """Maximum norm of each gradient; null: unclipped."""
 
@@ -80,6 +82,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         gamma=cfg.gamma,
         lmbda=cfg.lmbda,
         free_nats=cfg.free_nats,
+        divergence_coeff=cfg.divergence_coeff,
         continuation_coeff=cfg.continuation_coeff,
     )
     rates = {"model": cfg.model_learning_rate, "actor": cfg.learning_rate}

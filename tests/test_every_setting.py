@@ -191,6 +191,7 @@ EFFECTS: dict[str, Effect] = {
     "max_grad_ratio": Effect(1e-4),
     "stored_latents": Effect(None),
     "continuation_coeff": Effect(1.0),
+    "divergence_coeff": Effect(1.0),
     "model_learning_rate": Effect(0.05),
     "ensemble": Effect(3),
     "intrinsic_reward_multiplier": Effect(50.0),

@@ -17,7 +17,7 @@ from kit.hooks.base import Hook, Kind
 from kit.logging.metrics import MetricMeans
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
-from kit.update import Compile, Update
+from kit.update import Compile, Update, in_precision
 
 
 class FitCritic(Hook):
@@ -36,6 +36,7 @@ class FitCritic(Hook):
         loss: distance between value and target: ``l2``, ``l1`` or ``smooth_l1``.
         max_grad_norm: largest norm of the gradients; ``None``: any.
         compile: as in :class:`~kit.update.Update`.
+        precision: type in which the loss multiplies matrices: ``float32`` or ``bfloat16``.
         **horizon: ``gamma``, ``lmbda`` or ``n_step`` of :class:`~kit.advantages.GAE`.
 
     Raises:
@@ -57,6 +58,7 @@ class FitCritic(Hook):
         loss: str = "l2",
         max_grad_norm: float | None = None,
         compile: Compile = "auto",
+        precision: str = "float32",
         **horizon: Any,
     ) -> None:
         if "is_init" in critic.in_keys:
@@ -66,7 +68,8 @@ class FitCritic(Hook):
         self.targets = GAE(value_network=critic, **horizon)
         self.keys = [*critic.in_keys, "value_target"]
         optimizer = Adam(critic.parameters(), lr=learning_rate, fused=True)
-        loss_module = _ValueLoss(critic, loss)
+        device = next(critic.parameters()).device
+        loss_module = in_precision(_ValueLoss(critic, loss), precision, device)
         self.update = Update(loss_module, optimizer, max_grad_norm=max_grad_norm, compile=compile)
         self.gradient_steps = 0
         self._metrics: dict[str, Any] = {}
@@ -121,7 +124,8 @@ def fit_critic(critic: Any, cfg: FittedCriticConfig, **horizon: Any) -> list[Fit
     fit = FitCritic(
         critic, epochs=cfg.critic_epochs, minibatch_size=cfg.critic_minibatch_size,
         learning_rate=cfg.critic_learning_rate, loss=cfg.critic_loss, compile=cfg.compile,
-        max_grad_norm=cfg.max_grad_norm, gamma=cfg.gamma, lmbda=cfg.gae_lambda, **horizon,
+        max_grad_norm=cfg.max_grad_norm, precision=cfg.precision, gamma=cfg.gamma,
+        lmbda=cfg.gae_lambda, **horizon,
     )  # fmt: skip
     return [fit]
 

@@ -33,6 +33,8 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         gamma: discount.
         lmbda: weight of longer returns (eq. 6).
         free_nats: divergence of posterior and prior that costs nothing.
+        divergence_coeff: weight of the divergence beyond; beside 1, as published, errors of
+            observations count as if each had unit variance, which is little where they are few.
         continuation_coeff: weight of the loss of predicted continuations; 0 predicts none, and
             imagined episodes never end.
     """
@@ -50,13 +52,15 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         gamma: float = 0.99,
         lmbda: float = 0.95,
         free_nats: float = 3.0,
+        divergence_coeff: float = 1.0,
         continuation_coeff: float = 10.0,
     ) -> None:
         super().__init__()
         self.world_model, self.actor, self.critic = world_model, actor, critic
         self.imagination_horizon, self.gamma, self.lmbda = imagination_horizon, gamma, lmbda
         self.imagination_starts = whole_number("imagination_starts", imagination_starts or 0)
-        self.free_nats, self.continuation_coeff = free_nats, continuation_coeff
+        self.free_nats, self.divergence_coeff = free_nats, divergence_coeff
+        self.continuation_coeff = continuation_coeff
 
     @property
     def in_keys(self) -> list[Any]:
@@ -100,7 +104,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         parts = {
             "reconstruction": model.reconstruction_error(features, targets).mean() / 2,
             "reward": model.reward_error(features, records.reward).mean(),
-            "divergence": divergence.mean().clamp(min=self.free_nats),
+            "divergence": self.divergence_coeff * divergence.mean().clamp(min=self.free_nats),
         }
         if self.continuation_coeff:
             error = model.continuation_error(features, records.continuation).mean()

@@ -67,6 +67,36 @@ class Recall(_Task):
         return seen, {}
 
 
+class GoNoGo(_Task):
+    """Shows in the first observation whether to go, and asks ``delay`` steps later.
+
+    An observation is whether to go and whether not, both only in the first one, and whether the
+    answer is due. The last action earns 1 if it is 0 (go) where it should be, and any other where
+    it should not. Both are equally likely, so a policy of the present observation alone has an
+    expected return of at most 1 / 2.
+
+    Args:
+        delay: steps between cue and question; an episode has one more.
+        actions: how many there are; the first is to go.
+    """
+
+    def __init__(self, delay: int = 8, actions: int = 4) -> None:
+        self.length = delay + 1
+        self.observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Discrete(actions)
+
+    def step(self, action: np.int64) -> Step:
+        """Answer, if asked."""
+        return self._answered(self.count == self.length - 1 and (int(action) == 0) == self.go)
+
+    def _asked(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        first = self.count == 0
+        if first:
+            self.go = bool(self.np_random.integers(2))
+        seen = first and self.go, first and not self.go, self.count == self.length - 1
+        return np.array(seen, np.float32), {}
+
+
 class Glimpse(_Task):
     """Shows a bright square at a random place; the action says in which quarter it is.
 
@@ -205,5 +235,5 @@ class Maze(gym.Env[NDArray[np.float32], np.int64]):
         return self._observe(), float(found), found, self.count >= self.steps, {}
 
 
-for _env in (Recall, Glimpse, Catch, Allowed, Maze):
+for _env in (Recall, GoNoGo, Glimpse, Catch, Allowed, Maze):
     gym.register(f"kit/{_env.__name__}-v0", _env)

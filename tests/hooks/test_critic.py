@@ -48,12 +48,13 @@ def weights(trainer):
 
 
 # ---------------------------------------------------------------------- what it does
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("compile", ["auto", False])
-def test_it_makes_the_passes_that_one_would_write_by_hand(compile):
+def test_it_makes_the_passes_that_one_would_write_by_hand(compile, precision):
     batch, critic = collected()
     by_hand = copy.deepcopy(critic)
     hook = FitCritic(critic, epochs=4, minibatch_size=8, learning_rate=0.01, compile=compile,
-                     **HORIZON)  # fmt: skip
+                     precision=precision, **HORIZON)  # fmt: skip
     optimizer = Adam(by_hand.parameters(), lr=0.01, fused=True)
     for seed in range(3):
         torch.manual_seed(seed)
@@ -63,7 +64,8 @@ def test_it_makes_the_passes_that_one_would_write_by_hand(compile):
         torch.manual_seed(seed)
         for _ in range(4):
             for index in torch.randperm(21).split(8):
-                value = by_hand(rows[index].select("observation"))["state_value"]
+                with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+                    value = by_hand(rows[index].select("observation"))["state_value"]
                 optimizer.zero_grad()
                 (value - rows[index]["value_target"]).square().mean().backward()
                 optimizer.step()

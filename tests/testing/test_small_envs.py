@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from kit.testing.envs import Catch, Maze
+from kit.testing.envs import Catch, GoNoGo, Maze
 
 
-@pytest.mark.parametrize("name", ["Recall", "Glimpse", "Catch", "Allowed", "Maze"])
+@pytest.mark.parametrize("name", ["Recall", "GoNoGo", "Glimpse", "Catch", "Allowed", "Maze"])
 def test_each_keeps_gymnasiums_promises(name):
     check_env(gym.make(f"kit/{name}-v0").unwrapped, skip_render_check=True)
 
@@ -34,6 +34,22 @@ def towards(board) -> int:
 def test_a_ball_that_is_caught_pays_when_it_arrives():
     assert caught(towards) == [0, 0, 0, 0, 1]
     assert caught(lambda board: 2 - towards(board)) == [0, 0, 0, 0, -1]
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_cue_that_is_shown_once_pays_who_remembers_it(remembers):
+    env, returns = GoNoGo(delay=3), []
+    for seed in range(40):
+        seen, _ = env.reset(seed=seed)
+        (go, not_go, due), ended, rewards = seen, False, []
+        assert (go + not_go, due) == (1, 0)
+        while not ended:
+            seen, reward, ended, *_ = env.step(0 if go == remembers else 1 + seed % 3)
+            rewards.append(reward)
+            assert [*seen] == [0, 0, len(rewards) == 3], "whether the answer is due, no more"
+        assert rewards == [0, 0, 0, remembers]
+        returns.append(go)
+    assert 10 < sum(returns) < 30, "both cues are shown"
 
 
 def walk(env, *moves: tuple[int, int]) -> list[float]:
