@@ -26,6 +26,11 @@ MAZE = [f"{OWN}/Maze-v0", "steps.total_policy_steps=12_000", "steps.replay_ratio
 EXPLORING = [
     "steps.exploration_steps=6_000", "intrinsic_reward_multiplier=1_000", "entropy_coeff=0.03",
 ]  # fmt: skip
+REMEMBERING = [
+    "size=tiny", "latents=2", "learning_rate=1e-3", "entropy_coeff=0.03", "steps.replay_ratio=1/2",
+    "steps.sequence_length=20", "steps.minibatch_size=48", "imagination_starts=4",
+    "steps.total_policy_steps=8_000",
+]  # fmt: skip
 CASES: dict[str, tuple[str, list[str], int, float]] = {
     "PPO, CartPole-v1": ("ppo", [], 5, 475.0),
     "PPO, Pendulum-v1": (
@@ -70,11 +75,10 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
         "dreamerv3", ["size=tiny", "steps.replay_ratio=1/2", f"{OWN}/Catch-v0"], 3, 0.8,
     ),
     "DreamerV3, Recall-v0": (
-        "dreamerv3", ["size=tiny", "learning_rate=1e-3", f"{OWN}/Recall-v0"], 3, 0.9,
+        "dreamerv3", [*REMEMBERING, f"{OWN}/Recall-v0", "steps.total_policy_steps=12_000"], 3, 0.9,
     ),
     "DreamerV3, GoNoGo-v0": (
-        "dreamerv3",
-        ["size=tiny", "steps.replay_ratio=1/2", "learning_rate=1e-3", f"{OWN}/GoNoGo-v0"], 3, 0.9,
+        "dreamerv3", [*REMEMBERING, f"{OWN}/GoNoGo-v0"], 3, 0.9,
     ),
     "DreamerV3, Glimpse-v0, 16 x 16": (
         "dreamerv3", ["size=tiny", f"{OWN}/Glimpse-v0", "env.kwargs.size=16"],

@@ -343,7 +343,7 @@ def _bytes_of_latent(cfg: AnyConfig) -> int:
         return 0
     from kit.modules.world.sizes import size_of
 
-    return size_of(cfg.size).bytes_stored  # type: ignore[union-attr]
+    return size_of(cfg.size, latents=getattr(cfg, "latents", None)).bytes_stored  # type: ignore[union-attr]
 
 
 def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:

@@ -40,6 +40,8 @@ class Config(ReplayConfig):
     steps: SequenceSteps | Dialect | StepPlan = field(default_factory=SequenceSteps)
     size: str = "nano"
     """Size of all networks: nano, tiny, 1m, 12m, 25m, 50m, 100m, 200m, 400m (parameters)."""
+    latents: Annotated[int, Limits(1, 1_024)] | None = None
+    """Discrete latents; null: as many as the size has. Those that nothing needs stay random."""
     loss: str = "kit.losses:DreamerV3Loss"
     """Loss, as module:Class."""
     gamma: UnitInterval = 0.997
@@ -75,7 +77,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     experiment = Experiment(cfg, algorithm="dreamer_v3")
     env = experiment.make_env()
 
-    world_model = make_world_model(env, cfg.size)
+    world_model = make_world_model(env, cfg.size, cfg.latents)
     actor = LatentActor(world_model.code, world_model.features, world_model.size)
     loss = experiment.make_loss(
         make_loss or cfg.loss,

@@ -42,7 +42,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     experiment = Experiment(cfg, algorithm="p2e_dv3_exploration")
     env = experiment.make_env()
 
-    model = make_world_model(env, cfg.size)
+    model = make_world_model(env, cfg.size, cfg.latents)
     features, size = model.features, model.size
     actor, explorer = (LatentActor(model.code, features, size) for _ in range(2))
     ensemble = Ensemble(cfg.ensemble, features, model.code.features, size)

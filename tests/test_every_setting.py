@@ -190,6 +190,7 @@ EFFECTS: dict[str, Effect] = {
     "warmup_gradient_steps": Effect(100),
     "max_grad_ratio": Effect(1e-4),
     "stored_latents": Effect(None),
+    "latents": Effect(3),
     "continuation_coeff": Effect(1.0),
     "divergence_coeff": Effect(1.0),
     "model_learning_rate": Effect(0.05),

@@ -60,6 +60,8 @@ def test_latents_that_the_replay_keeps_count(machine):
     machine(100 * MIB)
     without = {"stored_latents": False, "buffer_size": MIB}
     recipes.dreamerv3.build(recipes.dreamerv3.Config(runs=None, **without)).shutdown()
+    recipes.dreamerv3.build(recipes.dreamerv3.Config(runs=None, buffer_size=400_000)).shutdown()
+    assert refused(recipes.dreamerv3, buffer_size=400_000, latents=64).field == "buffer_size"
     assert refused(recipes.dreamerv3, buffer_size=MIB).field == "buffer_size"
 
 

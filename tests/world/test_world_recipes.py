@@ -11,7 +11,7 @@ import recipes.plan2explore
 from kit.experiment import EnvConfig
 from kit.hooks import StopWhen
 from kit.losses import DreamerV1Loss, DreamerV3Loss, Plan2ExploreLoss
-from kit.modules.world import SIZES, Ensemble
+from kit.modules.world import RSSM, SIZES, Ensemble
 from kit.steps import SettingError
 from tests.world.runs import assert_equal, build, weights
 
@@ -174,6 +174,38 @@ def test_explorers_find_more_of_a_maze_than_chance():
     assert sum(found) >= 1.5 * sum(chance)
 
 
+# ---------------------------------------------------------------------- memory
+GO_NO_GO = EnvConfig(id="kit.testing.envs:kit/GoNoGo-v0", num_envs=1)
+
+
+def forget(monkeypatch):
+    """Let the recurrence begin anew at each time step."""
+    recur = RSSM.recur
+    anew = lambda self, latent, action: recur(self, self.initial(len(action)), action)  # noqa: E731
+    monkeypatch.setattr(RSSM, "recur", anew)
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_without_recurrence_nothing_is_left_of_a_cue_when_it_is_asked_for(monkeypatch, remembers):
+    """So no policy of such latents earns more than the half that one without memory does."""
+    model = build(recipes.dreamerv3, env=GO_NO_GO).update.loss_module.world_model
+    if not remembers:
+        forget(monkeypatch)
+
+    def asked(cue: int) -> torch.Tensor:
+        """Features when the answer is due, after the same actions and random numbers."""
+        observation = torch.zeros(9, 1, 3)
+        observation[0, 0, cue] = observation[-1, 0, 2] = 1.0
+        first = torch.arange(9).unsqueeze(1) == 0
+        torch.manual_seed(0)
+        latents, _ = model.rssm.observe(
+            model.rssm.initial(1), torch.ones(9, 1, 4), model.encode([observation]), first
+        )
+        return latents.features[-1]
+
+    assert torch.equal(asked(0), asked(1)) == (not remembers)
+
+
 # ---------------------------------------------------------------------- learning
 @pytest.mark.slow
 def test_dreamerv3_learns_cartpole():
@@ -182,6 +214,25 @@ def test_dreamerv3_learns_cartpole():
     trainer = recipes.dreamerv3.build(config)
     trainer.run()
     assert trainer.journal.latest["evaluation/return"] >= 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remembers", [True, False])
+def test_dreamerv3_answers_what_it_has_seen_eight_steps_before(monkeypatch, remembers):
+    if not remembers:
+        forget(monkeypatch)
+    steps = recipes.dreamerv3.SequenceSteps(
+        total_policy_steps=4_000, sequence_length=20, minibatch_size=48, replay_ratio="1/2",
+        evaluation_every=None, evaluation_episodes=100,
+    )  # fmt: skip
+    config = recipes.dreamerv3.Config(
+        env=GO_NO_GO, steps=steps, size="tiny", latents=2, learning_rate=1e-3, entropy_coeff=0.03,
+        imagination_starts=4, runs=None, progress=False,
+    )  # fmt: skip
+    trainer = recipes.dreamerv3.build(config)
+    trainer.run()
+    found = trainer.journal.latest["evaluation/return"]
+    assert found >= 0.9 if remembers else found <= 0.65, "0.5 is chance"
 
 
 # ---------------------------------------------------------------------- refusals

@@ -148,17 +148,18 @@ class LatentCritic(nn.Module):
         return self.network(features)  # type: ignore[no-any-return]
 
 
-def make_world_model(env: Any, size: str | Size = "tiny") -> WorldModel:
+def make_world_model(env: Any, size: str | Size = "tiny", latents: int | None = None) -> WorldModel:
     """Make a world model of an environment.
 
     Args:
         env: one that :func:`~kit.envs.make_env` made.
         size: name of :data:`~kit.modules.world.SIZES`, or widths of your own.
+        latents: discrete latents; ``None``: as many as the size has.
 
     Raises:
         SettingError: if observations or actions are of a kind it cannot predict.
     """
-    return WorldModel(env, size_of(size))
+    return WorldModel(env, size_of(size, latents=latents))
 
 
 def make_critic(world_model: WorldModel) -> LatentCritic:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kit.steps import SettingError
 
@@ -47,12 +47,15 @@ SIZES = {
 """By name: parameters with images, from 1m on as published; nano and tiny are for one CPU core."""
 
 
-def size_of(size: str | Size, sizes: Mapping[str, Size] = SIZES) -> Size:
+def size_of(
+    size: str | Size, sizes: Mapping[str, Size] = SIZES, latents: int | None = None
+) -> Size:
     """The widths of a named size.
 
     Args:
         size: its name, or widths.
         sizes: by name.
+        latents: discrete latents; ``None``: as many as the size has.
 
     Raises:
         SettingError: if there is no such size, or its blocks do not divide its state.
@@ -60,9 +63,9 @@ def size_of(size: str | Size, sizes: Mapping[str, Size] = SIZES) -> Size:
     if not isinstance(size, Size):
         if size not in sizes:
             raise SettingError("size", size, "is unknown", list(sizes))
-        return sizes[size]
+        size = sizes[size]
     if size.deter % size.blocks:
         works = [block for block in range(size.blocks, 0, -1) if size.deter % block == 0][:1]
         why = f"does not divide the deterministic state of {size.deter}"
         raise SettingError("size.blocks", size.blocks, why, works)
-    return size
+    return size if latents is None else replace(size, stoch=latents)
