@@ -23,7 +23,7 @@ from kit.fast.traced import Traced
 from kit.fast.vectors import parts_of, vector_of
 from kit.logging.metrics import scalar, weighted_mean
 from kit.steps import SettingError
-from kit.steps.errors import whole_number
+from kit.steps.errors import one_of, whole_number
 from kit.steps.every import Every
 
 Compile = Literal["auto", True, False]
@@ -56,8 +56,11 @@ def in_precision(loss_module: nn.Module, precision: str, device: Any) -> nn.Modu
         loss_module: of which ``forward`` is replaced.
         precision: ``"bfloat16"``, or ``"float32"``, which changes nothing.
         device: on which it runs.
+
+    Raises:
+        SettingError: if the type is neither.
     """
-    if precision == "bfloat16":
+    if one_of("precision", precision, ["float32", "bfloat16"]) == "bfloat16":
         mixed = torch.autocast(torch.device(device).type, torch.bfloat16)
         loss_module.forward = mixed(loss_module.forward)
     return loss_module

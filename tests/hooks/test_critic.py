@@ -182,9 +182,11 @@ def test_what_means_nothing_without_it_is_refused(setting, value):
         recipes.ppo.build(recipes.ppo.Config(runs=None, progress=False, **{setting: value}))
 
 
-def test_counts_below_one_are_refused():
+def test_counts_below_one_and_other_types_are_refused():
     _, critic = collected()
     with pytest.raises(SettingError, match="critic_epochs=0"):
         FitCritic(critic, epochs=0, **HORIZON)
     with pytest.raises(SettingError, match="critic_minibatch_size=0"):
         FitCritic(critic, epochs=1, minibatch_size=0, **HORIZON)
+    with pytest.raises(SettingError, match="precision='float16' is not a choice"):
+        FitCritic(critic, epochs=1, precision="float16", **HORIZON)
