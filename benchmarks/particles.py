@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from benchmarks.measure import RESULTS, machine, markdown_table, write_results
 
@@ -79,33 +80,39 @@ def draw(together: Sequence[Run], alone: Sequence[Sequence[Run]], path: Path) ->
     axes.legend(by_label.values(), by_label.keys(), frameon=False)
     axes.set_xlabel("policy steps of each particle")
     axes.set_ylabel("return of evaluations")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
 
 
-def main(seeds: Sequence[int] = (0, 1, 2)) -> Path:
-    """Train, write the table and the picture, and return the table's path."""
-    together, alone = [], []
-    for seed in seeds:
-        together.append(train(PARTICLES, seed))
-        alone.append([train(1, 100 * (seed + 1) + n) for n in range(PARTICLES)])
+def report(seeds: Sequence[int], together: Sequence[Run], alone: Sequence[Sequence[Run]]) -> Path:
+    """Write the table and the picture, and return the table's path."""
     draw(together, alone, RESULTS / "particles.png")
-    rows = []
+    rows, better = [], 0
     for seed, run, runs in zip(seeds, together, alone):
         single = [one.returns[0] for one in runs]
+        better += max(run.returns) >= max(single)
         for name, returns in (("SVPG", run.returns), ("alone", single)):
             each = ", ".join(f"{value:.1f}" for value in returns)
             mean = sum(returns) / len(returns)
             rows.append([f"seed {seed}: {name}", each, f"{mean:.1f}", f"{max(returns):.1f}"])
-    best = sum(max(run.returns) >= max(one.returns[0] for one in runs)
-               for run, runs in zip(together, alone))  # fmt: skip
     table = markdown_table(["", "return of each particle", "mean", "best"], rows)
     text = (
         f"{__doc__}\n{machine(1)}.\n\n{table}\n\n"
-        f"SVPG's best is at least the best of those alone: {best} of {len(rows) // 2} seeds.\n\n"
+        f"SVPG's best is at least the best of those alone: {better} of {len(together)} seeds.\n\n"
         "![best particles](particles.png)"
     )
     return write_results("particles", "Particles", text)
+
+
+def main(seeds: Sequence[int] = (0, 1, 2)) -> Path:
+    """Train, write table and picture after each seed, and return the table's path."""
+    together, alone = [], []
+    for seed in seeds:
+        together.append(train(PARTICLES, seed))
+        alone.append([train(1, 100 * (seed + 1) + n) for n in range(PARTICLES)])
+        path = report(seeds, together, alone)
+    return path
 
 
 if __name__ == "__main__":
