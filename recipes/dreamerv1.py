@@ -51,7 +51,7 @@ class Config(ReplayConfig):
     free_nats: NotNegative = 1.0
     """Divergence between posterior and prior that costs nothing; 3 was published, for images."""
     divergence_coeff: NotNegative = 0.1
-    """Weight of the divergence beyond; 1 was published, for images."""
+    """Weight of the divergence; 1 was published, for images."""
     continuation_coeff: NotNegative = 10.0
     """Weight of the loss of predicted continuations; 0: imagined episodes never end."""
     exploration_noise: NotNegative = 0.3

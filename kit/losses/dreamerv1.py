@@ -33,8 +33,8 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         gamma: discount.
         lmbda: weight of longer returns (eq. 6).
         free_nats: divergence of posterior and prior that costs nothing.
-        divergence_coeff: weight of the divergence beyond; beside 1, as published, errors of
-            observations count as if each had unit variance, which is little where they are few.
+        divergence_coeff: weight of the divergence; 1 as published, for images. Errors of
+            observations count as with unit variance, which is little where there are few numbers.
         continuation_coeff: weight of the loss of predicted continuations; 0 predicts none, and
             imagined episodes never end.
     """

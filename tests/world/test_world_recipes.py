@@ -243,6 +243,8 @@ def test_settings_that_cannot_work_are_refused():
         build(recipes.dreamerv3, sequence_length=1)
     with pytest.raises(SettingError, match="size='huge' is unknown"):
         build(recipes.dreamerv3, size="huge")
+    with pytest.raises(SettingError, match="latents=0 is less than 1"):
+        build(recipes.dreamerv3, latents=0)
     with pytest.raises(SettingError, match="size='12m' is unknown"):
         build(recipes.dreamerv1, size="12m")
 

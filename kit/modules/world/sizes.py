@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kit.steps import SettingError
+from kit.steps.errors import whole_number
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def size_of(
         latents: discrete latents; ``None``: as many as the size has.
 
     Raises:
-        SettingError: if there is no such size, or its blocks do not divide its state.
+        SettingError: if there is no such size, its blocks do not divide its state, or there are
+            no latents.
     """
     if not isinstance(size, Size):
         if size not in sizes:
@@ -68,4 +70,6 @@ def size_of(
         works = [block for block in range(size.blocks, 0, -1) if size.deter % block == 0][:1]
         why = f"does not divide the deterministic state of {size.deter}"
         raise SettingError("size.blocks", size.blocks, why, works)
-    return size if latents is None else replace(size, stoch=latents)
+    if latents is None:
+        return size
+    return replace(size, stoch=whole_number("latents", latents, at_least=1))
