@@ -18,8 +18,11 @@ def atari_wrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     two are merged, 84 x 84 grey values; losing a life ends no episode.
 
     Raises:
-        SettingError: if the environment skips frames itself, or a package is missing.
+        SettingError: if it is no such game or skips frames itself, or a package is missing.
     """
+    if not hasattr(env.unwrapped, "ale"):
+        why = "is for games of the Arcade Learning Environment"
+        raise SettingError("preprocess", "atari", why, ["none"])
     try:
         return gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84)
     except gym.error.DependencyNotInstalled:
@@ -33,9 +36,6 @@ def atari_wrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
             why,
             "use an id with NoFrameskip, such as ale_py:PongNoFrameskip-v4",
         ) from None
-    except AttributeError:
-        why = "is for games of the Arcade Learning Environment"
-        raise SettingError("preprocess", "atari", why, ["none"]) from None
 
 
 def pixel_wrappers(preprocess: str = "none", frame_stack: int = 1) -> list[Wrapper]:
