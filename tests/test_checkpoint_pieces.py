@@ -59,6 +59,15 @@ def test_small_tensors_are_in_one_file_with_the_rest(tmp_path):
     assert not pieces(path)
 
 
+def test_a_part_of_a_tensor_is_written_without_the_rest(tmp_path):
+    whole = torch.arange(1_000_000)
+    path = Checkpoints(tmp_path, {"part": Part({"first": whole[:10]})}).save(1, {})
+    assert sum(file.stat().st_size for file in path.glob("components/*/*")) < 10_000
+    other = Part()
+    Checkpoints(tmp_path, {"part": other}).load(path)
+    assert torch.equal(other.value["first"], whole[:10])
+
+
 def test_only_pieces_that_changed_are_written_again(tmp_path):
     part = Part(large().clone())
     checkpoints = Checkpoints(tmp_path, {"part": part})

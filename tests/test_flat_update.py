@@ -418,10 +418,19 @@ def test_a_loss_that_keeps_statistics_changes_them_once_per_step():
 
 # ---------------------------------------------------------------------- compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ClipPPOLoss", "SACLoss", "DQNLoss"])
-def test_compiled_steps_are_close(name):
+@pytest.mark.parametrize(
+    ("name", "optimizers"),
+    [
+        ("ClipPPOLoss", (SGD, SGD)),
+        ("SACLoss", (SGD, SGD)),
+        ("DQNLoss", (SGD, SGD)),
+        ("A2CLoss", (FixedRMSprop, torch.optim.RMSprop)),  # joins the parameters in one vector
+    ],
+)
+def test_compiled_steps_are_close(name, optimizers):
     ours, theirs = make_loss(name), make_loss(name)
-    own, other = (SGD(loss.parameters(), lr=0.01) for loss in (ours, theirs))
+    pairs = zip(optimizers, (ours, theirs))
+    own, other = (optimizer(loss.parameters(), lr=0.01) for optimizer, loss in pairs)
     update = Update(ours, own, compile=True)
     for step in range(6):
         minibatch = minibatch_for(name, seed=step)

@@ -270,7 +270,7 @@ class ReplayBatches:
         waiting = None if self.n_step is None else self.n_step._buffer
         return {
             "filled": filled,
-            "rows": _plain(stored(range(filled))) if filled else {},
+            "rows": _plain(stored(slice(filled))) if filled else {},
             "observations": None if once is None else once.observations(),
             "writer": self.buffer.writer.state_dict(),
             "sampler": dict(self.buffer.sampler.state_dict()),

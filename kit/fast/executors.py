@@ -51,7 +51,8 @@ def python(recording: Recording) -> Run:
 
 def inductor(recording: Recording) -> Run:
     """Compile by ``torch.compile``."""
-    compiled, constants = torch.compile(_module(recording)), recording.constants
+    compiled = torch.compile(_module(recording))
+    constants = [constant.data for constant in recording.constants]
     return lambda *inputs: compiled(*inputs, *constants)
 
 

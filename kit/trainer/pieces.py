@@ -57,7 +57,10 @@ def _apart(value: Any, folder: Path, known: Path | None) -> Any:
     """The same state with a list of files in place of each large tensor, which are written."""
     if isinstance(value, Tensor):
         large = value.is_cpu and value.nbytes >= LARGE and value.layout is torch.strided
-        return _written(value.detach(), folder, known) if large and value.ndim else value
+        if large and value.ndim:
+            return _written(value.detach(), folder, known)
+        # Of a view PyTorch would write all of its memory.
+        return value.clone() if value.nbytes < value.untyped_storage().nbytes() else value
     if type(value) is dict:
         return {name: _apart(inner, folder, known) for name, inner in value.items()}
     if type(value) in (list, tuple):

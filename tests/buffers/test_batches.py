@@ -264,6 +264,15 @@ def test_steps_that_wait_are_saved_and_go_on_after_a_resume():
     assert (whole.buffer[:] == second.buffer[:]).all()
 
 
+def test_rows_are_saved_from_where_they_are_without_a_copy_of_the_memory():
+    buffer = make_replay_buffer(100, 4)
+    buffer.extend(batch_of(2, 5))
+    stored = {value.data_ptr() for value in buffer.buffer.storage[:].values(True, True)}
+    saved = buffer.state_dict()["rows"]["values"]
+    assert {value.data_ptr() for value in saved} == stored
+    assert {len(value) for value in saved} == {10}
+
+
 # ---------------------------------------------------------------------- in and out
 def flat_buffer() -> ReplayBatches:
     return make_replay_buffer(10, 4)
