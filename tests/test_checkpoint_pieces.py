@@ -60,12 +60,14 @@ def test_small_tensors_are_in_one_file_with_the_rest(tmp_path):
 
 
 def test_a_part_of_a_tensor_is_written_without_the_rest(tmp_path):
-    whole = torch.arange(1_000_000)
-    path = Checkpoints(tmp_path, {"part": Part({"first": whole[:10]})}).save(1, {})
+    whole, sparse = torch.arange(1_000_000), torch.eye(3).to_sparse()
+    part = Part({"first": whole[:10], "sparse": sparse})
+    path = Checkpoints(tmp_path, {"part": part}).save(1, {})
     assert sum(file.stat().st_size for file in path.glob("components/*/*")) < 10_000
     other = Part()
     Checkpoints(tmp_path, {"part": other}).load(path)
     assert torch.equal(other.value["first"], whole[:10])
+    assert torch.equal(other.value["sparse"].to_dense(), torch.eye(3))
 
 
 def test_only_pieces_that_changed_are_written_again(tmp_path):

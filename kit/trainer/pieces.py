@@ -56,8 +56,9 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
 def _apart(value: Any, folder: Path, known: Path | None) -> Any:
     """The same state with a list of files in place of each large tensor, which are written."""
     if isinstance(value, Tensor):
-        large = value.is_cpu and value.nbytes >= LARGE and value.layout is torch.strided
-        if large and value.ndim:
+        if value.layout is not torch.strided:
+            return value
+        if value.is_cpu and value.nbytes >= LARGE and value.ndim:
             return _written(value.detach(), folder, known)
         # Of a view PyTorch would write all of its memory.
         return value.clone() if value.nbytes < value.untyped_storage().nbytes() else value
