@@ -183,7 +183,9 @@ def test_a_run_is_whole_in_csv_wandb_and_tensorboard_at_once(tmp_path):
         assert mine == expected
 
     metrics = [record for name, record in found if name == "metric"]
-    assert [metric.name for metric in metrics if metric.name] == AXES
+    named = [metric for metric in metrics if metric.name]
+    assert [metric.name for metric in named[: len(AXES)]] == AXES
+    assert {metric.step_metric for metric in named[len(AXES) :]} <= {"policy_steps"}  # of old W&B
     (others,) = [metric for metric in metrics if metric.glob_name]
     assert (others.glob_name, others.step_metric) == ("*", "policy_steps")
     assert set(AXES) <= set(history[0])  # so that any of them can be the axis
