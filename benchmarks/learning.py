@@ -110,6 +110,10 @@ PUBLISHED: dict[str, str] = {
 }
 """What others report for the same task, and after how many steps."""
 
+NOTES = """In Maze-v0 (four rooms, episodes of 50 policy steps) random actions find the goal in one
+of 4,100 episodes; a run has 160. DreamerV3 is there to show that it never sees what Plan2Explore
+finds while it explores."""
+
 SOURCES = """CleanRL: docs/benchmark/ppo.md and ppo_continuous_action.md of its repository at
 fe8d8a0, returns of training episodes over 3 seeds. Zoo: benchmark.md of DLR-RM/rl-baselines3-zoo,
 one run with settings tuned for each environment, deterministic actions. Targets of MuJoCo are the
@@ -206,9 +210,16 @@ HEADER = [
 
 def summary(returns: Sequence[float]) -> str:
     """Mean and spread; of five seeds or more also the mean of the middle half, as rliable's."""
+    mean, digits = statistics.fmean(returns), digits_of(returns)
+    text = f"{mean:.{digits}f} ± {statistics.pstdev(returns):.{digits}f}"
     middle = sorted(returns)[len(returns) // 4 : len(returns) - len(returns) // 4]
-    text = f"{statistics.fmean(returns):.1f} ± {statistics.pstdev(returns):.1f}"
-    return f"{text}, middle half {statistics.fmean(middle):.1f}" if len(returns) >= 5 else text
+    more = f", middle half {statistics.fmean(middle):.{digits}f}" if len(returns) >= 5 else ""
+    return text + more
+
+
+def digits_of(returns: Sequence[float]) -> int:
+    """Digits after the point: two where returns are small."""
+    return 1 if max(map(abs, returns)) >= 10 else 2
 
 
 def row(case: str, runs: Sequence[Run]) -> list[str]:
@@ -218,7 +229,7 @@ def row(case: str, runs: Sequence[Run]) -> list[str]:
     return [
         case,
         f"{max(run.policy_steps for run in runs):,}",
-        ", ".join(f"{value:.1f}" for value in returns),
+        ", ".join(f"{value:.{digits_of(returns)}f}" for value in returns),
         summary(returns),
         f"{target:g}: {reached} of {len(returns)}",
         PUBLISHED.get(case, ""),
@@ -243,7 +254,9 @@ def write_table(runs: Sequence[Run]) -> Path:
         if (runs_of := [run for run in found if run.curve])
     }
     draw(curves, RESULTS / "learning.png")
-    return write_results("learning", "Learning", f"{text}{table}\n\n{SOURCES}\n\n{PICTURE}")
+    return write_results(
+        "learning", "Learning", f"{text}{table}\n\n{NOTES}\n\n{SOURCES}\n\n{PICTURE}"
+    )
 
 
 def report(cases: Sequence[str] = (), seeds: Sequence[int] = ()) -> Path:
