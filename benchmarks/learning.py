@@ -66,6 +66,14 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     "PPO, HalfCheetah-v5": ("ppo", ["preset=mujoco"], 3, 1396.6),
     "PPO, Hopper-v5": ("ppo", ["preset=mujoco", "env.id=Hopper-v5"], 3, 2111.1),
     "PPO, Walker2d-v5": ("ppo", ["preset=mujoco", "env.id=Walker2d-v5"], 3, 1716.2),
+    "PPO, Pong": (
+        "ppo_pixels",
+        [
+            "preset=atari", "env.id=ale_py:PongNoFrameskip-v4",
+            "steps.total_policy_steps=2_000_896",
+        ],
+        1, 18.0,
+    ),
     "REINFORCE, CartPole-v1": ("reinforce", [], 5, 475.0),
     "DreamerV3 nano, CartPole-v1": ("dreamerv3", [], 3, 400.0),
     "DreamerV3, CartPole-v1": (
@@ -100,6 +108,7 @@ PUBLISHED: dict[str, str] = {
     "PPO, HalfCheetah-v5": "1442.6 ± 46.0 (CleanRL, v4, 1M), 5819.1 (zoo, v3, 1M)",
     "PPO, Hopper-v5": "2382.9 ± 271.7 (CleanRL, v4, 1M), 2410.4 (zoo, v3, 1M)",
     "PPO, Walker2d-v5": "2288.0 ± 571.8 (CleanRL, v4, 1M), 3478.8 (zoo, v3, 1M)",
+    "PPO, Pong": "20.4 ± 0.2 (CleanRL, 10M)",
     "A2C, CartPole-v1": "500.0 (zoo, 500k)",
     "DQN, CartPole-v1": "500.0 (zoo, 50k)",
     "DQN, LunarLander-v3": "154.4 (zoo, v2, 100k)",
@@ -115,9 +124,9 @@ of 4,100 episodes; a run has 160. DreamerV3 is there to show that it never sees 
 finds while it explores."""
 
 SOURCES = """CleanRL: docs/benchmark/ppo.md and ppo_continuous_action.md of its repository at
-fe8d8a0, returns of training episodes over 3 seeds. Zoo: benchmark.md of DLR-RM/rl-baselines3-zoo,
-one run with settings tuned for each environment, deterministic actions. Targets of MuJoCo are the
-lower ends of CleanRL's intervals."""
+fe8d8a0, ppo_atari.md at b2542e0, returns of training episodes over 3 seeds. Zoo: benchmark.md of
+DLR-RM/rl-baselines3-zoo, one run with settings tuned for each environment, deterministic actions.
+Targets of MuJoCo are the lower ends of CleanRL's intervals."""
 
 PICTURE = """Returns of training episodes in each twentieth of the runs, mean and interquartile band
 of the seeds; dashed, the return that evaluations are to reach.
