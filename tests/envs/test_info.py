@@ -152,6 +152,15 @@ class FourValues(Steps):
         return seen, reward, False, {}
 
 
+def takes_arrays() -> bool:
+    """Whether this NumPy takes an array of one number for the number, as older ones do."""
+    try:
+        np.zeros(1)[0] = np.ones(1)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 class ArrayReward(Steps):
     def step(self, action):
         seen, reward, *rest = super().step(action)
@@ -166,7 +175,11 @@ class ArrayReward(Steps):
             FourValues,
             "are four values, .*; return observation, reward, terminated, truncated",
         ),
-        (ArrayReward, r"is an array of shape \(1,\); return one number"),
+        pytest.param(
+            ArrayReward,
+            r"is an array of shape \(1,\); return one number",
+            marks=pytest.mark.skipif(takes_arrays(), reason="NumPy takes one number in an array"),
+        ),
     ],
 )
 def test_another_interface_is_refused_with_what_to_return(vectorization, kind, message):
