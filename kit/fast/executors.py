@@ -51,9 +51,9 @@ def python(recording: Recording) -> Run:
 
 def inductor(recording: Recording) -> Run:
     """Compile by ``torch.compile``."""
-    compiled = torch.compile(_module(recording))
-    constants = [constant.data for constant in recording.constants]
-    return lambda *inputs: compiled(*inputs, *constants)
+    compiled, constants = torch.compile(_module(recording)), recording.constants
+    # Dynamo refuses views that were made without gradients; the data may have moved since.
+    return lambda *inputs: compiled(*inputs, *[constant.data for constant in constants])
 
 
 def _module(recording: Recording) -> fx.GraphModule:

@@ -77,7 +77,7 @@ class Convolutions(nn.Module):
         if self._stacked:
             rows = rows.flatten(1, 2)
         # With channels last in memory, training takes two thirds of the time (CPU, minibatch 256).
-        pixels = rows.to(torch.float32, memory_format=torch.channels_last).div_(255)
+        pixels = rows.to(torch.float32, memory_format=torch.channels_last) / 255
         return self.layers(pixels).reshape(*leading, self.out_features)  # type: ignore[no-any-return]
 
 
