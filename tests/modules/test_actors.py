@@ -11,6 +11,7 @@ from torchrl.objectives import DQNLoss, TD3Loss
 
 from kit.envs import make_env
 from kit.modules import make_action_value, make_actor, make_body, make_q_network
+from kit.modules.images import Convolutions
 from kit.steps import SettingError
 from tests.tiny import Guess, Scripted
 
@@ -117,3 +118,9 @@ def test_a_deterministic_actor_shares_no_body():
     env = make_env("Pendulum-v1")
     with pytest.raises(SettingError, match="body='TensorDictModule' cannot be shared"):
         make_actor(env, continuous="deterministic", body=make_body(env))
+
+
+def test_images_that_are_numbers_already_stay_as_they_are():
+    image = torch.full((2, 5, 8, 8), 255.0).to(memory_format=torch.channels_last)
+    Convolutions((5, 8, 8), [[4, 3, 1]])(image)
+    assert (image == 255.0).all()
