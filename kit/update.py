@@ -19,7 +19,7 @@ from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper
 
 from kit.fast.optimizers import FusedOptimizers, step_is_fixed
-from kit.fast.traced import Traced
+from kit.fast.traced import Traced, writable
 from kit.fast.vectors import parts_of, vector_of
 from kit.logging.metrics import scalar, weighted_mean
 from kit.steps import SettingError
@@ -163,7 +163,8 @@ class Update(OptimizationStepper):
                 step is that of the mean over all rows.
 
         Returns:
-            Losses, the loss's metrics and the norm of the gradients: scalars on the device.
+            Losses, the loss's metrics and the norm of the gradients: scalars on the device, to be
+            read alone.
         """
         due = self._due(self.optimizer_step_count + 1)
         if len(minibatches) == 1 and self._is_fixed(due):
@@ -266,6 +267,7 @@ class Update(OptimizationStepper):
                 *optimizers,
                 name=type(self.loss_module).__name__,
                 executor="inductor" if self.compile is True else "auto",
+                read_only=kind == "step",
             )
         return self._traced[due, kind]
 
@@ -281,7 +283,7 @@ class Update(OptimizationStepper):
         for (what, name), value in outputs.items():
             found[what][name] = value
         for name, value in found["written"].items():
-            minibatch.set(name, value)
+            minibatch.set(name, writable(value))
         return found["metric"], found["gradient"]
 
     # ------------------------------------------------------------------ loss and gradients

@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
 
 from kit.fast import executors
+from kit.logging.metrics import MetricMeans
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update
@@ -116,6 +117,22 @@ def test_steps_are_those_of_plain_pytorch_for_every_optimiser(optimizer, clip):
         torch.manual_seed(step)
         plain_step(theirs, other, minibatch, **clip)
         assert_same(state_of(ours, own), state_of(theirs, other))
+
+
+def test_what_a_replayed_step_returns_can_be_read_and_what_it_writes_changed():
+    """Metrics are not copied; errors, which become priorities, are the minibatch's own."""
+    loss = make_loss("SACLoss")
+    update, means = Update(loss, Adam(loss.parameters(), fused=True)), MetricMeans()
+    for step in range(4):
+        minibatch = minibatch_for("SACLoss", seed=step)
+        before = set(minibatch.keys())
+        metrics = update(minibatch)
+        means.add(metrics)
+        for key in set(minibatch.keys()) - before:
+            minibatch[key].mul_(2.0)
+    assert metrics["grad_norm"].is_inference()
+    assert "td_error" in set(minibatch.keys()) - before
+    assert means.take()["grad_norm"] > 0
 
 
 def test_the_norm_that_is_told_is_that_before_clipping():

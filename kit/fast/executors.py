@@ -19,7 +19,8 @@ from torch import Tensor, fx
 from kit.fast.trace import Recording
 
 Run = Callable[..., Sequence[Tensor]]
-"""Takes the inputs that are read (the constants are known to it), returns the outputs."""
+"""Takes the inputs that are read (the constants are known to it), returns the outputs; those of the
+interpreter are tensors of inference mode, which cannot be written to outside of it."""
 
 
 def executed(recording: Recording, executor: str = "auto") -> tuple[Run, str]:
@@ -111,13 +112,9 @@ def interpreter(recording: Recording) -> Run:
         torch._C._set_graph_executor_optimize(False)
         try:
             with torch.inference_mode():  # operations do not look for gradients to compute
-                outputs = function(*inputs, *constants)
+                return function(*inputs, *constants)  # type: ignore[no-any-return]
         finally:
             torch._C._set_graph_executor_optimize(optimize)
-        if torch.is_inference_mode_enabled():
-            return outputs  # type: ignore[no-any-return]
-        # Tensors of inference mode could not be written to, nor take part in gradients.
-        return [output.clone() for output in outputs]
 
     return run
 

@@ -52,6 +52,8 @@ class Traced:
         name: the function's name in the warning; empty: there is none.
         executor: one of :data:`~kit.fast.executors.EXECUTORS`, or ``"auto"``. Programs of
             ``"inductor"`` round differently, so their results are only asked to be close.
+        read_only: whether outputs are only read. They are not copied then, but may be tensors of
+            inference mode, which can neither be written to nor take part in gradients.
 
     Attributes:
         reason: why the function runs eagerly; empty while it does not.
@@ -66,10 +68,16 @@ class Traced:
     """
 
     def __init__(
-        self, function: Function, *watched: Any, name: str, executor: str = "auto"
+        self,
+        function: Function,
+        *watched: Any,
+        name: str,
+        executor: str = "auto",
+        read_only: bool = False,
     ) -> None:
         self.function = function
         self.name = name
+        self.read_only = read_only
         self.reason = ""
         self.watch = Watch(*watched)
         self._asked = executor
@@ -137,7 +145,10 @@ class Traced:
             return self.function(inputs.copy()) if self.reason else self._record(inputs)
         if not program.verified:
             return self._verify(program, inputs, values)
-        return program(values)
+        outputs = program(values)
+        if self.read_only or torch.is_inference_mode_enabled():
+            return outputs
+        return {key: writable(value) for key, value in outputs.items()}
 
     def _forget_what_never_came_again(self) -> None:
         """Drop programs of shapes that were seen once; run eagerly if there are no others."""
@@ -245,6 +256,11 @@ class _RandomNumbers:
         torch.set_rng_state(self._cpu)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
+
+
+def writable(tensor: Tensor) -> Tensor:
+    """A tensor that can be written to, also outside of inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _tensor_keys(inputs: Inputs) -> list[Key]:
