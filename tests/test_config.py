@@ -35,6 +35,7 @@ import recipes.svpg
 import recipes.td3
 import recipes.td3_bc
 import recipes.tqc
+import recipes.trpo
 from kit.cli.launch import help_text
 from kit.config import Count, NotNegative, Positive, UnitInterval
 from kit.config.parts import resolve
@@ -49,6 +50,7 @@ RECIPES = [
     recipes.crossq, recipes.ddpg, recipes.dqn, recipes.dqn_pixels, recipes.droq, recipes.impala,
     recipes.ppo, recipes.ppo_pixels, recipes.ppo_recurrent, recipes.rainbow, recipes.redq,
     recipes.reinforce, recipes.sac, recipes.sac_discrete, recipes.svpg, recipes.td3, recipes.tqc,
+    recipes.trpo,
 ]  # fmt: skip
 
 
@@ -248,7 +250,7 @@ def test_a_name_that_is_nowhere_is_refused_with_the_nearest(name, message):
 UNITS = (
     "policy steps", "env steps", "gradient steps", "environments", "transitions", "episodes",
     "passes", "threads", "seconds", "q-networks", "rewards summed", "sequences", "minibatches",
-    "time steps", "units", "frames",
+    "time steps", "units", "frames", "iterations", "lengths",
 )  # fmt: skip
 
 

@@ -346,6 +346,26 @@ FRAMES |= {
 WORLD_MODEL = {"compile": Effect("auto", part("update.compile"))}
 """Of world models, which are not recorded here."""
 
+TRUST_REGION: dict[str, Effect] = {
+    "max_kl": Effect(0.5),
+    "damping": Effect(10.0),
+    "conjugate_gradient_steps": Effect(1),
+    "line_search_steps": Effect(3, part("update.line_search_steps")),
+    "critic_epochs": Effect(2),
+    "critic_minibatch_size": Effect(2),
+    "critic_learning_rate": Effect(0.1),
+    "compile": Effect(
+        False, lambda run: run.trainer.registered_modules["FitCritic"].update.compile
+    ),
+    "learning_rate": Effect(0.05, refused),
+    "anneal": Effect("cosine", refused),
+    "body_lr_factor": Effect(0.1, refused),
+    "shared_body": Effect(True, refused),
+    "critic_coeff": Effect(5.0, refused),
+    "anneal_critic": Effect("linear", refused),
+}
+"""Of trust regions, beside which a critic is fitted."""
+
 OWN = {"on_policy": ON_POLICY, "offline": OFFLINE}
 OWN |= {
     "ppo_pixels": IMAGES | PPO_PIXELS,
@@ -361,6 +381,7 @@ OWN |= {
         "steps.learning_starts": Effect(48, counts("gradient_steps")),
     },
     "ppo_recurrent": RECURRENT,
+    "trpo": TRUST_REGION,
 }
 OWN |= dict.fromkeys(("dqn", "sac_discrete"), DISCRETE)
 OWN["rainbow"] = {**DISCRETE, "steps.sequence_length": Effect(2, refused)}

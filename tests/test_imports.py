@@ -134,7 +134,7 @@ def test_nobody_imports_recipes_or_conformance_suites():
 
 def test_the_reader_of_imports_sees_all_kinds_of_them():
     source = """
-import kit.update
+import kit.evaluate
 from typing import TYPE_CHECKING
 from kit import trainer
 from kit.steps import StepPlan
@@ -145,7 +145,7 @@ def function():
 """
     found = set(imported(ast.parse(source), set(modules())))
     expected = {
-        "kit.update",
+        "kit.evaluate",
         "kit.trainer.__init__",
         "kit.__init__",
         "kit.steps.__init__",

@@ -155,3 +155,14 @@ class MultiDiscrete(torch.distributions.Distribution):
         return torch.stack([part.deterministic_sample for part in self.parts], dim=-1)
 
     deterministic_sample = mode
+
+
+def _divergence_of_choices(one: MultiDiscrete, other: MultiDiscrete) -> Tensor:
+    """The Kullback-Leibler divergence of independent choices: the sum of theirs."""
+    parts = [torch.distributions.kl_divergence(*both) for both in zip(one.parts, other.parts)]
+    return torch.stack(parts, dim=-1).sum(dim=-1)
+
+
+torch.distributions.register_kl(MultiDiscrete, MultiDiscrete)(  # type: ignore[no-untyped-call]
+    _divergence_of_choices
+)

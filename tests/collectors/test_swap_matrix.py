@@ -25,6 +25,7 @@ LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "REINFORCE": ("reinforce", {}),
     "REINFORCE without a baseline": ("reinforce", {"baseline": False}),
     "IMPALA": ("impala", {}),
+    "TRPO": ("trpo", {"critic_epochs": 1}),
     "recurrent PPO": ("ppo_recurrent", {"recurrent_size": 4}),
     "PPO from images": ("ppo_pixels", IMAGES),
     "SVPG": ("svpg", {"num_particles": 2}),

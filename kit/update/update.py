@@ -6,8 +6,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -25,6 +24,14 @@ from kit.logging.metrics import scalar, weighted_mean
 from kit.steps import SettingError
 from kit.steps.errors import one_of, whole_number
 from kit.steps.every import Every
+from kit.update.groups import (
+    as_losses,
+    check_names,
+    declared_losses,
+    gradients_of,
+    groups_of,
+    losses_among,
+)
 
 Compile = Literal["auto", True, False]
 Metrics = dict[str, Tensor]
@@ -34,19 +41,6 @@ ChangeGradients = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Sequence
 """From parameters and their gradients to other gradients."""
 Due = tuple[int, ...]
 """Positions of the groups whose optimisers step."""
-
-
-@dataclass
-class _Group:
-    """One optimiser, the losses it minimises (empty: all) and the parameters it owns."""
-
-    name: str
-    optimizer: Optimizer
-    losses: tuple[str, ...]
-    parameters: list[nn.Parameter]
-    period: int
-    """gradient steps between two steps of this optimiser."""
-    steps: int = 0
 
 
 def in_precision(loss_module: nn.Module, precision: str, device: Any) -> nn.Module:
@@ -117,10 +111,10 @@ class Update(OptimizationStepper):
         compile: Compile = "auto",
     ) -> None:
         self.loss_module = loss_module
-        self.groups = _groups(optimizer, every or {})
-        declared = _declared(loss_module, self.groups)
+        self.groups = groups_of(optimizer, every or {})
+        declared = declared_losses(loss_module, self.groups)
         if declared:
-            _check_names(self.groups, declared)
+            check_names(self.groups, declared)
         self.max_grad_norm = _positive("max_grad_norm", max_grad_norm)
         self.clip_value = _positive("clip_value", clip_value)
         if max_grad_norm is not None and clip_value is not None:
@@ -179,7 +173,7 @@ class Update(OptimizationStepper):
 
     def losses(self, minibatch: TensorDictBase) -> TensorDictBase:
         """The losses of a minibatch."""
-        return _as_losses(self.loss_module, self.loss_module(minibatch))
+        return as_losses(self.loss_module, self.loss_module(minibatch))
 
     def minimize(self, losses: TensorDictBase) -> Metrics:
         """Make one gradient step on losses that were computed elsewhere, eagerly.
@@ -313,7 +307,7 @@ class Update(OptimizationStepper):
             self._check(losses)
         gradients: list[Tensor | None] = []
         for number in due:
-            found = _gradients(self.groups[number], losses, retain_graph=number != due[-1])
+            found = gradients_of(self.groups[number], losses, retain_graph=number != due[-1])
             if self.change_gradients is not None:
                 found = self.change_gradients(self.groups[number].parameters, found)
             gradients += found
@@ -321,14 +315,14 @@ class Update(OptimizationStepper):
 
     def _check(self, losses: TensorDictBase) -> None:
         """Refuse, before the first step, optimisers that do not fit the losses."""
-        names = _losses_among(losses.keys())
+        names = losses_among(losses.keys())
         if not names:
             why = "has no entry named loss..., which would be minimised"
             works = f"it returns {list(losses.keys())}"
             raise SettingError("loss_module", type(self.loss_module).__name__, why, works)
-        _check_names(self.groups, names)
+        check_names(self.groups, names)
         for group in self.groups:
-            if all(gradient is None for gradient in _gradients(group, losses, retain_graph=True)):
+            if all(gradient is None for gradient in gradients_of(group, losses, retain_graph=True)):
                 name = group.name or type(group.optimizer).__name__
                 why = (
                     f"is over parameters that {' and '.join(group.losses or names)} does not reach"
@@ -396,86 +390,6 @@ class Update(OptimizationStepper):
             self.target_updater.load_state_dict(state_dict["targets"])
         self._target_period.load_state_dict(state_dict["target_period"])
         self.optimizer_step_count = int(state_dict["optimizer_step_count"])
-
-
-# ---------------------------------------------------------------------- optimisers and losses
-def _groups(
-    optimizer: Optimizer | Mapping[str, Optimizer], every: Mapping[str, int]
-) -> list[_Group]:
-    """Optimisers with their losses and periods."""
-    named = {"": optimizer} if isinstance(optimizer, Optimizer) else dict(optimizer)
-    for name in every:
-        if name not in named:
-            works = [*filter(None, named)] or "give each loss an optimiser of its own"
-            raise SettingError("every", name, "is not a loss with an optimiser of its own", works)
-    groups = []
-    for one in dict.fromkeys(named.values()):
-        given = [name for name, optimizer in named.items() if optimizer is one]
-        names = tuple(filter(None, given))
-        periods = {whole_number(f"every.{name}", every.get(name, 1), 1) for name in given}
-        if len(periods) > 1:
-            why = f"differs for {' and '.join(names)}, which share an optimiser"
-            raise SettingError("every", dict(every), why, "give them the same period")
-        name = "_".join(name.removeprefix("loss_") for name in names)
-        owned = [p for group in one.param_groups for p in group["params"] if p.requires_grad]
-        groups.append(_Group(name, one, names, owned, periods.pop()))
-    return groups
-
-
-def _losses_among(names: Iterable[Any]) -> list[str]:
-    return [name for name in names if isinstance(name, str) and name.startswith("loss")]
-
-
-def _check_names(groups: Sequence[_Group], losses: Sequence[str]) -> None:
-    """Refuse an optimiser for a loss that does not exist, and a loss without an optimiser."""
-    named = [name for group in groups for name in group.losses]
-    for name in named:
-        if name not in losses:
-            raise SettingError("optimizer", name, "is not a loss of the loss module", losses)
-    left = [name for name in losses if name not in named]
-    if named and left:
-        raise SettingError(
-            "optimizer", named, f"leaves {' and '.join(left)} without an optimiser",
-            "name an optimiser for it as well (several losses may share one)"
-        )  # fmt: skip
-
-
-def _declared(loss_module: nn.Module, groups: Sequence[_Group]) -> list[str]:
-    """Names of the losses that the module says it has, if these include all that are named."""
-    try:
-        declared = _losses_among(getattr(loss_module, "out_keys", None) or ())
-    except (AttributeError, NotImplementedError, RuntimeError):  # a property of TorchRL's
-        return []
-    return declared if {name for group in groups for name in group.losses} <= {*declared} else []
-
-
-def _gradients(
-    group: _Group, losses: TensorDictBase, retain_graph: bool
-) -> Sequence[Tensor | None]:
-    """The gradients of the sum of a group's losses."""
-    parts = [losses.get(name).float() for name in group.losses or _losses_among(losses.keys())]
-    total = sum(parts[1:], parts[0])
-    if not total.requires_grad:
-        return [None] * len(group.parameters)
-    return torch.autograd.grad(
-        total, group.parameters, retain_graph=retain_graph, allow_unused=True
-    )
-
-
-def _as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
-    """The outputs of a loss module, checked."""
-    name = type(loss_module).__name__
-    works = 'return TensorDict({"loss": loss}) with a loss that is one number'
-    if not isinstance(returned, TensorDictBase):
-        kind = type(returned).__name__
-        raise SettingError("loss_module", name, f"returns a {kind}, not a TensorDict", works)
-    if any(isinstance(value, TensorDictBase) for value in returned.values()):
-        returned = returned.flatten_keys(".")  # entropies of several actions: entropy.gear_entropy
-    for loss in _losses_among(returned.keys()):
-        if returned.get(loss).numel() != 1:
-            why = f"returns a {loss} of shape {list(returned.get(loss).shape)}, not one number"
-            raise SettingError("loss_module", name, why, 'take its mean (reduction="mean")')
-    return returned
 
 
 def _in_layout_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:

@@ -1,0 +1,108 @@
+"""The optimisers of an update, the losses they minimise, and whether these fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kit.steps import SettingError
+from kit.steps.errors import whole_number
+
+
+@dataclass
+class Group:
+    """One optimiser, the losses it minimises (empty: all) and the parameters it owns."""
+
+    name: str
+    optimizer: Optimizer
+    losses: tuple[str, ...]
+    parameters: list[nn.Parameter]
+    period: int
+    """gradient steps between two steps of this optimiser."""
+    steps: int = 0
+
+
+def groups_of(
+    optimizer: Optimizer | Mapping[str, Optimizer], every: Mapping[str, int]
+) -> list[Group]:
+    """Optimisers with their losses and periods."""
+    named = {"": optimizer} if isinstance(optimizer, Optimizer) else dict(optimizer)
+    for name in every:
+        if name not in named:
+            works = [*filter(None, named)] or "give each loss an optimiser of its own"
+            raise SettingError("every", name, "is not a loss with an optimiser of its own", works)
+    groups = []
+    for one in dict.fromkeys(named.values()):
+        given = [name for name, optimizer in named.items() if optimizer is one]
+        names = tuple(filter(None, given))
+        periods = {whole_number(f"every.{name}", every.get(name, 1), 1) for name in given}
+        if len(periods) > 1:
+            why = f"differs for {' and '.join(names)}, which share an optimiser"
+            raise SettingError("every", dict(every), why, "give them the same period")
+        name = "_".join(name.removeprefix("loss_") for name in names)
+        owned = [p for group in one.param_groups for p in group["params"] if p.requires_grad]
+        groups.append(Group(name, one, names, owned, periods.pop()))
+    return groups
+
+
+def losses_among(names: Iterable[Any]) -> list[str]:
+    """The names of losses among those of a loss module's outputs."""
+    return [name for name in names if isinstance(name, str) and name.startswith("loss")]
+
+
+def check_names(groups: Sequence[Group], losses: Sequence[str]) -> None:
+    """Refuse an optimiser for a loss that does not exist, and a loss without an optimiser."""
+    named = [name for group in groups for name in group.losses]
+    for name in named:
+        if name not in losses:
+            raise SettingError("optimizer", name, "is not a loss of the loss module", losses)
+    left = [name for name in losses if name not in named]
+    if named and left:
+        raise SettingError(
+            "optimizer", named, f"leaves {' and '.join(left)} without an optimiser",
+            "name an optimiser for it as well (several losses may share one)"
+        )  # fmt: skip
+
+
+def declared_losses(loss_module: nn.Module, groups: Sequence[Group]) -> list[str]:
+    """Names of the losses that the module says it has, if these include all that are named."""
+    try:
+        declared = losses_among(getattr(loss_module, "out_keys", None) or ())
+    except (AttributeError, NotImplementedError, RuntimeError):  # a property of TorchRL's
+        return []
+    return declared if {name for group in groups for name in group.losses} <= {*declared} else []
+
+
+def gradients_of(
+    group: Group, losses: TensorDictBase, retain_graph: bool
+) -> Sequence[Tensor | None]:
+    """The gradients of the sum of a group's losses."""
+    parts = [losses.get(name).float() for name in group.losses or losses_among(losses.keys())]
+    total = sum(parts[1:], parts[0])
+    if not total.requires_grad:
+        return [None] * len(group.parameters)
+    return torch.autograd.grad(
+        total, group.parameters, retain_graph=retain_graph, allow_unused=True
+    )
+
+
+def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
+    """The outputs of a loss module, checked."""
+    name = type(loss_module).__name__
+    works = 'return TensorDict({"loss": loss}) with a loss that is one number'
+    if not isinstance(returned, TensorDictBase):
+        kind = type(returned).__name__
+        raise SettingError("loss_module", name, f"returns a {kind}, not a TensorDict", works)
+    if any(isinstance(value, TensorDictBase) for value in returned.values()):
+        returned = returned.flatten_keys(".")  # entropies of several actions: entropy.gear_entropy
+    for loss in losses_among(returned.keys()):
+        if returned.get(loss).numel() != 1:
+            why = f"returns a {loss} of shape {list(returned.get(loss).shape)}, not one number"
+            raise SettingError("loss_module", name, why, 'take its mean (reduction="mean")')
+    return returned

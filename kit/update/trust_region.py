@@ -1,0 +1,185 @@
+"""Trust region policy optimisation: the longest step that changes the policy little enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torch.distributions import Distribution, kl_divergence
+from torchrl.trainers import OptimizationStepper
+
+from kit.fast.vectors import parts_of, vector_of
+from kit.logging.metrics import scalar
+from kit.steps import SettingError
+from kit.steps.errors import whole_number
+from kit.update.groups import as_losses, losses_among
+
+_SMALLEST = 1e-12
+"""Where the gradient is zero, so is the step."""
+
+
+class TrustRegion(OptimizationStepper):
+    """Moves a policy along the natural gradient, as far as a bound on the KL divergence allows.
+
+    Trust region policy optimisation (Schulman et al. 2015, appendix C): the direction solves
+    ``F x = g`` by conjugate gradients, with the gradient g of the losses and the Fisher matrix F
+    of the policy, whose products with vectors are second derivatives of the mean divergence; the
+    step is the longest whose divergence is ``max_kl`` to second order. It is then shortened until
+    the divergence itself is within the bound and the losses are smaller. If no length does, the
+    policy stays as it is.
+
+    It keeps nothing between steps, runs eagerly, and changes the policy's parameters alone: a
+    critic is fitted by :class:`~kit.hooks.FitCritic`.
+
+    Args:
+        loss_module: returns a TensorDict of scalars; those named ``loss...`` are minimised (their
+            sum), such as the surrogate of TorchRL's ``PPOLoss``.
+        policy: actor whose parameters are changed; not recurrent.
+        max_kl: largest mean divergence of the policy after a step from that before it.
+        damping: added to the diagonal of F.
+        conjugate_gradient_steps: iterations of the method, each a product with F.
+        line_search_steps: lengths that are tried.
+        shrinkage: of each length to the one before, in (0, 1).
+
+    Raises:
+        SettingError: if a setting is outside its limits, or the policy has no distribution.
+    """
+
+    def __init__(
+        self,
+        loss_module: nn.Module,
+        policy: Any,
+        *,
+        max_kl: float = 0.01,
+        damping: float = 0.1,
+        conjugate_gradient_steps: int = 10,
+        line_search_steps: int = 10,
+        shrinkage: float = 0.8,
+    ) -> None:
+        name = type(policy).__name__
+        if not callable(getattr(policy, "get_dist", None)):
+            works = "a ProbabilisticActor, as make_actor_critic returns it"
+            raise SettingError("policy", name, "has no distribution of actions", works)
+        if "is_init" in policy.in_keys:
+            works = "use recipes.ppo_recurrent"
+            raise SettingError("policy", name, "is recurrent", works)
+        if not max_kl > 0:
+            raise SettingError("max_kl", max_kl, "is not positive", [0.01])
+        if not damping >= 0:
+            raise SettingError("damping", damping, "is negative", [0.1])
+        if not 0 < shrinkage < 1:
+            raise SettingError("shrinkage", shrinkage, "does not shrink a step", [0.8])
+        self.loss_module, self.policy = loss_module, policy
+        self.max_kl, self.damping, self.shrinkage = max_kl, damping, shrinkage
+        self.conjugate_gradient_steps = whole_number(
+            "conjugate_gradient_steps", conjugate_gradient_steps, at_least=1
+        )
+        self.line_search_steps = whole_number("line_search_steps", line_search_steps, at_least=1)
+        self.parameters = [one for one in policy.parameters() if one.requires_grad]
+
+    def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
+        """Make one step, as a trainer asks for it."""
+        del trainer
+        return TensorDict(self(sub_batch))
+
+    @torch.no_grad()
+    def __call__(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Make one step on a batch of any size.
+
+        Returns:
+            What the loss returned before the step; ``kl``, the mean divergence after it;
+            ``step_share``, its length as a share of the longest, 0 if none was taken; and
+            ``grad_norm``, the norm of the gradient.
+        """
+        before = self._distribution(batch)
+        with torch.enable_grad():
+            losses, objective = self._losses(batch)
+            gradient = self._gradient(objective)
+            # The divergence from itself is zero, and so is its slope, but not its curvature.
+            divergence = _mean_divergence(before, self._distribution(batch))
+            slope = self._gradient(divergence, create_graph=True)
+
+            def fisher(vector: Tensor) -> Tensor:
+                product = self._gradient(slope @ vector, retain_graph=True)
+                return product + self.damping * vector
+
+            direction = conjugate_gradients(fisher, gradient, self.conjugate_gradient_steps)
+            length = direction @ fisher(direction)
+        longest = direction * (2 * self.max_kl / length.clamp_min(_SMALLEST)).sqrt()
+        share, kl = self._search(batch, before, longest, objective)
+        metrics = {name: scalar(value) for name, value in losses.items()}
+        found = {"kl": kl, "step_share": torch.tensor(share), "grad_norm": gradient.norm()}
+        return metrics | found
+
+    def _search(
+        self, batch: TensorDictBase, before: Distribution, longest: Tensor, objective: Tensor
+    ) -> tuple[float, Tensor]:
+        """Take the first step that is within the bound and an improvement; share and divergence."""
+        start = vector_of(self.parameters).clone()
+        for trial in range(self.line_search_steps):
+            share = self.shrinkage**trial
+            self._set(start - share * longest)
+            _, reached = self._losses(batch)
+            kl = _mean_divergence(before, self._distribution(batch))
+            if bool((reached < objective) & (kl <= self.max_kl)):
+                return share, kl
+        self._set(start)
+        return 0.0, torch.zeros_like(objective)
+
+    def _losses(self, batch: TensorDictBase) -> tuple[TensorDictBase, Tensor]:
+        """What the loss returns, and the sum that is minimised."""
+        losses = as_losses(self.loss_module, self.loss_module(batch.copy()))
+        parts = [losses.get(name) for name in losses_among(losses.keys())]
+        if not parts:
+            why = "has no entry named loss..., which would be minimised"
+            works = f"it returns {list(losses.keys())}"
+            raise SettingError("loss_module", type(self.loss_module).__name__, why, works)
+        return losses, sum(parts[1:], parts[0]).reshape(())
+
+    def _distribution(self, batch: TensorDictBase) -> Any:
+        return self.policy.get_dist(batch.select(*self.policy.in_keys))
+
+    def _gradient(self, of: Tensor, **how: Any) -> Tensor:
+        """The gradient of a number as one vector; zero where a parameter has no part in it."""
+        found = torch.autograd.grad(of, self.parameters, allow_unused=True, **how)
+        given = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found)]
+        return vector_of(given)
+
+    def _set(self, vector: Tensor) -> None:
+        """Change the parameters where they are."""
+        for parameter, value in zip(self.parameters, parts_of(vector, self.parameters)):
+            parameter.copy_(value)
+
+
+def _mean_divergence(one: Distribution, other: Distribution) -> Tensor:
+    try:
+        return kl_divergence(one, other).mean()
+    except NotImplementedError:
+        why = "is a distribution whose Kullback-Leibler divergence is not known"
+        works = "give it one by torch.distributions.register_kl"
+        raise SettingError("policy", type(one).__name__, why, works) from None
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor], target: Tensor, iterations: int
+) -> Tensor:
+    """Solve ``A x = target`` for a symmetric positive matrix (Hestenes and Stiefel 1952).
+
+    Args:
+        product: A times a vector.
+        target: ``[size]``.
+        iterations: at most; as many as the size solve it but for rounding.
+    """
+    solution, residual = torch.zeros_like(target), target.clone()
+    along, squared = residual, residual @ residual
+    for _ in range(iterations):
+        image = product(along)
+        rate = squared / (along @ image).clamp_min(_SMALLEST)
+        solution = solution + rate * along
+        residual = residual - rate * image
+        before, squared = squared, residual @ residual
+        along = residual + squared / before.clamp_min(_SMALLEST) * along
+    return solution

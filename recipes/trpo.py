@@ -1,0 +1,86 @@
+"""Trust region policy optimisation (Schulman et al. 2015), discrete and continuous actions.
+
+python -m recipes.trpo env.id=HalfCheetah-v5 env.num_envs=1 steps.total_policy_steps=1_000_000
+python -m recipes.trpo --help
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kit.advantages import GAE
+from kit.config import Count, FittedCriticConfig, NotNegative, Positive, checks
+from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit.hooks import anneal_coefficients, fit_critic
+from kit.modules import make_actor_critic
+from kit.trainer import Trainer
+from kit.update import TrustRegion
+
+
+@dataclass
+class Config(FittedCriticConfig):
+    """Settings of TRPO: one step of the policy for each batch, beside a critic that is fitted."""
+
+    env: EnvConfig = field(
+        default_factory=lambda: EnvConfig(normalize_observation=True, normalize_reward=True)
+    )
+    steps: OnPolicySteps = field(
+        default_factory=lambda: OnPolicySteps(
+            total_policy_steps=51_200, steps_per_env=128, update_epochs=1, minibatch_size=None
+        )
+    )
+    loss: str = "PPOLoss"
+    """Loss of torchrl.objectives (PPOLoss is the surrogate of TRPO), or module:Class."""
+    max_kl: Positive = 0.01
+    """Largest mean Kullback-Leibler divergence of the policy after a step from that before it."""
+    damping: NotNegative = 0.1
+    """Added to the diagonal of the Fisher matrix."""
+    conjugate_gradient_steps: Count = 10
+    """Iterations in which the natural gradient is solved for."""
+    line_search_steps: Count = 10
+    """Lengths of the step that are tried, each 0.8 of the one before."""
+    critic_epochs: Count = 10
+    """Passes over each batch in which an optimiser of its own fits the critic, before advantages
+    are estimated."""
+    normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
+    """Rows over which advantages are normalised: each batch, or all batches so far."""
+
+
+def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
+    """Wire TRPO; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
+    experiment = Experiment(cfg, algorithm="trpo")
+    unused = ("learning_rate", "anneal", "body_lr_factor")
+    checks.unused(cfg, unused, "the length of a step follows from max_kl")
+    env = experiment.make_env()
+    actor, critic = make_actor_critic(env, **cfg.networks)
+    loss = experiment.make_loss(
+        make_loss or cfg.loss,
+        actor,
+        critic,
+        entropy_coeff=cfg.entropy_coeff,
+        critic_coeff=cfg.joint_critic_coeff or 0.0,  # it is fitted alone
+    )
+    update = TrustRegion(
+        loss,
+        actor,
+        max_kl=cfg.max_kl,
+        damping=cfg.damping,
+        conjugate_gradient_steps=cfg.conjugate_gradient_steps,
+        line_search_steps=cfg.line_search_steps,
+    )
+    return experiment.trainer(
+        env,
+        actor,
+        advantage=GAE(value_network=critic, **cfg.horizon),
+        update=update,
+        hooks=[
+            *anneal_coefficients(loss, entropy_coeff=cfg.anneal_entropy),
+            *fit_critic(critic, cfg),
+        ],
+        parts=parts,
+    )
+
+
+if __name__ == "__main__":
+    main(Config, build)

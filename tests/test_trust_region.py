@@ -1,0 +1,214 @@
+"""A step of a trust region is the longest natural gradient step that the divergence allows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from torch.distributions import kl_divergence
+from torchrl.objectives import PPOLoss
+
+from kit.envs import make_env
+from kit.modules import MultiDiscrete, make_actor, make_actor_critic
+from kit.steps import SettingError
+from kit.update import TrustRegion
+from kit.update.trust_region import conjugate_gradients
+
+ROWS = 32
+SPACES: dict[str, gym.Space[Any]] = {
+    "discrete": gym.spaces.Discrete(3),
+    "several discrete": gym.spaces.MultiDiscrete([2, 3]),
+    "continuous": gym.spaces.Box(-np.ones(2, np.float32), np.ones(2, np.float32)),
+}
+kinds = pytest.mark.parametrize("kind", SPACES)
+
+
+class Still(gym.Env[Any, Any]):
+    """An environment whose spaces are all that matters."""
+
+    observation_space = gym.spaces.Box(-np.ones(3, np.float32), np.ones(3, np.float32))
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.action_space = space
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+
+def parts(kind: str, hidden: tuple[int, ...] = ()) -> tuple[Any, Any, TensorDictBase]:
+    """An actor, the surrogate loss, and a batch with advantages, in double precision."""
+    torch.manual_seed(0)
+    env = make_env(lambda: Still(SPACES[kind]), num_envs=1)
+    actor, _ = make_actor_critic(env, list(hidden))
+    env.close()
+    actor.double()
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        batch = actor(TensorDict({"observation": torch.randn(ROWS, 3).double()}, [ROWS]))
+    batch["advantage"] = torch.randn(ROWS, 1).double()
+    loss = PPOLoss(actor, None, entropy_bonus=False, normalize_advantage=False)
+    return actor, loss, batch
+
+
+def vector(module: nn.Module) -> Tensor:
+    return torch.cat([one.detach().flatten() for one in module.parameters()])
+
+
+def divergence(actor: Any, batch: TensorDictBase, weights: Tensor) -> Tensor:
+    """That of the actor with these weights, from the actor as it is."""
+    shapes = {name: one.shape for name, one in actor.named_parameters()}
+    sizes = [shape.numel() for shape in shapes.values()]
+    given = zip(shapes.items(), weights.split(sizes))
+    weighted = {name: part.view(shape) for (name, shape), part in given}
+    with torch.no_grad():
+        before = actor.get_dist(batch)
+    return torch.func.functional_call(Divergence(actor, batch, before), prefixed(weighted), ())
+
+
+def prefixed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"actor.{name}": value for name, value in weights.items()}
+
+
+class Divergence(nn.Module):
+    """The mean divergence of an actor from a distribution."""
+
+    def __init__(self, actor: Any, batch: TensorDictBase, before: Any) -> None:
+        super().__init__()
+        self.actor = actor
+        self.batch, self.before = batch, before
+
+    def forward(self) -> Tensor:
+        return kl_divergence(self.before, self.actor.get_dist(self.batch)).mean()
+
+
+# ---------------------------------------------------------------------- the step
+@kinds
+def test_the_step_is_that_of_dense_linear_algebra(kind):
+    """Paper, appendix C: s = sqrt(2 delta / x F x) x with F x = g, F the curvature."""
+    actor, loss, batch = parts(kind)
+    start = vector(actor)
+    gradient = torch.autograd.grad(loss(batch)["loss_objective"], list(actor.parameters()))
+    flat = torch.cat([one.flatten() for one in gradient])
+    fisher = torch.autograd.functional.hessian(lambda w: divergence(actor, batch, w), start)
+    fisher += 0.1 * torch.eye(len(start)).double()
+    natural = torch.linalg.solve(fisher, flat)
+    longest = natural * (2 * 0.01 / (natural @ fisher @ natural)).sqrt()
+    region = TrustRegion(loss, actor, conjugate_gradient_steps=len(start))
+    share = float(region(batch)["step_share"])
+    trials = round(math.log(share) / math.log(0.8))
+    assert 0 <= trials < 10
+    share = 0.8**trials
+    torch.testing.assert_close(vector(actor), start - share * longest, rtol=1e-4, atol=1e-7)
+
+
+@kinds
+def test_a_step_improves_within_the_bound_and_changes_the_policy_where_it_is(kind):
+    actor, loss, batch = parts(kind, hidden=(8,))
+    start, places = vector(actor), [one.data_ptr() for one in actor.parameters()]
+    before = loss(batch)["loss_objective"]
+    with torch.no_grad():
+        old = actor.get_dist(batch)
+    metrics = TrustRegion(loss, actor, max_kl=0.02)(batch)
+    kl = kl_divergence(old, actor.get_dist(batch)).mean()
+    assert 0 < kl <= 0.02
+    torch.testing.assert_close(metrics["kl"], kl.detach())
+    torch.testing.assert_close(metrics["loss_objective"], before.detach())
+    assert loss(batch)["loss_objective"] < before
+    assert metrics["grad_norm"] > 0
+    assert not torch.equal(vector(actor), start)
+    assert [one.data_ptr() for one in actor.parameters()] == places
+
+
+@pytest.mark.parametrize("advantage", [0.0, torch.nan])
+def test_without_an_improvement_the_policy_stays_as_it_is(advantage):
+    actor, loss, batch = parts("discrete")
+    batch["advantage"] = torch.full_like(batch["advantage"], advantage)
+    start = vector(actor)
+    metrics = TrustRegion(loss, actor)(batch)
+    assert (metrics["step_share"], metrics["kl"]) == (0, 0)
+    assert torch.equal(vector(actor), start)
+
+
+class Bowl(nn.Module):
+    """A loss whose minimum is so near that a long step leads beyond it."""
+
+    def __init__(self, actor: nn.Module) -> None:
+        super().__init__()
+        self.actor = actor
+        self.minimum = [one.detach() + 1e-3 for one in actor.parameters()]
+
+    def forward(self, batch: TensorDictBase) -> TensorDict:
+        """The squared distance from it."""
+        apart = [a - b for a, b in zip(self.actor.parameters(), self.minimum)]
+        return TensorDict({"loss": sum(one.square().sum() for one in apart)})
+
+
+def test_a_step_that_is_too_long_is_shortened_until_it_is_an_improvement():
+    actor, _, batch = parts("discrete")
+    start, shares = vector(actor), []
+    for tries in (1, 30):
+        region = TrustRegion(Bowl(actor), actor, line_search_steps=tries, shrinkage=0.5)
+        shares.append(float(region(batch)["step_share"]))
+        if tries == 1:
+            assert torch.equal(vector(actor), start)
+    assert shares[0] == 0.0
+    assert shares[1] in [0.5**trial for trial in range(1, 30)]
+
+
+def test_conjugate_gradients_solve_a_system_in_as_many_steps_as_it_is_large():
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(6, 6, generator=generator).double()
+    matrix, target = root @ root.T + torch.eye(6), torch.randn(6, generator=generator).double()
+    expected = torch.linalg.solve(matrix, target)
+    torch.testing.assert_close(conjugate_gradients(matrix.mv, target, 6), expected)
+    assert not torch.allclose(conjugate_gradients(matrix.mv, target, 2), expected)
+
+
+def test_the_divergence_of_several_choices_is_the_sum_of_theirs():
+    one, other = (MultiDiscrete(torch.randn(4, 5), [2, 3]) for _ in range(2))
+    expected = sum(kl_divergence(*both) for both in zip(one.parts, other.parts))
+    torch.testing.assert_close(kl_divergence(one, other), expected)
+
+
+# ---------------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_kl": 0.0}, "max_kl=0.0 is not positive"),
+        ({"damping": -1.0}, "damping=-1.0 is negative"),
+        ({"shrinkage": 1.0}, "shrinkage=1.0 does not shrink a step"),
+        ({"conjugate_gradient_steps": 0}, "conjugate_gradient_steps=0"),
+        ({"line_search_steps": 0}, "line_search_steps=0"),
+    ],
+)
+def test_settings_outside_their_limits_are_refused(settings, message):
+    actor, loss, _ = parts("discrete")
+    with pytest.raises(SettingError, match=message):
+        TrustRegion(loss, actor, **settings)
+
+
+def test_policies_without_a_distribution_are_refused():
+    linear = TensorDictModule(nn.Linear(3, 2), ["observation"], ["action"])
+    with pytest.raises(SettingError, match="has no distribution of actions"):
+        TrustRegion(nn.Module(), linear)
+
+
+def test_a_policy_whose_divergence_is_not_known_is_refused():
+    env = make_env(lambda: Still(SPACES["continuous"]), num_envs=1)
+    actor = make_actor(env, [4], "tanh", continuous="deterministic")
+    env.close()
+    batch = actor(TensorDict({"observation": torch.randn(4, 3)}, [4]))
+    region = TrustRegion(Bowl(actor), actor)
+    with pytest.raises(SettingError, match="divergence is not known"):
+        region(batch)
