@@ -347,6 +347,9 @@ WORLD_MODEL = {"compile": Effect("auto", part("update.compile"))}
 """Of world models, which are not recorded here."""
 
 TRUST_REGION: dict[str, Effect] = {
+    "steps.update_epochs": Effect(2, refused),
+    "steps.minibatch_size": Effect(2, refused),
+    "steps.minibatches": Effect(2, refused),
     "max_kl": Effect(0.5),
     "damping": Effect(10.0),
     "conjugate_gradient_steps": Effect(1),

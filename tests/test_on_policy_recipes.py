@@ -204,6 +204,17 @@ def test_coefficients_follow_their_schedules():
         ("ppo_pixels", {"convolutions": [[8, 3]]}, r"=\[\[8, 3\]\] are not channels, kernel size"),
         ("ppo_pixels", {"convolutions": [[8, 3, 0]]}, r"each at least 1, of every convolution"),
         ("ppo_pixels", {"preprocess": "atari"}, r"preprocess='atari' is for games"),
+        ("trpo", {"learning_rate": 0.1}, r"learning_rate=0\.1 has no effect: the length"),
+        (
+            "trpo",
+            {"steps": OnPolicySteps(512, steps_per_env=16, minibatch_size=None, update_epochs=2)},
+            r"update_epochs=2 makes several steps of a trust region from one batch",
+        ),
+        (
+            "trpo",
+            {"steps": OnPolicySteps(512, steps_per_env=16, minibatch_size=8, update_epochs=1)},
+            r"minibatch_size=8 makes several steps of a trust region .* None; the whole batch",
+        ),
     ],
 )
 def test_what_an_algorithm_cannot_do_is_refused(name, settings, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from kit.buffers import RolloutBatches
 from kit.hooks.annealing import Anneal
 from kit.steps import SettingError, StepPlan
 from kit.trainer.stages import Stages
-from kit.update import Update
+from kit.update import TrustRegion, Update
 
 Refusal = tuple[Any, ...]
 """Arguments of a ``SettingError``."""
@@ -122,6 +123,8 @@ def in_updates(
     if update is None and loss_module is None:
         works = "give an Update, or a loss_module and a hook at stage 'optimizer'"
         yield "update", None, _UNDONE, works
+    if isinstance(update, TrustRegion) and plan.on_policy:
+        yield from _in_trust_regions(plan)
     keys = getattr(loss_module, "tensor_keys", None)
     # Losses of action values name an advantage too, for estimators, and do not read it.
     reads = hasattr(keys, "advantage") and not hasattr(keys, "action_value")
@@ -141,6 +144,17 @@ def in_updates(
         batch = f"the {plan.frames_per_batch} policy steps of one batch"
         why = f"is larger than {batch}, whose advantages it needs"
         yield "minibatch_size", size, why, [plan.frames_per_batch]
+
+
+def _in_trust_regions(plan: StepPlan) -> Iterator[Refusal]:
+    """Several steps from one batch, each of which only bounds the divergence from the last."""
+    why = "makes several steps of a trust region from one batch, of which each alone is bounded"
+    epochs, size = plan.update_epochs, plan.minibatch_size
+    if epochs is not None and epochs > 1:
+        yield "update_epochs", epochs, why, [1]
+    rows = plan.rows(1) if plan.is_exact else sys.maxsize
+    if plan.minibatches_in_epoch(rows) > 1:
+        yield "minibatch_size", size, why, [None], "the whole batch"
 
 
 def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterator[Refusal]:

@@ -111,7 +111,7 @@ class TrustRegion(OptimizationStepper):
         longest = direction * (2 * self.max_kl / length.clamp_min(_SMALLEST)).sqrt()
         share, kl = self._search(batch, before, longest, objective)
         metrics = {name: scalar(value) for name, value in losses.items()}
-        found = {"kl": kl, "step_share": torch.tensor(share), "grad_norm": gradient.norm()}
+        found = {"kl": kl, "step_share": kl.new_tensor(share), "grad_norm": gradient.norm()}
         return metrics | found
 
     def _search(

@@ -49,9 +49,10 @@ def trained(learner: str, collector: str) -> Any:
     whole = collector == "episode"
     amount = {"steps_per_env": None, "min_steps": 32} if whole else {"steps_per_env": 8}
     sequences = recipe == "ppo_recurrent"
+    one_step = recipe == "trpo"
     steps = OnPolicySteps(
-        **amount, total_policy_steps=64, update_epochs=2, evaluation_every=None,
-        evaluation_episodes=1, minibatch_size=4 if sequences else None if whole else 16,
+        **amount, total_policy_steps=64, update_epochs=1 if one_step else 2, evaluation_every=None,
+        evaluation_episodes=1, minibatch_size=4 if sequences else None if whole or one_step else 16,
         sequence_length=4 if sequences else None,
     )  # fmt: skip
     vectorization = "tensor" if collector == "tensor" else "sync"
