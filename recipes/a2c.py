@@ -16,7 +16,7 @@ from kit.config import Count, FittedCriticConfig, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.fast.optimizers import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients, fit_critic
-from kit.modules import make_actor_critic, parameter_groups
+from kit.modules import make_actor_critic, parameter_groups, without_unread_outputs
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -66,7 +66,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     optimizer = Adam(groups, fused=True) if adam else RMSprop(groups, alpha=0.99, eps=1e-5)
     return experiment.trainer(
         env,
-        actor,
+        without_unread_outputs(actor, loss),
         advantage=GAE(value_network=critic, n_step=cfg.n_step, **cfg.horizon),
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[

@@ -112,6 +112,24 @@ def interrupted(name: str, folder: Path, **changes: Any) -> Trainer:
     return resumed
 
 
+# ---------------------------------------------------------------------- outputs of policies
+def test_a2c_collects_what_its_loss_reads_and_learns_the_same(monkeypatch):
+    lean = built("a2c")
+    assert set(lean.collector.collect().keys()) == {"action", "collector", "next", "observation"}
+    lean = built("a2c")
+    lean.run()
+    monkeypatch.setattr("recipes.a2c.without_unread_outputs", lambda actor, _: actor)
+    whole = built("a2c")
+    whole.run()
+    assert_equal(weights(lean), weights(whole))
+
+
+@pytest.mark.parametrize("loss", ["ClipPPOLoss", "KLPENPPOLoss"])
+def test_another_loss_in_a2c_has_every_output_of_the_policy(loss):
+    batch = built("a2c", loss=loss).collector.collect()
+    assert {"action", "action_log_prob", "logits"} <= set(batch.keys())
+
+
 # ---------------------------------------------------------------------- IMPALA
 def test_impala_corrects_the_staleness_of_the_asynchronous_collector(tmp_path):
     asynchronous = {"collector": "async", "collector_kwargs": {"max_staleness": 2}}

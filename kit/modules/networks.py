@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, Unbounded
+from torchrl.objectives import A2CLoss
 
 from kit.steps import SettingError
 
@@ -203,3 +204,17 @@ def parameter_groups(
         {"params": [p for p in parameters if id(p) in body], "lr": learning_rate * body_factor},
     ]
     return [group for group in groups if group["params"]]
+
+
+def without_unread_outputs(actor: Any, loss: nn.Module) -> Any:
+    """The policy that acts, without outputs that the loss computes by itself.
+
+    They are log-probabilities and parameters of distributions, a tenth of the time of a run whose
+    batches are short. ``A2CLoss`` does not read them; any other loss may, and its policy is the
+    actor as it is.
+
+    Args:
+        actor: of :func:`~kit.modules.make_actor`; its outputs change in place.
+        loss: that is minimised.
+    """
+    return actor.select_out_keys(*actor.dist_sample_keys) if type(loss) is A2CLoss else actor
