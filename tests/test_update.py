@@ -15,6 +15,7 @@ from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
 
 from kit.fast import executors
 from kit.logging.metrics import MetricMeans
+from kit.losses import losses_due
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update
@@ -297,11 +298,46 @@ def test_a_policy_delay_is_that_of_the_paper(every, last, fused, compile):
         if step % every == 0:
             targets.step()
         assert_same(state_of(ours, *own.values()), state_of(theirs, *other.values()))
-        assert ("grad_norm_actor" in metrics.keys()) == (step % every == 0)
+        for name in ("grad_norm_actor", "loss_actor", "state_action_value_actor"):
+            assert (name in metrics.keys()) == (step % every == 0)
     assert update.optimizer_steps == {"qvalue": last, "actor": last // every}
     assert (update.plain_reason == "") == (compile == "auto")
     if compile == "auto" and fused:
         assert programs(update) == 2  # with and without the actor
+
+
+@pytest.mark.parametrize("name", ["TD3Loss", "TD3BCLoss", "CrossQLoss", "SACLoss", "DroQLoss"])
+def test_critics_alone_are_those_of_the_whole_loss(name):
+    loss, other = make_loss(name), make_loss(name)
+    minibatch, whole = (minibatch_for(name) for _ in range(2))
+    before = set(minibatch.keys())
+    torch.manual_seed(0)
+    critics = losses_due(loss, minibatch, {"loss_qvalue"})
+    torch.manual_seed(0)
+    expected = other(whole)
+    assert "loss_qvalue" in critics.keys()
+    assert set(critics.keys()) < set(expected.keys())
+    for key in critics.keys():
+        assert torch.equal(critics[key], expected[key]), key
+    written = set(minibatch.keys()) - before
+    assert "td_error" in written
+    for key in written:
+        assert torch.equal(minibatch[key], whole[key]), key
+
+
+@pytest.mark.parametrize("changed", ["hooked", "replaced", "another class", "actor due"])
+def test_a_loss_that_is_changed_or_whose_actor_is_due_returns_everything(changed):
+    loss, due = make_loss("TD3Loss"), {"loss_qvalue"}
+    if changed == "hooked":
+        loss.register_forward_hook(lambda *_: None)
+    elif changed == "replaced":
+        loss.forward = loss.forward
+    elif changed == "another class":
+        loss.__class__ = type("Own", (type(loss),), {})
+    else:
+        due.add("loss_actor")
+    returned = losses_due(loss, minibatch_for("TD3Loss"), due)
+    assert {"loss_actor", "loss_qvalue"} <= set(returned.keys())
 
 
 def test_every_set_of_losses_that_is_due_together_is_right():

@@ -6,6 +6,7 @@ from kit.losses.distributional import CategoricalDQNLoss, DQNLoss, QuantileDQNLo
 from kit.losses.dreamerv1 import DreamerV1Loss
 from kit.losses.dreamerv3 import DreamerV3Loss
 from kit.losses.droq import DroQLoss
+from kit.losses.due import losses_due
 from kit.losses.plan2explore import Plan2ExploreLoss
 from kit.losses.redq import REDQLoss
 from kit.losses.svpg import SteinGradients
@@ -22,4 +23,5 @@ __all__ = [
     "QuantileDQNLoss",
     "REDQLoss",
     "SteinGradients",
+    "losses_due",
 ]

@@ -21,6 +21,7 @@ from kit.fast.optimizers import FusedOptimizers, step_is_fixed
 from kit.fast.traced import Traced, writable
 from kit.fast.vectors import parts_of, vector_of
 from kit.logging.metrics import scalar, weighted_mean
+from kit.losses.due import LEFT_OUT, losses_due
 from kit.steps import SettingError
 from kit.steps.errors import one_of, whole_number
 from kit.steps.every import Every
@@ -94,7 +95,7 @@ class Update(OptimizationStepper):
 
     Raises:
         SettingError: if a setting contradicts itself or the losses. What the loss returns may only
-            be known at the first call; the error is then raised before any optimiser steps.
+            be known when it is called; the error is then raised before that loss's optimiser steps.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Update(OptimizationStepper):
             raise SettingError("compile", compile, "is not a way to run", ["auto", True, False])
         self.compile = compile
         self.optimizer_step_count = 0
-        self._checked = False
+        self._checked: set[int] = set()
         self._traced: dict[tuple[Due, str], Traced] = {}
         self._fused = FusedOptimizers(
             [g.optimizer for g in self.groups] if compile == "auto" else []
@@ -285,7 +286,8 @@ class Update(OptimizationStepper):
     def _loss(self, due: Due, minibatch: TensorDictBase) -> dict[Any, Tensor]:
         """Metrics, gradients, and what the loss writes into the minibatch."""
         before = {key: minibatch.get(key) for key in minibatch.keys(True, True)}
-        losses = self.losses(minibatch)
+        names = {name for number in due for name in self.groups[number].losses}
+        losses = as_losses(self.loss_module, losses_due(self.loss_module, minibatch, names))
         outputs: dict[Any, Tensor] = {("metric", k): scalar(v) for k, v in losses.items()}
         gradients = self._differentiate(due, losses)
         outputs |= {("gradient", number): value for number, value in gradients.items()}
@@ -303,8 +305,8 @@ class Update(OptimizationStepper):
 
     def _differentiate(self, due: Due, losses: TensorDictBase) -> Gradients:
         """The gradients of the parameters of all groups that are due."""
-        if not self._checked:
-            self._check(losses)
+        if not self._checked.issuperset(due):
+            self._check(due, losses)
         gradients: list[Tensor | None] = []
         for number in due:
             found = gradients_of(self.groups[number], losses, retain_graph=number != due[-1])
@@ -313,15 +315,17 @@ class Update(OptimizationStepper):
             gradients += found
         return {number: value for number, value in enumerate(gradients) if value is not None}
 
-    def _check(self, losses: TensorDictBase) -> None:
-        """Refuse, before the first step, optimisers that do not fit the losses."""
+    def _check(self, due: Due, losses: TensorDictBase) -> None:
+        """Refuse optimisers that do not fit the losses, before they step for the first time."""
         names = losses_among(losses.keys())
         if not names:
             why = "has no entry named loss..., which would be minimised"
             works = f"it returns {list(losses.keys())}"
             raise SettingError("loss_module", type(self.loss_module).__name__, why, works)
-        check_names(self.groups, names)
-        for group in self.groups:
+        later = {name for n, g in enumerate(self.groups) if n not in due for name in g.losses}
+        check_names(self.groups, [*names, *sorted(later & LEFT_OUT - {*names})])
+        there = [n for n, group in enumerate(self.groups) if {*group.losses} <= {*names}]
+        for group in (self.groups[number] for number in there):
             if all(gradient is None for gradient in gradients_of(group, losses, retain_graph=True)):
                 name = group.name or type(group.optimizer).__name__
                 why = (
@@ -329,7 +333,7 @@ class Update(OptimizationStepper):
                 )
                 works = "give it parameters of the loss module's networks"
                 raise SettingError("optimizer", name, why, works)
-        self._checked = True
+        self._checked.update(there)
 
     def _apply(self, due: Due, gradients: Gradients) -> Metrics:
         """Clip and let the optimisers step; the norms before clipping."""
