@@ -358,7 +358,7 @@ TRUST_REGION: dict[str, Effect] = {
     "critic_minibatch_size": Effect(2),
     "critic_learning_rate": Effect(0.1),
     "compile": Effect(
-        False, lambda run: run.trainer.registered_modules["FitCritic"].update.compile
+        False, lambda run: run.trainer.registered_modules["fit_critic"].update.compile
     ),
     "learning_rate": Effect(0.05, refused),
     "anneal": Effect("cosine", refused),
@@ -464,9 +464,8 @@ def differs(recipe: str, name: str, tmp_path: Path, capsys: Any) -> bool:
         derive_loss(recipe)
     known = _settings(recipe)
     if effect.look is refused:
-        with pytest.raises(
-            SettingError, match="dataset" if name == "env.id" else name.split(".")[-1]
-        ):
+        said = {"env.id": "dataset", "steps.minibatches": "minibatch_size"}
+        with pytest.raises(SettingError, match=said.get(name, name.split(".")[-1])):
             outcome(recipe, tmp_path, {name: effect.value}, capsys)
         return True
     given = {key: value for key, value in effect.given.items() if key in known}

@@ -130,6 +130,8 @@ def small_config(config_class: type) -> dict[str, Any]:
         values["env"]["max_episode_steps"] = 16
     else:
         steps |= {"steps_per_env": 8 if on_policy else 2, "minibatch_size": 4}
+    if "max_kl" in values:  # a trust region is of the whole batch
+        steps["minibatch_size"] = None
     return values
 
 
