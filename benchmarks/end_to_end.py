@@ -9,7 +9,8 @@ the first round every library runs once; further rounds are interleaved runs of 
 fastest peer. ``--peers`` is a Python that has Stable-Baselines3, sb3-contrib and tianshou (by
 default this one), ``--sheeprl`` one with sheeprl, which runs its own benchmark settings of PPO and
 A2C, and ``dreamer_v3_5`` in the kit's size ``tiny`` (both imagine from all records). One PyTorch
-thread.
+thread. Cases were measured in different hours, and so were some of the libraries in them (sheeprl):
+their factors are over the kit's runs of that hour.
 """
 
 from __future__ import annotations
