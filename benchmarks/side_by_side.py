@@ -164,6 +164,7 @@ def write(runs: Sequence[Run]) -> Path:
             own, theirs = (statistics.fmean(r.mean_return for r in group) for group in groups)
             spread = max(statistics.pstdev(r.mean_return for r in group) for group in groups)
             verdict = "yes" if own >= theirs - spread else "no"
+            verdict = verdict if min(map(len, groups)) > 1 else "one seed"
             rows += [_row(group, verdict if group is groups[0] else "") for group in groups]
     header = [
         "", "policy steps", "gradient steps", "return of each seed", "mean ± std",
