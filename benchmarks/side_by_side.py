@@ -64,6 +64,7 @@ def run_kit(algorithm: str, id: str, seed: int, steps: int) -> dict[str, Any]:
     from kit.evaluate import SavedRun
 
     recipe = importlib.import_module(f"recipes.{algorithm.lower()}")
+    # Stable-Baselines3 makes its first gradient step one vector step after the random ones.
     settings = [
         f"env.id={id}", f"env.num_envs={COPIES}", f"steps.total_policy_steps={steps}",
         f"steps.learning_starts={LEARNING_STARTS + COPIES}", "steps.steps_per_env=1",

@@ -184,6 +184,7 @@ class Experiment:
         checks.loss_class(given, make)
         taken = checks.taken_arguments(make, arguments, defaults, self.algorithm)
         checks.continuous_loss(make, networks)
+        checks.one_action_loss(make, networks)
         mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own
         if mistakable:
             checks.networks_of(make, own, len(networks))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 
@@ -15,7 +17,13 @@ from kit.modules.shared_body import SharedBody
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update
-from tests.tiny import assert_equal, weights
+from tests.tiny import Guess, assert_equal, weights
+
+TWO_GUESSES = gym.spaces.Dict(
+    {"one": gym.spaces.Discrete(Guess.CHOICES), "other": gym.spaces.Discrete(Guess.CHOICES)}
+)
+gym.register("TwoGuesses-v0", functools.partial(Guess, action_space=TWO_GUESSES))
+SEVERAL_ACTIONS = EnvConfig("TwoGuesses-v0", 4)
 
 TINY = {"hidden_sizes": [8]}
 IMAGES = {
@@ -222,6 +230,8 @@ def test_coefficients_follow_their_schedules():
         ("ppo_pixels", {"convolutions": [[8, 3]]}, r"=\[\[8, 3\]\] are not channels, kernel size"),
         ("ppo_pixels", {"convolutions": [[8, 3, 0]]}, r"each at least 1, of every convolution"),
         ("ppo_pixels", {"preprocess": "atari"}, r"preprocess='atari' is for games"),
+        ("a2c", {"env": SEVERAL_ACTIONS}, r"'A2CLoss' is for one action, and .* several: \["),
+        ("reinforce", {"env": SEVERAL_ACTIONS}, r"use recipes\.ppo and its losses"),
         ("trpo", {"learning_rate": 0.1}, r"learning_rate=0\.1 has no effect: the length"),
         (
             "trpo",

@@ -197,8 +197,9 @@ def test_the_divergence_of_several_choices_is_the_sum_of_theirs():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_kl": 0.0}, "max_kl=0.0 is not positive"),
-        ({"damping": -1.0}, "damping=-1.0 is negative"),
+        ({"max_kl": 0.0}, "max_kl=0.0 is not positive and finite"),
+        ({"max_kl": float("inf")}, "max_kl=inf is not positive and finite"),
+        ({"damping": -1.0}, "damping=-1.0 is negative or infinite"),
         ({"shrinkage": 1.0}, "shrinkage=1.0 does not shrink a step"),
         ({"conjugate_gradient_steps": 0}, "conjugate_gradient_steps=0"),
         ({"line_search_steps": 0}, "line_search_steps=0"),
@@ -214,6 +215,20 @@ def test_policies_without_a_distribution_are_refused():
     linear = TensorDictModule(nn.Linear(3, 2), ["observation"], ["action"])
     with pytest.raises(SettingError, match="has no distribution of actions"):
         TrustRegion(nn.Module(), linear)
+
+
+def test_a_loss_that_the_step_would_leave_as_it_is_is_refused():
+    actor, _, batch = parts("discrete")
+    env = make_env(lambda: Still(SPACES["discrete"]), num_envs=1)
+    other, critic = make_actor_critic(env, [4])
+    env.close()
+    batch["value_target"] = torch.randn(ROWS, 1).double()
+    with_critic = PPOLoss(actor, critic.double(), entropy_bonus=False)
+    with pytest.raises(SettingError, match=r"returns loss_critic, .* fit the critic by FitCritic"):
+        TrustRegion(with_critic, actor)(batch)
+    of_another = PPOLoss(other.double(), None, entropy_bonus=False, normalize_advantage=False)
+    with pytest.raises(SettingError, match=r"returns loss_objective, .* the same policy"):
+        TrustRegion(of_another, actor)(batch)
 
 
 def test_a_policy_whose_divergence_is_not_known_is_refused():

@@ -200,6 +200,16 @@ def continuous_loss(make: Callable[..., Any], networks: Sequence[Any]) -> None:
             raise SettingError("loss", name, why, [CONTINUOUS_LOSSES[name]])
 
 
+def one_action_loss(make: Callable[..., Any], networks: Sequence[Any]) -> None:
+    """Refuse an actor of several actions in losses of TorchRL's that fail with it."""
+    keys = getattr(networks[0], "dist_sample_keys", ()) if networks else ()
+    of_one = (objectives.A2CLoss, objectives.ReinforceLoss)
+    if len(keys) > 1 and isinstance(make, type) and issubclass(make, of_one):
+        why = f"is for one action, and the environment has several: {[*keys]}"
+        works = "use recipes.ppo and its losses, or an environment whose action is one array"
+        raise SettingError("loss", loss_name(make), why, works)
+
+
 def loss_name(make: Callable[..., Any]) -> str:
     """The name of a class or function in messages."""
     return str(getattr(make, "__name__", type(make).__name__))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ class TrustRegion(OptimizationStepper):
         shrinkage: of each length to the one before, in (0, 1).
 
     Raises:
-        SettingError: if a setting is outside its limits, or the policy has no distribution.
+        SettingError: if a setting is outside its limits, or the policy has no distribution; at the
+            first step, if a loss does not depend on the policy, as that of a critic would not.
     """
 
     def __init__(
@@ -66,10 +68,10 @@ class TrustRegion(OptimizationStepper):
         if "is_init" in policy.in_keys:
             works = "use recipes.ppo_recurrent"
             raise SettingError("policy", name, "is recurrent", works)
-        if not max_kl > 0:
-            raise SettingError("max_kl", max_kl, "is not positive", [0.01])
-        if not damping >= 0:
-            raise SettingError("damping", damping, "is negative", [0.1])
+        if not 0 < max_kl < math.inf:
+            raise SettingError("max_kl", max_kl, "is not positive and finite", [0.01])
+        if not 0 <= damping < math.inf:
+            raise SettingError("damping", damping, "is negative or infinite", [0.1])
         if not 0 < shrinkage < 1:
             raise SettingError("shrinkage", shrinkage, "does not shrink a step", [0.8])
         self.loss_module, self.policy = loss_module, policy
@@ -79,6 +81,7 @@ class TrustRegion(OptimizationStepper):
         )
         self.line_search_steps = whole_number("line_search_steps", line_search_steps, at_least=1)
         self.parameters = [one for one in policy.parameters() if one.requires_grad]
+        self._checked = False
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
         """Make one step, as a trainer asks for it."""
@@ -97,6 +100,8 @@ class TrustRegion(OptimizationStepper):
         before = self._distribution(batch)
         with torch.enable_grad():
             losses, objective = self._losses(batch)
+            if not self._checked:
+                self._check(losses)
             gradient = self._gradient(objective)
             # The divergence from itself is zero, and so is its slope, but not its curvature.
             divergence = _mean_divergence(before, self._distribution(batch))
@@ -140,6 +145,22 @@ class TrustRegion(OptimizationStepper):
             works = f"it returns {list(losses.keys())}"
             raise SettingError("loss_module", type(self.loss_module).__name__, why, works)
         return losses, sum(parts[1:], parts[0]).reshape(())
+
+    def _check(self, losses: TensorDictBase) -> None:
+        """Refuse, before the first step, a loss that no step of the policy would minimise."""
+        for name in losses_among(losses.keys()):
+            loss = losses.get(name)
+            found: Sequence[Tensor | None] = (
+                torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
+                if loss.requires_grad
+                else ()
+            )
+            # A weight of 0 leaves a loss out.
+            if all(gradient is None for gradient in found) and bool(loss != 0):
+                why = f"returns {name}, which depends on nothing that the policy's step changes"
+                works = "give it the same policy and no critic, and fit the critic by FitCritic"
+                raise SettingError("loss_module", type(self.loss_module).__name__, why, works)
+        self._checked = True
 
     def _distribution(self, batch: TensorDictBase) -> Any:
         return self.policy.get_dist(batch.select(*self.policy.in_keys))
