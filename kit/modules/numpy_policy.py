@@ -10,22 +10,29 @@ distribution of the network's outputs.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
+from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn
+from torchrl.data import Bounded, Categorical
 from torchrl.envs.utils import ExplorationType
-from torchrl.modules import ProbabilisticActor, TanhNormal
+from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActor
 
 from kit.fast.traced import Traced
 from kit.modules.actors import Heads
-from kit.modules.distributions import Categorical, Normal
+from kit.modules.exploration import EpsilonGreedy, GaussianNoise
 from kit.modules.networks import FlattenMLP, SigmoidTanh
+from kit.modules.numpy_samplers import (
+    OF_DISTRIBUTIONS,
+    EpsilonGreedySampler,
+    Sampler,
+    ScaledSampler,
+)
 
 Array = NDArray[Any]
 
@@ -35,9 +42,7 @@ MOST_PRODUCTS = 2**18
 _AHEAD = 128
 """Time steps for which random numbers are drawn at once, at least."""
 
-# A function of a module is looked up at every use.
-add, dot, exp, maximum, multiply, tanh = np.add, np.dot, np.exp, np.maximum, np.multiply, np.tanh
-
+add, dot, maximum = np.add, np.dot, np.maximum  # of a module they are looked up at every use
 
 _ZERO = np.zeros(1, np.float32)
 
@@ -47,8 +52,8 @@ def _relu(values: Array, out: Array) -> None:
 
 
 ACTIVATIONS: dict[type[nn.Module], Callable[[Array, Array], Any]] = {
-    nn.Tanh: tanh,
-    SigmoidTanh: tanh,
+    nn.Tanh: np.tanh,
+    SigmoidTanh: np.tanh,
     nn.ReLU: _relu,
 }
 """Called with an array and where the result is written."""
@@ -59,7 +64,11 @@ class NotInNumpy(RuntimeError):
 
 
 class NumpyPolicy:
-    """Computes the actions of an actor of :func:`~kit.modules.make_actor`, step by step.
+    """Computes the actions of the kit's actors and Q-networks, step by step.
+
+    These are actors of :func:`~kit.modules.make_actor`, and with no outputs but the action:
+    deterministic ones, with :class:`~kit.modules.exploration.GaussianNoise` or without, and
+    Q-networks of :func:`~kit.modules.make_q_network`, epsilon-greedy or greedy.
 
     Parameters are read where they live, so that a learner's updates are seen at once.
 
@@ -78,23 +87,24 @@ class NumpyPolicy:
     def __init__(
         self, policy: Any, num_envs: int, exploration_type: ExplorationType | None
     ) -> None:
-        network, head, (self.key,) = _parts(policy)
         if exploration_type not in (ExplorationType.RANDOM, ExplorationType.DETERMINISTIC):
             raise NotInNumpy(f"actions are chosen by {exploration_type}")
         self.policy, self.num_envs = policy, num_envs
-        self.samples = exploration_type is ExplorationType.RANDOM
+        samples = exploration_type is ExplorationType.RANDOM
+        network, self._seen, self._sampler, self._head = _parts(policy, num_envs, samples)
+        self.samples = samples and self._sampler.draws_any
         self.out_keys = [key for key in policy.out_keys if not str(key).startswith("_")]
         *self._hidden, self._last = _layers(network, num_envs)
-        self._sampler = _SAMPLERS[head.distribution](head, num_envs)
         self.noise: list[Array] = []
         self._rows: Iterator[Any] = itertools.repeat(None)
         self._into: Array | None = None
         self._actions: list[Array] = []
         self._columns: list[Array] = []
-        (self._seen,) = policy.module[0].in_keys
-        self._head, self._sampling = head, policy.module[-1]
-        self._densities = Traced(self._written, head, policy.module[-1], name="")
+        self.key = "action" if self._head is None else policy.module[-1].out_keys[0]
         self._keeps_columns = self.out_keys != [self.key]
+        if self._keeps_columns:
+            self._sampling = policy.module[-1]
+            self._densities = Traced(self._written, self._head, self._sampling, name="")
         self._addresses = [parameter.data_ptr for parameter in policy.parameters()]
         self._places = [address() for address in self._addresses]
         modules = list(policy.modules())
@@ -219,32 +229,95 @@ def _stacked(steps: list[Array]) -> Tensor:
     return torch.from_numpy(steps[0][:, None] if len(steps) == 1 else np.stack(steps, axis=1))
 
 
-def _parts(policy: Any) -> tuple[FlattenMLP, Any, list[Any]]:
-    """Return network, head and action key of a policy.
+class _Parts(NamedTuple):
+    """What has to be known of a policy."""
+
+    network: Any
+    seen: Any
+    """key of the observation."""
+    sampler: Sampler
+    head: Any = None
+    """makes a distribution's parameters of the network's columns, where the policy has one."""
+
+
+def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
+    """Return the parts of a policy of the kind that is known here.
 
     Raises:
-        NotInNumpy: if it is no policy of the kind that is known here.
+        NotInNumpy: if it is another, or has hooks.
     """
-    if type(policy) is not ProbabilisticActor or len(policy.module) != 2:
-        raise NotInNumpy(f"{type(policy).__name__} is no actor of make_actor with one action")
-    heads = getattr(policy.module[0], "module", None)
-    if type(heads) is not Heads or type(heads.network) is not FlattenMLP or len(heads.heads) != 1:
+    parts = _find_parts(policy, num_envs, samples)
+    if any(m._forward_hooks or m._forward_pre_hooks for m in policy.modules()):
+        raise NotInNumpy("it has hooks")
+    return parts
+
+
+def _find_parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
+    if type(policy) is ProbabilisticActor and len(policy.module) == 2:
+        head = _only_head(policy.module[0])
+        if head.distribution not in OF_DISTRIBUTIONS or len(getattr(head, "shape", (1,))) != 1:
+            raise NotInNumpy(f"its distribution is {head.distribution.__name__}")
+        sampler = OF_DISTRIBUTIONS[head.distribution](head, num_envs)
+        network, (seen,) = policy.module[0].module.network, policy.module[0].in_keys
+        return _Parts(network, seen, sampler, head)
+    modules = [*policy.module] if type(policy) is TensorDictSequential else [policy]
+    written = getattr(policy, "out_keys", None) or ()
+    if set(written) == {"action"} and len(modules) <= 2:
+        noise = modules[1] if samples and len(modules) > 1 else None
+        if type(modules[0]) is QValueActor:
+            return _greedy(modules[0], noise, num_envs)
+        if type(modules[0]) is Actor:
+            return _deterministic(modules[0], noise, num_envs)
+    raise NotInNumpy(f"{type(policy).__name__} is no actor of kit.modules with one action alone")
+
+
+def _only_head(module: Any) -> Any:
+    heads = getattr(module, "module", None)
+    if type(heads) is not Heads or len(heads.heads) != 1:
         raise NotInNumpy("it is no actor of make_actor with one action and a network of its own")
-    head: Any = heads.heads[0]
-    if head.distribution not in _SAMPLERS or len(getattr(head, "shape", (1,))) != 1:
-        raise NotInNumpy(f"its distribution is {head.distribution.__name__}")
-    hooked = [m for m in heads.modules() if m._forward_hooks or m._forward_pre_hooks]
-    if hooked:
-        raise NotInNumpy(f"{type(hooked[0]).__name__} has hooks")
-    return heads.network, head, policy.module[-1].out_keys[:1]
+    return heads.heads[0]
 
 
-def _layers(network: FlattenMLP, num_envs: int) -> list[tuple[Array, Array, Array, Any]]:
+def _greedy(policy: Any, noise: Any, num_envs: int) -> _Parts:
+    """Return the parts of a Q-network, whose greedy action may be replaced by a random one."""
+    values, chosen = policy.module
+    if chosen.action_space != "categorical" or len(values.in_keys) > 1:
+        raise NotInNumpy("its actions are masked, or no numbers")
+    (seen,) = values.in_keys
+    if noise is None:
+        return _Parts(values.module, seen, EpsilonGreedySampler(None, num_envs, 0))
+    if type(noise) not in (EpsilonGreedy, EGreedyModule) or noise.action_mask_key is not None:
+        raise NotInNumpy(f"its actions are changed by {type(noise).__name__}")
+    spec = noise.spec["action"]
+    if type(spec) is not Categorical or spec.dtype != torch.int64 or spec.shape != (num_envs,):
+        raise NotInNumpy(f"random actions are those of {type(spec).__name__}")
+    sampler = EpsilonGreedySampler(noise, num_envs, int(spec.n))
+    return _Parts(values.module, seen, sampler)
+
+
+def _deterministic(policy: Any, noise: Any, num_envs: int) -> _Parts:
+    """Return the parts of a deterministic actor, to whose actions noise may be added."""
+    head, bounds = _only_head(policy), None
+    if len(head.shape) != 1:
+        raise NotInNumpy(f"its action has shape {head.shape}")
+    if noise is not None:
+        if type(noise) is not GaussianNoise:
+            raise NotInNumpy(f"its actions are changed by {type(noise).__name__}")
+        spec = noise.spec["action"]
+        if isinstance(spec, Bounded):
+            bounds = spec.space.low.numpy(), spec.space.high.numpy()
+    (seen,) = policy.in_keys
+    return _Parts(policy.module.network, seen, ScaledSampler(head, num_envs, noise, bounds))
+
+
+def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]]:
     """Return weights, bias, memory for the result and activation of each layer.
 
     Raises:
         NotInNumpy: if a layer is unknown, too large or not in float32 on the host.
     """
+    if type(network) is not FlattenMLP:
+        raise NotInNumpy(f"its network is {type(network).__name__}")
     if not network.flatten.is_vector:
         raise NotInNumpy("its observation is not one vector of numbers")
     found: list[Any] = []
@@ -262,156 +335,3 @@ def _layers(network: FlattenMLP, num_envs: int) -> list[tuple[Array, Array, Arra
         else:
             raise NotInNumpy(f"{type(layer).__name__} is no layer that NumPy computes here")
     return found
-
-
-# ---------------------------------------------------------------------- distributions
-class _Sampler:
-    """Chooses actions from the columns of the network.
-
-    Args:
-        head: says which distribution they are parameters of.
-        num_envs: rows.
-
-    Attributes:
-        shape: of the random numbers of a time step, ``[num_envs, ...]``.
-        actions: shape of the actions of a time step, ``[num_envs, ...]``.
-        dtype: of actions.
-        at_once: whether one call draws for many time steps what a call for each draws.
-    """
-
-    fill: Callable[..., Tensor] = Tensor.normal_
-    dtype: Any = np.float32
-
-    def __init__(self, head: Any, num_envs: int) -> None:
-        self.head = head
-        self.shape = self.actions = (num_envs, *getattr(head, "shape", (head.columns,)))
-        self.at_once = self._draws_alike()
-
-    @property
-    def draws(self) -> tuple[Any, ...]:
-        """Distribution and shape of the random numbers."""
-        return type(self), self.shape
-
-    def refresh(self) -> None:
-        """Compute functions of the parameters; once per batch."""
-
-    def noise(self, steps: int) -> Array:
-        """Draw the noise of samples, ``[steps, num_envs, ...]``, in the order of the steps."""
-        return self._draw(steps, self.at_once).numpy()  # type: ignore[no-any-return]
-
-    def _draw(self, steps: int, at_once: bool) -> Tensor:
-        if at_once:
-            # With other memory in between, or PyTorch draws many at once in another order.
-            apart = torch.empty(steps, *self.shape, 2)[..., 0]
-            return type(self).fill(apart).contiguous()
-        whole = torch.empty(steps, *self.shape)
-        for row in whole.unbind():
-            type(self).fill(row)
-        return whole
-
-    def _draws_alike(self) -> bool:
-        with torch.random.fork_rng(devices=[]):
-            before = torch.get_rng_state()
-            found = []
-            for at_once in (True, False):
-                torch.set_rng_state(before)
-                found.append((self._draw(16, at_once), torch.get_rng_state()))
-        return all(torch.equal(*both) for both in zip(*found))
-
-    def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
-        """Return actions, ``[num_envs, ...]``.
-
-        Args:
-            columns: of the network, unchanged until the next time step.
-            noise: random numbers of this time step.
-            out: where they are written; ``None``: to an array of their own.
-        """
-        raise NotImplementedError
-
-    def likeliest(self, columns: Array, out: Array | None) -> Array:
-        """Return the likeliest actions, ``[num_envs, ...]``."""
-        raise NotImplementedError
-
-
-class _Categorical(_Sampler):
-    """The winner of an exponential race, as :class:`~kit.modules.distributions.Categorical`."""
-
-    fill = Tensor.exponential_
-    dtype = np.intp
-
-    def __init__(self, head: Any, num_envs: int) -> None:
-        super().__init__(head, num_envs)
-        self.actions = (num_envs,)
-
-    def noise(self, steps: int) -> Array:
-        return np.log(super().noise(steps))  # type: ignore[no-any-return]
-
-    def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
-        return (columns - noise).argmax(-1, out)  # type: ignore[no-any-return]
-
-    def likeliest(self, columns: Array, out: Array | None) -> Array:
-        return columns.argmax(-1, out)  # type: ignore[no-any-return]
-
-
-class _Normal(_Sampler):
-    """Mean plus deviation times noise; the deviation is the same in all states."""
-
-    def refresh(self) -> None:
-        self._scale = self.head.log_scale.detach().exp().numpy()
-
-    def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
-        return add(columns, multiply(noise, self._scale, out), out)  # type: ignore[no-any-return]
-
-    def likeliest(self, columns: Array, out: Array | None) -> Array:
-        return np.positive(columns, out)  # type: ignore[no-any-return]
-
-
-class _TanhNormal(_Sampler):
-    """A normal distribution squashed to the bounds, as TorchRL's ``TanhNormal``."""
-
-    def __init__(self, head: Any, num_envs: int) -> None:
-        super().__init__(head, num_envs)
-        low, high = (head.keywords[name].numpy() for name in ("low", "high"))
-        self._middle, self._half = (high + low) / 2, (high - low) / 2
-        self._bounds = self._middle.item(0), self._half.item(0)
-        self._limit = np.float32(1 - torch.finfo(torch.float32).resolution)  # TorchRL's safe tanh
-        # Python computes one number faster than NumPy an array of one.
-        self._single = num_envs * head.size == 1
-
-    def _squashed(self, value: Array, out: Array | None) -> Array:
-        value = tanh(value, out)
-        maximum(value, -self._limit, out=value)
-        np.minimum(value, self._limit, out=value)
-        multiply(value, self._half, value)
-        return add(value, self._middle, value)  # type: ignore[no-any-return]
-
-    def _one(self, columns: Array, noise: Array, out: Array | None) -> Array:
-        """Sample a single number."""
-        (mean, raw), head, limit = columns[0].tolist(), self.head, float(self._limit)
-        middle, half = (head.most + head.least) / 2, (head.most - head.least) / 2
-        value = math.tanh(mean + math.exp(middle + half * math.tanh(raw)) * noise.item())
-        out = np.empty(self.shape, np.float32) if out is None else out
-        out[...] = self._bounds[0] + self._bounds[1] * min(max(value, -limit), limit)
-        return out
-
-    def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
-        if self._single:
-            return self._one(columns, noise, out)
-        size, head = self.head.size, self.head
-        scale = tanh(columns[:, size:])
-        scale *= (head.most - head.least) / 2
-        scale += (head.most + head.least) / 2
-        exp(scale, scale)
-        multiply(scale, noise, scale)
-        add(scale, columns[:, :size], scale)
-        return self._squashed(scale, out)
-
-    def likeliest(self, columns: Array, out: Array | None) -> Array:
-        return self._squashed(columns[:, : self.head.size], out)
-
-
-_SAMPLERS: dict[Any, type[_Sampler]] = {
-    Categorical: _Categorical,
-    Normal: _Normal,
-    TanhNormal: _TanhNormal,
-}

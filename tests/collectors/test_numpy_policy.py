@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors import EpisodeCollector, VectorCollector
 from kit.envs import make_env
-from kit.modules import make_actor, make_body
+from kit.modules import make_actor, make_body, make_q_network
+from kit.modules.exploration import EpsilonGreedy, GaussianNoise
 from kit.modules.numpy_policy import MOST_PRODUCTS
 
 ACTORS = {
@@ -23,14 +24,39 @@ ACTORS = {
 }
 
 
+def greedy(env, **noise):
+    network = make_q_network(env, (16, 16))
+    explore = EpsilonGreedy(env, eps_init=0.5, eps_end=0.1, **noise)
+    return TensorDictSequential(network, explore).select_out_keys("action")
+
+
+def noisy(env, sigma=0.7):  # some of the actions are clipped
+    actor = make_actor(env, (16, 16), "relu", continuous="deterministic", orthogonal=False)
+    noise = GaussianNoise(spec=env.full_action_spec, sigma_init=sigma, sigma_end=0.1)
+    return TensorDictSequential(actor, noise)
+
+
+EXPLORING = {
+    "epsilon-greedy": ("CartPole-v1", greedy),
+    "deterministic with noise": ("Pendulum-v1", noisy),
+    "deterministic": (
+        "Pendulum-v1",
+        lambda env: make_actor(env, (16,), "relu", continuous="deterministic"),
+    ),
+}
+
+
 def pair(kind, num_envs=3, make=VectorCollector, **settings):
     """A collector whose policy NumPy computes, and one whose policy is exact."""
-    id, shape = ACTORS[kind]
+    id, shape = {**ACTORS, **EXPLORING}[kind]
     found = []
     for fast_policy in ("auto", "exact"):
         torch.manual_seed(0)
         env = make_env(id, num_envs, seed=1, max_episode_steps=30)
-        actor = make_actor(env, (16, 16), **{"activation": "tanh", **shape})
+        if callable(shape):
+            actor = shape(env)
+        else:
+            actor = make_actor(env, (16, 16), **{"activation": "tanh", **shape})
         if kind == "action alone":
             actor = actor.select_out_keys("action")
         found.append(make(env, actor, seed=2, fast_policy=fast_policy, **settings))
@@ -45,7 +71,7 @@ def assert_close(one, other):
 
 
 # ---------------------------------------------------------------------- the same numbers
-@pytest.mark.parametrize("kind", list(ACTORS))
+@pytest.mark.parametrize("kind", [*ACTORS, *EXPLORING])
 @pytest.mark.parametrize("steps_per_env", [1, 32])
 def test_batches_are_those_of_the_module_but_for_rounding(kind, steps_per_env):
     ours, exact = pair(kind, steps_per_env=steps_per_env)
@@ -57,7 +83,35 @@ def test_batches_are_those_of_the_module_but_for_rounding(kind, steps_per_env):
     assert torch.equal(*numbers)
 
 
-@pytest.mark.parametrize("kind", ["categorical", "normal", "tanh-normal"])
+@pytest.mark.parametrize("num_envs", [1, 3, 40])
+@pytest.mark.parametrize("kind", list(EXPLORING))
+def test_exploration_is_that_of_the_module_for_any_number_of_environments(kind, num_envs):
+    ours, exact = pair(kind, num_envs=num_envs, steps_per_env=7)
+    for _ in range(3):
+        assert_close(ours.collect(), exact.collect())
+    assert ours.policy_path.name == "numpy"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("epsilon-greedy", "eps"), ("deterministic with noise", "sigma")]
+)
+def test_exploration_that_is_annealed_is_seen(kind, name):
+    ours, exact = pair(kind, steps_per_env=16)
+    for value in (0.5, 0.0, 1.0, 0.2):
+        for collector in (ours, exact):
+            getattr(collector.policy.module[1], name).fill_(value)
+        assert_close(ours.collect(), exact.collect())
+
+
+def test_random_actions_are_as_frequent_as_epsilon_says():
+    ours, _ = pair("epsilon-greedy", num_envs=1, steps_per_env=2_000)
+    batch = ours.collect()
+    greedy = ours.policy.module[0](batch.select("observation"))["action"]
+    differing = (batch["action"] != greedy).float().mean().item()
+    assert 0.2 < differing < 0.3  # half of the actions are random, half of those the greedy one
+
+
+@pytest.mark.parametrize("kind", ["categorical", "normal", "tanh-normal", *EXPLORING])
 def test_the_likeliest_actions_are_those_of_the_module(kind):
     ours, exact = pair(kind, steps_per_env=8, exploration_type=ExplorationType.DETERMINISTIC)
     assert_close(ours.collect(), exact.collect())
@@ -106,10 +160,11 @@ def test_parameters_that_are_replaced_are_noticed():
     assert ours.policy_path.name == "numpy"
 
 
-def test_a_run_that_is_resumed_rounds_as_the_one_that_was_saved():
-    whole, _ = pair("tanh-normal", steps_per_env=1, init_random_frames=6)
-    saving, _ = pair("tanh-normal", steps_per_env=1, init_random_frames=6)
-    resumed, _ = pair("tanh-normal", steps_per_env=1, init_random_frames=6)
+@pytest.mark.parametrize("kind", ["tanh-normal", *EXPLORING])
+def test_a_run_that_is_resumed_rounds_as_the_one_that_was_saved(kind):
+    whole, _ = pair(kind, steps_per_env=1, init_random_frames=6)
+    saving, _ = pair(kind, steps_per_env=1, init_random_frames=6)
+    resumed, _ = pair(kind, steps_per_env=1, init_random_frames=6)
     wanted = [whole.collect() for _ in range(6)]
     found = [saving.collect()]  # with random actions drawn ahead
     resumed.load_state_dict(saving.state_dict())
@@ -131,6 +186,15 @@ OTHERS = {
     "a body that is shared": lambda env: make_actor(env, body=make_body(env, (8,))),
     "another activation": lambda env: make_actor(env, (8,), "silu"),
     "a wide network": wide,
+    "a dueling network": lambda env: make_q_network(env, (8,), dueling=True).select_out_keys(
+        "action"
+    ),
+    "a Q-network with its values": lambda env: make_q_network(env, (8,)),
+    "another noise": lambda env: TensorDictSequential(
+        make_q_network(env, (8,)),
+        EpsilonGreedy(env, eps_init=0.5),
+        EpsilonGreedy(env, eps_init=0.5),
+    ).select_out_keys("action"),
 }
 
 
