@@ -168,6 +168,7 @@ class ReplayBatches:
         self.n_step = n_step
         self._direct = DirectRows(buffer)
         self.sequences = buffer.sampler if isinstance(buffer.sampler, SequenceSampler) else None
+        self._ordered = self._relies_on_order()
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
             works = "use n_step=1: rewards are computed again for single transitions"
             raise SettingError("n_step", n_step.n_steps, "does not go with hindsight", works)
@@ -190,7 +191,8 @@ class ReplayBatches:
             if batch is None:
                 return
         if batch.ndim == 2 and self.buffer.storage.ndim == 1:
-            self._tell_environments(batch)
+            if self._ordered is not None:
+                self._tell_environments(self._ordered, batch)
             if self._direct.extend(batch):
                 return
             batch = batch.transpose(0, 1)
@@ -198,15 +200,18 @@ class ReplayBatches:
             batch = batch.reshape(-1) if mask is None else batch[mask]
         self.buffer.extend(batch)
 
-    def _tell_environments(self, batch: TensorDictBase) -> None:
-        """Say how many environments write in turn, where an order of time is relied upon."""
+    def _relies_on_order(self) -> Any:
+        """What relies on the order in which environments write, if anything does."""
         if self.sequences is not None and self.sequences.sequence_length == 1:
-            return  # a sequence of one step relies on no order
-        ordered: Any = self.sequences or self.buffer
+            return None  # a sequence of one step does not
+        ordered: Any = self.buffer if self.sequences is None else self.sequences
         if self._stored_once is not None:
             ordered = self._stored_once
-        if not isinstance(ordered, (SequenceSampler, HERReplayBuffer, ObservationStorage)):
-            return
+        relies = isinstance(ordered, (SequenceSampler, HERReplayBuffer, ObservationStorage))
+        return ordered if relies else None
+
+    def _tell_environments(self, ordered: Any, batch: TensorDictBase) -> None:
+        """Say how many environments write in turn."""
         name, num_envs = type(ordered).__name__, batch.shape[0]
         if batch.get(("collector", "mask"), None) is not None:
             why = "needs as many transitions of every environment, and whole episodes differ"
@@ -224,7 +229,7 @@ class ReplayBatches:
         Raises:
             SettingError: if nothing has been stored yet.
         """
-        filled = len(self.buffer)
+        filled = self._direct.filled or len(self.buffer)
         if not filled:
             raise SettingError(
                 "learning_starts",

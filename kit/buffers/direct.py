@@ -101,6 +101,11 @@ class DirectRows:
             self._index = self._rows.pop(("index",), None)
         return True
 
+    @property
+    def filled(self) -> int:
+        """Rows that are stored, where the buffer is plain; otherwise 0."""
+        return self.storage._len if self._look() else 0
+
     def extend(self, batch: TensorDictBase) -> bool:
         """Store a batch ``[num_envs, steps]`` in the order of time; return whether that was done.
 
@@ -133,7 +138,7 @@ class DirectRows:
     def sample(self, size: int) -> TensorDictBase | None:
         """Draw a minibatch ``[size]``; ``None`` where the buffer is empty, or not plain."""
         storage = self.storage
-        filled = storage._len if self._look() else 0
+        filled = self.filled
         if not filled:
             return None
         index = torch.randint(  # as RandomSampler draws

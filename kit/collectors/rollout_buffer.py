@@ -266,11 +266,10 @@ class EpisodeIds:
         self.changes += 1
         ids[...] = self.present
         following = int(self.present.max()) + 1
-        for env in np.flatnonzero(done.any(axis=0)):
-            for end in np.flatnonzero(done[:, env]):
-                ids[end + 1 :, env] = following
-                self.present[env] = following
-                following += 1
+        for env, end in zip(*(places.tolist() for places in done.T.nonzero())):
+            ids[end + 1 :, env] = following
+            self.present[env] = following
+            following += 1
 
     def load(self, present: Sequence[int]) -> None:
         """Continue with the numbers of other open episodes."""

@@ -83,8 +83,9 @@ class EpisodeStatistics:
             made = env_steps.cumsum(axis=0, dtype=np.int64)
         finished: list[Episode] = []
         # Of an open episode: what was summed before its first step, and where that is.
-        before = np.zeros_like(self.returns)
-        for step, env in np.argwhere(terminated | truncated).tolist():
+        before = np.zeros(len(self.returns), self.returns.dtype)
+        steps_ended, envs = (terminated | truncated).nonzero()
+        for step, env in zip(steps_ended.tolist(), envs.tolist()):
             finished.append(
                 Episode(
                     env=env,

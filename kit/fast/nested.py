@@ -32,6 +32,25 @@ def nested(
     return TensorDict._new_unsafe(root, torch.Size(size), device)  # type: ignore[no-any-return, unused-ignore]
 
 
+def entry(rows: Any, key: Any) -> Any:
+    """An entry of a TensorDict or a dictionary, or ``None``; in a fifth of the time of ``get``."""
+    if type(rows) is not TensorDict:
+        return rows.get(key)
+    value: Any = rows
+    for name in (key,) if type(key) is str else key:
+        value = value._tensordict.get(name) if type(value) is TensorDict else None
+    return value if type(value) is Tensor else rows.get(key)
+
+
+def put(rows: TensorDictBase, key: Any, value: Tensor) -> None:
+    """Set an entry that begins with the batch size; of the root, without checking that it does."""
+    name = key if type(key) is str else key[0] if len(key) == 1 else None
+    if name is None or type(rows) is not TensorDict or rows.is_locked:
+        rows.set(key, value)
+    else:
+        rows._tensordict[name] = value
+
+
 def leaves(rows: TensorDictBase, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tensor]:
     """Tensors by path; in a tenth of the time of ``keys(True, True)`` and ``get``."""
     found: dict[tuple[str, ...], Tensor] = {}

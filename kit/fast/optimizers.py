@@ -73,19 +73,24 @@ def step_is_fixed(optimizers: Sequence[Optimizer]) -> bool:
 
     That of PyTorch's fused optimisers is, from the second step on, and without hooks.
     """
-    return all(
-        type(optimizer) in _FUSED
-        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-        and all(_is_fixed(optimizer, group) for group in optimizer.param_groups)
-        for optimizer in optimizers
-    )
+    for optimizer in optimizers:
+        if type(optimizer) not in _FUSED:
+            return False
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return False
+        for group in optimizer.param_groups:
+            if not _is_fixed(optimizer, group):
+                return False
+    return True
 
 
 def _is_fixed(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    has_state = any(parameter in optimizer.state for parameter in group["params"])
-    return bool(group.get("fused")) and (
-        has_state or (isinstance(optimizer, SGD) and not group["momentum"])
-    )
+    if not group.get("fused"):
+        return False
+    for parameter in group["params"]:
+        if parameter in optimizer.state:
+            return True
+    return isinstance(optimizer, SGD) and not group["momentum"]
 
 
 class FusedOptimizers:

@@ -55,8 +55,11 @@ class Recording:
     """tensors other than inputs that the function writes to in place, views included."""
     _settings: list[tuple[Tensor, int]]
     """tensors whose values Python has read, and the versions of these values."""
-    _pinned: list[tuple[Tensor, int]]
-    """tensors that the graph knows by a view made while recording, and their addresses."""
+    _pinned: list[Tensor]
+    """tensors that the graph knows by a view made while recording."""
+
+    def __post_init__(self) -> None:
+        self._addresses = [tensor.data_ptr() for tensor in self._pinned]
 
     @property
     def operations(self) -> list[str]:
@@ -67,13 +70,15 @@ class Recording:
 
     def is_valid(self) -> bool:
         """Whether settings that Python has read, and addresses of views, are what they were."""
-        return all(tensor._version == version for tensor, version in self._settings) and all(
-            tensor.data_ptr() == address for tensor, address in self._pinned
-        )
+        for tensor, version in self._settings:
+            if tensor._version != version:
+                return False
+        return [tensor.data_ptr() for tensor in self._pinned] == self._addresses
 
     def pin_constants(self) -> None:
         """Require the constants to stay at their addresses, as a CUDA graph does."""
-        self._pinned += [(tensor, tensor.data_ptr()) for tensor in self.constants]
+        self._pinned += self.constants
+        self._addresses = [tensor.data_ptr() for tensor in self._pinned]
 
 
 def record(
@@ -249,7 +254,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             constants=[node.meta["value"] for node in constants],
             changed=[tensor for tensor in changed if _memory(tensor) not in given],
             _settings=[(tensor, tensor._version) for tensor in self.read.values()],
-            _pinned=[(tensor, tensor.data_ptr()) for tensor in self._viewed.values()],
+            _pinned=list(self._viewed.values()),
         )
         for node in {*self._inputs, *self._constants} & {*self.graph.nodes}:
             if not node.users:

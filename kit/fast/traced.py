@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from kit.fast.executors import Run, executed
+from kit.fast.nested import entry
 from kit.fast.trace import NotTraceable, Recording, record, share_no_memory
 from kit.fast.watch import Watch
 
@@ -120,9 +121,12 @@ class Traced:
         Returns:
             Whether programs were dropped.
         """
-        valid = all(program.recording.is_valid() for program in self._programs.values())
-        if not self.watch.changed() and valid:
-            return False
+        if not self.watch.changed():
+            for program in self._programs.values():
+                if not program.recording.is_valid():
+                    break
+            else:
+                return False
         dropped = bool(self._programs)
         self.clear()
         return dropped
@@ -138,7 +142,7 @@ class Traced:
         """Return the function's outputs; inputs that it does not read may be left out or added."""
         if self.reason:
             return self.function(inputs.copy())
-        values = [inputs.get(key) for key in self._keys]
+        values = [entry(inputs, key) for key in self._keys]
         program = self._programs.get(_signature(values))
         if program is None:
             self._forget_what_never_came_again()
@@ -270,7 +274,7 @@ def _tensor_keys(inputs: Inputs) -> list[Key]:
 
 
 def _signature(values: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    return tuple(None if value is None else (value.shape, value.dtype) for value in values)
+    return tuple([None if value is None else (value.shape, value.dtype) for value in values])
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

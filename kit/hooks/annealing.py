@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -18,6 +17,11 @@ if TYPE_CHECKING:
 
 
 _ALONE = "leave one of the two out; recipes leave theirs out with anneal=constant"
+
+
+def _readable(present: Any) -> float | None:
+    on_device = isinstance(present, Tensor) and not present.is_cpu
+    return None if on_device else float(present)
 
 
 @dataclass
@@ -53,19 +57,17 @@ class _Value:
         """Fill a tensor in place, replace a number."""
         present = self.get()
         if isinstance(present, Tensor):
-            with torch.no_grad():
-                present.fill_(value)
+            present.detach().fill_(value)
         elif isinstance(self.holder, dict):
-            self.holder[self.name] = value
+            self.holder[self.name] = present = value
         else:
             setattr(self.holder, self.name, value)
-        self.written = self.readable()
+            present = self.get()
+        self.written = _readable(present)
 
     def readable(self) -> float | None:
         """The number, unless it is on a device that would have to be waited for."""
-        present = self.get()
-        on_device = isinstance(present, Tensor) and present.device.type != "cpu"
-        return None if on_device else float(present)
+        return _readable(self.get())
 
 
 class Anneal(Hook):

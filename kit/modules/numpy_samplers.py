@@ -192,20 +192,22 @@ class EpsilonGreedySampler(Sampler):
 
     def noise(self, steps: int) -> Array:
         """Draw chances and choices, as the module does."""
-        numbers = self.actions
-        drawn = [
-            (torch.rand(numbers), torch.randint(0, self.choices, numbers)) for _ in range(steps)
-        ]
-        chances, choices = (torch.stack(which) for which in zip(*drawn))
+        chances = torch.empty(steps, *self.actions)
+        choices = torch.empty(steps, *self.actions, dtype=torch.long)
+        for chance, choice in zip(chances.unbind(), choices.unbind()):
+            chance.uniform_()
+            choice.random_(self.choices)
         return torch.stack([chances, choices], 1).numpy()  # type: ignore[no-any-return]
 
     def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
         """Return choices, ``[num_envs]``."""
         action: Array = columns.argmax(-1, out)
         chance, choice = noise
-        explores = chance < self._epsilon
-        if explores.any():
-            np.copyto(action, choice, casting="unsafe", where=explores)
+        if len(chance) == 1:
+            if chance[0] < self._epsilon:
+                action[0] = choice[0]
+        else:
+            np.copyto(action, choice, casting="unsafe", where=chance < self._epsilon)
         return action
 
     def likeliest(self, columns: Array, out: Array | None) -> Array:

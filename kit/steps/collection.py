@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from kit.steps.errors import Count, Natural, SettingError
 
@@ -48,22 +49,22 @@ class CollectionPlan:
     exploration_steps: Natural = 0
     """policy steps (total) during which an exploring agent acts in place of the trained one."""
 
-    @property
+    @cached_property
     def collects_episodes(self) -> bool:
         """Whether an iteration collects whole episodes, not a number of steps."""
         return self.min_episodes is not None or self.min_steps is not None
 
-    @property
+    @cached_property
     def offline(self) -> bool:
         """Whether nothing is collected: minibatches come from stored transitions."""
         return self.steps_per_env == 0
 
-    @property
+    @cached_property
     def is_exact(self) -> bool:
         """Whether all counts are known; not so for whole episodes of unknown length."""
         return not self.collects_episodes or self.episode_length is not None
 
-    @property
+    @cached_property
     def frames_per_batch(self) -> int:
         """Policy steps of one iteration in one process: ``num_envs * steps_per_env``."""
         if self.collects_episodes:

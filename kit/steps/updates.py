@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate
 
 from kit.steps.collection import CollectionPlan
@@ -53,7 +54,7 @@ class UpdatePlan(CollectionPlan):
     """transitions of a batch that an on-policy update trains on, at most: the newest; the others
     are forgotten unseen. ``None``: all."""
 
-    @property
+    @cached_property
     def on_policy(self) -> bool:
         """Whether each batch is trained on once collected, and then forgotten."""
         return self.update_epochs is not None

@@ -42,6 +42,12 @@ def complete(plan: PlannedCounts) -> None:
 
 def _set(plan: PlannedCounts, field: str, value: Any) -> None:
     object.__setattr__(plan, field, value)
+    for derived in _DERIVED & vars(plan).keys():
+        del vars(plan)[derived]
+
+
+_DERIVED = frozenset({"collects_episodes", "offline", "is_exact", "frames_per_batch", "on_policy"})
+"""Cached properties, which belong to the fields as they were."""
 
 
 def _error(

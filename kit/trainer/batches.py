@@ -16,6 +16,7 @@ from kit.collectors.base import KitCollector
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
+from kit.fast.nested import entry
 from kit.steps import SettingError, StepLedger, StepPlan
 
 
@@ -237,5 +238,5 @@ class _NoCollector(KitCollector):
 
 def _size(batch: TensorDictBase) -> int:
     """Policy steps of a batch, without padding."""
-    mask = batch.get(("collector", "mask"), None)
+    mask = entry(batch, ("collector", "mask"))
     return batch.batch_size.numel() if mask is None else int(mask.sum())

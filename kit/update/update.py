@@ -17,6 +17,7 @@ from torchrl.objectives import SoftUpdate
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper
 
+from kit.fast.nested import put
 from kit.fast.optimizers import FusedOptimizers, step_is_fixed
 from kit.fast.traced import Traced, writable
 from kit.fast.vectors import parts_of, vector_of
@@ -149,7 +150,6 @@ class Update(OptimizationStepper):
         return step
 
     # ------------------------------------------------------------------ one gradient step
-    @torch.no_grad()
     def __call__(self, *minibatches: TensorDictBase) -> Metrics:
         """Make one gradient step on one minibatch, or on several whose gradients are averaged.
 
@@ -163,13 +163,14 @@ class Update(OptimizationStepper):
             :func:`~kit.losses.losses_due`.
         """
         due = self._due(self.optimizer_step_count + 1)
-        if len(minibatches) == 1 and self._is_fixed(due):
-            metrics, _ = self._outputs(due, "step", minibatches[0])
-        else:
-            parts = [self._outputs(due, "loss", minibatch) for minibatch in minibatches]
-            rows = [minibatch.numel() for minibatch in minibatches]
-            metrics = weighted_mean([part for part, _ in parts], rows)
-            metrics |= self._apply(due, weighted_mean([part for _, part in parts], rows))
+        with torch.no_grad():
+            if len(minibatches) == 1 and self._is_fixed(due):
+                metrics, _ = self._outputs(due, "step", minibatches[0])
+            else:
+                parts = [self._outputs(due, "loss", minibatch) for minibatch in minibatches]
+                rows = [minibatch.numel() for minibatch in minibatches]
+                metrics = weighted_mean([part for part, _ in parts], rows)
+                metrics |= self._apply(due, weighted_mean([part for _, part in parts], rows))
         self.stepped()
         return metrics
 
@@ -221,7 +222,7 @@ class Update(OptimizationStepper):
                     self._update_targets()
 
     def _due(self, gradient_step: int) -> Due:
-        return tuple(n for n, g in enumerate(self.groups) if gradient_step % g.period == 0)
+        return tuple([n for n, g in enumerate(self.groups) if gradient_step % g.period == 0])
 
     # ------------------------------------------------------------------ the fast path
     @property
@@ -279,7 +280,7 @@ class Update(OptimizationStepper):
         for (what, name), value in outputs.items():
             found[what][name] = value
         for name, value in found["written"].items():
-            minibatch.set(name, writable(value))
+            put(minibatch, name, writable(value))
         return found["metric"], found["gradient"]
 
     # ------------------------------------------------------------------ loss and gradients
