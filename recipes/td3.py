@@ -26,7 +26,7 @@ class Config(NetworkConfig, OffPolicyConfig):
     """Settings of TD3."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
-    loss: str = "TD3Loss"
+    loss: str = "kit.losses:TD3Loss"
     """Loss of torchrl.objectives, or module:Class."""
     policy_delay: Count = 2
     """Gradient steps of the critics for each one of the actor."""

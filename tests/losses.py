@@ -23,7 +23,7 @@ from torchrl.modules import (
 )
 from torchrl.objectives import LossModule, SoftUpdate
 
-from kit.losses import DroQLoss
+from kit.losses import DroQLoss, TD3Loss
 from kit.modules import BatchRenorm
 
 OBSERVATIONS, ACTIONS = 4, 2
@@ -228,6 +228,12 @@ LOSSES: dict[str, Make] = {
             objectives.TD3Loss(
                 deterministic_actor(), action_value(), bounds=(-1, 1), delay_actor=True
             )
+        ),
+        "continuous",
+    ),
+    "TD3Loss, one critic": (
+        lambda: _with_estimator(
+            TD3Loss(deterministic_actor(), action_value(), bounds=(-1, 1), delay_actor=True)
         ),
         "continuous",
     ),

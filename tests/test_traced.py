@@ -7,6 +7,8 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -206,8 +208,8 @@ def test_a_shape_that_comes_again_keeps_its_program_among_many_others():
     linear = nn.Linear(3, 2)
     run = traced(linear)
     for rows in range(2, 60):
-        for given in (torch.randn(1, 3), torch.randn(rows, 3)):
-            assert torch.equal(run({"x": given})["y"], linear(given))
+        for seen in (torch.randn(1, 3), torch.randn(rows, 3)):
+            assert torch.equal(run({"x": seen})["y"], linear(seen))
         assert run.programs <= 21
     assert run.replays
     assert not run.reason
@@ -367,14 +369,14 @@ def operations_of(function, *inputs):
 
 
 def test_what_is_computed_twice_is_computed_once():
-    assert operations_of(lambda x: [x.exp() + x.exp()], torch.ones(2)) == ["exp", "add"]
+    assert operations_of(lambda x: [x.exp() + x.exp()], torch.ones(2)) == ["exp", "add_"]
     both = operations_of(lambda x: [x.sort()[0] + x.sort()[1]], torch.randn(3))
-    assert both == ["sort", "add"]
+    assert both == ["sort", "add_"]
 
 
 def test_numbers_of_two_kinds_are_two_numbers():
     whole = torch.ones(2, dtype=torch.int64)
-    assert operations_of(lambda x: [x * 1 + x * 1.0], whole) == ["mul", "mul", "add"]
+    assert operations_of(lambda x: [x * 1 + x * 1.0], whole) == ["mul", "mul", "add_"]
 
 
 def test_random_numbers_are_drawn_as_often_as_before():
@@ -387,6 +389,92 @@ def test_what_never_differs_is_computed_when_recording():
         return [x * (torch.ones_like(x) / torch.full((2,), 4.0))]
 
     assert operations_of(function, torch.ones(2)) == ["mul"]
+
+
+# ---------------------------------------------------------------------- in place
+def test_results_take_the_place_of_what_is_read_for_the_last_time():
+    def function(x, y):
+        return [((x @ y) + x[0]).relu().tanh() * 2.0 - y]
+
+    given = torch.randn(3, 3), torch.randn(3, 3)
+    assert operations_of(function, *given) == [
+        "mm",
+        "select",
+        "add_",
+        "relu_",
+        "tanh_",
+        "mul_",
+        "sub_",
+    ]
+
+
+KEPT = {
+    "it is given": lambda x: [x.relu() + 1],
+    "it is returned": lambda x: [y := x.exp(), y.relu()],
+    "a view of it is returned": lambda x: [(y := x.exp())[0], y.relu()],
+    "it is read later": lambda x: [(y := x.exp()).relu() @ y],
+    "a view of it is read later": lambda x: [((z := (y := x.exp()).t()), y.relu() @ z)[1]],
+    "the other argument shows it": lambda x: [(y := x @ x) - y.t()],
+    "it is a view of what is given": lambda x: [x.t().relu() @ x],
+    "it is of another type": lambda x: [((x > 0) * x) + 1],
+    "it is of another shape": lambda x: [x.sum(0) + x],
+    "it is one row many times": lambda x: [x.sum(0).expand(3, 3).neg() @ x],
+    "it was written to": lambda x: [(y := x.exp(), y.add_(1), y.relu() @ x)[2]],
+}
+
+
+@pytest.mark.parametrize("why", list(KEPT))
+def test_memory_that_is_needed_is_not_overwritten(why):
+    operations = operations_of(KEPT[why], torch.randn(3, 3))
+    names = {"relu_", "neg_", "sub_"}
+    if why in {"it is of another type", "it is of another shape"}:
+        names = {"add_", "mul_"} if why == "it is of another shape" else set()
+    assert not names & set(operations), operations
+
+
+STEPS = {
+    "relu": lambda a, b: a.relu(),
+    "tanh": lambda a, b: a.tanh(),
+    "add": lambda a, b: a + b,
+    "add a row": lambda a, b: a + b[0],
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: b * a,
+    "product": lambda a, b: a @ b / 4,
+    "transpose": lambda a, b: a.t(),
+    "row": lambda a, b: a[1].expand(4, 4),
+    "split": lambda a, b: torch.cat(a.split(2)[::-1]),
+    "in place": lambda a, b: a.clone().mul_(0.5),
+    "write": lambda a, b: (c := a * 1.0, c[0].copy_(b[1]), c)[2],
+}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(STEPS)), st.integers(0, 9), st.integers(0, 9)), max_size=12
+    ),
+    st.sets(st.integers(0, 12), max_size=3),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_program_gives_what_its_function_gives(steps, returned):
+    def function(x, y):
+        values = [x, y]
+        for name, one, other in steps:
+            values.append(STEPS[name](values[one % len(values)], values[other % len(values)]))
+        return [x + y, values[-1] * 1, *[values[n] * 1 for n in returned if n < len(values)]]
+
+    operations_of(function, torch.randn(4, 4), torch.randn(4, 4))
+
+
+def test_gradients_of_an_ensemble_are_computed_as_they_are_used():
+    weights = torch.randn(2, 5, 3, requires_grad=True)
+
+    def function(x):
+        with torch.enable_grad():
+            outputs = torch.func.vmap(torch.nn.functional.linear)(x, weights)
+            (gradient,) = torch.autograd.grad(outputs.pow(2).sum(), [weights])
+        return [gradient.flatten() * 2]
+
+    assert "clone" not in operations_of(function, torch.randn(2, 7, 3))
 
 
 def test_outputs_are_made_anew_in_every_call_and_none_is_another():

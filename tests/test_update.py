@@ -306,7 +306,10 @@ def test_a_policy_delay_is_that_of_the_paper(every, last, fused, compile):
         assert programs(update) == 2  # with and without the actor
 
 
-@pytest.mark.parametrize("name", ["TD3Loss", "TD3BCLoss", "CrossQLoss", "SACLoss", "DroQLoss"])
+DELAYED = ["TD3Loss", "TD3Loss, one critic", "TD3BCLoss", "CrossQLoss", "SACLoss", "DroQLoss"]
+
+
+@pytest.mark.parametrize("name", DELAYED)
 def test_critics_alone_are_those_of_the_whole_loss(name):
     loss, other = make_loss(name), make_loss(name)
     minibatch, whole = (minibatch_for(name) for _ in range(2))
@@ -323,6 +326,23 @@ def test_critics_alone_are_those_of_the_whole_loss(name):
     assert "td_error" in written
     for key in written:
         assert torch.equal(minibatch[key], whole[key]), key
+
+
+def test_the_actor_of_td3_has_the_gradient_of_the_first_critic_alone():
+    ours, theirs = make_loss("TD3Loss, one critic"), make_loss("TD3Loss")
+    theirs.load_state_dict(ours.state_dict())
+    found = []
+    for loss in (ours, theirs):
+        torch.manual_seed(0)
+        losses = loss(minibatch_for("TD3Loss"))
+        losses["loss_actor"].backward()
+        actor = loss.actor_network_params.flatten_keys(".")
+        found.append(
+            [losses["loss_actor"], losses["loss_qvalue"], *[p.grad for p in actor.values()]]
+        )
+        critics = loss.qvalue_network_params.flatten_keys(".")
+        assert all(parameter.grad is None for parameter in critics.values())
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("changed", ["hooked", "replaced", "another class", "actor due"])

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kit.fast.in_place import work_in_place
 from kit.fast.simplify import simplify
 
 aten = torch.ops.aten
@@ -242,6 +243,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph.output(tuple(self._node(tensor) for tensor in outputs))
         simplify(self.graph, self._known_constant, _memories, _memories_written)
         self.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target in _UNDECLARED)
+        work_in_place(self.graph, _memories, _memories_written)
         read = [number for number, node in enumerate(self._inputs) if node.users]
         constants = [node for node in self.graph.nodes if node in self._constants and node.users]
         given = {_memory(node.meta["value"]): n for n, node in enumerate(self._inputs)}

@@ -10,6 +10,7 @@ from kit.losses.due import losses_due
 from kit.losses.plan2explore import Plan2ExploreLoss
 from kit.losses.redq import REDQLoss
 from kit.losses.svpg import SteinGradients
+from kit.losses.td3 import TD3Loss
 
 __all__ = [
     "CQLLoss",
@@ -23,5 +24,6 @@ __all__ = [
     "QuantileDQNLoss",
     "REDQLoss",
     "SteinGradients",
+    "TD3Loss",
     "losses_due",
 ]

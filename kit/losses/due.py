@@ -7,11 +7,14 @@ from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
-from torchrl.objectives import CrossQLoss, SACLoss, TD3BCLoss, TD3Loss
+from torchrl import objectives
+from torchrl.objectives import CrossQLoss, SACLoss, TD3BCLoss
 
 from kit.losses.droq import DroQLoss
+from kit.losses.td3 import TD3Loss
 
 _CRITICS: dict[type[nn.Module], str] = {
+    objectives.TD3Loss: "value_loss",
     TD3Loss: "value_loss",
     TD3BCLoss: "qvalue_loss",
     CrossQLoss: "qvalue_loss",

@@ -1,0 +1,31 @@
+"""Twin delayed deep deterministic policy gradient, whose actor asks one critic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl import objectives
+
+
+class TD3Loss(objectives.TD3Loss):
+    """TorchRL's loss of TD3, with the first critic alone in the actor's part.
+
+    The actor ascends ``Q_1(s, pi(s))`` (Fujimoto et al. 2018, algorithm 1). TorchRL computes and
+    differentiates all critics and takes the first of their values: the same gradient for a tenth
+    more arithmetic.
+    """
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
+        """Loss of the actor, and ``state_action_value_actor``, the first critic's value."""
+        weights = self._maybe_get_priority_weight(tensordict)
+        chosen = tensordict.select(*self.actor_network.in_keys, strict=False)
+        with self.actor_network_params.to_module(self.actor_network, preserve_module_state=False):
+            chosen = self.actor_network(chosen)
+        critic = self._cached_detach_qvalue_network_params[0]
+        with critic.to_module(self.qvalue_network, preserve_module_state=False):
+            values = self.qvalue_network(chosen.select(*self.qvalue_network.in_keys, strict=False))
+        value = values.get(self.tensor_keys.state_action_value).squeeze(-1)
+        loss = self._reduce_loss(-value, tensordict=tensordict, weights=weights)
+        return loss, {"state_action_value_actor": value.detach()}
