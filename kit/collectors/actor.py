@@ -29,7 +29,7 @@ from kit.envs.spaces import Arrays, Key
 from kit.modules.numpy_policy import NotInNumpy, NumpyPolicy
 from kit.steps import SettingError
 
-_NO_CONTEXT: AbstractContextManager[Any] = contextlib.nullcontext()
+NO_CONTEXT: AbstractContextManager[Any] = contextlib.nullcontext()
 _FOREVER = 2**62
 
 
@@ -168,9 +168,9 @@ class Actor:
         if self.numpy is not None:
             before = max(self._policy_from - policy_steps, 0) // self.num_envs
             self.numpy.begin(max(steps - before, 0), None if before else into)
-            return _NO_CONTEXT
+            return NO_CONTEXT
         replays = self._runners and all(runner.replays for runner in self._runners)
-        return torch.inference_mode() if replays else _NO_CONTEXT
+        return torch.inference_mode() if replays else NO_CONTEXT
 
     def __call__(
         self, observation: Arrays, policy_steps: int = 0, active: Mask | None = None

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from kit.collectors.actor import Actor
+from kit.collectors.actor import NO_CONTEXT, Actor
 from kit.collectors.base import KitCollector, StepsCollector, check_policy
 from kit.collectors.policy import FastPolicy, Policy, PolicyPath, Tensors, fast_policy_of
 from kit.collectors.rollout_buffer import (
@@ -180,7 +180,7 @@ class VectorCollector(StepsCollector):
         self._actor.prepare()
         ready = self._actor.is_ready(self.policy_steps, self.steps_per_env)
         if ready and not (self.is_prefill or self.env.backend.uses_torch):
-            return contextlib.nullcontext()
+            return NO_CONTEXT
         return super()._prepared()
 
     def _collect_steps(self, steps: int) -> TensorDictBase:

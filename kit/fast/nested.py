@@ -38,7 +38,11 @@ def entry(rows: Any, key: Any) -> Any:
         return rows.get(key)
     value: Any = rows
     for name in (key,) if type(key) is str else key:
-        value = value._tensordict.get(name) if type(value) is TensorDict else None
+        if type(value) is not TensorDict:
+            return rows.get(key)
+        value = value._tensordict.get(name)
+        if value is None:
+            return None
     return value if type(value) is Tensor else rows.get(key)
 
 

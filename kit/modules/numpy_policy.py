@@ -115,7 +115,7 @@ class NumpyPolicy:
 
     def is_valid(self) -> bool:
         """Whether parameters are where they were, and modules what they were."""
-        present = itertools.chain.from_iterable([d.values() for d in self._entries])
+        present = itertools.chain.from_iterable(map(dict.values, self._entries))
         return (
             [*map(id, present)] == self._identities
             and [address() for address in self._addresses] == self._places
