@@ -262,13 +262,20 @@ def _find_parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
         return _Parts(network, seen, sampler, head)
     modules = [*policy.module] if type(policy) is TensorDictSequential else [policy]
     written = getattr(policy, "out_keys", None) or ()
-    if set(written) == {"action"} and len(modules) <= 2:
-        noise = modules[1] if samples and len(modules) > 1 else None
-        if type(modules[0]) is QValueActor:
-            return _greedy(modules[0], noise, num_envs)
-        if type(modules[0]) is Actor:
-            return _deterministic(modules[0], noise, num_envs)
+    if set(written) == {"action"} and type(modules[0]) in _NOISES and len(modules) <= 2:
+        noise = modules[1] if len(modules) > 1 else None
+        if noise is not None and type(noise) not in _NOISES[type(modules[0])]:
+            raise NotInNumpy(f"its actions are changed by {type(noise).__name__}")
+        make = _greedy if type(modules[0]) is QValueActor else _deterministic
+        return make(modules[0], noise if samples else None, num_envs)
     raise NotInNumpy(f"{type(policy).__name__} is no actor of kit.modules with one action alone")
+
+
+_NOISES: dict[type, tuple[type, ...]] = {
+    QValueActor: (EpsilonGreedy, EGreedyModule),
+    Actor: (GaussianNoise,),
+}
+"""What may change the actions of a greedy or deterministic policy, and only where it samples."""
 
 
 def _only_head(module: Any) -> Any:
@@ -281,13 +288,12 @@ def _only_head(module: Any) -> Any:
 def _greedy(policy: Any, noise: Any, num_envs: int) -> _Parts:
     """Return the parts of a Q-network, whose greedy action may be replaced by a random one."""
     values, chosen = policy.module
-    if chosen.action_space != "categorical" or len(values.in_keys) > 1:
+    masked = chosen.action_mask_key is not None or getattr(noise, "action_mask_key", None)
+    if masked or chosen.action_space != "categorical" or len(values.in_keys) > 1:
         raise NotInNumpy("its actions are masked, or no numbers")
     (seen,) = values.in_keys
     if noise is None:
         return _Parts(values.module, seen, EpsilonGreedySampler(None, num_envs, 0))
-    if type(noise) not in (EpsilonGreedy, EGreedyModule) or noise.action_mask_key is not None:
-        raise NotInNumpy(f"its actions are changed by {type(noise).__name__}")
     spec = noise.spec["action"]
     if type(spec) is not Categorical or spec.dtype != torch.int64 or spec.shape != (num_envs,):
         raise NotInNumpy(f"random actions are those of {type(spec).__name__}")
@@ -298,11 +304,9 @@ def _greedy(policy: Any, noise: Any, num_envs: int) -> _Parts:
 def _deterministic(policy: Any, noise: Any, num_envs: int) -> _Parts:
     """Return the parts of a deterministic actor, to whose actions noise may be added."""
     head, bounds = _only_head(policy), None
-    if len(head.shape) != 1:
-        raise NotInNumpy(f"its action has shape {head.shape}")
+    if not hasattr(head, "centre") or len(head.shape) != 1:
+        raise NotInNumpy("its action is not one vector between bounds")
     if noise is not None:
-        if type(noise) is not GaussianNoise:
-            raise NotInNumpy(f"its actions are changed by {type(noise).__name__}")
         spec = noise.spec["action"]
         if isinstance(spec, Bounded):
             bounds = spec.space.low.numpy(), spec.space.high.numpy()

@@ -190,6 +190,10 @@ OTHERS = {
         "action"
     ),
     "a Q-network with its values": lambda env: make_q_network(env, (8,)),
+    "an action that a module changes": lambda env: TensorDictSequential(
+        make_q_network(env, (8,)),
+        TensorDictModule(lambda action: 1 - action, ["action"], ["action"]),
+    ).select_out_keys("action"),
     "another noise": lambda env: TensorDictSequential(
         make_q_network(env, (8,)),
         EpsilonGreedy(env, eps_init=0.5),
@@ -198,10 +202,12 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("exploration_type", ["RANDOM", "DETERMINISTIC"])
 @pytest.mark.parametrize("kind", list(OTHERS))
-def test_other_policies_stay_with_pytorch_and_the_reason_is_known(kind):
+def test_other_policies_stay_with_pytorch_and_the_reason_is_known(kind, exploration_type):
     env = make_env("CartPole-v1", 2)
-    collector = VectorCollector(env, OTHERS[kind](env), steps_per_env=4)
+    how = ExplorationType[exploration_type]
+    collector = VectorCollector(env, OTHERS[kind](env), steps_per_env=4, exploration_type=how)
     collector.collect()
     assert collector.policy_path.name == "program"
     assert collector.policy_path.reason
