@@ -159,7 +159,7 @@ REFUSED = {
     "ppo loss=os:system": "loss='os:system' is no class of loss modules",
     "ppo loss=torch.nn:Linear": "is no loss that ppo can use",
     "td3 loss=CrossQLoss": "loss='CrossQLoss' has no target networks, which this recipe updates; "
-    "what works: TD3Loss.",
+    "what works: kit.losses:TD3Loss.",
     "sac loss=TD3Loss": "is no loss that sac can use: it takes no alpha_init",
     # names
     "ppo learning_rat=1": "learning_rat='1' is not a setting; what works: learning_rate or",

@@ -432,6 +432,25 @@ def test_memory_that_is_needed_is_not_overwritten(why):
     assert not names & set(operations), operations
 
 
+def test_a_view_of_what_was_computed_twice_is_a_view_of_what_is_left():
+    operations = operations_of(lambda x: [x.exp() + x.exp()[0]], torch.randn(4, 4))
+    assert operations == ["exp", "select", "add"]
+
+
+EACH = torch.func.vmap(torch.nn.functional.linear)
+OF_ONE = torch.func.vmap(torch.nn.functional.linear, in_dims=(None, 0))
+
+
+def gradient_of(x, y):
+    """Of two linear layers in a row, for inputs and weights."""
+    x, y = x.detach(), y.detach()
+    with torch.enable_grad():
+        x, weights = x.clone().requires_grad_(), torch.stack([y, x]).requires_grad_()
+        outputs = EACH(OF_ONE(x, weights).tanh(), weights)
+        of_x, of_weights = torch.autograd.grad(outputs.sum(), [x, weights])
+    return (of_x + of_weights.flatten(1).view(2, 4, 4)[0]) / 8
+
+
 STEPS = {
     "relu": lambda a, b: a.relu(),
     "tanh": lambda a, b: a.tanh(),
@@ -444,6 +463,9 @@ STEPS = {
     "row": lambda a, b: a[1].expand(4, 4),
     "split": lambda a, b: torch.cat(a.split(2)[::-1]),
     "in place": lambda a, b: a.clone().mul_(0.5),
+    "of each": lambda a, b: EACH(a.expand(2, 4, 4), torch.stack([b, a])).sum(0) / 4,
+    "of one": lambda a, b: OF_ONE(a, torch.stack([b, a])).relu()[1] / 4,
+    "gradient": lambda a, b: gradient_of(a, b),
     "write": lambda a, b: (c := a * 1.0, c[0].copy_(b[1]), c)[2],
 }
 
@@ -465,8 +487,10 @@ def test_any_program_gives_what_its_function_gives(steps, returned):
     operations_of(function, torch.randn(4, 4), torch.randn(4, 4))
 
 
-def test_gradients_of_an_ensemble_are_computed_as_they_are_used():
-    weights = torch.randn(2, 5, 3, requires_grad=True)
+# ---------------------------------------------------------------------- layouts
+@pytest.mark.parametrize("members", [1, 2, 10])
+def test_gradients_of_an_ensembles_weights_are_computed_as_they_are_used(members):
+    weights = torch.randn(members, 5, 3, requires_grad=True)
 
     def function(x):
         with torch.enable_grad():
@@ -474,7 +498,31 @@ def test_gradients_of_an_ensemble_are_computed_as_they_are_used():
             (gradient,) = torch.autograd.grad(outputs.pow(2).sum(), [weights])
         return [gradient.flatten() * 2]
 
-    assert "clone" not in operations_of(function, torch.randn(2, 7, 3))
+    assert "clone" not in operations_of(function, torch.randn(members, 7, 3))
+
+
+@pytest.mark.parametrize("members", [2, 10])
+def test_an_ensemble_of_one_input_has_its_outputs_in_their_own_layout(members):
+    weights = torch.randn(members, 32, 8)
+    layers = torch.func.vmap(torch.nn.functional.linear, in_dims=(None, 0))
+    assert "clone" not in operations_of(lambda x: [layers(x, weights).relu()], torch.randn(16, 8))
+
+
+def test_the_gradient_of_an_ensembles_input_copies_rows_and_not_single_numbers():
+    weights = torch.randn(2, 32, 8)
+    layers = torch.func.vmap(torch.nn.functional.linear, in_dims=(None, 0))
+
+    def function(x):
+        x = x.exp()
+        with torch.enable_grad():
+            x.requires_grad_()
+            outputs = layers(x, weights)
+            (gradient,) = torch.autograd.grad(outputs.pow(2).sum(), [x])
+        return [gradient * 2]
+
+    operations = operations_of(function, torch.randn(16, 8))
+    copied = [operations[number - 1] for number, name in enumerate(operations) if name == "clone"]
+    assert copied[-1] == "permute"
 
 
 def test_outputs_are_made_anew_in_every_call_and_none_is_another():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from kit.fast.layouts import Replace, use_better_layouts
 from kit.fast.vectors import joined
 
 aten = torch.ops.aten
@@ -31,6 +31,7 @@ def simplify(
     constant: Callable[[Tensor], fx.Node],
     memories: Callable[[fx.Node], set[int]],
     writes: Callable[[fx.Node], set[int]],
+    replace: Replace,
 ) -> None:
     """Leave out what is computed twice, and what is the same in every call.
 
@@ -42,6 +43,7 @@ def simplify(
         constant: makes a placeholder for a tensor, where the graph inserts.
         memories: what a node's tensors show.
         writes: memory that a node's operation writes to.
+        replace: uses the second node in place of the first.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     *_, output = graph.nodes
@@ -60,53 +62,12 @@ def simplify(
                 with graph.inserting_before(node):
                     same = constant(node.meta["value"])
                 constants.add(same)
-                node.replace_all_uses_with(same)
-            continue
-        if node.target is aten.bmm.default:
-            _transpose_product(graph, node)
+                replace(node, same)
             continue
         first = known.setdefault(f"{node.target}{node.args}{node.kwargs}", node)
         if first is not node:
-            node.replace_all_uses_with(first)
-
-
-def _transpose_product(graph: fx.Graph, node: fx.Node) -> None:
-    """Compute a product that is only used transposed in the layout in which it is used.
-
-    So are gradients of the weights of an ensemble, under ``vmap``: transposing them costs a third
-    of computing them. Only where the product is bitwise the same.
-    """
-    left, right = node.args
-    swapped = (1, 2)
-    if left.target is not aten.transpose.int or left.args[1:] != swapped:  # type: ignore[union-attr]
-        return
-    if any(
-        user.target is not aten.transpose.int or user.args[1:] != swapped for user in node.users
-    ):
-        return
-    inner: Any = left.args[0]  # type: ignore[union-attr]
-    flipped = right.meta["value"].transpose(1, 2)  # type: ignore[union-attr]
-    value = torch.bmm(flipped, inner.meta["value"])
-    if not torch.equal(value, node.meta["value"].transpose(1, 2)):
-        return
-    with graph.inserting_before(node):
-        turned = graph.call_function(aten.transpose.int, (right, *swapped))
-        product = graph.call_function(aten.bmm.default, (turned, inner))
-    turned.meta = {**right.meta, "value": flipped}  # type: ignore[union-attr]
-    product.meta = {**node.meta, "value": value}
-    for user in list(node.users):
-        user.replace_all_uses_with(product)
-    for user in [user for user in product.users if user.target is aten.clone.default]:
-        _leave_out_copy(user, product)
-
-
-def _leave_out_copy(copy: fx.Node, of: fx.Node) -> None:
-    """Use a tensor in place of its copy, where only its shape is changed."""
-    views = {aten.view.default, aten._unsafe_view.default}
-    if all(user.target in views for user in copy.users):
-        for user in copy.users:
-            user.meta["value"] = of.meta["value"].view(user.args[1])
-        copy.replace_all_uses_with(of)
+            replace(node, first)
+    use_better_layouts(graph, lambda node: bool(memories(node) & touched), replace)
 
 
 def _repeats_itself(node: fx.Node) -> bool:

@@ -132,6 +132,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[Any] = []
         self._made: set[int] = set()
         self._saved: dict[Any, tuple[Tensor, Tensor]] = {}
+        self._became: dict[int, int] = {}  # memory of nodes that were replaced
         self._inputs = [self._placeholder(tensor, varies=True) for tensor in inputs]
 
     def __torch_dispatch__(
@@ -238,12 +239,28 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotTraceable(_host_read())
 
     # ------------------------------------------------------------------ the end
+    def _replace(self, node: fx.Node, other: fx.Node) -> None:
+        """Use ``other`` in place of ``node``; views of the one are views of the other then."""
+        pairs = zip(tensors_in(node.meta["value"]), tensors_in(other.meta["value"]))
+        self._became |= {_memory(one): _memory(another) for one, another in pairs}
+        node.replace_all_uses_with(other)
+
+    def _shown(self, memories: Callable[[fx.Node], set[int]]) -> Callable[[fx.Node], set[int]]:
+        """Memory that nodes show now that others have taken the place of some."""
+
+        def present(memory: int) -> int:
+            while self._became.get(memory, memory) != memory:
+                memory = self._became[memory]
+            return memory
+
+        return lambda node: set(map(present, memories(node)))
+
     def finish(self, outputs: Sequence[Tensor]) -> Recording:
         """Return the recording, without operations whose results are unused or known already."""
         self.graph.output(tuple(self._node(tensor) for tensor in outputs))
-        simplify(self.graph, self._known_constant, _memories, _memories_written)
+        simplify(self.graph, self._known_constant, _memories, _memories_written, self._replace)
         self.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target in _UNDECLARED)
-        work_in_place(self.graph, _memories, _memories_written)
+        work_in_place(self.graph, self._shown(_memories), self._shown(_memories_written))
         read = [number for number, node in enumerate(self._inputs) if node.users]
         constants = [node for node in self.graph.nodes if node in self._constants and node.users]
         given = {_memory(node.meta["value"]): n for n, node in enumerate(self._inputs)}

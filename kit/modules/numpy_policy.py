@@ -258,8 +258,8 @@ def _find_parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
         if head.distribution not in OF_DISTRIBUTIONS or len(getattr(head, "shape", (1,))) != 1:
             raise NotInNumpy(f"its distribution is {head.distribution.__name__}")
         sampler = OF_DISTRIBUTIONS[head.distribution](head, num_envs)
-        network, (seen,) = policy.module[0].module.network, policy.module[0].in_keys
-        return _Parts(network, seen, sampler, head)
+        network = policy.module[0].module.network
+        return _Parts(network, _only_input(policy.module[0]), sampler, head)
     modules = [*policy.module] if type(policy) is TensorDictSequential else [policy]
     written = getattr(policy, "out_keys", None) or ()
     if set(written) == {"action"} and type(modules[0]) in _NOISES and len(modules) <= 2:
@@ -278,6 +278,12 @@ _NOISES: dict[type, tuple[type, ...]] = {
 """What may change the actions of a greedy or deterministic policy, and only where it samples."""
 
 
+def _only_input(module: Any) -> Any:
+    if len(module.in_keys) != 1:
+        raise NotInNumpy(f"it reads {len(module.in_keys)} entries: {[*module.in_keys]}")
+    return module.in_keys[0]
+
+
 def _only_head(module: Any) -> Any:
     heads = getattr(module, "module", None)
     if type(heads) is not Heads or len(heads.heads) != 1:
@@ -289,9 +295,9 @@ def _greedy(policy: Any, noise: Any, num_envs: int) -> _Parts:
     """Return the parts of a Q-network, whose greedy action may be replaced by a random one."""
     values, chosen = policy.module
     masked = chosen.action_mask_key is not None or getattr(noise, "action_mask_key", None)
-    if masked or chosen.action_space != "categorical" or len(values.in_keys) > 1:
+    if masked or chosen.action_space != "categorical":
         raise NotInNumpy("its actions are masked, or no numbers")
-    (seen,) = values.in_keys
+    seen = _only_input(values)
     if noise is None:
         return _Parts(values.module, seen, EpsilonGreedySampler(None, num_envs, 0))
     spec = noise.spec["action"]
@@ -310,8 +316,8 @@ def _deterministic(policy: Any, noise: Any, num_envs: int) -> _Parts:
         spec = noise.spec["action"]
         if isinstance(spec, Bounded):
             bounds = spec.space.low.numpy(), spec.space.high.numpy()
-    (seen,) = policy.in_keys
-    return _Parts(policy.module.network, seen, ScaledSampler(head, num_envs, noise, bounds))
+    sampler = ScaledSampler(head, num_envs, noise, bounds)
+    return _Parts(policy.module.network, _only_input(policy), sampler)
 
 
 def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]]:

@@ -1,0 +1,152 @@
+"""Recorded products of ensembles in the layout in which they are used.
+
+``vmap`` of a linear layer over its weights makes products whose results, or operands, it then
+transposes in memory: a third of the time of the product itself. The same sums in the same order,
+computed in the other layout, need no copy. Each product is computed both ways on what was recorded,
+and left as it is unless the results are bitwise the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
+_SWAPPED = ((1, 2), (-2, -1), (2, 1), (-1, -2))
+
+
+Replace = Callable[[fx.Node, fx.Node], None]
+"""Uses the second node in place of the first."""
+
+
+def use_better_layouts(
+    graph: fx.Graph, touched: Callable[[fx.Node], bool], replace: Replace
+) -> None:
+    """Compute products in the layout in which they are used.
+
+    Args:
+        graph: whose nodes hold the ``value`` that they had when they were recorded.
+        touched: whether memory that a node shows is written to, or returned.
+        replace: uses the second node in place of the first.
+    """
+    for node in [node for node in graph.nodes if node.op == "call_function"]:
+        if touched(node) or not node.users:
+            continue
+        if node.target is aten.bmm.default:
+            _gradient_of_weights(graph, node, touched, replace)
+        elif node.target is aten.clone.default:
+            _outputs(graph, node, replace)
+        elif node.target is aten.mm.default:
+            _gradient_of_inputs(graph, node, touched, replace)
+
+
+def _gradient_of_weights(
+    graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
+) -> None:
+    """``(x' g)'`` for each member is ``g' x``."""
+    left, right = node.args
+    if not _is_swapped(left) or not all(map(_is_swapped, node.users)):
+        return
+    inner: Any = left.args[0]  # type: ignore[union-attr]
+    if touched(inner) or touched(right):  # type: ignore[arg-type]
+        return
+    with graph.inserting_before(node):
+        turned = _call(graph, aten.transpose.int, (right, 1, 2))
+        product = _call(graph, aten.bmm.default, (turned, inner))
+    if not torch.equal(product.meta["value"], node.meta["value"].transpose(1, 2)):
+        return
+    for user in list(node.users):
+        replace(user, product)
+    for user in list(product.users):
+        if user.target is aten.clone.default and not touched(user):
+            _replace_if_same(user, product, user.meta["value"], replace)
+
+
+def _outputs(graph: fx.Graph, node: fx.Node, replace: Replace) -> None:
+    """``(W x')'`` with the weights of all members in one matrix is ``x W'`` for each."""
+    found = _chain(node.args[0], (_SWAPS, _VIEWS, {aten.mm.default}))
+    if found is None or found[2].args[1].target is not aten.t.default:
+        return
+    swap, view, product = found
+    weights, given = product.args[0], product.args[1].args[0]
+    members, columns, rows = view.meta["value"].shape
+    inputs = given.meta["value"].shape[-1]
+    if not _is_swapped(swap) or not weights.meta["value"].is_contiguous():
+        return
+    with graph.inserting_before(product):  # where weights are what they were
+        shaped = _call(graph, aten.view.default, (weights, [members, columns, inputs]))
+        turned = _call(graph, aten.transpose.int, (shaped, 1, 2))
+        expanded = _call(graph, aten.expand.default, (given, [members, rows, inputs]))
+        outputs = _call(graph, aten.bmm.default, (expanded, turned))
+    before = torch.mm(weights.meta["value"], given.meta["value"].t())
+    before = before.view(members, columns, rows).transpose(1, 2)
+    _replace_if_same(node, outputs, before, replace)
+
+
+def _gradient_of_inputs(
+    graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
+) -> None:
+    """The gradient of outputs, with the members' side by side, times all weights."""
+    left, weights = node.args
+    found = _chain(left, ({aten.t.default}, _VIEWS, {aten.clone.default}, _SWAPS))
+    if found is None or not _is_swapped(found[3]) or touched(found[3]):
+        return
+    gradient = found[3].args[0]
+    members, rows, columns = gradient.meta["value"].shape
+    if list(found[1].args[1]) != [members * columns, rows]:
+        return
+    with graph.inserting_before(node):
+        beside = _call(graph, aten.permute.default, (gradient, [1, 0, 2]))
+        contiguous = {"memory_format": torch.contiguous_format}
+        copied = _call(graph, aten.clone.default, (beside,), contiguous)
+        joined = _call(graph, aten.view.default, (copied, [rows, members * columns]))
+        product = _call(graph, aten.mm.default, (joined, weights))
+    _replace_if_same(node, product, torch.mm(*_values((left, weights))), replace)
+
+
+_SWAPS = frozenset({aten.transpose.int})
+
+
+def _is_swapped(node: Any) -> bool:
+    """Whether a node swaps the last two of three dimensions."""
+    swaps = node.target is aten.transpose.int and tuple(node.args[1:]) in _SWAPPED
+    return swaps and node.meta["value"].ndim == 3
+
+
+def _chain(node: Any, targets: Any) -> list[Any] | None:
+    """A node and what its first argument is made by, and so on; ``None`` for other targets."""
+    found: list[Any] = []
+    for allowed in targets:
+        if not isinstance(node, fx.Node) or node.target not in allowed:
+            return None
+        found.append(node)
+        node = node.args[0]
+    return found
+
+
+def _values(arguments: Any) -> Any:
+    return fx.map_arg(arguments, lambda node: node.meta["value"])
+
+
+def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
+    """Insert an operation, and what it gives now."""
+    node = graph.call_function(target, args, kwargs)
+    inputs = node.all_input_nodes
+    node.meta = {
+        "value": target(*_values(args), **(kwargs or {})),
+        "varies": any(one.meta["varies"] for one in inputs),
+        "settings": {k: t for one in inputs for k, t in one.meta["settings"].items()},
+    }
+    return node
+
+
+def _replace_if_same(node: fx.Node, other: fx.Node, value: Tensor, replace: Replace) -> None:
+    """Use another node, if what it gives is what ``value`` is, in the layout of the first."""
+    found = other.meta["value"]
+    if found.stride() == node.meta["value"].stride() and torch.equal(found, value):
+        replace(node, other)
