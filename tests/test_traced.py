@@ -432,6 +432,23 @@ def test_memory_that_is_needed_is_not_overwritten(why):
     assert not names & set(operations), operations
 
 
+def test_products_of_what_is_written_to_in_between_are_left_as_they_are():
+    weights = torch.randn(64, 8)
+
+    def of_gradients(x):
+        copied = x.exp().transpose(1, 2).contiguous()
+        copied.mul_(2.0)
+        return [copied.view(64, 16).t() @ weights * 2]
+
+    def of_inputs(x):
+        outputs = (weights @ x.exp().t()).view(2, 32, 16)
+        outputs.add_(1.0)
+        return [outputs.transpose(1, 2).contiguous() * 2]
+
+    operations_of(of_gradients, torch.randn(2, 16, 32))
+    operations_of(of_inputs, torch.randn(16, 8))
+
+
 def test_a_view_of_what_was_computed_twice_is_a_view_of_what_is_left():
     operations = operations_of(lambda x: [x.exp() + x.exp()[0]], torch.randn(4, 4))
     assert operations == ["exp", "select", "add"]

@@ -2,8 +2,8 @@
 
 ``vmap`` of a linear layer over its weights makes products whose results, or operands, it then
 transposes in memory: a third of the time of the product itself. The same sums in the same order,
-computed in the other layout, need no copy. Each product is computed both ways on what was recorded,
-and left as it is unless the results are bitwise the same.
+computed in the other layout, need no copy. Each product is computed both ways for random numbers of
+its shapes, and left as it is unless the results are bitwise the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def use_better_layouts(
         if node.target is aten.bmm.default:
             _gradient_of_weights(graph, node, touched, replace)
         elif node.target is aten.clone.default:
-            _outputs(graph, node, replace)
+            _outputs(graph, node, touched, replace)
         elif node.target is aten.mm.default:
             _gradient_of_inputs(graph, node, touched, replace)
 
@@ -55,19 +55,22 @@ def _gradient_of_weights(
     inner: Any = left.args[0]  # type: ignore[union-attr]
     if touched(inner) or touched(right):  # type: ignore[arg-type]
         return
+    x, g = _numbers(inner), _numbers(right)
+    if not torch.equal(torch.bmm(x.mT, g).mT, torch.bmm(g.mT, x)):
+        return
     with graph.inserting_before(node):
         turned = _call(graph, aten.transpose.int, (right, 1, 2))
         product = _call(graph, aten.bmm.default, (turned, inner))
-    if not torch.equal(product.meta["value"], node.meta["value"].transpose(1, 2)):
-        return
     for user in list(node.users):
         replace(user, product)
     for user in list(product.users):
         if user.target is aten.clone.default and not touched(user):
-            _replace_if_same(user, product, user.meta["value"], replace)
+            _replace_if_alike(user, product, replace)
 
 
-def _outputs(graph: fx.Graph, node: fx.Node, replace: Replace) -> None:
+def _outputs(
+    graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
+) -> None:
     """``(W x')'`` with the weights of all members in one matrix is ``x W'`` for each."""
     found = _chain(node.args[0], (_SWAPS, _VIEWS, {aten.mm.default}))
     if found is None or found[2].args[1].target is not aten.t.default:
@@ -76,16 +79,18 @@ def _outputs(graph: fx.Graph, node: fx.Node, replace: Replace) -> None:
     weights, given = product.args[0], product.args[1].args[0]
     members, columns, rows = view.meta["value"].shape
     inputs = given.meta["value"].shape[-1]
-    if not _is_swapped(swap) or not weights.meta["value"].is_contiguous():
+    if not _is_swapped(swap) or touched(swap) or not weights.meta["value"].is_contiguous():
+        return
+    x, w = _numbers(given), _numbers(weights)
+    each = torch.bmm(x.expand(members, -1, -1), w.view(members, columns, inputs).mT)
+    if not torch.equal(torch.mm(w, x.t()).view(members, columns, rows).mT, each):
         return
     with graph.inserting_before(product):  # where weights are what they were
         shaped = _call(graph, aten.view.default, (weights, [members, columns, inputs]))
         turned = _call(graph, aten.transpose.int, (shaped, 1, 2))
         expanded = _call(graph, aten.expand.default, (given, [members, rows, inputs]))
         outputs = _call(graph, aten.bmm.default, (expanded, turned))
-    before = torch.mm(weights.meta["value"], given.meta["value"].t())
-    before = before.view(members, columns, rows).transpose(1, 2)
-    _replace_if_same(node, outputs, before, replace)
+    _replace_if_alike(node, outputs, replace)
 
 
 def _gradient_of_inputs(
@@ -94,11 +99,15 @@ def _gradient_of_inputs(
     """The gradient of outputs, with the members' side by side, times all weights."""
     left, weights = node.args
     found = _chain(left, ({aten.t.default}, _VIEWS, {aten.clone.default}, _SWAPS))
-    if found is None or not _is_swapped(found[3]) or touched(found[3]):
+    if found is None or not _is_swapped(found[3]) or any(map(touched, found)):
         return
     gradient = found[3].args[0]
     members, rows, columns = gradient.meta["value"].shape
     if list(found[1].args[1]) != [members * columns, rows]:
+        return
+    g, w = _numbers(gradient), _numbers(weights)
+    side_by_side = g.permute(1, 0, 2).reshape(rows, -1)
+    if not torch.equal(torch.mm(g.mT.reshape(-1, rows).t(), w), torch.mm(side_by_side, w)):
         return
     with graph.inserting_before(node):
         beside = _call(graph, aten.permute.default, (gradient, [1, 0, 2]))
@@ -106,7 +115,7 @@ def _gradient_of_inputs(
         copied = _call(graph, aten.clone.default, (beside,), contiguous)
         joined = _call(graph, aten.view.default, (copied, [rows, members * columns]))
         product = _call(graph, aten.mm.default, (joined, weights))
-    _replace_if_same(node, product, torch.mm(*_values((left, weights))), replace)
+    _replace_if_alike(node, product, replace)
 
 
 _SWAPS = frozenset({aten.transpose.int})
@@ -145,8 +154,14 @@ def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any = None) -> fx.Nod
     return node
 
 
-def _replace_if_same(node: fx.Node, other: fx.Node, value: Tensor, replace: Replace) -> None:
-    """Use another node, if what it gives is what ``value`` is, in the layout of the first."""
-    found = other.meta["value"]
-    if found.stride() == node.meta["value"].stride() and torch.equal(found, value):
+def _numbers(node: Any) -> Tensor:
+    """Random numbers of a node's shape and type, which no one else draws."""
+    like = node.meta["value"]
+    generator = torch.Generator(like.device).manual_seed(like.numel())
+    return torch.empty_like(like, requires_grad=False).normal_(generator=generator)
+
+
+def _replace_if_alike(node: fx.Node, other: fx.Node, replace: Replace) -> None:
+    """Use another node in place of one with the same layout."""
+    if other.meta["value"].stride() == node.meta["value"].stride():
         replace(node, other)
