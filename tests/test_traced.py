@@ -437,12 +437,12 @@ def test_products_of_what_is_written_to_in_between_are_left_as_they_are():
 
     def of_gradients(x):
         copied = x.exp().transpose(1, 2).contiguous()
-        copied.mul_(2.0)
+        copied[0].mul_(2.0)
         return [copied.view(64, 16).t() @ weights * 2]
 
     def of_inputs(x):
         outputs = (weights @ x.exp().t()).view(2, 32, 16)
-        outputs.add_(1.0)
+        outputs[0].add_(1.0)
         return [outputs.transpose(1, 2).contiguous() * 2]
 
     operations_of(of_gradients, torch.randn(2, 16, 32))
