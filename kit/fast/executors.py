@@ -199,7 +199,9 @@ class _GraphBuilder:
         self.graph.registerOutput(self._append("prim::TupleConstruct", values, [kind])[0])
 
 
-_ARITHMETIC = frozenset({"aten::add", "aten::sub", "aten::mul", "aten::div"})
+_ARITHMETIC = frozenset(
+    f"aten::{name}" for one in ("add", "sub", "mul", "div") for name in (one, f"{one}_")
+)
 """Operations whose second operand may be a number."""
 
 
