@@ -454,6 +454,14 @@ def test_a_view_of_what_was_computed_twice_is_a_view_of_what_is_left():
     assert operations == ["exp", "select", "add"]
 
 
+def test_views_of_both_that_are_computed_twice_are_one_view():
+    def function(x):
+        first, second = x.exp(), x.exp()
+        return [second[0] * 2 + first[0] * 3 + first]
+
+    assert operations_of(function, torch.randn(4, 4)).count("select") == 1
+
+
 EACH = torch.func.vmap(torch.nn.functional.linear)
 OF_ONE = torch.func.vmap(torch.nn.functional.linear, in_dims=(None, 0))
 

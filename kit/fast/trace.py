@@ -242,18 +242,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _replace(self, node: fx.Node, other: fx.Node) -> None:
         """Use ``other`` in place of ``node``; views of the one are views of the other then."""
         pairs = zip(tensors_in(node.meta["value"]), tensors_in(other.meta["value"]))
-        self._became |= {_memory(one): _memory(another) for one, another in pairs}
+        for one, another in pairs:
+            before, after = self._present(_memory(one)), self._present(_memory(another))
+            if before != after:  # or views of both would stand for each other for ever
+                self._became[before] = after
         node.replace_all_uses_with(other)
+
+    def _present(self, memory: int) -> int:
+        """What memory became when its node was replaced."""
+        while memory in self._became:
+            memory = self._became[memory]
+        return memory
 
     def _shown(self, memories: Callable[[fx.Node], set[int]]) -> Callable[[fx.Node], set[int]]:
         """Memory that nodes show now that others have taken the place of some."""
-
-        def present(memory: int) -> int:
-            while self._became.get(memory, memory) != memory:
-                memory = self._became[memory]
-            return memory
-
-        return lambda node: set(map(present, memories(node)))
+        return lambda node: set(map(self._present, memories(node)))
 
     def finish(self, outputs: Sequence[Tensor]) -> Recording:
         """Return the recording, without operations whose results are unused or known already."""
