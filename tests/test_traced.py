@@ -449,6 +449,20 @@ def test_products_of_what_is_written_to_in_between_are_left_as_they_are():
     operations_of(of_inputs, torch.randn(16, 8))
 
 
+OTHER_PRODUCTS = {
+    "heads": lambda x, w: (w @ x.t()).view(2, 4, 2, 8).transpose(1, 2).contiguous(),
+    "parts of rows": lambda x, w: (w @ x.t()).view(2, 4, 16).transpose(1, 2).contiguous(),
+    "whole numbers": lambda x, w: (w.long() @ x.long().t()).view(2, 4, 16).mT.contiguous(),
+}
+
+
+@pytest.mark.parametrize("kind", list(OTHER_PRODUCTS))
+def test_products_of_other_shapes_are_left_as_they_are(kind):
+    operations_of(
+        lambda x, w: [OTHER_PRODUCTS[kind](x, w) * 2], torch.ones(8, 5), torch.ones(16, 5)
+    )
+
+
 def test_a_view_of_what_was_computed_twice_is_a_view_of_what_is_left():
     operations = operations_of(lambda x: [x.exp() + x.exp()[0]], torch.randn(4, 4))
     assert operations == ["exp", "select", "add"]

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
+_PRODUCTS = frozenset({aten.bmm.default, aten.mm.default, aten.clone.default})
 _SWAPPED = ((1, 2), (-2, -1), (2, 1), (-1, -2))
 
 
@@ -35,7 +36,9 @@ def use_better_layouts(
         replace: uses the second node in place of the first.
     """
     for node in [node for node in graph.nodes if node.op == "call_function"]:
-        if touched(node) or not node.users:
+        if node.target not in _PRODUCTS or touched(node) or not node.users:
+            continue
+        if not node.meta["value"].is_floating_point():
             continue
         if node.target is aten.bmm.default:
             _gradient_of_weights(graph, node, touched, replace)
@@ -76,10 +79,12 @@ def _outputs(
     if found is None or found[2].args[1].target is not aten.t.default:
         return
     swap, view, product = found
+    if not _is_swapped(swap) or touched(swap):
+        return
     weights, given = product.args[0], product.args[1].args[0]
     members, columns, rows = view.meta["value"].shape
-    inputs = given.meta["value"].shape[-1]
-    if not _is_swapped(swap) or touched(swap) or not weights.meta["value"].is_contiguous():
+    count, inputs = given.meta["value"].shape
+    if rows != count or not weights.meta["value"].is_contiguous():  # other parts of the product
         return
     x, w = _numbers(given), _numbers(weights)
     each = torch.bmm(x.expand(members, -1, -1), w.view(members, columns, inputs).mT)
