@@ -1,164 +1,27 @@
-"""Prioritised sampling on a sum tree, on the host or on a GPU."""
+"""Prioritised sampling by a sum tree, on the host or on a GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.utils import unravel_index
 
-_FAN_OUT = 32
-"""Children of a node."""
-_WIDEST_ROOT = 1_024
-"""Children of the root: up to here one cumulative sum is cheaper than another level."""
-_BELOW_ONE = 1 - 2**-53
-"""The largest float64 below 1."""
-
-
-class PriorityTree:
-    """Non-negative values, of which one can be found by its share of their sum.
-
-    A tree with the values as leaves; a node holds the sum of its children, recomputed from them
-    whenever one changes, so that rounding errors do not add up. Everything is done for a batch at a
-    time, in operations whose number grows with the logarithm of the size, on any device and without
-    reading a tensor on the host.
-
-    Args:
-        size: number of values, all zero at first.
-        device: where they are.
-    """
-
-    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
-        self.size = size
-        self.sums: list[Tensor] = []
-        nodes = size + 1  # a place more, that writes of masked values can go to
-        while not self.sums or nodes > _WIDEST_ROOT:
-            nodes = -(-nodes // _FAN_OUT)
-            whole = torch.zeros(nodes * _FAN_OUT, dtype=torch.float64, device=device)
-            self.sums.append(whole)
-        self._rows = [sums.view(-1, _FAN_OUT) for sums in self.sums]
-
-    @property
-    def values(self) -> Tensor:
-        """All values, ``[size]``."""
-        return self.sums[0][: self.size]
-
-    def total(self) -> Tensor:
-        """The sum of all values."""
-        return self.sums[-1].sum()
-
-    def min(self) -> Tensor:
-        """The smallest positive value; infinite if there is none."""
-        return torch.where(self.values > 0, self.values, torch.inf).min()
-
-    def __getitem__(self, places: Tensor) -> Tensor:
-        return self.sums[0][places]
-
-    def __setitem__(self, places: Tensor | slice, values: Tensor | float) -> None:
-        if isinstance(places, slice):
-            places = torch.arange(self.size, device=self.sums[0].device)[places]
-        values = torch.as_tensor(values, dtype=torch.float64, device=self.sums[0].device)
-        self._write(places, values.expand(places.shape))
-
-    def _write(self, places: Tensor, values: Tensor) -> None:
-        self.sums[0][places] = values
-        for rows, above in zip(self._rows, self.sums[1:]):
-            places = places // _FAN_OUT
-            above[places] = rows.index_select(0, places).sum(-1)
-
-    def find(self, share: Tensor) -> Tensor:
-        """Places whose part of the sum contains the given shares of it.
-
-        Args:
-            share: float64 in [0, 1), ``[batch]``.
-
-        Returns:
-            Places ``[batch]``, never one of value zero while any is positive.
-        """
-        reached = self.sums[-1].cumsum(0)
-        wanted = share * reached[-1]
-        place = torch.searchsorted(reached, wanted, right=True).clamp_(max=len(reached) - 1)
-        rest = wanted - (reached - self.sums[-1])[place]
-        for rows in self._rows[-2::-1]:
-            children = rows.index_select(0, place)
-            reached = children.cumsum(-1)
-            # Below the sum: rounding cannot lead beyond the last positive child.
-            target = torch.minimum(rest, reached[:, -1] * _BELOW_ONE).unsqueeze(1)
-            child = torch.searchsorted(reached, target, right=True)
-            rest = (target - (reached - children).gather(1, child)).squeeze(1)
-            place = place * _FAN_OUT + child.squeeze(1)
-        return place
-
-
-class HostPriorityTree(PriorityTree):
-    """A tree in host memory, by NumPy where its operations take less time than PyTorch's.
-
-    The smallest value is that of the smallest block. Of each block of values a lower bound is kept,
-    which is made exact again only where it is the lowest of all.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self._arrays = [sums.numpy() for sums in self.sums]
-        self._row_arrays = [rows.numpy() for rows in self._rows]
-        self._block = _FAN_OUT**2
-        blocks = -(-(size + 1) // self._block)
-        self._lowest, self._is_bound = np.full(blocks, np.inf), np.zeros(blocks, dtype=bool)
-
-    def min(self) -> Tensor:
-        """The smallest positive value; infinite if there is none."""
-        while self._is_bound[block := int(self._lowest.argmin())]:
-            first = block * self._block
-            values = self._arrays[0][first : min(first + self._block, self.size)]
-            self._lowest[block] = values.min(where=values > 0, initial=np.inf)
-            self._is_bound[block] = False
-        return torch.as_tensor(self._lowest[block])
-
-    def _write(self, places: Tensor, values: Tensor) -> None:
-        place, value = places.numpy(), values.numpy()
-        self._arrays[0][place] = value
-        block = place // self._block
-        np.minimum.at(self._lowest, block, np.where(value > 0, value, np.inf))
-        self._is_bound[block] = True
-        for rows, above in zip(self._row_arrays, self._arrays[1:]):
-            place = place // _FAN_OUT
-            above[place] = torch.from_numpy(rows.take(place, 0)).sum(-1).numpy()
-
-    def find(self, share: Tensor) -> Tensor:
-        """Places whose part of the sum contains the given shares of it."""
-        top = self._arrays[-1]
-        reached = top.cumsum()
-        wanted = share.numpy() * reached[-1]
-        place = np.minimum(reached.searchsorted(wanted, "right"), len(top) - 1)
-        rest, first = wanted - (reached - top)[place], np.arange(len(share)) * _FAN_OUT
-        for rows in self._row_arrays[-2::-1]:
-            children = torch.from_numpy(rows.take(place, 0))
-            reached_so_far = children.cumsum(-1)
-            sums = reached_so_far.numpy()
-            target = np.minimum(rest, sums[:, -1] * _BELOW_ONE)
-            found = torch.searchsorted(
-                reached_so_far, torch.from_numpy(target).unsqueeze(1), right=True
-            )
-            child = found.numpy()[:, 0]
-            at = first + child
-            rest = target - (sums.ravel()[at] - children.numpy().ravel()[at])
-            place = place * _FAN_OUT + child
-        return torch.from_numpy(place)
+from kit.buffers.priority_trees import PriorityTree, make_priority_tree
 
 
 class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unused-ignore]
-    """Prioritised experience replay (Schaul et al. 2016), without compiled extensions.
+    """Prioritised experience replay (Schaul et al. 2016), on the storage's device.
 
-    TorchRL's class with its arguments and formulas, whose segment trees are compiled for one
-    release of PyTorch; here they are torch operations, on the storage's device. A transition with
-    priority p is drawn with probability (p + eps)^alpha over the sum of all (section 3.3); its
-    ``priority_weight`` is (P / min P)^-beta (section 3.4, normalised by the largest possible
-    weight). New transitions have the highest priority so far. Random numbers are PyTorch's.
+    TorchRL's class with its arguments and formulas, whose tree works with any release of PyTorch
+    and is in checkpoints. A transition with priority p is drawn with probability (p + eps)^alpha
+    over the sum of all (section 3.3); its ``priority_weight`` is (P / min P)^-beta (section 3.4,
+    normalised by the largest possible weight). New transitions have the highest priority so far.
+    Random numbers are PyTorch's.
 
     Args:
         max_capacity: transitions that the buffer holds.
@@ -195,16 +58,15 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         self._init()
 
     def _init(self) -> None:
-        device, size = self._device or torch.device("cpu"), self._max_capacity
-        on_host = device.type == "cpu"
-        self._sum_tree = HostPriorityTree(size) if on_host else PriorityTree(size, device)
+        device = self._device or torch.device("cpu")
+        self._sum_tree = make_priority_tree(self._max_capacity, device)
         self._min_tree = self._sum_tree
         self._highest: Tensor | None = None
 
     @property
     def device(self) -> torch.device:
         """Where priorities are."""
-        return self._sum_tree.values.device  # type: ignore[no-any-return]
+        return self._sum_tree.device  # type: ignore[no-any-return]
 
     @property
     def default_priority(self) -> Any:
@@ -260,9 +122,9 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         index = index.reshape(-1)
         if not len(index):
             return
-        priority = torch.as_tensor(priority, device=self.device).detach().to(torch.float32)
+        priority = torch.as_tensor(priority, dtype=torch.float32, device=self.device).detach()
         priority = priority.reshape(-1).expand(index.shape)
-        if not index.is_cpu or bool((index < 0).any()):  # a GPU is not asked
+        if not index.is_cpu or int(index.min()) < 0:  # a GPU is not asked
             written = index >= 0
             index = torch.where(written, index, self._max_capacity)
             value = torch.where(written, (priority + self._eps).pow(self._alpha), 0.0)

@@ -273,8 +273,9 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     name = f"kit_{job.recipe.name}"
     sweep = None
     if "--multirun" in arguments or "-m" in arguments:
-        runs = base["runs"] or tempfile.gettempdir()
-        sweep = new_sweep(Path(runs), job.recipe.name)
+        runs = dict(map(_split, plain)).get("runs") or base["runs"]
+        nowhere = runs in (None, "null") or "," in runs  # several values: no folder of them all
+        sweep = new_sweep(Path(tempfile.gettempdir() if nowhere else runs), job.recipe.name)
     node = {
         **base,
         "hydra": {

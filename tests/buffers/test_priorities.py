@@ -1,8 +1,9 @@
-"""Prioritised replay: the paper's formulas, on what is installed, without compiled extensions."""
+"""Prioritised replay: the paper's formulas, with TorchRL's compiled trees and without them."""
 
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 import torch
@@ -12,8 +13,14 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 
-from kit.buffers import PrioritizedSampler, SliceWriter, make_replay_buffer, priorities
-from kit.buffers.priorities import HostPriorityTree, PriorityTree
+from kit.buffers import (
+    PrioritizedSampler,
+    SliceWriter,
+    make_replay_buffer,
+    priorities,
+    priority_trees,
+)
+from kit.buffers.priority_trees import CompiledPriorityTree, PriorityTree, make_priority_tree
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.trainer.stages import HookError
@@ -24,18 +31,25 @@ from tests.tiny import off_policy_plan, sac_parts
 def levels(request, monkeypatch):
     """Trees of one level, and trees so small in the fan-out that they have several."""
     if request.param == "several levels":
-        monkeypatch.setattr(priorities, "_FAN_OUT", 4)
-        monkeypatch.setattr(priorities, "_WIDEST_ROOT", 5)
+        monkeypatch.setattr(priority_trees, "_FAN_OUT", 4)
+        monkeypatch.setattr(priority_trees, "_WIDEST_ROOT", 5)
 
 
-@pytest.fixture(params=[PriorityTree, HostPriorityTree])
+@pytest.fixture(params=[PriorityTree, CompiledPriorityTree])
 def kind(request):
     """The tree for any device, and that of the host."""
     return request.param
 
 
+@pytest.fixture(params=["TorchRL's tree", "the tree of tensors"])
+def either(request, monkeypatch):
+    """Samplers with each of the two trees."""
+    if request.param == "the tree of tensors":
+        monkeypatch.setattr(priorities, "make_priority_tree", PriorityTree)
+
+
 def filled_tree(
-    size: int, seed: int, changes: int = 3, kind: type[PriorityTree] = HostPriorityTree
+    size: int, seed: int, kind: type[PriorityTree], changes: int = 3
 ) -> tuple[PriorityTree, torch.Tensor]:
     """A tree after some batches of changes, and its values; some are zero."""
     generator = torch.Generator().manual_seed(seed)
@@ -53,7 +67,7 @@ def filled_tree(
 @pytest.mark.parametrize("size", [1, 5, 64, 150, 20_000])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_tree_knows_sum_and_smallest_value_after_any_changes(levels, kind, size, seed):
-    tree, values = filled_tree(size, seed, kind=kind)
+    tree, values = filled_tree(size, seed, kind)
     assert torch.equal(tree.values, values)
     torch.testing.assert_close(tree.total(), values.sum())
     positive = values[values > 0]
@@ -63,7 +77,7 @@ def test_a_tree_knows_sum_and_smallest_value_after_any_changes(levels, kind, siz
 @pytest.mark.parametrize("size", [5, 64, 150, 3_000])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_value_is_found_by_its_share_of_the_sum(levels, kind, size, seed):
-    tree, values = filled_tree(size, seed, kind=kind)
+    tree, values = filled_tree(size, seed, kind)
     if not values.any():
         return
     reached = values.cumsum(0)
@@ -76,8 +90,8 @@ def test_a_value_is_found_by_its_share_of_the_sum(levels, kind, size, seed):
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([1e-300, 1e-12, 1.0, 1e12]))
 def test_the_ends_of_the_sum_lead_to_values_that_are_not_zero(seed, scale):
-    for kind in (PriorityTree, HostPriorityTree):
-        tree, values = filled_tree(300, seed, kind=kind)
+    for kind in (PriorityTree, CompiledPriorityTree):
+        tree, values = filled_tree(300, seed, kind)
         if not values.any():
             return
         tree[torch.arange(300)] = values * scale
@@ -86,10 +100,16 @@ def test_the_ends_of_the_sum_lead_to_values_that_are_not_zero(seed, scale):
         assert found.tolist() == [int(positive[0]), int(positive[-1])]
 
 
+def test_a_search_in_an_infinite_sum_ends():
+    tree = CompiledPriorityTree(8)
+    tree[torch.arange(8)] = torch.tensor([0, 1, 0, torch.inf, 0, 2, 0, 0])
+    assert tree.find(torch.zeros(2, dtype=torch.float64)).tolist() in ([1, 1], [3, 3])
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_the_smallest_value_is_exact_after_each_of_many_changes(seed, levels):
+def test_the_smallest_value_is_exact_after_each_of_many_changes(seed, kind):
     generator = torch.Generator().manual_seed(seed)
-    tree, values = HostPriorityTree(3_000), torch.zeros(3_000, dtype=torch.float64)
+    tree, values = kind(3_000), torch.zeros(3_000, dtype=torch.float64)
     for _ in range(60):
         places = torch.randint(3_000, (100,), generator=generator).unique()
         new = torch.randint(4, places.shape, generator=generator).double()  # many are equal, or 0
@@ -98,12 +118,34 @@ def test_the_smallest_value_is_exact_after_each_of_many_changes(seed, levels):
         assert float(tree.min()) == float(positive.min())
 
 
-def test_a_tree_read_from_a_checkpoint_is_bitwise_that_of_many_changes():
+def test_a_sampler_read_from_a_checkpoint_draws_bitwise_what_the_first_does(either):
     one, other = (PrioritizedSampler(5_000, alpha=0.6, beta=0.4) for _ in range(2))
     for _ in range(20):
         one.update_priority(torch.randint(5_000, (64,)).unique(), torch.rand(()) * 10)
     other.load_state_dict(one.state_dict())
-    assert all(map(torch.equal, one._sum_tree.sums, other._sum_tree.sums))
+    assert torch.equal(one._sum_tree.values, other._sum_tree.values)
+    assert torch.equal(one._sum_tree.total(), other._sum_tree.total())
+    share = torch.rand(10_000, dtype=torch.float64)
+    assert torch.equal(one._sum_tree.find(share), other._sum_tree.find(share))
+
+
+def test_both_trees_find_the_same_values_by_the_same_shares():
+    trees = [filled_tree(5_000, 0, kind)[0] for kind in (PriorityTree, CompiledPriorityTree)]
+    share = torch.rand(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(*(tree.find(share) for tree in trees))
+
+
+def test_the_tree_on_the_host_is_torchrls_whatever_release_of_pytorch_it_was_compiled_for():
+    assert isinstance(make_priority_tree(10, torch.device("cpu")), CompiledPriorityTree)
+
+
+def test_where_torchrl_has_no_extension_there_is_a_tree_too(monkeypatch):
+    monkeypatch.setattr(priority_trees.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "torchrl._torchrl", None)
+    priority_trees._compiled_trees.cache_clear()
+    tree = make_priority_tree(10, torch.device("cpu"))
+    priority_trees._compiled_trees.cache_clear()
+    assert type(tree) is PriorityTree
 
 
 # ---------------------------------------------------------------------- the formulas
@@ -118,7 +160,7 @@ def buffer_of(sampler: PrioritizedSampler, size: int = 8) -> TensorDictReplayBuf
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.5), (0.6, 0.4), (1.0, 1.0)])
-def test_transitions_are_drawn_and_weighted_as_in_the_paper(alpha, beta):
+def test_transitions_are_drawn_and_weighted_as_in_the_paper(either, alpha, beta):
     errors = torch.tensor([0.5, 2.0, 0.0, 1.0, 4.0])
     buffer = buffer_of(PrioritizedSampler(8, alpha=alpha, beta=beta, eps=0.1))
     buffer.extend(rows(0, 5))
@@ -134,20 +176,20 @@ def test_transitions_are_drawn_and_weighted_as_in_the_paper(alpha, beta):
     torch.testing.assert_close(sample["priority_weight"], expected)
 
 
-def test_new_transitions_have_the_highest_priority_so_far_also_where_old_ones_were():
+def test_new_transitions_have_the_highest_priority_so_far_also_where_old_ones_were(either):
     buffer = buffer_of(PrioritizedSampler(8, alpha=1.0, beta=0.5, eps=0.0))
     buffer.extend(rows(0, 3))
-    values = buffer.sampler._sum_tree.values
-    assert values.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    tree = buffer.sampler._sum_tree
+    assert tree.values.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
     buffer.update_priority(torch.tensor([0, 2]), torch.tensor([3.0, 0.5]))
     buffer.extend(rows(3, 4))
-    assert values.tolist() == [3, 1, 0.5, 3, 3, 3, 3, 0]
+    assert tree.values.tolist() == [3, 1, 0.5, 3, 3, 3, 3, 0]
     buffer.update_priority(torch.arange(8)[:7], torch.full((7,), 0.25))
     buffer.extend(rows(7, 3))  # the write head passes the end: places 7, 0 and 1
-    assert values.tolist() == [3, 3, 0.25, 0.25, 0.25, 0.25, 0.25, 3]
+    assert tree.values.tolist() == [3, 3, 0.25, 0.25, 0.25, 0.25, 0.25, 3]
 
 
-def test_the_highest_priority_can_be_that_of_stored_transitions_alone():
+def test_the_highest_priority_can_be_that_of_stored_transitions_alone(either):
     sampler = PrioritizedSampler(4, alpha=0.5, beta=0.5, eps=0.0, max_priority_within_buffer=True)
     buffer = buffer_of(sampler, size=4)
     buffer.extend(rows(0, 4))
@@ -156,21 +198,21 @@ def test_the_highest_priority_can_be_that_of_stored_transitions_alone():
     assert float(sampler.default_priority) == pytest.approx(4.0)
 
 
-def test_what_was_never_written_is_never_drawn():
+def test_what_was_never_written_is_never_drawn(either):
     buffer = make_replay_buffer(1_000, 64, sampler=PrioritizedSampler(1_000, alpha=0.6, beta=0.4))
     buffer.buffer.extend(rows(0, 3))
     drawn = {int(n) for _ in range(20) for n in buffer.buffer.sample()["row"]}
     assert drawn == {0, 1, 2}
 
 
-def test_negative_places_are_left_out():
+def test_negative_places_are_left_out(either):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5, eps=0.0)
     sampler.update_priority(torch.tensor([1, -1, 3]), torch.tensor([2.0, 9.0, 4.0]))
     assert sampler._sum_tree.values.tolist() == [0, 2, 0, 4]
     assert float(sampler.default_priority) == 4.0
 
 
-def test_a_storage_of_environments_and_steps_is_sampled_by_priority_too():
+def test_a_storage_of_environments_and_steps_is_sampled_by_priority_too(either):
     sampler = PrioritizedSampler(12, alpha=1.0, beta=1.0, eps=0.0)
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(12, ndim=2), sampler=sampler, batch_size=3, dim_extend=0
@@ -184,7 +226,7 @@ def test_a_storage_of_environments_and_steps_is_sampled_by_priority_too():
     assert {int(n) for _ in range(20) for n in buffer.sample()["row"]} == {0, 7}
 
 
-def test_alpha_can_be_changed_while_priorities_are_stored():
+def test_alpha_can_be_changed_while_priorities_are_stored(either):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5, eps=0.0)
     sampler.update_priority(torch.arange(4), torch.tensor([1.0, 4.0, 9.0, 16.0]))
     sampler.alpha = 0.5

@@ -1,0 +1,192 @@
+"""Trees in which one of many values is found by its share of their sum."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from functools import cache
+from importlib.machinery import ExtensionFileLoader
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_FAN_OUT = 32
+"""Children of a node."""
+_WIDEST_ROOT = 1_024
+"""Children of the root: up to here one cumulative sum is cheaper than another level."""
+_BELOW_ONE = 1 - 2**-53
+"""The largest float64 below 1."""
+_BLOCK = 1_024
+"""Values whose smallest is kept."""
+_SMALLEST = float(np.nextafter(0.0, 1.0))
+"""The smallest positive float64."""
+
+
+class PriorityTree:
+    """Non-negative values, of which one can be found by its share of their sum.
+
+    A tree with the values as leaves; a node holds the sum of its children, recomputed from them
+    whenever one changes, so that rounding errors do not add up. Everything is done for a batch at a
+    time, in operations whose number grows with the logarithm of the size, on any device and without
+    reading a tensor on the host.
+
+    Args:
+        size: number of values, all zero at first.
+        device: where they are.
+    """
+
+    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+        self.size, self.device = size, torch.device(device)
+        self.sums: list[Tensor] = []
+        nodes = size + 1  # a place more, that writes of masked values can go to
+        while not self.sums or nodes > _WIDEST_ROOT:
+            nodes = -(-nodes // _FAN_OUT)
+            whole = torch.zeros(nodes * _FAN_OUT, dtype=torch.float64, device=device)
+            self.sums.append(whole)
+        self._rows = [sums.view(-1, _FAN_OUT) for sums in self.sums]
+
+    @property
+    def values(self) -> Tensor:
+        """All values, ``[size]``."""
+        return self.sums[0][: self.size]
+
+    def total(self) -> Tensor:
+        """The sum of all values."""
+        return self.sums[-1].sum()
+
+    def min(self) -> Tensor | float:
+        """The smallest positive value; infinite if there is none."""
+        return torch.where(self.values > 0, self.values, torch.inf).min()
+
+    def __getitem__(self, places: Tensor) -> Tensor:
+        return self.sums[0][places]
+
+    def __setitem__(self, places: Tensor | slice, values: Tensor | float) -> None:
+        if isinstance(places, slice):
+            places = torch.arange(self.size, device=self.device)[places]
+        values = torch.as_tensor(values, dtype=torch.float64, device=self.device)
+        self._write(places, values.expand(places.shape))
+
+    def _write(self, places: Tensor, values: Tensor) -> None:
+        self.sums[0][places] = values
+        for rows, above in zip(self._rows, self.sums[1:]):
+            places = places // _FAN_OUT
+            above[places] = rows.index_select(0, places).sum(-1)
+
+    def find(self, share: Tensor) -> Tensor:
+        """Places whose part of the sum contains the given shares of it.
+
+        Args:
+            share: float64 in [0, 1), ``[batch]``.
+
+        Returns:
+            Places ``[batch]``, never one of value zero while any is positive.
+        """
+        reached = self.sums[-1].cumsum(0)
+        wanted = share * reached[-1]
+        place = torch.searchsorted(reached, wanted, right=True).clamp_(max=len(reached) - 1)
+        rest = wanted - (reached - self.sums[-1])[place]
+        for rows in self._rows[-2::-1]:
+            children = rows.index_select(0, place)
+            reached = children.cumsum(-1)
+            # Below the sum: rounding cannot lead beyond the last positive child.
+            target = torch.minimum(rest, reached[:, -1] * _BELOW_ONE).unsqueeze(1)
+            child = torch.searchsorted(reached, target, right=True)
+            rest = (target - (reached - children).gather(1, child)).squeeze(1)
+            place = place * _FAN_OUT + child.squeeze(1)
+        return place
+
+
+class CompiledPriorityTree(PriorityTree):
+    """A tree in host memory: TorchRL's, compiled from C++.
+
+    The smallest value is that of the smallest block. Of each block of values a lower bound is kept,
+    which is made exact again only where it is the lowest of all.
+
+    Raises:
+        ImportError: if TorchRL's compiled trees cannot be loaded.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self.device = size, torch.device("cpu")
+        self._tree: Any = _compiled_trees().SumSegmentTreeFp64(size)
+        blocks = size // _BLOCK + 1
+        self._lowest, self._is_bound = np.full(blocks, np.inf), np.zeros(blocks, dtype=bool)
+
+    @property
+    def values(self) -> Tensor:
+        """A copy of all values, ``[size]``."""
+        return torch.from_numpy(self._tree[np.arange(self.size)])
+
+    def total(self) -> Tensor:
+        """The sum of all values."""
+        return torch.tensor(self._tree.query(0, self.size), dtype=torch.float64)
+
+    def min(self) -> float:
+        """The smallest positive value; infinite if there is none."""
+        while self._is_bound[block := int(self._lowest.argmin())]:
+            first = block * _BLOCK
+            values = self._tree[np.arange(first, min(first + _BLOCK, self.size))]
+            self._lowest[block] = values.min(where=values > 0, initial=np.inf)
+            self._is_bound[block] = False
+        return float(self._lowest[block])
+
+    def __getitem__(self, places: Tensor) -> Tensor:
+        return torch.from_numpy(self._tree[places.numpy()])
+
+    def _write(self, places: Tensor, values: Tensor) -> None:
+        place, value = places.numpy(), values.numpy()
+        self._tree.update(place, value)
+        block = place // _BLOCK
+        np.minimum.at(self._lowest, block, np.where(value > 0, value, np.inf))
+        self._is_bound[block] = True
+
+    def find(self, share: Tensor) -> Tensor:
+        """Places whose part of the sum contains the given shares of it."""
+        total = self._tree.query(0, self.size)
+        # Above 0: a share of nothing belongs to the first positive value (also of an infinite sum).
+        wanted = np.fmax(share.numpy() * total, _SMALLEST)
+        place = self._tree.scan_lower_bound(wanted)
+        while total > 0 and not (found := self._tree[place]).all():
+            # Rounding led beyond the last positive value of a branch.
+            wanted = np.where(found > 0, wanted, np.nextafter(wanted, 0.0))
+            place = self._tree.scan_lower_bound(wanted)
+        return torch.from_numpy(place)
+
+
+def make_priority_tree(size: int, device: torch.device) -> PriorityTree:
+    """The fastest tree for a device: on the host TorchRL's, where it can be loaded."""
+    if device.type == "cpu":
+        try:
+            return CompiledPriorityTree(size)
+        except ImportError:
+            pass
+    return PriorityTree(size, device)
+
+
+@cache
+def _compiled_trees() -> Any:
+    """TorchRL's extension.
+
+    It is compiled for one release of PyTorch, and with another one not all of the functions that it
+    calls exist. None of them is called by trees of NumPy arrays, so functions are looked up when
+    they are called. TorchRL itself would give tensors to it, so it is not registered as its module.
+    """
+    try:
+        return importlib.import_module("torchrl._torchrl")
+    except ImportError:
+        spec = importlib.util.find_spec("torchrl._torchrl")
+        if spec is None or not isinstance(spec.loader, ExtensionFileLoader) or os.name != "posix":
+            raise
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(os.RTLD_LAZY)
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.setdlopenflags(flags)
+    return module
