@@ -1,11 +1,17 @@
-"""What a gradient step of PPO and A2C costs, beside the same loss of TorchRL minimised eagerly.
+"""What a gradient step costs: on policy beside TorchRL's, off policy beside its matrix products.
 
     python -m benchmarks.gradient_steps [--rounds 9]
 
-Minibatches of 64 rows of CartPole-v1, networks of 64 x 64, advantages given: the loss module of the
-recipe, its gradients, clipping by norm and the optimiser's step. "Recorded" is the kit's ``Update``
-with ``compile="auto"``, after warm-up; "eager" is the same loss module with ``backward``,
-``clip_grad_norm_`` and PyTorch's optimiser as it is by default, written out.
+On policy, the same loss of TorchRL minimised eagerly: minibatches of 64 rows of CartPole-v1,
+networks of 64 x 64, advantages given: the loss module of the recipe, its gradients, clipping by
+norm and the optimiser's step. "Recorded" is the kit's ``Update`` with ``compile="auto"``, after
+warm-up; "eager" is the same loss module with ``backward``, ``clip_grad_norm_`` and PyTorch's
+optimiser as it is by default, written out.
+
+Off policy, the floor: minibatches of 256, networks of 256 x 256, and of the same loss and its
+gradients the matrix products alone, in the layouts in which PyTorch computes them. The target
+networks, the optimiser and everything element by element are in the gradient step and not in the
+floor.
 
 Figures are microseconds of processor time on one thread, medians of the rounds.
 """
@@ -13,6 +19,7 @@ Figures are microseconds of processor time on one thread, medians of the rounds.
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +27,7 @@ from typing import Any
 import torch
 from torch.optim import Adam, Optimizer
 from torch.optim import RMSprop as TorchRMSprop
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from benchmarks.measure import (
     interleaved,
@@ -30,6 +38,7 @@ from benchmarks.measure import (
     ratio,
     write_results,
 )
+from benchmarks.products import Products
 from kit.fast.optimizers import RMSprop
 from kit.update import Update
 
@@ -37,6 +46,13 @@ THREADS, ROWS, NORM = 1, 64, 0.5
 MICROSECONDS = 1e6
 AT_MOST = 0.16
 """of TorchRL's eager gradient step."""
+FLOOR = 0.6
+"""least share of the matrix products in a gradient step."""
+OFF_POLICY = {
+    "SAC, LunarLanderContinuous-v3": ("sac", "LunarLanderContinuous-v3"),
+    "SAC, HalfCheetah-v5": ("sac", "HalfCheetah-v5"),
+    "TD3, HalfCheetah-v5": ("td3", "HalfCheetah-v5"),
+}
 RATES = {"lr": 3e-4, "eps": 1e-5}
 
 
@@ -83,8 +99,48 @@ def fused_adam(parameters: Any, **settings: Any) -> Optimizer:
     return Adam(parameters, **settings, fused=True)
 
 
+def off_policy(name: str, env: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return the gradient step of a recipe, and the matrix products of its loss."""
+    recipe: Any = importlib.import_module(f"recipes.{name}")
+    config = recipe.Config(runs=None, progress=False, hidden_sizes=[256, 256])
+    config.env.id, config.env.num_envs = env, 1
+    config.steps.minibatch_size, config.steps.learning_starts = 256, 300
+    trainer = recipe.build(config)
+    rows = TensorDictReplayBuffer(storage=LazyTensorStorage(300), batch_size=256)
+    while len(rows) < 256:
+        rows.extend(trainer.collector.collect().reshape(-1))
+    minibatch = rows.sample()
+    trainer.collector.shutdown()
+    update = trainer.update
+    for _ in range(20):
+        update(minibatch)
+    assert not update.plain_reason, update.plain_reason
+    with Products() as products:
+        outputs = update.loss_module(minibatch)
+        sum(value for key, value in outputs.items() if key.startswith("loss_")).backward()
+    return (lambda: update(minibatch)), products.alone
+
+
+def beside_products(rounds: int) -> str:
+    """Return the table of gradient steps off policy."""
+    steps: dict[str, Callable[[], float]] = {}
+    for name, case in OFF_POLICY.items():
+        step, products = off_policy(*case)
+        steps[name] = processor_time(step, 60, MICROSECONDS)
+        steps[f"{name}, products"] = processor_time(products, 60, MICROSECONDS)
+    figures = interleaved(steps, rounds)
+    rows = []
+    for name in OFF_POLICY:
+        step_took, products_took = figures[name], figures[f"{name}, products"]
+        share = ratio(products_took, step_took)
+        took = [f"{median(some):.0f}" for some in (step_took, products_took)]
+        rows.append([name, *took, f"{share:.2f}", "yes" if share >= FLOOR else "no"])
+    header = ["", "gradient step, us", "products, us", "share", f"at least {FLOOR}"]
+    return str(markdown_table(header, rows))
+
+
 def main(rounds: int = 9) -> Path:
-    """Measure, write the table and return its path."""
+    """Measure, write the tables and return their path."""
     import recipes.a2c
     import recipes.ppo
 
@@ -106,7 +162,8 @@ def main(rounds: int = 9) -> Path:
         reached = "yes" if share <= AT_MOST else "no"
         rows.append([name, f"{median(fast):.0f}", f"{median(slow):.0f}", f"{share:.3f}", reached])
     header = ["", "recorded, us", "eager, us", "share", f"at most {AT_MOST}"]
-    text = f"{__doc__}\n{machine(THREADS)}; {rounds} rounds.\n\n{markdown_table(header, rows)}"
+    tables = f"{markdown_table(header, rows)}\n{beside_products(rounds)}"
+    text = f"{__doc__}\n{machine(THREADS)}; {rounds} rounds.\n\n{tables}"
     return write_results("gradient_steps", "One gradient step", text)
 
 

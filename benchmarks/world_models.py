@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import DreamerV3Optimizer
 
@@ -36,6 +35,7 @@ from benchmarks.measure import (
     ratio,
     write_results,
 )
+from benchmarks.products import Products
 from kit.buffers import SequenceReplay
 from kit.collectors import VectorCollector
 from kit.envs import make_env
@@ -102,30 +102,6 @@ def sheeprl_step(minibatch: Any) -> Callable[[], Any]:
     return step
 
 
-class Products(TorchDispatchMode):
-    """Notes the matrix products that are computed; tensors of the same shape are one, if shared."""
-
-    NAMES = ("mm", "addmm", "bmm", "baddbmm")
-
-    def __init__(self, shared: bool) -> None:
-        super().__init__()
-        self.found: list[tuple[Any, tuple[Any, ...]]] = []
-        self.shared = shared
-        self.known: dict[Any, Any] = {}
-
-    def like(self, one: Any) -> Any:
-        """Return a tensor of the same shape and layout."""
-        shape = tuple(one.shape), one.stride()
-        if not self.shared or shape not in self.known:
-            self.known[shape] = torch.empty_strided(*shape).normal_()
-        return self.known[shape]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in self.NAMES:
-            self.found.append((func, tuple(map(self.like, args))))
-        return func(*args, **(kwargs or {}))
-
-
 def floor(minibatch: Any, size: str = "tiny") -> Callable[[], Any]:
     """Return all matrix products of a gradient step."""
     loss = make_loss(size=size)
@@ -133,12 +109,7 @@ def floor(minibatch: Any, size: str = "tiny") -> Callable[[], Any]:
         outputs = loss(minibatch)
         sum(value for name, value in outputs.items() if name.startswith("loss")).backward()
 
-    @torch.no_grad()
-    def step() -> None:
-        for function, arguments in products.found:
-            function(*arguments)
-
-    return step
+    return products.alone
 
 
 # ---------------------------------------------------------------------- acting
