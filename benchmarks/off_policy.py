@@ -1,4 +1,4 @@
-"""What a batch of one policy step costs, and what SAC does besides its gradient steps.
+"""What one policy step costs, what SAC does besides its gradient steps, and drawing by priority.
 
     python -m benchmarks.off_policy [--rounds 5]
 
@@ -8,6 +8,10 @@ the recipe's actor (two hidden layers of 64).
 
 SAC: ``recipes.sac`` with its defaults (one environment, one gradient step for each policy step),
 in its learning phase. "Trainer" is what is left of an iteration: counting, cadence, hooks, rows.
+
+By priority: places of 256 of 1,000,000 transitions with their weights, and these transitions' new
+priorities, each repeated alone and both in turns, as in a run. With TorchRL's compiled tree, which
+is taken wherever it can be loaded, and with that of tensors.
 
 Figures are processor time (``time.process_time``) on one thread, medians of the rounds.
 """
@@ -29,6 +33,8 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage
 
 from benchmarks.measure import interleaved, machine, markdown_table, median, write_results
 
@@ -36,8 +42,10 @@ THREADS = 1
 PENDULUM = "Pendulum-v1"
 STEPS = 2_000
 """policy steps of one round."""
-AT_MOST = {"one step": 5.0, "outside": 0.15}
-"""a collected step, in steps of the environment alone; share of SAC outside its gradient step."""
+AT_MOST = {"one step": 5.0, "outside": 0.15, "by priority": 60.0}
+"""a collected step, in steps of the environment alone; share of SAC outside its gradient step;
+microseconds to draw by priority and to set priorities, in turns."""
+TRANSITIONS, DRAWN = 1_000_000, 256
 
 
 # ---------------------------------------------------------------------- one collected step
@@ -181,6 +189,41 @@ def sac(**settings: Any) -> dict[str, float]:
 PARTS = ("collect", "extend", "sample", "trainer", "gradient step")
 
 
+# ---------------------------------------------------------------------- by priority
+def by_priority(compiled: bool) -> dict[str, Callable[[], float]]:
+    """Return cases: the microseconds of drawing, of setting priorities, and of both in turns."""
+    from kit.buffers import PrioritizedSampler, priorities
+
+    make_tree = priorities.make_priority_tree if compiled else priorities.PriorityTree
+    with patch.object(priorities, "make_priority_tree", make_tree):
+        sampler = PrioritizedSampler(TRANSITIONS, alpha=0.6, beta=0.4)
+    storage = LazyTensorStorage(TRANSITIONS)
+    storage.set(range(TRANSITIONS), TensorDict({"row": torch.arange(TRANSITIONS)}, [TRANSITIONS]))
+    for places in torch.arange(TRANSITIONS).split(TRANSITIONS // 10):
+        sampler.update_priority(places, torch.rand(len(places)))
+    drawn = [sampler.sample(storage, DRAWN)[0] for _ in range(STEPS)]
+    errors = torch.rand(STEPS, DRAWN)
+
+    def draw(number: int) -> torch.Tensor:
+        places: torch.Tensor = sampler.sample(storage, DRAWN)[0]
+        return places
+
+    def case(step: Callable[[int], Any]) -> Callable[[], float]:
+        def figure() -> float:
+            began = time.process_time()
+            for number in range(STEPS):
+                step(number)
+            return _microseconds(began)
+
+        return figure
+
+    return {
+        "draw": case(draw),
+        "set": case(lambda number: sampler.update_priority(drawn[number], errors[number])),
+        "in turns": case(lambda number: sampler.update_priority(draw(number), errors[number])),
+    }
+
+
 # ---------------------------------------------------------------------- results
 def one_step_table(figures: dict[str, list[float]]) -> str:
     """Return the table of collected steps."""
@@ -205,6 +248,18 @@ def sac_table(rounds: list[dict[str, float]]) -> str:
     return markdown_table(["", "us per iteration", "share"], rows) + note
 
 
+def priority_table(rounds: int) -> str:
+    """Return the table of drawing by priority."""
+    trees = {"compiled": by_priority(True), "of tensors": by_priority(False)}
+    cases = {(name, part): case for name, parts in trees.items() for part, case in parts.items()}
+    figures = interleaved(cases, rounds)
+    names = list(trees["compiled"])
+    rows = [[f"tree {t}", *(f"{median(figures[t, name]):.0f}" for name in names)] for t in trees]
+    reached = "yes" if median(figures["compiled", "in turns"]) <= AT_MOST["by priority"] else "no"
+    note = f"\n\nAt most {AT_MOST['by priority']:.0f} us in turns: {reached}."
+    return markdown_table(["us", *names], rows) + note
+
+
 def main(rounds: int = 5) -> Path:
     """Measure, write the tables and return their path."""
     torch.set_num_threads(THREADS)
@@ -213,7 +268,8 @@ def main(rounds: int = 5) -> Path:
     text = (
         f"{__doc__}\n{machine(THREADS)}; medians of {rounds} rounds.\n\n"
         f"## One collected step\n\n{one_step_table(figures)}\n\n"
-        f"## SAC\n\n{sac_table(shares)}"
+        f"## SAC\n\n{sac_table(shares)}\n\n"
+        f"## By priority\n\n{priority_table(rounds)}"
     )
     return write_results("off_policy", "Off-policy: one step at a time", text)
 

@@ -48,6 +48,7 @@ class PriorityTree:
             whole = torch.zeros(nodes * _FAN_OUT, dtype=torch.float64, device=device)
             self.sums.append(whole)
         self._rows = [sums.view(-1, _FAN_OUT) for sums in self.sums]
+        self._lowest = torch.full_like(self._rows[0][:, 0], torch.inf)  # positive value of each row
 
     @property
     def values(self) -> Tensor:
@@ -60,7 +61,7 @@ class PriorityTree:
 
     def min(self) -> Tensor | float:
         """The smallest positive value; infinite if there is none."""
-        return torch.where(self.values > 0, self.values, torch.inf).min()
+        return self._lowest.min()
 
     def __getitem__(self, places: Tensor) -> Tensor:
         return self.sums[0][places]
@@ -73,6 +74,8 @@ class PriorityTree:
 
     def _write(self, places: Tensor, values: Tensor) -> None:
         self.sums[0][places] = values
+        siblings = self._rows[0].index_select(0, row := places // _FAN_OUT)
+        self._lowest[row] = torch.where(siblings > 0, siblings, torch.inf).amin(-1)
         for rows, above in zip(self._rows, self.sums[1:]):
             places = places // _FAN_OUT
             above[places] = rows.index_select(0, places).sum(-1)
@@ -115,7 +118,7 @@ class CompiledPriorityTree(PriorityTree):
         self.size, self.device = size, torch.device("cpu")
         self._tree: Any = _compiled_trees().SumSegmentTreeFp64(size)
         blocks = size // _BLOCK + 1
-        self._lowest, self._is_bound = np.full(blocks, np.inf), np.zeros(blocks, dtype=bool)
+        self._bounds, self._is_bound = np.full(blocks, np.inf), np.zeros(blocks, dtype=bool)
 
     @property
     def values(self) -> Tensor:
@@ -128,12 +131,12 @@ class CompiledPriorityTree(PriorityTree):
 
     def min(self) -> float:
         """The smallest positive value; infinite if there is none."""
-        while self._is_bound[block := int(self._lowest.argmin())]:
+        while self._is_bound[block := int(self._bounds.argmin())]:
             first = block * _BLOCK
             values = self._tree[np.arange(first, min(first + _BLOCK, self.size))]
-            self._lowest[block] = values.min(where=values > 0, initial=np.inf)
+            self._bounds[block] = values.min(where=values > 0, initial=np.inf)
             self._is_bound[block] = False
-        return float(self._lowest[block])
+        return float(self._bounds[block])
 
     def __getitem__(self, places: Tensor) -> Tensor:
         return torch.from_numpy(self._tree[places.numpy()])
@@ -142,7 +145,7 @@ class CompiledPriorityTree(PriorityTree):
         place, value = places.numpy(), values.numpy()
         self._tree.update(place, value)
         block = place // _BLOCK
-        np.minimum.at(self._lowest, block, np.where(value > 0, value, np.inf))
+        np.minimum.at(self._bounds, block, np.where(value > 0, value, np.inf))
         self._is_bound[block] = True
 
     def find(self, share: Tensor) -> Tensor:
