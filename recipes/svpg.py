@@ -38,6 +38,8 @@ class Config(ActorCriticConfig):
             total_policy_steps=409_600, steps_per_env=8, update_epochs=1, minibatch_size=None
         )
     )
+    learning_rate: Positive = 5e-3
+    """Initial learning rate of Adam, for actor and critic."""
     num_particles: Annotated[int, Limits(1, 64)] = 4
     """Particles; environments and minibatches are divided evenly among them."""
     temperature: Positive = 0.1
