@@ -112,6 +112,9 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
                 negative ones are left out.
             priority: not negative, one for each place or one for all.
             storage: whose shape is needed for several dimensions.
+
+        Raises:
+            IndexError: if a place is beyond the buffer (on a GPU it is not asked).
         """
         self._maybe_init_from_storage(storage)
         index = torch.as_tensor(index, dtype=torch.long, device=self.device)
@@ -124,6 +127,8 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             return
         priority = torch.as_tensor(priority, dtype=torch.float32, device=self.device).detach()
         priority = priority.reshape(-1).expand(index.shape)
+        if index.is_cpu and int(index.max()) >= self._max_capacity:
+            raise IndexError(f"place {int(index.max())} is not in a buffer of {self._max_capacity}")
         if not index.is_cpu or int(index.min()) < 0:  # a GPU is not asked
             written = index >= 0
             index = torch.where(written, index, self._max_capacity)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _FAN_OUT = 32
@@ -117,13 +118,14 @@ class CompiledPriorityTree(PriorityTree):
     def __init__(self, size: int) -> None:
         self.size, self.device = size, torch.device("cpu")
         self._tree: Any = _compiled_trees().SumSegmentTreeFp64(size)
+        self._values = np.zeros(size + 1)  # a place more, that writes of masked values can go to
         blocks = size // _BLOCK + 1
         self._bounds, self._is_bound = np.full(blocks, np.inf), np.zeros(blocks, dtype=bool)
 
     @property
     def values(self) -> Tensor:
-        """A copy of all values, ``[size]``."""
-        return torch.from_numpy(self._tree[np.arange(self.size)])
+        """All values, ``[size]``."""
+        return torch.from_numpy(self._values)[: self.size]
 
     def total(self) -> Tensor:
         """The sum of all values."""
@@ -133,16 +135,22 @@ class CompiledPriorityTree(PriorityTree):
         """The smallest positive value; infinite if there is none."""
         while self._is_bound[block := int(self._bounds.argmin())]:
             first = block * _BLOCK
-            values = self._tree[np.arange(first, min(first + _BLOCK, self.size))]
+            values = self._values[first : min(first + _BLOCK, self.size)]
             self._bounds[block] = values.min(where=values > 0, initial=np.inf)
             self._is_bound[block] = False
         return float(self._bounds[block])
 
     def __getitem__(self, places: Tensor) -> Tensor:
-        return torch.from_numpy(self._tree[places.numpy()])
+        return torch.from_numpy(self._values[places.numpy()])
 
     def _write(self, places: Tensor, values: Tensor) -> None:
-        place, value = places.numpy(), values.numpy()
+        # C++ takes numbers as they lie in memory, and looks at no limits.
+        place, value = map(np.ascontiguousarray, (places.numpy(), values.numpy()))
+        if not place.size:
+            return
+        if place.min() < 0:
+            raise IndexError(f"place {place.min()} of a tree of {self.size} values")
+        self._values[place] = value
         self._tree.update(place, value)
         block = place // _BLOCK
         np.minimum.at(self._bounds, block, np.where(value > 0, value, np.inf))
@@ -153,12 +161,23 @@ class CompiledPriorityTree(PriorityTree):
         total = self._tree.query(0, self.size)
         # Above 0: a share of nothing belongs to the first positive value (also of an infinite sum).
         wanted = np.fmax(share.numpy() * total, _SMALLEST)
-        place = self._tree.scan_lower_bound(wanted)
-        while total > 0 and not (found := self._tree[place]).all():
+        place = self._found(wanted)
+        while total > 0 and not (found := self._values[place]).all():
             # Rounding led beyond the last positive value of a branch.
             wanted = np.where(found > 0, wanted, np.nextafter(wanted, 0.0))
-            place = self._tree.scan_lower_bound(wanted)
+            place = self._found(wanted)
         return torch.from_numpy(place)
+
+    def _found(self, wanted: NDArray[np.float64]) -> NDArray[np.int64]:
+        place: NDArray[np.int64] = self._tree.scan_lower_bound(wanted)
+        return np.minimum(place, self.size)  # a power of two is searched
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"size": self.size, "values": self._values}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["size"])  # type: ignore[misc]
+        self[:] = torch.from_numpy(state["values"][:-1])
 
 
 def make_priority_tree(size: int, device: torch.device) -> PriorityTree:

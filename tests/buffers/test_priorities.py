@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 import sys
 
 import pytest
@@ -98,6 +100,36 @@ def test_the_ends_of_the_sum_lead_to_values_that_are_not_zero(seed, scale):
         found = tree.find(torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
         positive = values.nonzero().flatten()
         assert found.tolist() == [int(positive[0]), int(positive[-1])]
+
+
+def test_places_and_values_may_lie_apart_in_memory(kind):
+    tree = kind(8)
+    tree[torch.tensor([[1, 7], [3, 7], [5, 7]])[:, 0]] = torch.tensor([[1.0, 9], [2, 9], [3, 9]])[
+        :, 0
+    ]
+    tree[torch.tensor([0, 2])] = 0.5
+    assert tree.values.tolist() == [0.5, 1, 0.5, 2, 0, 3, 0, 0]
+    assert float(tree.total()) == 7
+    middles = (tree.values.cumsum(0) - tree.values / 2)[tree.values > 0] / 7
+    assert tree.find(middles).tolist() == [0, 1, 2, 3, 5]
+
+
+@pytest.mark.parametrize("place", [-1, 9, 16, 10**12])
+def test_places_beyond_the_compiled_tree_are_refused(place):
+    tree = CompiledPriorityTree(8)
+    with pytest.raises(IndexError):
+        tree[torch.tensor([place])] = 1.0
+    assert float(tree.total()) == 0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))])
+def test_a_tree_can_be_copied(kind, copied):
+    tree, values = filled_tree(3_000, 0, kind)
+    other = copied(tree)
+    tree[torch.arange(3_000)] = 0.0
+    assert torch.equal(other.values, values)
+    assert float(other.min()) == float(values[values > 0].min())
+    assert float(other.total()) == pytest.approx(float(values.sum()))
 
 
 def test_a_search_in_an_infinite_sum_ends():
@@ -210,6 +242,13 @@ def test_negative_places_are_left_out(either):
     sampler.update_priority(torch.tensor([1, -1, 3]), torch.tensor([2.0, 9.0, 4.0]))
     assert sampler._sum_tree.values.tolist() == [0, 2, 0, 4]
     assert float(sampler.default_priority) == 4.0
+
+
+def test_places_beyond_the_buffer_are_refused(either):
+    sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5)
+    with pytest.raises(IndexError, match="place 4 is not in a buffer of 4"):
+        sampler.update_priority(torch.tensor([1, 4]), torch.tensor([2.0, 3.0]))
+    assert sampler._sum_tree.values.tolist() == [0, 0, 0, 0]
 
 
 def test_a_storage_of_environments_and_steps_is_sampled_by_priority_too(either):
