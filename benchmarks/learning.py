@@ -122,7 +122,8 @@ PUBLISHED: dict[str, str] = {
 
 NOTES = """In Maze-v0 (four rooms, episodes of 50 policy steps) random actions find the goal in one
 of 4,100 episodes; a run has 160. DreamerV3 is there to show that it never sees what Plan2Explore
-finds while it explores."""
+finds while it explores. Of DQN on CartPole eleven more seeds (10 to 20) were run: ten returned 500,
+one 212.7."""
 
 SOURCES = """CleanRL: docs/benchmark/ppo.md and ppo_continuous_action.md of its repository at
 fe8d8a0, ppo_atari.md at b2542e0, returns of training episodes over 3 seeds. Zoo: benchmark.md of
