@@ -88,6 +88,13 @@ def test_a_sweep_makes_a_run_of_each_point():
     assert sorted(made) == [(0, 0.01), (0, 0.1), (1, 0.01), (1, 0.1)]
 
 
+@pytest.mark.parametrize("given", ["runs=here", 'runs="here"'])
+def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(given, tmp_path):
+    ppo(*SHORT, given, "--multirun", "seed=0,1")
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert len(list(tmp_path.glob("here/ppo/sweeps/*/multirun.yaml"))) == 1
+
+
 def test_the_short_option_sweeps_too_wherever_it_stands():
     ppo("seed=0,1", *SHORT, "-m")
     assert sorted(settings_of(run)["seed"] for run in runs()) == [0, 1]

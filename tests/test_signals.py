@@ -104,13 +104,6 @@ def test_a_sweep_ends_with_the_run_that_is_stopped(tmp_path):
     assert the_run(tmp_path).name.endswith("-0-s0")
 
 
-def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ppo(tmp_path, *RUN, "--multirun", "seed=0,1")
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-    assert list(tmp_path.glob("runs/ppo/sweeps/*/multirun.yaml"))
-
-
 def test_without_a_run_folder_it_is_said_that_nothing_was_saved(tmp_path, capfd):
     def build(config):
         return recipes.ppo.build(config, hooks=[Sends(signal.SIGTERM)])

@@ -244,6 +244,18 @@ def _check_value(argument: str, sweeps: bool) -> None:
         raise SettingError(key, value, "is several values", works)
 
 
+def _runs_of_all(base: Mapping[str, Any], arguments: Sequence[str]) -> str:
+    """The folder of the runs of a sweep; a temporary one if they have none, or several."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    runs = base["runs"]
+    for argument in arguments:
+        if _split(argument)[0] == "runs":
+            parsed = OverridesParser.create().parse_override(argument)
+            runs = None if parsed.is_sweep_override() else parsed.value()
+    return str(runs or tempfile.gettempdir())
+
+
 def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
     """Settings that are spelled like ``name``: those of another group first, at most three."""
     last = name.rpartition(".")[2]
@@ -273,9 +285,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     name = f"kit_{job.recipe.name}"
     sweep = None
     if "--multirun" in arguments or "-m" in arguments:
-        runs = dict(map(_split, plain)).get("runs") or base["runs"]
-        nowhere = runs in (None, "null") or "," in runs  # several values: no folder of them all
-        sweep = new_sweep(Path(tempfile.gettempdir() if nowhere else runs), job.recipe.name)
+        sweep = new_sweep(Path(_runs_of_all(base, plain)), job.recipe.name)
     node = {
         **base,
         "hydra": {
