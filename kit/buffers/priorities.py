@@ -84,7 +84,8 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             Their places, and their importance weights as ``priority_weight``.
 
         Raises:
-            RuntimeError: if nothing is stored.
+            RuntimeError: if nothing is stored, or the priorities do not add up to a positive finite
+                number (on a GPU that is not asked).
         """
         self._maybe_init_from_storage(storage)
         if len(storage) == 0:
@@ -127,8 +128,9 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             return
         priority = torch.as_tensor(priority, dtype=torch.float32, device=self.device).detach()
         priority = priority.reshape(-1).expand(index.shape)
-        if index.is_cpu and int(index.max()) >= self._max_capacity:
-            raise IndexError(f"place {int(index.max())} is not in a buffer of {self._max_capacity}")
+        if index.is_cpu and (beyond := int(index.max())) >= self._max_capacity:
+            works = f"0 to {self._max_capacity - 1}"
+            raise IndexError(f"place {beyond} is not in the buffer; what works: {works}")
         if not index.is_cpu or int(index.min()) < 0:  # a GPU is not asked
             written = index >= 0
             index = torch.where(written, index, self._max_capacity)

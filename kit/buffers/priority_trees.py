@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -88,9 +89,14 @@ class PriorityTree:
             share: float64 in [0, 1), ``[batch]``.
 
         Returns:
-            Places ``[batch]``, never one of value zero while any is positive.
+            Places ``[batch]``, none of value zero.
+
+        Raises:
+            RuntimeError: if the sum is not positive and finite (on a GPU it is not asked).
         """
         reached = self.sums[-1].cumsum(0)
+        if reached.is_cpu:  # a GPU is not asked
+            _check_sum(float(reached[-1]))
         wanted = share * reached[-1]
         place = torch.searchsorted(reached, wanted, right=True).clamp_(max=len(reached) - 1)
         rest = wanted - (reached - self.sums[-1])[place]
@@ -157,12 +163,13 @@ class CompiledPriorityTree(PriorityTree):
         self._is_bound[block] = True
 
     def find(self, share: Tensor) -> Tensor:
-        """Places whose part of the sum contains the given shares of it."""
+        """Places ``[batch]`` whose part of the sum contains the given shares of it, ``[batch]``."""
         total = self._tree.query(0, self.size)
-        # Above 0: a share of nothing belongs to the first positive value (also of an infinite sum).
-        wanted = np.fmax(share.numpy() * total, _SMALLEST)
+        _check_sum(total)
+        # Above 0: a share of nothing belongs to the first positive value.
+        wanted = np.maximum(share.numpy() * total, _SMALLEST)
         place = self._found(wanted)
-        while total > 0 and not (found := self._values[place]).all():
+        while not (found := self._values[place]).all():
             # Rounding led beyond the last positive value of a branch.
             wanted = np.where(found > 0, wanted, np.nextafter(wanted, 0.0))
             place = self._found(wanted)
@@ -180,13 +187,17 @@ class CompiledPriorityTree(PriorityTree):
         self[:] = torch.from_numpy(state["values"][:-1])
 
 
+def _check_sum(total: float) -> None:
+    if not 0 < total < np.inf:
+        works = "finite errors, and eps above 0 or one error that is not 0"
+        raise RuntimeError(f"priorities add up to {total}: none can be drawn; what works: {works}")
+
+
 def make_priority_tree(size: int, device: torch.device) -> PriorityTree:
     """The fastest tree for a device: on the host TorchRL's, where it can be loaded."""
     if device.type == "cpu":
-        try:
+        with contextlib.suppress(ImportError):
             return CompiledPriorityTree(size)
-        except ImportError:
-            pass
     return PriorityTree(size, device)
 
 
