@@ -294,6 +294,8 @@ WHOLE_EPISODES = {
         name: EFFECTS[name]._replace(given={**EFFECTS[name].given, **STEPS})
         for name in ("steps.rounding", "steps.minibatches", "steps.num_normalization_steps")
     },
+    # Of the whole batch, sequences are the same rows in the same order.
+    "steps.sequence_length": Effect(2, weights, {"steps.minibatch_size": 4}),
 }
 """Of recipes that collect whole episodes."""
 

@@ -136,6 +136,31 @@ def test_what_a_replayed_step_returns_can_be_read_and_what_it_writes_changed():
     assert means.take()["grad_norm"] > 0
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("count", [1, 127, 128, 300])
+def test_means_are_those_of_the_values_when_they_were_added(kept, count):
+    """Values of inference mode, which cannot change, are added later."""
+    numbers = torch.rand(count, generator=torch.Generator().manual_seed(0))
+    one, other = MetricMeans(), MetricMeans()
+    for number in numbers:
+        with torch.inference_mode(kept):
+            metrics = {"loss": number.clone()}
+        one.add(metrics)
+        other.load_state_dict(other.state_dict())  # adds what it has kept
+        other.add(metrics)
+        if not kept:
+            metrics["loss"].zero_()
+        metrics["loss"] = torch.zeros(())
+    before = one.peek()["loss"]
+    found = one.take()["loss"]
+    total = torch.zeros(())
+    for number in numbers:
+        total += number
+    assert found == other.take()["loss"] == total.item() / count
+    assert before.item() == pytest.approx(found)
+    assert one.take() == {}
+
+
 def test_the_norm_that_is_told_is_that_before_clipping():
     loss = make_loss("ClipPPOLoss, discrete")
     update = Update(loss, SGD(loss.parameters(), lr=0.0), max_grad_norm=1e-3)

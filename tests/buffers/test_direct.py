@@ -41,8 +41,11 @@ def test_what_is_stored_and_sampled_is_bitwise_torchrls(num_envs, steps):
     ours, theirs = make_replay_buffer(20, 8), torchrls(20, 8)
     for number in range(15):  # round the end of the storage, in one piece and in two
         new = batch(10 * number, num_envs, steps)
+        revision = ours.buffer.storage._mutation_revision
         ours.extend(new.clone())
         theirs.extend(new.transpose(0, 1).reshape(-1))
+        assert ours.buffer.storage._mutation_revision > revision
+        assert ours.buffer.storage._last_cursor_index == theirs.storage._last_cursor_index
         torch.manual_seed(number)
         found = ours._sample(8)
         torch.manual_seed(number)
