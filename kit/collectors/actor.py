@@ -23,10 +23,10 @@ from kit.collectors.policy import (
     check_writes,
     where_rows,
 )
-from kit.collectors.random_actions import ActsOn, RandomActions
 from kit.envs.backends.base import Mask
 from kit.envs.spaces import Arrays, Key
 from kit.modules.numpy_policy import NotInNumpy, NumpyPolicy
+from kit.modules.random_actions import ActsOn, RandomActions
 from kit.steps import SettingError
 
 NO_CONTEXT: AbstractContextManager[Any] = contextlib.nullcontext()

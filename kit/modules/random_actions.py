@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from kit.collectors.policy import Tensors
 from kit.envs.spaces import Arrays, Key, Leaf
+
+Tensors = dict[Key, Tensor]
 
 _AHEAD = 128
 """Random actions that are drawn at once, at most."""
