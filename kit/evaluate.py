@@ -4,6 +4,7 @@ Run it::
 
     python -m kit.evaluate runs/ppo/CartPole-v1/20250101-120000-s0
     python -m kit.evaluate latest --episodes 100 --seed 7
+    python -m kit.evaluate latest --best
     python -m kit.evaluate latest --video pendulum.mp4
 """
 
@@ -37,20 +38,23 @@ class SavedRun:
         folder: run folder.
         trust: modules that its settings may import, besides those of the project and the kit.
         how: how to trust a module, for the error.
+        best: whether it is the policy of the best evaluation; otherwise the last one.
 
     Attributes:
         folder: of the run.
         name: of its recipe.
         trainer: built from the run's settings, with its weights and its frozen normalisation; its
             replay buffer stays empty, which costs no memory.
-        policy_steps: after which the checkpoint was written.
+        policy_steps: of the policy.
 
     Raises:
-        SettingError: if the folder has no checkpoint, its recipe cannot be imported, or it names a
-            module that is not trusted.
+        SettingError: if the folder has no checkpoint, its recipe cannot be imported, it names a
+            module that is not trusted, or it has no best evaluation.
     """
 
-    def __init__(self, folder: Path, trust: Collection[str] = (), how: str = "trust=") -> None:
+    def __init__(
+        self, folder: Path, trust: Collection[str] = (), how: str = "trust=", best: bool = False
+    ) -> None:
         self.folder, config = folder, read_config(folder)
         checkpoint = Checkpoints.latest(folder / "checkpoints")
         if checkpoint is None:
@@ -65,7 +69,7 @@ class SavedRun:
             env["kwargs"] = {k: v for k, v in env["kwargs"].items() if k != "num_workers"}
         cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env})
         self.trainer = recipe.build(cfg)
-        self.policy_steps = self.trainer.load_policy(checkpoint)
+        self.policy_steps = self.trainer.load_policy(checkpoint, best)
 
     def evaluator(self, episodes: int, seed: int, **env: Any) -> Evaluator:
         """Make an evaluator of the policy.
@@ -161,6 +165,7 @@ def parser_for(command: str, text: str, seed: int) -> argparse.ArgumentParser:
     parser.add_argument("--runs", default="runs", help="where run folders are")
     parser.add_argument("--episodes", type=int, default=100, help="whole episodes to play")
     parser.add_argument("--seed", type=int, default=seed, help="of the environments")
+    parser.add_argument("--best", action="store_true", help="the policy of the best evaluation")
     parser.add_argument("--trust", help="modules that the run may import, separated by commas")
     return parser
 
@@ -170,7 +175,7 @@ def chosen_run(given: argparse.Namespace) -> SavedRun:
     given.episodes = whole_number("episodes", given.episodes, at_least=1)
     given.seed = whole_number("seed", given.seed)
     folder = find_run(given.run, Path(given.runs), field="run")
-    return SavedRun(folder, trusted_names(given.trust), how="--trust ")
+    return SavedRun(folder, trusted_names(given.trust), how="--trust ", best=given.best)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

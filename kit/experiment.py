@@ -35,7 +35,7 @@ from kit.config.plain import check
 from kit.dialects import as_plan
 from kit.dialects.carried import take
 from kit.envs import VectorEnv, make_env
-from kit.hooks import Evaluator, LearningCurve, StopWhen, TimeLimit
+from kit.hooks import BestPolicy, Evaluator, LearningCurve, StopWhen, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.modules.shared_body import with_shared_body
 from kit.steps import SettingError, StepPlan
@@ -264,6 +264,8 @@ class Experiment:
         loggers = checks.listed("logger", given.pop("logger", ()))
         if cfg.time_limit is not None:
             hooks.append(TimeLimit(cfg.time_limit))
+        if cfg.keep_best and not any(isinstance(hook, BestPolicy) for hook in theirs):
+            hooks.append(BestPolicy())
         if cfg.stop_at_return is not None:
             hooks.append(StopWhen("evaluation/return", reached=cfg.stop_at_return))
         hooks += theirs

@@ -117,6 +117,7 @@ EFFECTS: dict[str, Effect] = {
     "checkpoint_every": Effect(
         32, lambda run: [f for f in run.files if f.endswith("32/manifest.json")]
     ),
+    "keep_best": Effect(None, lambda run: sorted(run.trainer.registered_modules)),
     "time_limit": Effect(1e-6, counts("iterations")),
     "stop_at_return": Effect(-1e9, counts("iterations"), {"steps.evaluation_every": 32}),
     "progress": Effect(True, lambda run: bool(run.shown)),

@@ -17,7 +17,7 @@ from torchrl.trainers import CountFramesLog, EarlyStopping, LogScalar, LogTiming
 import recipes.ppo
 import recipes.sac
 from kit.experiment import EnvConfig, seed_everything
-from kit.hooks import Console, Hook, LearningCurve, NaNGuard, StopWhen, TimeLimit
+from kit.hooks import BestPolicy, Console, Hook, LearningCurve, NaNGuard, StopWhen, TimeLimit
 from kit.logging.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_loggers
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
@@ -110,6 +110,7 @@ OBSERVERS: dict[str, Observers] = {
         "hooks": [LearningCurve(folder)], "logger": CsvLogger(folder),
     },
     "guards": lambda folder: {"hooks": [NaNGuard(), TimeLimit(1e9)], "log_every": 1},
+    "best policy": lambda folder: {"hooks": [BestPolicy("iterations")], "log_every": 1},
     "stop when": lambda folder: {
         "hooks": [StopWhen("episode/return", reached=1e9, patience=1_000)], "log_every": 1,
     },

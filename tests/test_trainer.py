@@ -595,6 +595,32 @@ def test_a_plain_trainer_guards_against_nan_unless_told_not_to():
     assert with_nan_critic(nan_guard=False).run().policy_steps == 16
 
 
+def test_a_loss_that_refuses_weights_that_are_nan_ends_the_run_in_the_same_line():
+    """Distributions raise before a loss could be NaN."""
+
+    def refusing(module, arguments):
+        torch.normal(torch.zeros(1), next(module.actor_network_params.parameters()).mean().exp())
+
+    trainer = ppo_trainer(on_policy_plan(total_policy_steps=16))
+    trainer.loss_module.register_forward_pre_hook(refusing)
+    with torch.no_grad():
+        weight = next(trainer.loss_module.actor_network_params.parameters())
+        trainer.register_op("pre_optim_steps", lambda: weight.data.fill_(math.nan))
+    with pytest.raises(NotFinite, match="after 0 gradient steps a weight is NaN") as raised:
+        trainer.run()
+    assert "std" in str(raised.value.__cause__)
+
+
+def test_another_error_of_a_loss_is_its_own():
+    def failing(module, arguments):
+        raise RuntimeError("no such thing")
+
+    trainer = ppo_trainer(on_policy_plan(total_policy_steps=16))
+    trainer.loss_module.register_forward_pre_hook(failing)
+    with pytest.raises(RuntimeError, match="no such thing"):
+        trainer.run()
+
+
 def test_a_run_may_be_resumed_with_other_observers(tmp_path, capsys):
     stopped = ppo_trainer(folder=tmp_path, nan_guard=False)
     stopped.register_op("post_steps", stopped.request_stop)

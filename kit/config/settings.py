@@ -79,6 +79,8 @@ class RunConfig:
     """Policy steps between two rows of metrics; null: a hundredth of the run."""
     checkpoint_every: Count | None = None
     """Policy steps between two checkpoints; null: a tenth of the run."""
+    keep_best: bool = True
+    """Whether the policy of the best evaluation is kept, in checkpoints beside the last one."""
     time_limit: Positive | None = None
     """Seconds after which the run ends, with the iteration under way; null: none."""
     stop_at_return: Finite | None = None

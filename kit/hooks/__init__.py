@@ -13,6 +13,7 @@ from kit.hooks.annealing import (
     anneal_coefficients,
 )
 from kit.hooks.base import Hook
+from kit.hooks.best import BestPolicy
 from kit.hooks.console import Console
 from kit.hooks.critic import FitCritic, fit_critic
 from kit.hooks.curve import LearningCurve, draw_curve
@@ -24,6 +25,7 @@ __all__ = [
     "Anneal",
     "AnnealExploration",
     "AnnealLearningRate",
+    "BestPolicy",
     "Console",
     "EndOfExploration",
     "Evaluator",

@@ -33,6 +33,9 @@ class HookedTrainer(Protocol):
     def policy_steps(self) -> int:
         """Policy steps so far."""
 
+    def policy_parts(self) -> dict[str, Any]:
+        """Objects with the state that a policy acts by, by name: weights and normalisation."""
+
     def register_op(self, dest: str, op: Callable[..., Any], **kwargs: Any) -> None:
         """Register a function at a stage."""
 

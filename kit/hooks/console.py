@@ -11,6 +11,7 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kit.hooks.base import Hook
+from kit.hooks.best import BestPolicy
 
 _SHOWN = (
     ("episode/return", "return"),
@@ -105,10 +106,23 @@ class Console(Hook):
             episodes = trainer.plan.evaluation_episodes
             over = f"over {episodes} episode{'s' if episodes != 1 else ''}"
             lines.append(f"\nlast evaluation: return {mean} ± {std} {over}")
+            lines += self._earlier_best()
         lines.append(f"seconds: {trainer.journal.elapsed:.1f}")
         if trainer.folder is not None and (trainer.folder / "curve.png").is_file():
             lines.append(f"learning curve: {trainer.folder / 'curve.png'}")
         self.console.print("\n".join(lines), markup=False)
+
+    def _earlier_best(self) -> list[str]:
+        """The best evaluation, where another policy than the last one was the best."""
+        trainer = self.trainer
+        return [
+            f"best evaluation: {hook.metric.removeprefix('evaluation/')} {_short(hook.value)} "
+            f"after {hook.policy_steps:,} policy steps"
+            for hook in trainer.registered_modules.values()
+            if isinstance(hook, BestPolicy)
+            and hook.value is not None
+            and hook.policy_steps != trainer.policy_steps
+        ]
 
 
 def _short(value: float) -> str:

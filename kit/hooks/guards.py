@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,9 +16,24 @@ from kit.steps import SettingError
 
 
 class NotFinite(RuntimeError):
-    """A loss or another metric of training is NaN or infinite."""
+    """A loss, another metric of training or a weight is NaN or infinite."""
 
     stops_the_run = True
+
+
+def not_finite(what: str, gradient_steps: int, checkpoint: Path | None) -> NotFinite:
+    """The error that says what is not finite.
+
+    Args:
+        what: in words.
+        gradient_steps: so far.
+        checkpoint: the last one; ``None`` if there is none.
+    """
+    kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "none was saved yet"
+    return NotFinite(
+        f"after {gradient_steps:,} gradient steps {what}; {kept}. Smaller learning rates or "
+        "gradient clipping (max_grad_norm) help most often"
+    )
 
 
 class NaNGuard(Hook):
@@ -51,12 +67,7 @@ class NaNGuard(Hook):
             return
         losses = [name for name in bad if name.startswith("train/loss")] or bad
         names = ", ".join(f"{name.removeprefix('train/')} is {row[name]}" for name in losses)
-        checkpoint = self.trainer.last_checkpoint
-        kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "none was saved yet"
-        raise NotFinite(
-            f"after {row['gradient_steps']:,} gradient steps {names}; {kept}. Smaller learning "
-            "rates or gradient clipping (max_grad_norm) help most often"
-        )
+        raise not_finite(names, row["gradient_steps"], self.trainer.last_checkpoint)
 
 
 def _on_host(metrics: Mapping[str, Tensor]) -> list[float]:

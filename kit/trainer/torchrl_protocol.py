@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from tensordict import TensorDictBase
@@ -39,6 +40,7 @@ class TorchRLProtocol:
         stages: where hooks are registered.
         registered_modules: objects whose state is part of checkpoints, by name.
         stop_reason: why the run ended before its plan; ``None`` otherwise.
+        last_checkpoint: that was written or read; ``None`` if there is none.
         clip_norm: where TorchRL's steppers and optimiser hooks clip gradients: the update's.
         clip_grad_norm: whether they clip the norm of gradients (or else their values).
     """
@@ -72,6 +74,7 @@ class TorchRLProtocol:
         self.logger = self.journal.loggers[0] if self.journal.loggers else None
         self.registered_modules: dict[str, Any] = {}
         self.stop_reason: str | None = None
+        self.last_checkpoint: Path | None = None
         self._stop_training = False
         self._save_requested = False
         self._skip_phase = False

@@ -17,6 +17,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
 from kit.buffers import Minibatches, as_minibatches
+from kit.hooks.best import BestPolicy
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
@@ -116,7 +117,6 @@ class Trainer(TorchRLProtocol):
         self.batches = counted(collector, plan)
         self.config = config or {}
         self.folder = None if folder is None else Path(folder)
-        self.last_checkpoint: Path | None = None
         self._saved_at = 0  # iterations
         self.last_metrics: Mapping[str, Tensor] | None = None
         self._checkpoints: Checkpoints | None = None
@@ -330,15 +330,36 @@ class Trainer(TorchRLProtocol):
             then = "a resumed run closes their open episodes and is not bit-exact"
             warnings.warn(f"{what}: {reason}; {then}", stacklevel=3)
 
-    def load_policy(self, checkpoint: Path | str) -> int:
+    def policy_parts(self) -> dict[str, Any]:
+        """Objects with the state that a policy acts by, by name: weights and normalisation."""
+        return {"loss_module": self.loss_module, **normalization_of(self.collector)}
+
+    def load_policy(self, checkpoint: Path | str, best: bool = False) -> int:
         """Load weights and normalisation alone, to evaluate; the run folder is only read.
 
+        Args:
+            checkpoint: of a trainer that was built in the same way.
+            best: whether they are those of the best evaluation, which ``BestPolicy`` has kept.
+
         Returns:
-            Policy steps after which the checkpoint was written.
+            Policy steps after which they were measured, or the checkpoint was written.
+
+        Raises:
+            SettingError: if the best were not kept, or there has been no evaluation.
         """
-        parts = {"loss_module": self.loss_module, **normalization_of(self.collector)}
-        checkpoints = Checkpoints(Path(checkpoint).parent, parts)
-        return int(checkpoints.load(Path(checkpoint))["counters"]["policy_steps"])
+        path = Path(checkpoint)
+        if not best:
+            counters = Checkpoints(path.parent, self.policy_parts()).load(path)["counters"]
+            return int(counters["policy_steps"])
+        hooks = self.registered_modules.items()
+        kept = {name: hook for name, hook in hooks if isinstance(hook, BestPolicy)}
+        if not kept:
+            works = "leave it out, or train with keep_best=true"
+            raise SettingError("best", True, "was not kept by this run", works)
+        Checkpoints(path.parent, {f"hook {name}": hook for name, hook in kept.items()}).load(path)
+        hook = next(iter(kept.values()))
+        hook.restore()
+        return hook.policy_steps
 
     def _parts(self) -> dict[str, Any]:
         """Everything with a state that a resumed run needs, by name."""

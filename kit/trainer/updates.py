@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
+from kit.hooks.guards import not_finite
 from kit.logging.metrics import MetricMeans, weighted_mean
+from kit.steps import SettingError
+from kit.trainer.stages import HookError
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.update import Update
 
@@ -24,7 +28,28 @@ def gradient_step(
 
     Returns:
         Scalar metrics on the device.
+
+    Raises:
+        NotFinite: if the step failed and a weight is NaN or infinite.
     """
+    try:
+        return _gradient_step(trainer, minibatches)
+    except (RuntimeError, ValueError) as error:
+        # Distributions refuse NaN before a loss could be NaN.
+        if isinstance(error, (HookError, SettingError)) or _is_finite(trainer.loss_module):
+            raise
+        steps, last = trainer.ledger.gradient_steps, trainer.last_checkpoint
+        raise not_finite("a weight is NaN or infinite", steps, last) from error
+
+
+def _is_finite(module: Any) -> bool:
+    weights = module.parameters() if isinstance(module, nn.Module) else ()
+    return all(bool(weight.isfinite().all()) for weight in weights)
+
+
+def _gradient_step(
+    trainer: TorchRLProtocol, minibatches: Sequence[TensorDictBase]
+) -> dict[str, Tensor]:
     update = trainer.update
     if trainer.stages["process_loss"] or trainer.stages["optimizer"]:
         return _open_step(trainer, minibatches)

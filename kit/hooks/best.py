@@ -1,0 +1,72 @@
+"""The policy of the best evaluation."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar, Literal
+
+from kit.hooks.base import Hook
+from kit.steps import SettingError
+from kit.steps.errors import one_of
+
+
+class BestPolicy(Hook):
+    """Keeps the weights and the normalisation of the best evaluation so far; of equals, the first.
+
+    They are part of checkpoints, so that a resumed run goes on with them: ``python -m kit.evaluate
+    RUN --best`` plays them. :meth:`restore` puts them in the place of the last ones.
+
+    Args:
+        metric: name of a column of the rows, of an evaluation.
+        mode: whether more (``max``) or less (``min``) is better.
+
+    Attributes:
+        value: of the metric; ``None`` before the first evaluation.
+        policy_steps: after which it was measured.
+    """
+
+    operations: ClassVar = {"log_row": "look"}
+
+    def __init__(
+        self, metric: str = "evaluation/return", *, mode: Literal["max", "min"] = "max"
+    ) -> None:
+        self.metric, self.mode = metric, one_of("mode", mode, ("max", "min"))
+        self.value: float | None = None
+        self.policy_steps = 0
+        self._states: dict[str, Any] = {}
+
+    def look(self, row: dict[str, Any]) -> None:
+        """Keep the policy if the row is of an evaluation that is better than all before."""
+        value = row.get(self.metric)
+        if value is None or not self._is_better(float(value)):
+            return
+        self.value, self.policy_steps = float(value), int(row["policy_steps"])
+        parts = self.trainer.policy_parts()
+        self._states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+
+    def _is_better(self, value: float) -> bool:
+        if self.value is None:
+            return value == value  # NaN is never the best
+        return value > self.value if self.mode == "max" else value < self.value
+
+    def restore(self) -> None:
+        """Give the trainer's networks and normaliser the states of the best evaluation.
+
+        Raises:
+            SettingError: if there has been no evaluation.
+        """
+        if self.value is None:
+            why = f"is not known: no row has had {self.metric} yet"
+            raise SettingError("best", self.metric, why, "evaluate during the run")
+        for name, part in self.trainer.policy_parts().items():
+            part.load_state_dict(copy.deepcopy(self._states[name]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Value, policy steps and the states."""
+        known = {"value": self.value, "policy_steps": self.policy_steps}
+        return {**known, "states": dict(self._states)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state of :meth:`state_dict`."""
+        self.value, self.policy_steps = state_dict["value"], int(state_dict["policy_steps"])
+        self._states = dict(state_dict["states"])

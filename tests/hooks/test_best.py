@@ -1,0 +1,157 @@
+"""The policy of the best evaluation is kept, resumed and evaluated."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import recipes.dqn
+import recipes.ppo
+from kit.evaluate import SavedRun, main
+from kit.experiment import EnvConfig
+from kit.hooks import BestPolicy
+from kit.steps import SettingError
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from tests.tiny import on_policy_plan, ppo_trainer, weights
+
+
+def told(hook: BestPolicy, values: list[float | None], **trainer):
+    """Run four iterations that log these values; return the trainer and its weights after each."""
+    made = ppo_trainer(on_policy_plan(), log_every=16, hooks=[hook], **trainer)
+    given, after = iter(values), []
+
+    def tell(_):
+        value = next(given)
+        after.append({name: value.clone() for name, value in weights(made).items()})
+        return None if value is None else {"score": value}
+
+    made.register_op("post_steps_log", tell)
+    made.run()
+    return made, after
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "best"),
+    [
+        ("max", [1.0, 3.0, 2.0, 3.0], 1),  # of equals the first
+        ("min", [1.0, 3.0, 0.0, 3.0], 2),
+        ("max", [None, 1.0, None, 0.5], 1),
+        ("max", [math.nan, -2.0, math.nan, -3.0], 1),
+        ("min", [math.nan, 2.0, math.nan, 3.0], 1),
+    ],
+)
+def test_the_weights_are_those_of_the_best_value(mode, values, best):
+    hook = BestPolicy("score", mode=mode)
+    trainer, after = told(hook, values)
+    assert hook.value == values[best]
+    assert hook.policy_steps == (best + 1) * trainer.plan.frames_per_batch
+    last = weights(trainer)
+    assert any(not torch.equal(last[name], after[best][name]) for name in last)
+    hook.restore()
+    assert all(torch.equal(value, after[best][name]) for name, value in weights(trainer).items())
+
+
+def test_what_was_best_does_not_change_with_the_weights_that_are_restored():
+    hook = BestPolicy("score")
+    trainer, after = told(hook, [3.0, 1.0, 1.0, 1.0])
+    for _ in range(2):
+        hook.restore()
+        assert torch.equal(next(iter(weights(trainer).values())), next(iter(after[0].values())))
+        with torch.no_grad():
+            for value in weights(trainer).values():
+                value.zero_()
+
+
+def test_without_an_evaluation_there_is_no_best():
+    hook = BestPolicy()
+    told(hook, [None] * 4)
+    with pytest.raises(SettingError, match="no row has had evaluation/return yet"):
+        hook.restore()
+
+
+def test_another_mode_is_refused():
+    with pytest.raises(SettingError, match="mode"):
+        BestPolicy(mode="most")
+
+
+# ---------------------------------------------------------------------- in recipes
+def ppo(tmp_path, steps=256, **settings):
+    return recipes.ppo.Config(
+        env=EnvConfig(num_envs=2, normalize_observation=True),
+        steps=OnPolicySteps(
+            total_policy_steps=steps, steps_per_env=16, update_epochs=2, minibatch_size=32,
+            evaluation_every=32, evaluation_episodes=3,
+        ),
+        learning_rate=0.05, hidden_sizes=[8], runs=str(tmp_path), progress=False, **settings,
+    )  # fmt: skip
+
+
+def returns(folder):
+    """Returns of evaluations by policy steps."""
+    header, *rows = ((folder / "metrics.csv").read_text()).splitlines()
+    names = header.split(",")
+    found = [dict(zip(names, row.split(","))) for row in rows]
+    return {
+        int(row["policy_steps"]): float(row["evaluation/return"])
+        for row in found
+        if row["evaluation/return"]
+    }
+
+
+def test_the_policy_that_is_evaluated_is_the_one_whose_evaluation_was_the_best(tmp_path, capsys):
+    trainer = recipes.ppo.build(ppo(tmp_path))
+    trainer.run()
+    found = returns(trainer.folder)
+    best = max(found, key=lambda steps: (found[steps], -steps))
+    assert best < 256, "or the last one is the best, and nothing is shown"
+    saved = SavedRun(trainer.folder, best=True)
+    assert saved.policy_steps == best
+    number = sorted(found).index(best)
+    evaluator = saved.trainer.evaluate
+    assert evaluator(number)["evaluation/return"] == found[best], "with its normalisation"
+    saved.close()
+    main([str(trainer.folder), "--best", "--episodes", "2"])
+    assert f"after {best} policy steps" in capsys.readouterr().out
+
+
+def test_a_resumed_run_knows_what_was_best_before(tmp_path):
+    whole = recipes.ppo.build(ppo(tmp_path / "whole"))
+    whole.run()
+    stopped = recipes.ppo.build(ppo(tmp_path / "stopped"))
+    stopped.register_op("post_steps", lambda: stopped.ledger.iterations < 4 or stop(stopped))
+    stopped.run()
+    again = recipes.ppo.build(ppo(tmp_path / "stopped", resume=str(stopped.folder)))
+    again.run()
+    one, other = (trainer.registered_modules["best_policy"] for trainer in (whole, again))
+    assert (one.value, one.policy_steps) == (other.value, other.policy_steps)
+    one.restore(), other.restore()
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(again)[name])
+
+
+def stop(trainer):
+    trainer.request_stop("enough")
+
+
+def test_one_that_is_not_kept_cannot_be_evaluated(tmp_path, capsys):
+    config = recipes.dqn.Config(
+        steps=OffPolicySteps(
+            total_policy_steps=64, learning_starts=32, minibatch_size=8, evaluation_every=None,
+        ),
+        hidden_sizes=[8], runs=str(tmp_path), progress=False, keep_best=False,
+    )  # fmt: skip
+    trainer = recipes.dqn.build(config)
+    trainer.run()
+    with pytest.raises(SystemExit):
+        main([str(trainer.folder), "--best"])
+    assert "was not kept by this run" in capsys.readouterr().err
+
+
+def test_a_hook_of_the_users_takes_the_place_of_the_recipes(tmp_path):
+    mine = BestPolicy("train/loss_objective", mode="min")
+    trainer = recipes.ppo.build(ppo(tmp_path, steps=64), hooks=[mine])
+    assert trainer.registered_modules["best_policy"] is mine
+    trainer.run()
+    assert mine.value is not None
