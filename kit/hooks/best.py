@@ -11,10 +11,12 @@ from kit.steps.errors import one_of
 
 
 class BestPolicy(Hook):
-    """Keeps the weights and the normalisation of the best evaluation so far; of equals, the first.
+    """Keeps the weights and the normalisation of the best evaluation so far; of equals, the latest.
 
-    They are part of checkpoints, so that a resumed run goes on with them: ``python -m kit.evaluate
-    RUN --best`` plays them. :meth:`restore` puts them in the place of the last ones.
+    Where returns have a greatest value, a few episodes soon reach it by chance: of such policies
+    the one that has learnt longest is kept. They are part of checkpoints, so that a resumed run
+    goes on with them; ``python -m kit.evaluate RUN --best`` plays them. :meth:`restore` puts them
+    in the place of the last ones.
 
     Args:
         metric: name of a column of the rows, of an evaluation.
@@ -36,7 +38,7 @@ class BestPolicy(Hook):
         self._states: dict[str, Any] = {}
 
     def look(self, row: dict[str, Any]) -> None:
-        """Keep the policy if the row is of an evaluation that is better than all before."""
+        """Keep the policy if the row is of an evaluation that none before was better than."""
         value = row.get(self.metric)
         if value is None or not self._is_better(float(value)):
             return
@@ -47,7 +49,7 @@ class BestPolicy(Hook):
     def _is_better(self, value: float) -> bool:
         if self.value is None:
             return value == value  # NaN is never the best
-        return value > self.value if self.mode == "max" else value < self.value
+        return value >= self.value if self.mode == "max" else value <= self.value
 
     def restore(self) -> None:
         """Give the trainer's networks and normaliser the states of the best evaluation.

@@ -35,7 +35,8 @@ def told(hook: BestPolicy, values: list[float | None], **trainer):
 @pytest.mark.parametrize(
     ("mode", "values", "best"),
     [
-        ("max", [1.0, 3.0, 2.0, 3.0], 1),  # of equals the first
+        ("max", [3.0, 1.0, 3.0, 2.0], 2),  # of equals the latest
+        ("max", [1.0, 3.0, 2.0, 2.9], 1),
         ("min", [1.0, 3.0, 0.0, 3.0], 2),
         ("max", [None, 1.0, None, 0.5], 1),
         ("max", [math.nan, -2.0, math.nan, -3.0], 1),
@@ -104,7 +105,7 @@ def test_the_policy_that_is_evaluated_is_the_one_whose_evaluation_was_the_best(t
     trainer = recipes.ppo.build(ppo(tmp_path))
     trainer.run()
     found = returns(trainer.folder)
-    best = max(found, key=lambda steps: (found[steps], -steps))
+    best = max(found, key=lambda steps: (found[steps], steps))
     assert best < 256, "or the last one is the best, and nothing is shown"
     saved = SavedRun(trainer.folder, best=True)
     assert saved.policy_steps == best
