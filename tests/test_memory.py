@@ -17,7 +17,7 @@ import recipes.tqc
 from kit.config.memory import Need, check_memory, memory_of_machine
 from kit.experiment import EnvConfig
 from kit.steps import SettingError
-from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from kit.steps.settings import OffPolicySteps, OnPolicySteps, SequenceSteps
 
 MIB = 2**20
 
@@ -114,6 +114,18 @@ def test_a_minibatch_that_does_not_fit_is_refused(machine):
     steps = OffPolicySteps(minibatch_size=10**6)
     error = refused(recipes.sac, steps=steps, buffer_size=10**6)
     assert error.field == "steps.minibatch_size"
+
+
+def test_sequences_of_a_minibatch_that_do_not_fit_are_refused_with_as_many_as_do(machine):
+    """Of a world model, whose networks have no widths among the settings."""
+    machine(200 * MIB)
+    steps = SequenceSteps(minibatch_size=10**18, sequence_length=50)
+    error = refused(recipes.dreamerv3, steps=steps, buffer_size=10**4)
+    assert (error.field, error.value) == ("steps.minibatch_size", 10**18)
+    most = int(str(error).split("what works: ")[1].split()[0])
+    fits = SequenceSteps(minibatch_size=most, sequence_length=50)
+    config = recipes.dreamerv3.Config(runs=None, steps=fits, buffer_size=10**4)
+    recipes.dreamerv3.build(config).shutdown()
 
 
 def test_where_nothing_works_no_value_is_named():

@@ -107,26 +107,43 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> It
         yield Need("steps.steps_per_env", length, lambda length: length * at_each)
     else:
         yield Need("env.num_envs", envs, lambda envs: length * (envs * row + BYTES_PER_STEP))
-    rows = (plan.minibatch_size or steps) * (plan.sequence_length or 1)
-    for sizes, networks in _networks(cfg, inputs):
-        minibatch = Need("steps.minibatch_size", rows, functools.partial(operator.mul, row))
-        activations = 8 * rows * sum(sizes)
-        if networks.value is sizes and networks.size > activations:  # narrower, both need less
-
-            def of_both(sizes: list[int], alone: Callable[[Any], int] = networks.bytes_of) -> int:
-                return alone(sizes) + 8 * rows * sum(sizes)
-
-            networks = networks._replace(bytes_of=of_both)
-        else:
-            each = row + 8 * sum(sizes)
-            minibatch = minibatch._replace(bytes_of=functools.partial(operator.mul, each))
-        yield networks
-        yield minibatch
-    yield from _pairs(cfg, rows)
+    count, sequence = plan.minibatch_size or steps, plan.sequence_length or 1
+    yield from _of_minibatches(cfg, count, sequence, row, inputs)
+    yield from _pairs(cfg, count * sequence)
     if hasattr(cfg, "recurrent_size"):  # at least three gates of each of its weights
         layers = 1 if getattr(cfg, "shared_body", False) else 2
         each = 3 * BYTES_PER_WEIGHT * layers
         yield Need("recurrent_size", cfg.recurrent_size, lambda size: each * size * size)
+
+
+def _of_minibatches(cfg: Any, count: int, sequence: int, row: int, inputs: int) -> Iterator[Need]:
+    """The memory of networks and of a minibatch with what they make of it.
+
+    Args:
+        cfg: settings of the recipe.
+        count: sequences of a minibatch.
+        sequence: transitions of each.
+        row: bytes of a transition.
+        inputs: numbers in an observation.
+    """
+    field, found = "steps.minibatch_size", list(_networks(cfg, inputs))
+    if not found:
+        yield Need(field, count, functools.partial(operator.mul, row * sequence))
+    for sizes, networks in found:
+        each = row * sequence
+        made = 8 * sequence * sum(sizes)
+        if networks.value is sizes and networks.size > count * made:  # narrower, both need less
+            alone, times = networks.bytes_of, 8 * count * sequence
+            of_both = functools.partial(_of_widths, alone=alone, times=times)
+            networks = networks._replace(bytes_of=of_both)
+        else:
+            each += made
+        yield networks
+        yield Need(field, count, functools.partial(operator.mul, each))
+
+
+def _of_widths(sizes: list[int], alone: Callable[[Any], int], times: int) -> int:
+    return alone(sizes) + times * sum(sizes)
 
 
 def _networks(cfg: Any, inputs: int) -> Iterator[tuple[list[int], Need]]:

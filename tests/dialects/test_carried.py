@@ -157,6 +157,12 @@ def test_stacks_that_were_not_acted_on_are_refused(given, message):
         carry(Tianshou(algo="dqn", **given), OffPolicyRecipe())
 
 
+@pytest.mark.parametrize("deviation", [0.0, -1.0])
+def test_a_deviation_that_has_no_logarithm_is_refused(deviation):
+    with pytest.raises(SettingError, match=r"std_init=.* is not positive"):
+        carry(Pyrado(algo="ppo", std_init=deviation), ppo.Config(), "ppo")
+
+
 def test_epsilon_and_target_updates_act_in_dqn_in_its_gradient_steps():
     given = SB3(exploration_fraction=0.5, exploration_final_eps=0.1, target_update_interval=1000)
     values = carry(given, dqn.Config(), "dqn")[0]

@@ -136,7 +136,7 @@ class PyradoSettings(WrappedDialect):
     entropy_coeff: float = acts("entropy_coeff", 1e-3, only=_JOINT)
     """weight of the entropy (PPO2, A2C)."""
     std_init: float = acts(
-        "initial_log_std", 1.0, lambda value, _: log(real_number("std_init", value)), only=ON_POLICY
+        "initial_log_std", 1.0, lambda value, _: _log("std_init", value), only=ON_POLICY
     )
     """first standard deviation of the actions."""
     max_grad_norm: float | None = acts("max_grad_norm")
@@ -209,3 +209,10 @@ class PyradoSettings(WrappedDialect):
         if self.resolved().algo != "ppo":
             return 0
         return self.critic.num_epoch * -(-rows // self.critic.batch_size)
+
+
+def _log(field: str, value: Any) -> float:
+    number = real_number(field, value)
+    if number <= 0:
+        raise SettingError(field, value, "is not positive", [1.0])
+    return log(number)
