@@ -18,6 +18,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchrl.envs.utils import ExplorationType
+
 from kit.cli.launch import errors_in_one_line
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import find_run, read_config
@@ -45,7 +47,8 @@ class SavedRun:
         name: of its recipe.
         trainer: built from the run's settings, with its weights and its frozen normalisation; its
             replay buffer stays empty, which costs no memory.
-        policy_steps: of the policy.
+        policy_steps: after which its policy was saved, or was the best.
+        gradient_steps: after which its policy was saved, or was the best.
 
     Raises:
         SettingError: if the folder has no checkpoint, its recipe cannot be imported, it names a
@@ -69,7 +72,9 @@ class SavedRun:
             env["kwargs"] = {k: v for k, v in env["kwargs"].items() if k != "num_workers"}
         cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env})
         self.trainer = recipe.build(cfg)
-        self.policy_steps = self.trainer.load_policy(checkpoint, best)
+        counters = self.trainer.load_policy(checkpoint, best)
+        self.policy_steps = counters["policy_steps"]
+        self.gradient_steps = counters["gradient_steps"]
 
     def evaluator(self, episodes: int, seed: int, **env: Any) -> Evaluator:
         """Make an evaluator of the policy.
@@ -185,8 +190,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     with errors_in_one_line():
         run = chosen_run(given)
-        print(f"{run.folder}\nafter {run.policy_steps:,} policy steps, deterministic actions")
+        after = f"{run.policy_steps:,} policy steps"
+        if run.trainer.plan.offline:
+            after = f"{run.gradient_steps:,} gradient steps"
         evaluator = run.evaluator(given.episodes, given.seed)
+        sampled = evaluator.exploration_type is ExplorationType.RANDOM
+        print(f"{run.folder}\nafter {after}, {'sampled' if sampled else 'deterministic'} actions")
         metrics = evaluator(0)
         evaluator.close()
         found = {name.partition("/")[2]: value for name, value in metrics.items()}

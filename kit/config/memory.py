@@ -21,6 +21,9 @@ BYTES_PER_WEIGHT = 16
 """A number in float32, its gradient, and two averages of the optimiser."""
 BYTES_PER_PAIR = {"quantile": 64, "c51": 24}
 """Of a distributional loss: what autograd keeps for each pair (70 and 25 were measured)."""
+BYTES_PER_RECORD = 16_000
+"""Of the smallest world model: what autograd keeps for each transition (19,000 of Dreamer's and
+36,000 of DreamerV3's were measured)."""
 
 
 class Need(NamedTuple):
@@ -128,7 +131,8 @@ def _of_minibatches(cfg: Any, count: int, sequence: int, row: int, inputs: int) 
     """
     field, found = "steps.minibatch_size", list(_networks(cfg, inputs))
     if not found:
-        yield Need(field, count, functools.partial(operator.mul, row * sequence))
+        model = BYTES_PER_RECORD if hasattr(cfg, "imagination_horizon") else 0
+        yield Need(field, count, functools.partial(operator.mul, (row + model) * sequence))
     for sizes, networks in found:
         each = row * sequence
         made = 8 * sequence * sum(sizes)

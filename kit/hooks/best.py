@@ -25,6 +25,7 @@ class BestPolicy(Hook):
     Attributes:
         value: of the metric; ``None`` before the first evaluation.
         policy_steps: after which it was measured.
+        gradient_steps: after which it was measured.
     """
 
     operations: ClassVar = {"log_row": "look"}
@@ -34,7 +35,7 @@ class BestPolicy(Hook):
     ) -> None:
         self.metric, self.mode = metric, one_of("mode", mode, ("max", "min"))
         self.value: float | None = None
-        self.policy_steps = 0
+        self.policy_steps = self.gradient_steps = 0
         self._states: dict[str, Any] = {}
 
     def look(self, row: dict[str, Any]) -> None:
@@ -42,7 +43,8 @@ class BestPolicy(Hook):
         value = row.get(self.metric)
         if value is None or not self._is_better(float(value)):
             return
-        self.value, self.policy_steps = float(value), int(row["policy_steps"])
+        self.value = float(value)
+        self.policy_steps, self.gradient_steps = row["policy_steps"], row["gradient_steps"]
         parts = self.trainer.policy_parts()
         self._states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
 
@@ -64,11 +66,13 @@ class BestPolicy(Hook):
             part.load_state_dict(copy.deepcopy(self._states[name]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Value, policy steps and the states."""
-        known = {"value": self.value, "policy_steps": self.policy_steps}
-        return {**known, "states": dict(self._states)}
+        """The value, the steps after which it was measured, and the states."""
+        names = ("value", "policy_steps", "gradient_steps")
+        return {name: getattr(self, name) for name in names} | {"states": dict(self._states)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
-        self.value, self.policy_steps = state_dict["value"], int(state_dict["policy_steps"])
+        self.value = state_dict["value"]
+        self.policy_steps = int(state_dict["policy_steps"])
+        self.gradient_steps = int(state_dict["gradient_steps"])
         self._states = dict(state_dict["states"])

@@ -115,13 +115,14 @@ class Console(Hook):
     def _earlier_best(self) -> list[str]:
         """The best evaluation, where another policy than the last one was the best."""
         trainer = self.trainer
+        steps = "gradient_steps" if trainer.plan.offline else "policy_steps"
         return [
             f"best evaluation: {hook.metric.removeprefix('evaluation/')} {_short(hook.value)} "
-            f"after {hook.policy_steps:,} policy steps"
+            f"after {getattr(hook, steps):,} {steps.replace('_', ' ')}"
             for hook in trainer.registered_modules.values()
             if isinstance(hook, BestPolicy)
             and hook.value is not None
-            and hook.policy_steps != trainer.policy_steps
+            and getattr(hook, steps) != getattr(trainer.ledger, steps)
         ]
 
 

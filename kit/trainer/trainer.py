@@ -334,7 +334,7 @@ class Trainer(TorchRLProtocol):
         """Objects with the state that a policy acts by, by name: weights and normalisation."""
         return {"loss_module": self.loss_module, **normalization_of(self.collector)}
 
-    def load_policy(self, checkpoint: Path | str, best: bool = False) -> int:
+    def load_policy(self, checkpoint: Path | str, best: bool = False) -> dict[str, int]:
         """Load weights and normalisation alone, to evaluate; the run folder is only read.
 
         Args:
@@ -342,7 +342,8 @@ class Trainer(TorchRLProtocol):
             best: whether they are those of the best evaluation, which ``BestPolicy`` has kept.
 
         Returns:
-            Policy steps after which they were measured, or the checkpoint was written.
+            ``policy_steps`` and ``gradient_steps`` after which they were measured, or the
+            checkpoint was written.
 
         Raises:
             SettingError: if the best were not kept, or there has been no evaluation.
@@ -350,7 +351,7 @@ class Trainer(TorchRLProtocol):
         path = Path(checkpoint)
         if not best:
             counters = Checkpoints(path.parent, self.policy_parts()).load(path)["counters"]
-            return int(counters["policy_steps"])
+            return {name: int(counters[name]) for name in ("policy_steps", "gradient_steps")}
         hooks = self.registered_modules.items()
         kept = {name: hook for name, hook in hooks if isinstance(hook, BestPolicy)}
         if not kept:
@@ -359,7 +360,7 @@ class Trainer(TorchRLProtocol):
         Checkpoints(path.parent, {f"hook {name}": hook for name, hook in kept.items()}).load(path)
         hook = next(iter(kept.values()))
         hook.restore()
-        return hook.policy_steps
+        return {"policy_steps": hook.policy_steps, "gradient_steps": hook.gradient_steps}
 
     def _parts(self) -> dict[str, Any]:
         """Everything with a state that a resumed run needs, by name."""

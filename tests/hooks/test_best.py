@@ -7,13 +7,15 @@ import math
 import pytest
 import torch
 
+import recipes.bc
 import recipes.dqn
 import recipes.ppo
 from kit.evaluate import SavedRun, main
 from kit.experiment import EnvConfig
 from kit.hooks import BestPolicy
 from kit.steps import SettingError
-from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
+from tests.stored import NAMES, read_stored
 from tests.tiny import on_policy_plan, ppo_trainer, weights
 
 
@@ -134,6 +136,26 @@ def test_a_resumed_run_knows_what_was_best_before(tmp_path):
 
 def stop(trainer):
     trainer.request_stop("enough")
+
+
+def test_offline_it_is_told_by_gradient_steps(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("kit.experiment.read_datasets", read_stored)
+    config = recipes.bc.Config(
+        steps=OfflineSteps(
+            gradient_steps=60, gradient_steps_per_iteration=10, minibatch_size=8,
+            evaluation_every=10, evaluation_episodes=1,
+        ),
+        dataset=NAMES, hidden_sizes=[8], runs=str(tmp_path), learning_rate=0.1, seed=1,
+    )  # fmt: skip
+    config.env.max_episode_steps = 15
+    trainer = recipes.bc.build(config)
+    trainer.run()
+    kept = trainer.registered_modules["best_policy"]
+    assert 0 < kept.gradient_steps < 60, "or the last one is the best, and nothing is shown"
+    said = f"after {kept.gradient_steps} gradient steps"
+    assert said in capsys.readouterr().out
+    main([str(trainer.folder), "--best", "--episodes", "1"])
+    assert f"{said}, deterministic actions" in capsys.readouterr().out
 
 
 def test_one_that_is_not_kept_cannot_be_evaluated(tmp_path, capsys):
