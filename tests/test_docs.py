@@ -120,6 +120,7 @@ def interrupted(recipe: str) -> None:
     """Leave a run of a recipe behind that was killed, under the name that the pages give it."""
     module = importlib.import_module(recipe)
     short = shortened(recipe, ["checkpoint_every=32", "log_every=32"])
+    short += ["steps.evaluation_every=32", "steps.evaluation_episodes=1"]
     with pytest.raises(SystemExit):
         main(module.Config, lambda cfg: module.build(cfg, hooks=[Killed()]), short)
     (run,) = Path("runs").glob("*/*/*/")

@@ -128,28 +128,12 @@ class DirectRows:
             self._rows[path].write(rows, value)
         if self._index is not None:
             self._index.write(rows, torch.from_numpy(np.arange(start, end)[None]))
-        self._note_written(end - 1, min(self.storage._len + count, self.storage.max_size))
+        self.storage._set_last_cursor(end - 1)
+        self.storage._len = min(self.storage._len + count, self.storage.max_size)
+        self.storage._bump_mutation_revision()
         self.writer._cursor = end % self.storage.max_size
         self.writer._write_count += count
         return True
-
-    def _note_written(self, last: int, filled: int) -> None:
-        """Note the last place and the number of rows, as TorchRL does.
-
-        Args:
-            last: place that was written last.
-            filled: rows that are stored.
-        """
-        storage = self.storage
-        revision, cursor = storage._mutation_revision_value, storage._last_cursor_index_value
-        if isinstance(revision, Tensor) and isinstance(cursor, Tensor):
-            storage._last_cursor = last
-            cursor.numpy()[...] = last
-            revision.numpy()[...] += 1
-        else:
-            storage._set_last_cursor(last)
-            storage._bump_mutation_revision()
-        storage._len = filled
 
     def sample(self, size: int) -> TensorDictBase | None:
         """Draw a minibatch ``[size]``; ``None`` where the buffer is empty, or not plain."""
