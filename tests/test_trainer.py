@@ -617,6 +617,7 @@ def test_another_error_of_a_loss_is_its_own():
 
     trainer = ppo_trainer(on_policy_plan(total_policy_steps=16))
     trainer.loss_module.register_forward_pre_hook(failing)
+    trainer.loss_module.register_parameter("later", torch.nn.UninitializedParameter())
     with pytest.raises(RuntimeError, match="no such thing"):
         trainer.run()
 

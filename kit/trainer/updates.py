@@ -7,6 +7,7 @@ from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from kit.hooks.guards import not_finite
 from kit.logging.metrics import MetricMeans, weighted_mean
@@ -44,7 +45,7 @@ def gradient_step(
 
 def _is_finite(module: Any) -> bool:
     weights = module.parameters() if isinstance(module, nn.Module) else ()
-    return all(bool(weight.isfinite().all()) for weight in weights)
+    return all(is_lazy(weight) or bool(weight.isfinite().all()) for weight in weights)
 
 
 def _gradient_step(
