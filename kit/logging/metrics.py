@@ -42,8 +42,8 @@ class MetricMeans:
     """Running means of scalars that stay on their device until they are read.
 
     Values that cannot change any more, those of inference mode, are kept and added many at once, in
-    the order in which they came: right after a gradient step one addition takes as long as ten in a
-    row.
+    the order in which they came: right after a gradient step an addition takes several times as
+    long as in a row.
     """
 
     def __init__(self) -> None:

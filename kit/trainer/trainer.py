@@ -332,7 +332,8 @@ class Trainer(TorchRLProtocol):
 
     def policy_parts(self) -> dict[str, Any]:
         """Objects with the state that a policy acts by, by name: weights and normalisation."""
-        return {"loss_module": self.loss_module, **normalization_of(self.collector)}
+        trained = {} if self.loss_module is None else {"loss_module": self.loss_module}
+        return {**trained, **normalization_of(self.collector)}
 
     def load_policy(self, checkpoint: Path | str, best: bool = False) -> dict[str, int]:
         """Load weights and normalisation alone, to evaluate; the run folder is only read.

@@ -13,10 +13,11 @@ import recipes.ppo
 from kit.evaluate import SavedRun, main
 from kit.experiment import EnvConfig
 from kit.hooks import BestPolicy
-from kit.steps import SettingError
+from kit.steps import SettingError, StepPlan
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
+from kit.trainer import Trainer
 from tests.stored import NAMES, read_stored
-from tests.tiny import on_policy_plan, ppo_trainer, weights
+from tests.tiny import on_policy_plan, ppo_parts, ppo_trainer, weights
 
 
 def told(hook: BestPolicy, values: list[float | None], **trainer):
@@ -72,6 +73,15 @@ def test_without_an_evaluation_there_is_no_best():
     told(hook, [None] * 4)
     with pytest.raises(SettingError, match="no row has had evaluation/return yet"):
         hook.restore()
+
+
+def test_where_nothing_is_trained_there_is_nothing_to_keep_but_the_run_goes_on():
+    plan = StepPlan(total_policy_steps=64, num_envs=2, steps_per_env=8, final_evaluation=False)
+    collector = ppo_parts(on_policy_plan(num_envs=2, steps_per_env=8))["collector"]
+    hook = BestPolicy("iterations")
+    Trainer(plan, collector=collector, hooks=[hook], log_every=16, progress=False).run()
+    hook.restore()
+    assert hook.value == 4
 
 
 def test_another_mode_is_refused():
