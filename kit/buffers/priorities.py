@@ -92,13 +92,13 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             raise RuntimeError("Cannot sample from an empty storage.")
         tree: PriorityTree = self._sum_tree
         share = torch.rand(batch_size, dtype=torch.float64, device=self.device, generator=self._rng)
-        index: Any = tree.find(share)
-        weight = (tree[index] / tree.min()).to(self.dtype).pow_(-self._beta)
+        places = tree.find(tree.array(share))
+        weight = (tree[places] / tree.min()) ** -self._beta
+        index: Any = torch.as_tensor(places)
         if storage.ndim > 1:
             index = unravel_index(index, storage.shape)
-        return index, {"priority_weight": weight}
+        return index, {"priority_weight": torch.as_tensor(weight, dtype=self.dtype)}
 
-    @torch.no_grad()
     def update_priority(
         self,
         index: int | Tensor,
@@ -127,20 +127,25 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         if not len(index):
             return
         priority = torch.as_tensor(priority, dtype=torch.float32, device=self.device).detach()
-        priority = priority.reshape(-1).expand(index.shape)
-        if index.is_cpu and (beyond := int(index.max())) >= self._max_capacity:
-            works = f"0 to {self._max_capacity - 1}"
-            raise IndexError(f"place {beyond} is not in the buffer; what works: {works}")
-        if not index.is_cpu or int(index.min()) < 0:  # a GPU is not asked
+        if priority.shape != index.shape:
+            priority = priority.reshape(-1).expand(index.shape)
+        if index.is_cpu:  # a GPU is not asked
+            if (beyond := int(index.max())) >= self._max_capacity:
+                works = f"0 to {self._max_capacity - 1}"
+                raise IndexError(f"place {beyond} is not in the buffer; what works: {works}")
+            if int(index.min()) < 0:
+                written = index >= 0
+                self.update_priority(index[written], priority[written], storage=storage)
+                return
+        else:
             written = index >= 0
             index = torch.where(written, index, self._max_capacity)
-            value = torch.where(written, (priority + self._eps).pow(self._alpha), 0.0)
             priority = torch.where(written, priority, 0.0)
-        else:
-            value = (priority + self._eps).pow(self._alpha)
         highest = priority.max()
         self._highest = highest if self._highest is None else self._highest.maximum(highest)
-        self._sum_tree[index] = value
+        tree: PriorityTree = self._sum_tree
+        value = (tree.array(priority) + self._eps) ** self._alpha
+        tree[tree.array(index)] = value if index.is_cpu else torch.where(written, value, 0.0)
 
     def _maybe_init_from_storage(self, storage: Storage | None) -> None:
         """Move the tree to a storage's GPU; priorities stay."""
@@ -177,7 +182,9 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         self._init()
         values, highest = state_dict["values"], state_dict["highest"]
         self._highest = None if highest is None else highest.to(self.device)
-        self._sum_tree[: len(values)] = values
+        tree: PriorityTree = self._sum_tree
+        places = torch.arange(len(values), device=self.device)
+        tree[tree.array(places)] = tree.array(values.to(self.device))
 
     def dumps(self, path: Path | str) -> None:
         """Write the state to a folder."""

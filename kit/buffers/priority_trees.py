@@ -36,6 +36,9 @@ class PriorityTree:
     time, in operations whose number grows with the logarithm of the size, on any device and without
     reading a tensor on the host.
 
+    Places, shares and values are arrays of the tree's own kind, which here are tensors; see
+    :meth:`array`.
+
     Args:
         size: number of values, all zero at first.
         device: where they are.
@@ -57,7 +60,11 @@ class PriorityTree:
         """All values, ``[size]``."""
         return self.sums[0][: self.size]
 
-    def total(self) -> Tensor:
+    def array(self, tensor: Tensor) -> Any:
+        """A tensor on the tree's device as an array of the tree's kind, in the same memory."""
+        return tensor
+
+    def total(self) -> Tensor | float:
         """The sum of all values."""
         return self.sums[-1].sum()
 
@@ -65,24 +72,18 @@ class PriorityTree:
         """The smallest positive value; infinite if there is none."""
         return self._lowest.min()
 
-    def __getitem__(self, places: Tensor) -> Tensor:
+    def __getitem__(self, places: Any) -> Any:
         return self.sums[0][places]
 
-    def __setitem__(self, places: Tensor | slice, values: Tensor | float) -> None:
-        if isinstance(places, slice):
-            places = torch.arange(self.size, device=self.device)[places]
-        values = torch.as_tensor(values, dtype=torch.float64, device=self.device)
-        self._write(places, values.expand(places.shape))
-
-    def _write(self, places: Tensor, values: Tensor) -> None:
-        self.sums[0][places] = values
+    def __setitem__(self, places: Any, values: Any) -> None:
+        self.sums[0][places] = values.to(self.sums[0].dtype)
         siblings = self._rows[0].index_select(0, row := places // _FAN_OUT)
         self._lowest[row] = torch.where(siblings > 0, siblings, torch.inf).amin(-1)
         for rows, above in zip(self._rows, self.sums[1:]):
             places = places // _FAN_OUT
             above[places] = rows.index_select(0, places).sum(-1)
 
-    def find(self, share: Tensor) -> Tensor:
+    def find(self, share: Any) -> Any:
         """Places whose part of the sum contains the given shares of it.
 
         Args:
@@ -112,7 +113,7 @@ class PriorityTree:
 
 
 class CompiledPriorityTree(PriorityTree):
-    """A tree in host memory: TorchRL's, compiled from C++.
+    """A tree in host memory: TorchRL's, compiled from C++. Its arrays are NumPy's.
 
     The smallest value is that of the smallest block. Of each block of values a lower bound is kept,
     which is made exact again only where it is the lowest of all.
@@ -133,9 +134,13 @@ class CompiledPriorityTree(PriorityTree):
         """All values, ``[size]``."""
         return torch.from_numpy(self._values)[: self.size]
 
-    def total(self) -> Tensor:
+    def array(self, tensor: Tensor) -> NDArray[Any]:
+        """A tensor in host memory as an array of NumPy."""
+        return tensor.numpy()
+
+    def total(self) -> float:
         """The sum of all values."""
-        return torch.tensor(self._tree.query(0, self.size), dtype=torch.float64)
+        return float(self._tree.query(0, self.size))
 
     def min(self) -> float:
         """The smallest positive value; infinite if there is none."""
@@ -146,34 +151,35 @@ class CompiledPriorityTree(PriorityTree):
             self._is_bound[block] = False
         return float(self._bounds[block])
 
-    def __getitem__(self, places: Tensor) -> Tensor:
-        return torch.from_numpy(self._values[places.numpy()])
+    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
+        return self._values[places]
 
-    def _write(self, places: Tensor, values: Tensor) -> None:
-        # C++ takes numbers as they lie in memory, and looks at no limits.
-        place, value = map(np.ascontiguousarray, (places.numpy(), values.numpy()))
-        if not place.size:
+    def __setitem__(self, places: NDArray[np.int64], values: NDArray[np.floating[Any]]) -> None:
+        if not places.size:
             return
-        if place.min() < 0:
-            raise IndexError(f"place {place.min()} of a tree of {self.size} values")
-        self._values[place] = value
-        self._tree.update(place, value)
-        block = place // _BLOCK
-        np.minimum.at(self._bounds, block, np.where(value > 0, value, np.inf))
+        # C++ takes numbers as they lie in memory, and looks at no limits.
+        places = np.ascontiguousarray(places)
+        values = np.ascontiguousarray(values, dtype=np.float64)
+        if places.min() < 0:
+            raise IndexError(f"place {places.min()} of a tree of {self.size} values")
+        self._values[places] = values
+        self._tree.update(places, values)
+        block = places // _BLOCK
+        np.minimum.at(self._bounds, block, np.where(values > 0, values, np.inf))
         self._is_bound[block] = True
 
-    def find(self, share: Tensor) -> Tensor:
+    def find(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
         """Places ``[batch]`` whose part of the sum contains the given shares of it, ``[batch]``."""
         total = self._tree.query(0, self.size)
         _check_sum(total)
         # Above 0: a share of nothing belongs to the first positive value.
-        wanted = np.maximum(share.numpy() * total, _SMALLEST)
+        wanted = np.maximum(share * total, _SMALLEST)
         place = self._found(wanted)
         while not (found := self._values[place]).all():
             # Rounding led beyond the last positive value of a branch.
             wanted = np.where(found > 0, wanted, np.nextafter(wanted, 0.0))
             place = self._found(wanted)
-        return torch.from_numpy(place)
+        return place
 
     def _found(self, wanted: NDArray[np.float64]) -> NDArray[np.int64]:
         place: NDArray[np.int64] = self._tree.scan_lower_bound(wanted)
@@ -184,7 +190,7 @@ class CompiledPriorityTree(PriorityTree):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["size"])  # type: ignore[misc]
-        self[:] = torch.from_numpy(state["values"][:-1])
+        self[np.arange(self.size)] = state["values"][:-1]
 
 
 def _check_sum(total: float) -> None:
