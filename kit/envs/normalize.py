@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,8 @@ from kit.steps.errors import SettingError
 
 EPSILON = 1e-8
 """added to variances before a division by their root."""
+_FEW = 4_096
+"""Numbers whose sum is a product of matrices, which one thread computes."""
 
 
 class Moments(NamedTuple):
@@ -37,8 +41,10 @@ class Moments(NamedTuple):
             count: number of new values.
         """
         delta, total = mean - self.mean, self.count + count
-        squares = self.var * self.count + var * count + delta * delta * self.count * count / total
-        return Moments(self.mean + delta * count / total, squares / total, total)
+        share = count / total
+        apart = delta * share
+        squares = (self.var + delta * apart) * (1 - share) + var * share
+        return Moments(self.mean + apart, squares, total)
 
 
 class Statistics(NamedTuple):
@@ -197,11 +203,15 @@ class Normalizer:
         assert result.raw_reward is not None
         result.raw_reward[...] = result.reward
         if learn:
-            self._returns[rows] = self._returns[rows] * self.gamma + result.reward[rows]
-            _learn(self._reward, self._returns[rows])
+            returns = self._returns[rows]
+            returns *= self.gamma
+            returns += result.reward[rows]
+            self._returns[rows] = returns
+            _learn_numbers(self._reward, returns)
             if any_ended:
                 self._returns[ended] = 0.0
-        result.reward[...] = self._clipped(result.reward / np.sqrt(self._reward.var + EPSILON))
+        reward = result.reward / np.float64(math.sqrt(self._reward.var.item() + EPSILON))
+        result.reward[...] = self._clipped(reward)
 
     def _learns(self, moments: Moments) -> Any:
         """Whether the statistics of observations take in more, on the host or as a tensor."""
@@ -330,17 +340,39 @@ def _learn(known: Moments, values: NDArray[Any]) -> None:
     """
     values = values.astype(np.float64, copy=False)
     new = len(values)
-    # np.mean and np.var take five times as long; one row has its own mean and no variance.
-    mean = values[0] if new == 1 else np.add.reduce(values) / new
+    mean = values[0] if new == 1 else _mean(values)  # one row has no variance
     if not np.vdot(mean, mean) < np.inf and not np.isfinite(mean).all():
         return
     var = 0.0
     if new > 1:
         apart = values - mean
-        var = np.add.reduce(apart * apart) / new
-    numbers = Moments(*(view if view.ndim else view.item() for view in known))
-    for view, value in zip(known, numbers.merged(mean if mean.ndim else mean.item(), var, new)):
-        view[...] = value
+        apart *= apart
+        var = _mean(apart)
+    before = Moments(known.mean, known.var, known.count.item())
+    known.mean[...], known.var[...], known.count[...] = before.merged(mean, var, new)
+
+
+def _learn_numbers(known: Moments, values: NDArray[np.float64]) -> None:
+    """:func:`_learn` of numbers, ``[rows]``; Python's take a tenth of the time of arrays."""
+    mean = float(_mean(values))
+    if not math.isfinite(mean):
+        return
+    apart = values - mean
+    var = float(apart.dot(apart)) / len(values)
+    before = Moments(*(view.item() for view in known))
+    known.mean[...], known.var[...], known.count[...] = before.merged(mean, var, len(values))
+
+
+def _mean(values: NDArray[np.float64]) -> Any:
+    """The mean over the first dimension; of few numbers in a quarter of the time of ``np.mean``."""
+    if values.ndim < 3 and values.size <= _FEW:
+        return _ones(len(values)).dot(values) / len(values)
+    return np.add.reduce(values) / len(values)
+
+
+@cache
+def _ones(count: int) -> NDArray[np.float64]:
+    return np.ones(count)
 
 
 def _merged(known: Moments, values: Tensor) -> Moments:
