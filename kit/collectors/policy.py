@@ -109,6 +109,7 @@ class PolicyRunner:
         self.exploration_type = exploration_type_of(exploration_type)
         self.out_keys: list[Key] = []
         self.is_recurrent = True
+        self._was_recurrent = True  # in the checkpoint
         self._given = list(reads)
         self._first = first_values(policy, num_envs, device)
         self._hidden: Tensors = dict(self._first)
@@ -129,7 +130,7 @@ class PolicyRunner:
         """Forget the recorded operations if the policy has changed; return whether they were."""
         dropped = self._fast and self._traced.refresh()
         if dropped:
-            self._known, self.is_recurrent = False, True
+            self._known, self.is_recurrent, self._was_recurrent = False, True, True
         return dropped
 
     @property
@@ -284,7 +285,13 @@ class PolicyRunner:
         self._hidden = {**zero, **self._first}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the hidden state: tensors and plain values."""
+        """Return the hidden state: tensors and plain values.
+
+        Where nothing reads it, it is left out: it would be that of the first calls alone, after
+        which this is known, and a resumed run has such calls anew.
+        """
+        if not self.is_recurrent or not (self._known or self._was_recurrent):
+            return {"hidden": [], "starts": None}
         hidden = [
             [list(key) if isinstance(key, tuple) else key, value.clone()]
             for key, value in self._hidden.items()
@@ -293,6 +300,11 @@ class PolicyRunner:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
+        self._was_recurrent = state_dict["starts"] is not None
+        if not self._was_recurrent:
+            self._hidden = dict(self._first)
+            self.restart()
+            return
         self._starts = state_dict["starts"].clone()
         self._hidden = {
             tuple(key) if isinstance(key, list) else key: value.clone()

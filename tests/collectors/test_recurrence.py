@@ -165,6 +165,33 @@ def test_the_memory_of_an_open_episode_goes_on_after_a_resume(make):
         assert torch.equal(found[key], wanted[key])
 
 
+@pytest.mark.parametrize("collected", range(5))
+@pytest.mark.parametrize("random_steps", [0, 4])
+def test_a_policy_without_memory_has_the_same_state_after_a_resume_whenever_it_is_saved(
+    collected, random_steps
+):
+    def make():
+        env = counter_env(CASE)
+        torch.manual_seed(3)
+        policy = TensorDictModule(nn.Linear(3, 3), ["observation"], ["action_value"])
+        greedy = TensorDictModule(lambda value: value.argmax(-1), ["action_value"], ["action"])
+        return VectorCollector(
+            env, TensorDictSequential(policy, greedy), fast_policy="exact", seed=1,
+            steps_per_env=1, init_random_frames=random_steps * env.num_envs,
+        )  # fmt: skip
+
+    never_saved, saved, resumed = make(), make(), make()
+    for _ in range(12):
+        never_saved.collect()
+    for _ in range(12 - collected):
+        saved.collect()
+    resumed.load_state_dict(saved.state_dict())
+    for _ in range(collected):
+        resumed.collect()
+    wanted, found = (one.state_dict()["actor"]["runners"] for one in (never_saved, resumed))
+    assert found == wanted == [{"hidden": [], "starts": None}]
+
+
 @pytest.mark.parametrize("make", [vector, tensor])
 def test_nothing_is_remembered_after_all_copies_have_begun_anew(make):
     collector = make(reset_at_each_iter=True)
