@@ -78,13 +78,11 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     ),
     "REINFORCE, CartPole-v1": ("reinforce", [], 5, 475.0),
     "DreamerV3 nano, CartPole-v1": ("dreamerv3", [], 3, 400.0),
-    "DreamerV3, CartPole-v1": (
-        "dreamerv3", ["size=tiny", "steps.replay_ratio=1/2"], 3, 400.0,
+    "DreamerV3, CartPole-v1": ("dreamerv3", ["size=tiny"], 3, 400.0),
+    "DreamerV3, Pendulum-v1": (
+        "dreamerv3", ["size=tiny", "steps.replay_ratio=1/4", "env.id=Pendulum-v1"], 3, -300.0,
     ),
-    "DreamerV3, Pendulum-v1": ("dreamerv3", ["size=tiny", "env.id=Pendulum-v1"], 3, -300.0),
-    "DreamerV3, Catch-v0": (
-        "dreamerv3", ["size=tiny", "steps.replay_ratio=1/2", f"{OWN}/Catch-v0"], 3, 0.8,
-    ),
+    "DreamerV3, Catch-v0": ("dreamerv3", ["size=tiny", f"{OWN}/Catch-v0"], 3, 0.8),
     "DreamerV3, Recall-v0": (
         "dreamerv3", [*REMEMBERING, f"{OWN}/Recall-v0", "steps.total_policy_steps=12_000"], 3, 0.9,
     ),
@@ -92,8 +90,8 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
         "dreamerv3", [*REMEMBERING, f"{OWN}/GoNoGo-v0"], 3, 0.9,
     ),
     "DreamerV3, Glimpse-v0, 16 x 16": (
-        "dreamerv3", ["size=tiny", f"{OWN}/Glimpse-v0", "env.kwargs.size=16"],
-        3, 7.2,
+        "dreamerv3",
+        ["size=tiny", "steps.replay_ratio=1/4", f"{OWN}/Glimpse-v0", "env.kwargs.size=16"], 3, 7.2,
     ),
     "DreamerV1, Pendulum-v1": ("dreamerv1", [], 3, -300.0),
     "Plan2Explore, Maze-v0": ("plan2explore", [*MAZE, *EXPLORING], 3, 0.9),

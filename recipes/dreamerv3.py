@@ -37,7 +37,9 @@ class Config(ReplayConfig):
     """Settings of DreamerV3."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="CartPole-v1", num_envs=1))
-    steps: SequenceSteps | Dialect | StepPlan = field(default_factory=SequenceSteps)
+    steps: SequenceSteps | Dialect | StepPlan = field(
+        default_factory=lambda: SequenceSteps(replay_ratio="1/2")
+    )
     size: str = "nano"
     """Size of all networks: nano, tiny, 1m, 12m, 25m, 50m, 100m, 200m, 400m (parameters)."""
     latents: Annotated[int, Limits(1, 1_024)] | None = None

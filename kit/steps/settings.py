@@ -142,7 +142,7 @@ class SequenceSteps(OffPolicySteps):
     random_steps: int | None = 0
     replay_ratio: Any = "1/4"
     """gradient steps per policy step, exact. Times minibatch_size times sequence_length it is the
-    train ratio of the Dreamer papers: 128 here, 32 (Atari) to 1,024 (control) as published."""
+    train ratio of the Dreamer papers, published as 32 (Atari) to 1,024 (control)."""
     minibatch_size: int = 16
     """sequences in a minibatch."""
     sequence_length: int | None = 32
