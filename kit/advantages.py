@@ -168,7 +168,8 @@ class GAE(torchrl_value.GAE):
     """TorchRL's generalised advantage estimation, without its reads of ``done`` on the host.
 
     The same arguments, keys and numbers (up to the order of summation) as TorchRL's class, for
-    batches ``[num_envs, steps]``, padded episodes included. It writes ``advantage``,
+    batches ``[num_envs, steps]``, padded episodes included, and ``[steps]``, where ``done`` parts
+    the episodes. It writes ``advantage``,
     ``value_target`` (the TD(lambda) return) and the values of both observations, all without
     gradients. The value network may be recurrent: its hidden state is that in the batch.
 
@@ -180,6 +181,10 @@ class GAE(torchrl_value.GAE):
         standardize: over what advantages are standardised, see :class:`Standardizer`; ``None``:
             they are not. (A loss standardises over minibatches with ``normalize_advantage``.)
         **kwargs: of TorchRL's class.
+
+    Raises:
+        SettingError: if ``n_step`` meets ``lmbda``, or either ``n_step`` or ``standardize`` meets
+            ``differentiable``.
     """
 
     def __init__(
@@ -201,6 +206,21 @@ class GAE(torchrl_value.GAE):
         self.n_step = n_step
         self.standardizer = Standardizer(standardize) if standardize else None
         self._traced: Traced | None = None
+        if self.differentiable:
+            self._refuse_own("differentiable estimates", "use differentiable=False")
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """Settings that TorchRL's implementation does not have; ``None``: not used."""
+        over = None if self.standardizer is None else self.standardizer.over
+        return {"n_step": self.n_step, "standardize": over}
+
+    def _refuse_own(self, estimates: str, works: str) -> None:
+        """Refuse settings that estimates of TorchRL's implementation would leave out."""
+        for name, value in self._own.items():
+            if value is not None:
+                why = f"has no effect on {estimates}, which are TorchRL's"
+                raise SettingError(name, value, why, works)
 
     @property
     def _reads(self) -> list[Any]:
@@ -208,12 +228,17 @@ class GAE(torchrl_value.GAE):
         return list(getattr(self.value_network, "in_keys", ()))
 
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
-        """Add advantages, value targets and values to a batch ``[num_envs, steps]``.
+        """Add advantages, value targets and values to a batch ``[num_envs, steps]`` or ``[steps]``.
 
         Calls with parameters, as a loss makes them, and differentiable estimates are left to
         TorchRL's implementation.
+
+        Raises:
+            SettingError: if there are parameters, and a setting that TorchRL does not have.
         """
-        if args or kwargs or self.differentiable or tensordict.ndim < 2:
+        if args or kwargs:
+            self._refuse_own("estimates by given parameters", "call it with a batch alone")
+        if args or kwargs or self.differentiable:
             return super().forward(tensordict, *args, **kwargs)
         if self._traced is None:
             self._traced = Traced(self._written, self, self.value_network, name="GAE")
@@ -245,7 +270,7 @@ class GAE(torchrl_value.GAE):
         }  # fmt: skip
 
     def _values(self, seen: TensorDictBase) -> Tensor:
-        """Values ``[num_envs, steps, 1]``.
+        """Values ``[num_envs, steps, 1]``, or ``[steps, 1]``.
 
         Those of a recurrent network follow from the hidden state in the batch, so that it makes one
         time step for all rows at once.
@@ -264,7 +289,7 @@ class GAE(torchrl_value.GAE):
         value: Tensor,
         following: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Advantages and value targets, ``[num_envs, steps]`` like the arguments."""
+        """Advantages and value targets, of the shape of the arguments, with time last."""
         del batch
         ends = (reward, value, following, done, terminated)
         if self.n_step is None:
@@ -315,6 +340,10 @@ class VTrace(GAE):
         (self._log_prob,) = actor_network.log_prob_keys
 
     @property
+    def _own(self) -> dict[str, Any]:
+        return {**super()._own, "actor_network": type(self.actor_network).__name__}
+
+    @property
     def _reads(self) -> list[Any]:
         """Keys that value network and policy read, and the policy's outputs."""
         reads = [*self.actor_network.in_keys, self._action, self._log_prob]
@@ -335,8 +364,8 @@ class RewardToGo(nn.Module):
     """Monte-Carlo returns: the discounted rewards from each step to the end of its episode.
 
     For REINFORCE without a baseline (Williams 1992; Sutton and Barto 2018, section 13.3). Called
-    with a batch ``[num_envs, steps]``, padded episodes included, it writes the return as
-    ``value_target`` and ``advantage``, both ``[num_envs, steps, 1]``. What follows a truncated
+    with a batch ``[num_envs, steps]``, padded episodes included, or ``[steps]``, it writes the
+    return as ``value_target`` and ``advantage``, both ``[..., steps, 1]``. What follows a truncated
     episode or the end of the batch counts as 0: collect whole episodes. With a baseline, use
     :class:`GAE` with ``lmbda=1``, which estimates it.
 
@@ -358,7 +387,7 @@ class RewardToGo(nn.Module):
 
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Add returns and advantages to a batch ``[num_envs, steps]``."""
+        """Add returns and advantages to a batch ``[num_envs, steps]`` or ``[steps]``."""
         reward, done = (tensordict.get(("next", key)).squeeze(-1) for key in ("reward", "done"))
         returns = discounted_suffix_sums(reward, self.gamma * (~done).to(reward.dtype))
         advantage = returns = returns.unsqueeze(-1)

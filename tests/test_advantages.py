@@ -188,17 +188,71 @@ def test_other_keys_can_be_chosen():
     assert torch.equal(found["target"], usual["value_target"])
 
 
-def test_flat_batches_and_differentiable_estimates_are_left_to_torchrl():
+def test_differentiable_estimates_and_those_by_given_parameters_are_torchrls():
     value = network(double=True)
-    flat = batch_of(1, 7)[0]
-    expected = torchrl_value.GAE(gamma=0.9, lmbda=0.9, value_network=value)(flat.clone())
-    found = GAE(gamma=0.9, lmbda=0.9, value_network=value)(flat.clone())
-    torch.testing.assert_close(found["advantage"], expected["advantage"])
     settings = {"gamma": 0.9, "lmbda": 0.9, "value_network": value, "differentiable": True}
     expected = torchrl_value.GAE(**settings)(batch_of(2, 5))
     found = GAE(**settings)(batch_of(2, 5))
     assert torch.equal(found["advantage"], expected["advantage"])
     assert found["advantage"].requires_grad == expected["advantage"].requires_grad
+    parameters = TensorDict.from_module(network(double=True))
+    settings["differentiable"] = False
+    expected = torchrl_value.GAE(**settings)(batch_of(2, 5), params=parameters)
+    found = GAE(**settings)(batch_of(2, 5), params=parameters)
+    assert torch.equal(found["advantage"], expected["advantage"])
+
+
+@pytest.mark.parametrize("own", [{"n_step": 3}, {"standardize": "batch"}])
+def test_what_torchrls_estimates_would_leave_out_is_refused(own):
+    (name,) = own
+    with pytest.raises(SettingError, match=f"{name}=.* has no effect on differentiable estimates"):
+        GAE(gamma=0.9, value_network=network(), differentiable=True, **own)
+    estimator, parameters = GAE(gamma=0.9, value_network=network(), **own), TensorDict()
+    with pytest.raises(SettingError, match=f"{name}=.* has no effect on estimates by given param"):
+        estimator(batch_of(2, 5), params=parameters)
+
+
+# ---------------------------------------------------------------------- batches of one dimension
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (GAE, {"lmbda": 0.9}),
+        (GAE, {"n_step": 2}),
+        (GAE, {"standardize": "batch"}),
+        (RewardToGo, {"standardize": "batch"}),
+        (VTrace, {"max_rho": 0.5, "max_c": 0.5}),
+        (VTrace, {"standardize": "batch"}),
+    ],
+)
+def test_a_batch_of_one_dimension_is_estimated_as_one_row(kind, settings):
+    torch.manual_seed(0)
+    if kind is not RewardToGo:
+        settings = settings | {"value_network": critic().double()}
+    if kind is VTrace:
+        settings = settings | {"actor_network": discrete_actor().double()}
+    row, estimator = choices_of(1, 17), kind(gamma=0.875, **settings)
+    expected = kind(gamma=0.875, **settings)(row.clone())[0]
+    for _ in range(3):  # recorded, compared, replayed
+        found = estimator(row[0].clone())
+        for key in ("advantage", "value_target"):
+            torch.testing.assert_close(found[key], expected[key])
+
+
+@pytest.mark.filterwarnings("ignore:GAE runs eagerly")
+def test_flat_batches_of_ever_other_lengths_keep_few_programs():
+    estimator = GAE(gamma=0.9, value_network=network(double=True), n_step=2)
+    kept = []
+    for steps in range(1, 31):
+        batch = estimator(batch_of(1, steps)[0])
+        kept.append(estimator._traced.programs)
+        assert batch["advantage"].shape == (steps, 1)
+    assert (max(kept), kept[-1]) == (20, 0)
+
+
+def test_vtrace_by_given_parameters_is_refused():
+    estimator = VTrace(gamma=0.9, value_network=critic(), actor_network=discrete_actor())
+    with pytest.raises(SettingError, match=r"actor_network='ProbabilisticActor' has no effect on"):
+        estimator(choices_of(2, 5), params=TensorDict())
 
 
 def test_a_network_that_decides_on_the_host_is_called_plainly():
