@@ -155,7 +155,8 @@ class Standardizer(nn.Module):
         mean = (advantage * weight).sum() / count
         centred = (advantage - mean) * weight
         if self.over == "batch":
-            return centred / (centred.square().sum() / (count - 1)).sqrt().clamp_min(1e-6)
+            others = (count - 1).clamp_min(1)  # one advantage alone is 0
+            return centred / (centred.square().sum() / others).sqrt().clamp_min(1e-6)
         known = Moments(self.mean, self.var, self.count)
         var = centred.double().square().sum() / count
         for buffer, new in zip(known, known.merged(mean.double(), var, count)):

@@ -344,6 +344,13 @@ def test_advantages_that_are_all_the_same_are_zero_when_normalised():
     assert (RewardToGo(gamma=1.0, standardize="batch")(batch)["advantage"] == 0).all()
 
 
+def test_one_advantage_alone_is_zero_when_normalised():
+    masks = [None, torch.tensor([[True]]), torch.tensor([[False, True, False]])]
+    for mask in masks:
+        advantage = torch.full((1, 1 if mask is None else mask.shape[1], 1), 3.0)
+        assert (Standardizer("batch")(advantage, mask) == 0).all()
+
+
 # ---------------------------------------------------------------------- n-step returns
 @given(SIZES, st.integers(0, 1000), st.integers(1, 45))
 @settings(max_examples=40, deadline=None)
