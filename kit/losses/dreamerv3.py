@@ -137,9 +137,9 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         imagined = imagine(self.world_model, self.actor, starts, self.imagination_horizon)
         learnt, returns = self._behaviour_losses("", imagined, self.actor, self.return_scale)
         newest = records.newest(self.imagination_starts)
-        losses["loss_replay_critic"] = self.replay_critic_coeff * self._replay_critic_loss(
-            newest, latents.features[-self.imagination_starts :], returns[0]
-        )
+        features = self._rewarded(latents.features[-self.imagination_starts :])
+        replayed = self._replay_critic_loss(newest, features, returns[0])
+        losses["loss_replay_critic"] = self.replay_critic_coeff * replayed
         return losses | learnt, starts
 
     # ------------------------------------------------------------------ the world model
@@ -160,7 +160,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         }
 
     def _rewarded(self, features: Tensor) -> Tensor:
-        """Input of the reward head."""
+        """Features for what rewards train: their head, and the critic on replayed latents."""
         return features
 
     # ------------------------------------------------------------------ actor and critic
@@ -205,7 +205,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
             return network.two_hot.mean(network(features))  # type: ignore[no-any-return]
 
     def _replay_critic_loss(self, records: Records, features: Tensor, bootstrap: Tensor) -> Tensor:
-        """The critic's loss on replayed latents, whose gradient reaches the world model.
+        """The critic's loss on replayed latents, with a gradient to their features.
 
         Returns bootstrap from the imagined ones, and do not reach beyond the end of an episode.
         """
