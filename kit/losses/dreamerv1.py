@@ -21,7 +21,8 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
 
     ``loss_model`` trains the world model (eq. 10), ``loss_actor`` the actor (eq. 7) and
     ``loss_critic`` the critic (eq. 8), all on the same weights. Minibatches are sequences of
-    records, as for :class:`~kit.losses.DreamerV3Loss`.
+    records, as for :class:`~kit.losses.DreamerV3Loss`. Imagination that would begin where an
+    episode terminated counts for nothing.
 
     Args:
         world_model: encodes, predicts and is trained.
@@ -83,8 +84,9 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         features = torch.stack(imagined.features)
         value = self.critic(features).squeeze(-1)
         returns = lambda_returns(imagined.reward, continuation[1:], value[1:], self.lmbda)
-        reached = continuation.detach()[1:-1].cumprod(0)
-        weight = torch.cat([torch.ones_like(returns[:1]), reached])
+        # What the records say of the starts; the model, of what follows them.
+        going = ~records.newest(self.imagination_starts).terminated.reshape(1, -1)
+        weight = torch.cat([going.float(), continuation.detach()[1:-1]]).cumprod(0)
         predicted = self.critic(features[:-1].detach()).squeeze(-1)
         error = (predicted - returns.detach()).square() / 2
         losses = {

@@ -23,6 +23,7 @@ class Records(NamedTuple):
     reward: Tensor
     """that arrived with the observation."""
     is_init: Tensor
+    terminated: Tensor
     last: Tensor
     continuation: Tensor
     """discount, 0 where the episode terminated."""
@@ -66,7 +67,8 @@ class Records(NamedTuple):
             first = code.encode(before.get(code.key)[:, 0])
         previous = torch.cat([first.unsqueeze(0), action[:-1]])
         continuation = (~terminated).float() * discount
-        return cls(rows, previous, action, reward, is_init, last, continuation, start)
+        ends = (is_init, terminated, last, continuation)
+        return cls(rows, previous, action, reward, *ends, start)
 
     def filtered(self, model: WorldModel) -> tuple[list[Tensor], Latent, Tensor]:
         """Filter the observations.
