@@ -20,6 +20,7 @@ from kit.config import Count, NetworkConfig, Networks, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate
 from kit.modules import make_actor, make_q_network
+from kit.modules.actors import action_masks
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -34,7 +35,7 @@ class Config(NetworkConfig, OffPolicyConfig):
             total_policy_steps=30_000, steps_per_env=50, replay_ratio="1/2", minibatch_size=128
         )
     )
-    loss: str = "DiscreteSACLoss"
+    loss: str = "kit.losses:DiscreteSACLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: Networks = 2
     """Number of Q-networks; targets use the minimum over them."""
@@ -43,7 +44,7 @@ class Config(NetworkConfig, OffPolicyConfig):
     initial_alpha: Positive = 1.0
     """Initial entropy temperature; it is learned."""
     target_entropy: UnitInterval = 0.7
-    """Target entropy of the policy, as a share of that of random actions."""
+    """Target entropy of the policy, as a share of that of random actions among those allowed."""
     n_step: Count = 5
     """Rewards summed before bootstrapping."""
     learning_rate: Positive = 2e-3
@@ -58,6 +59,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     env = experiment.make_env(actions="discrete")
     shape: dict[str, Any] = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
     actor = make_actor(env, **shape, orthogonal=False, return_log_prob=False)
+    masks = action_masks(env, int(env.action_spec.n))
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
@@ -67,6 +69,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         alpha_init=cfg.initial_alpha,
         target_entropy=cfg.target_entropy * math.log(env.action_spec.n),
         loss_function="smooth_l1",
+        **({"action_mask": masks[0]} if masks else {}),
     )
     loss.make_value_estimator(gamma=cfg.gamma)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)

@@ -2,6 +2,7 @@
 
 from kit.losses.bc import LikelihoodBCLoss
 from kit.losses.cql import CQLLoss
+from kit.losses.discrete_sac import DiscreteSACLoss
 from kit.losses.distributional import CategoricalDQNLoss, DQNLoss, QuantileDQNLoss
 from kit.losses.dreamerv1 import DreamerV1Loss
 from kit.losses.dreamerv3 import DreamerV3Loss
@@ -16,6 +17,7 @@ __all__ = [
     "CQLLoss",
     "CategoricalDQNLoss",
     "DQNLoss",
+    "DiscreteSACLoss",
     "DreamerV1Loss",
     "DreamerV3Loss",
     "DroQLoss",

@@ -127,12 +127,19 @@ class Heads(nn.Module):
         return tuple(p for part, head in zip(parts, self.heads) for p in head(part))
 
 
+def _masked(values: Tensor, mask: Tensor) -> Tensor:
+    """Logits or Q-values, far below all others where a mask of any type is false."""
+    # The root of the largest number, not the lowest: a loss may multiply it by its temperature, and
+    # subtract one of them from another, without an infinity, which times probability 0 is NaN.
+    return values.masked_fill(mask == 0, -(torch.finfo(values.dtype).max ** 0.5))
+
+
 class _MaskedHeads(Heads):
-    """Logits of choices, the lowest finite number where the last input, a mask, is false."""
+    """Logits of choices; the last input is a mask."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         (logits,) = super().forward(*inputs[:-1])
-        return (logits.masked_fill(inputs[-1] == 0, torch.finfo(logits.dtype).min),)
+        return (_masked(logits, inputs[-1]),)
 
 
 def make_actor(
@@ -472,15 +479,14 @@ def make_q_network(
 
 
 class _MaskedValues(nn.Module):
-    """Q-values, the lowest finite number where the last input, a mask of any type, is false."""
+    """Q-values; the last input is a mask."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        values: Tensor = self.network(*inputs[:-1])
-        return values.masked_fill(inputs[-1] == 0, torch.finfo(values.dtype).min)
+        return _masked(self.network(*inputs[:-1]), inputs[-1])
 
 
 class _Dueling(nn.Module):
@@ -521,7 +527,7 @@ class _Distributions(nn.Module):
             atoms = self.dueling(atoms.movedim(-1, -2)).movedim(-1, -2)
         values = atoms.mean(-1) if self.support is None else atoms.softmax(-1) @ self.support
         if self.masked:
-            values = values.masked_fill(inputs[-1] == 0, torch.finfo(values.dtype).min)
+            values = _masked(values, inputs[-1])
         return values, atoms
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -10,12 +12,14 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives import ClipPPOLoss, SoftUpdate
 
 import recipes.ppo
+import recipes.sac_discrete
 from kit.collectors import VectorCollector
 from kit.envs import make_env
-from kit.experiment import EnvConfig, OnPolicySteps
+from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
+from kit.losses import DiscreteSACLoss
 from kit.modules import make_actor, make_body, make_q_network, make_value
 from kit.modules.actors import Heads
 from kit.modules.exploration import EpsilonGreedy
@@ -138,6 +142,53 @@ def test_a_mask_that_is_part_of_the_observation_masks_too():
     batch = VectorCollector(env, make_actor(env, (8,)), steps_per_env=30).collect()
     assert (batch["action_log_prob"] == 0).all()  # one action is allowed
     assert (batch["action"] == batch["observation"].squeeze(-1).long() % 3).all()
+
+
+# ---------------------------------------------------------------------- discrete SAC
+def discrete_sac(env, **settings):
+    torch.manual_seed(0)
+    actor = make_actor(env, (8,), return_log_prob=False)
+    settings = {"action_space": "categorical", "target_entropy": 0.7 * math.log(4), **settings}
+    loss = DiscreteSACLoss(actor, make_q_network(env, (8,)), **settings)
+    loss.make_value_estimator(gamma=0.9)
+    SoftUpdate(loss, tau=0.1)
+    return actor, loss
+
+
+@pytest.mark.parametrize("alpha", [0.5, 2.0, 1e6])
+def test_discrete_sac_is_finite_at_any_temperature(alpha):
+    env = environment("one choice")
+    actor, loss = discrete_sac(env, alpha_init=alpha, action_mask="action_mask")
+    losses = loss(env.rollout(20, actor, break_when_any_done=False).reshape(-1))
+    total = sum(losses[name] for name in ("loss_actor", "loss_qvalue", "loss_alpha"))
+    total.backward()
+    found = [total, *(parameter.grad for parameter in loss.parameters() if parameter.requires_grad)]
+    assert all(one.isfinite().all() for one in found)
+
+
+def test_a_target_entropy_is_a_share_of_that_of_the_allowed_choices():
+    env = environment("one choice")
+    actor, loss = discrete_sac(env, alpha_init=math.e, action_mask="action_mask")
+    batch = env.rollout(20, actor, break_when_any_done=False).reshape(-1)
+    batch["action_mask"] = torch.arange(4) < torch.arange(len(batch)).unsqueeze(-1) % 4 + 1
+    with torch.no_grad():
+        for parameter in loss.parameters():  # choices are equally probable
+            if parameter is not loss.log_alpha:
+                parameter.zero_()
+    excess = (1 - 0.7) * sum(math.log(allowed) for allowed in (1, 2, 3, 4)) / 4
+    assert float(loss(batch)["loss_alpha"]) == pytest.approx(excess, rel=1e-5)
+
+
+def test_discrete_sac_keeps_its_temperature_where_few_choices_are_allowed():
+    trainer = recipes.sac_discrete.build(
+        recipes.sac_discrete.Config(
+            env=EnvConfig("kit.testing.envs:kit/Allowed-v0", num_envs=1),
+            steps=OffPolicySteps(total_policy_steps=400, learning_starts=100, replay_ratio=1),
+            target_entropy=0.9, runs=None, progress=False,
+        )
+    )  # fmt: skip
+    trainer.run()
+    assert trainer.update.loss_module.log_alpha < 0  # a third is allowed: 0.9 log 12 > log 4
 
 
 @pytest.mark.parametrize("steps_per_env", [1, 7])
