@@ -473,7 +473,7 @@ def make_q_network(
         written = ["action_value", "return_distribution"]
         values = TensorDictModule(module, in_keys=[*keys, *masks], out_keys=written)
         return QValueActor(values, **of_action)
-    module = nn.Sequential(network, _Dueling()) if dueling else network
+    module = _DuelingValues(network, _Dueling()) if dueling else network
     module = _MaskedValues(module) if masks else module
     return QValueActor(module, in_keys=[*keys, *masks], **of_action)
 
@@ -495,6 +495,14 @@ class _Dueling(nn.Module):
     def forward(self, columns: Tensor) -> Tensor:
         advantage = columns[..., 1:]
         return columns[..., :1] + advantage - advantage.mean(-1, keepdim=True)
+
+
+class _DuelingValues(nn.Sequential):
+    """A network of any number of inputs, and what makes Q-values of its columns."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        network, dueling = self
+        return dueling(network(*inputs))  # type: ignore[no-any-return]
 
 
 class _Distributions(nn.Module):

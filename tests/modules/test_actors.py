@@ -42,6 +42,20 @@ def test_dueling_values_are_a_state_value_and_advantages_of_mean_zero():
     torch.testing.assert_close(values.diff(dim=-1), columns[:, 1:].diff(dim=-1))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "settings", [{}, {"dueling": True}, {"dueling": True, "atoms": 5}], ids=str
+)
+def test_a_q_network_reads_several_observations(settings, masked):
+    space = spaces.Dict({name: spaces.Box(-1, 1, (2,), np.float32) for name in ("a", "b")})
+    if masked:
+        space["action_mask"] = spaces.MultiBinary(4)
+    choices = spaces.Discrete(4)
+    env = make_env(lambda: Scripted(observation_space=space, action_space=choices), 2)
+    found = make_q_network(env, (8,), **settings)(env.fake_tensordict())
+    assert found["action_value"].shape == (2, 4)
+
+
 def test_a_greedy_action_is_among_those_allowed():
     box = spaces.Box(-1, 1, (2,), np.float32)
     mask = spaces.MultiBinary(4)
