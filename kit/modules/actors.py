@@ -222,7 +222,8 @@ def _deterministic(
     if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
         why = "has no bounds for a deterministic policy"
         raise SettingError("action_space", type(spec).__name__, why, ["Box with bounds"])
-    head = _Scaled(tuple(spec.shape[1:]), spec.space.low[0].clone(), spec.space.high[0].clone())
+    shape = _numbers(tuple(spec.shape[1:]))
+    head = _Scaled(shape, spec.space.low[0].clone(), spec.space.high[0].clone())
     keys, network = _network(env, head.columns, hidden_sizes, activation, orthogonal, 0.01)
     return Actor(Heads(network, [head]), in_keys=keys, out_keys=[leaf.key], spec=spec[0].clone())
 
@@ -266,8 +267,9 @@ def _head(env: Any, key: Any, continuous: Continuous, initial_log_std: float) ->
     if isinstance(spec, CategoricalSpec):
         return _Parameters(int(spec.n))
     if isinstance(spec, (Bounded, Unbounded)) and spec.dtype.is_floating_point:
+        shape = _numbers(shape)
         if continuous == "normal":
-            return _Normal(shape or (1,), initial_log_std)
+            return _Normal(shape, initial_log_std)
         if isinstance(spec, Bounded):
             return _TanhNormal(shape, spec.space.low[0].clone(), spec.space.high[0].clone())
         why = "has no bounds to squash actions to"
@@ -275,6 +277,14 @@ def _head(env: Any, key: Any, continuous: Continuous, initial_log_std: float) ->
     why = f"({key}) is not a kind of action that this policy can choose"
     kinds = ["Discrete", "MultiDiscrete", "Box"]
     raise SettingError("action_space", type(spec).__name__, why, kinds)
+
+
+def _numbers(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a continuous action, which has a dimension."""
+    if shape:
+        return shape
+    why = "has no dimension, and policies here choose arrays of numbers"
+    raise SettingError("action_space.shape", shape, why, [(1,)], "reshape actions in a wrapper")
 
 
 def _network(

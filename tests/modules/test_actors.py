@@ -90,9 +90,9 @@ def test_a_q_network_of_other_actions_is_refused(space):
 
 
 # ---------------------------------------------------------------------- deterministic actors
-@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("shape", [(1,), (2,), (2, 3)])
 def test_deterministic_actions_are_scaled_to_their_bounds(shape):
-    space = spaces.Box(np.float32(-3.0), np.float32(1.0), shape or (1,), np.float32)
+    space = spaces.Box(np.float32(-3.0), np.float32(1.0), shape, np.float32)
     env = make_env(lambda: Guess(space), 2)
     actor = make_actor(env, (8,), "relu", continuous="deterministic", orthogonal=False)
     given = observed(env)
@@ -126,6 +126,13 @@ def test_torchrls_loss_trains_a_deterministic_actor():
 def test_a_deterministic_actor_of_other_actions_is_refused(space):
     with pytest.raises(SettingError, match=r"action_space=.*Box"):
         make_actor(make_env(lambda: Guess(space)), continuous="deterministic")
+
+
+@pytest.mark.parametrize("continuous", ["deterministic", "tanh_normal", "normal"])
+def test_a_continuous_action_without_a_dimension_is_refused(continuous):
+    env = make_env(lambda: Guess(spaces.Box(-1, 1, (), np.float32)))
+    with pytest.raises(SettingError, match=r"shape=\(\) has no dimension.*what works: \(1,\)"):
+        make_actor(env, continuous=continuous)
 
 
 def test_a_deterministic_actor_shares_no_body():
