@@ -90,6 +90,7 @@ class Experiment:
         check(cfg)
         taken = take(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
         check(cfg)
+        checks.rows_of_normalization(cfg)
         checks.device(cfg.device)
         self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
         if cfg.threads is not None:

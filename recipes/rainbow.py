@@ -51,6 +51,7 @@ class Config(dqn.Config):
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire Rainbow; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="rainbow")
+    _refuse_unused(cfg)
     env = experiment.make_env(actions="discrete")
     shape: dict[str, Any] = {"dueling": cfg.dueling, "noisy": cfg.noisy}
     if cfg.head != "value":
@@ -63,9 +64,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, eps=1.5e-4, fused=True)
     hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal)]
     policy = TensorDictSequential(network)
-    if cfg.noisy:
-        checks.unused(cfg, ("epsilon_end", "exploration_share"), "noise on weights explores")
-    else:
+    if not cfg.noisy:
         explore = EpsilonGreedy(env, eps_init=1.0, eps_end=float(cfg.epsilon_end))
         hooks.append(AnnealExploration(explore, share_of_run=cfg.exploration_share))
         policy = TensorDictSequential(network, explore)
@@ -83,6 +82,18 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     policy = policy.select_out_keys("action").to(cfg.device)
     buffer = experiment.make_replay_buffer(sampler=sampler)
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
+
+
+def _refuse_unused(cfg: Config) -> None:
+    """Refuse settings of what is left out."""
+    if cfg.noisy:
+        checks.unused(cfg, ("epsilon_end", "exploration_share"), "noise on weights explores")
+    if cfg.head != "c51":
+        checks.unused(cfg, ("support",), f"head={cfg.head} has none")
+    if cfg.head == "value":
+        checks.unused(cfg, ("atoms",), "head=value estimates no distribution")
+    if not cfg.priority_exponent:
+        checks.unused(cfg, ("importance_exponent",), "priority_exponent=0 draws uniformly")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,14 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE, RewardToGo
-from kit.config import ActorCriticConfig, NotNegative, Positive, ScheduleName, UnitInterval
+from kit.config import (
+    ActorCriticConfig,
+    NotNegative,
+    Positive,
+    ScheduleName,
+    UnitInterval,
+    checks,
+)
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
@@ -51,6 +58,9 @@ class Config(ActorCriticConfig):
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire REINFORCE; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="reinforce")
+    if not cfg.baseline:
+        of_values = ("gae_lambda", "critic_coeff", "critic_loss", "anneal_critic")
+        checks.unused(cfg, of_values, "baseline=false estimates no values")
     env = experiment.make_env()
     actor, critic = make_actor_critic(env, **cfg.networks)
     loss = experiment.make_loss(

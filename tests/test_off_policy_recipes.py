@@ -160,6 +160,14 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
         ("rainbow", {"support": [1.0, 0.0]}, r"support=\[1.0, 0.0\] is not a range of returns"),
         ("crossq", {"tau": 0.1}, "tau"),
         ("rainbow", {"epsilon_end": 0.1}, "epsilon_end=0.1 has no effect: noise on weights"),
+        ("rainbow", {"head": "quantile", "support": [0.0, 1.0]}, r"has no effect: head=quantile"),
+        ("rainbow", {"head": "value", "support": [0.0, 1.0]}, r"has no effect: head=value has"),
+        ("rainbow", {"head": "value", "atoms": 11}, r"atoms=11 has no effect: head=value"),
+        (
+            "rainbow",
+            {"priority_exponent": 0.0, "importance_exponent": 0.5},
+            r"importance_exponent=0\.5 has no effect: priority_exponent=0",
+        ),
         ("sac_discrete", {"target_entropy": 2.0}, "target_entropy=2.0 is more than 1"),
     ],
 )

@@ -232,6 +232,19 @@ def test_coefficients_follow_their_schedules():
         ("ppo_pixels", {"preprocess": "atari"}, r"preprocess='atari' is for games"),
         ("a2c", {"env": SEVERAL_ACTIONS}, r"'A2CLoss' is for one action, and .* several: \["),
         ("reinforce", {"env": SEVERAL_ACTIONS}, r"use recipes\.ppo and its losses"),
+        (
+            "ppo",
+            {"normalize_advantage": False, "normalize_over": "batch"},
+            r"normalize_over='batch' has no effect: normalize_advantage=false",
+        ),
+        ("reinforce", {"baseline": False, "gae_lambda": 0.9}, r"gae_lambda=0\.9 has no effect"),
+        ("reinforce", {"baseline": False, "critic_coeff": 0.1}, r"critic_coeff=0\.1 has no effect"),
+        ("reinforce", {"baseline": False, "critic_loss": "l1"}, r"critic_loss='l1' has no effect"),
+        (
+            "reinforce",
+            {"baseline": False, "anneal_critic": "linear"},
+            r"anneal_critic='linear' has no effect: baseline=false estimates no values",
+        ),
         ("trpo", {"learning_rate": 0.1}, r"learning_rate=0\.1 has no effect: the length"),
         (
             "trpo",

@@ -18,6 +18,7 @@ from torch import nn
 from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
+from kit.config.actor_critic import ActorCriticConfig
 from kit.config.memory import check_memory, memory_of_machine, needs_of
 from kit.config.parts import accepts
 from kit.config.settings import EnvConfig, OfflineConfig, ReplayConfig, RunConfig
@@ -129,6 +130,12 @@ def unused(cfg: RunConfig, names: Sequence[str], why: str) -> None:
         value, default = getattr(cfg, name), getattr(type(cfg)(), name)
         if value != default:
             raise SettingError(name, value, f"has no effect: {why}", [default])
+
+
+def rows_of_normalization(cfg: RunConfig) -> None:
+    """Refuse rows over which advantages are normalised where they are not."""
+    if isinstance(cfg, ActorCriticConfig) and not cfg.normalize_advantage:
+        unused(cfg, ("normalize_over",), "normalize_advantage=false")
 
 
 # ---------------------------------------------------------------------- the environment
