@@ -6,16 +6,22 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from torchrl.objectives import SoftUpdate
 
 import kit.buffers.datasets
 from kit.__main__ import main
 from kit.cli.record import record
+from kit.envs import make_env
 from kit.experiment import EnvConfig, OfflineSteps
+from kit.losses import CQLLoss
+from kit.modules import make_action_value, make_actor
 from kit.steps import SettingError
 from kit.trainer import Trainer
-from tests.tiny import assert_equal, weights
+from tests.tiny import Guess, assert_equal, weights
 
 CONTINUOUS = ["bc", "td3_bc", "iql", "cql"]
 
@@ -23,7 +29,6 @@ CONTINUOUS = ["bc", "td3_bc", "iql", "cql"]
 def transitions(rows: int = 200, ends: int = 20) -> Any:
     """Transitions of random actions in the pendulum, in episodes of ``ends`` steps."""
     from kit.collectors import VectorCollector
-    from kit.envs import make_env
 
     env = make_env("Pendulum-v1", 1, seed=3, max_episode_steps=ends)
     collector = VectorCollector(env, None, frames_per_batch=rows)
@@ -139,6 +144,20 @@ def test_the_penalty_of_cql_is_that_of_the_paper_within_any_bounds():
     volume, actions = 4.0, 3 * loss.num_random  # torques are in [-2, 2]
     expected = 2 * torch.log(torch.tensor(volume * actions))  # of two critics
     torch.testing.assert_close(penalty, expected, atol=0.05, rtol=0)
+
+
+def test_the_penalty_of_cql_is_that_of_all_numbers_of_an_action_whatever_its_shape():
+    penalties = []
+    for shape in ((6,), (2, 3)):
+        torch.manual_seed(0)
+        env = make_env(lambda shape=shape: Guess(spaces.Box(-2, 2, shape, np.float32)), 4)
+        actor = make_actor(env, (8,), continuous="tanh_normal", return_log_prob=False)
+        networks = actor, make_action_value(env, (8,))
+        loss = CQLLoss(*networks, action_spec=env.action_spec[0], target_entropy=-6.0)
+        loss.make_value_estimator(gamma=0.9)
+        SoftUpdate(loss, tau=0.1)
+        penalties.append(loss(env.fake_tensordict())["loss_cql"])
+    torch.testing.assert_close(*penalties)
 
 
 def built_loss(name: str) -> Any:

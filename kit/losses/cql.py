@@ -47,7 +47,7 @@ class CQLLoss(objectives.CQLLoss):
         uniform = torch.rand(self.num_random, *tensordict[action_key].shape, device=self.low.device)
         actions = [self.low + (self.high - self.low) * uniform]
         density = -(self.high - self.low).log().sum()
-        densities = [density.expand(actions[0].shape[:-1])]
+        densities = [density.expand(self.num_random, *tensordict.batch_size)]
         with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
             for rows in (states, tensordict["next"].select(*keys)):
                 with self.actor_network_params.to_module(
