@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, new_sweep, read_config
 from kit.cli.signals import Signals, stop_with_parent
@@ -26,7 +24,7 @@ from kit.collectors.base import PolicyFault
 from kit.config import RunConfig, checks
 from kit.config.plain import check, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
-from kit.dialects.files import flat
+from kit.dialects.files import flat, load_yaml
 from kit.envs.errors import EnvironmentFault
 from kit.hooks.guards import NotFinite
 from kit.logging.files import NotSaved
@@ -149,7 +147,7 @@ def _base(
         if name not in presets:
             near = nearest_first(name, sorted(presets))
             raise SettingError("preset", name, "does not exist", near)
-        _update(values, yaml.safe_load(presets[name].read_text(encoding="utf-8")))
+        _update(values, load_yaml(presets[name].read_text(encoding="utf-8")))
     steps = chosen.get("steps", "kit")
     if steps in DIALECTS:
         values["steps"] = to_plain(dialect(steps)())

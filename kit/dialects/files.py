@@ -125,11 +125,26 @@ def _is_open(value: Any) -> bool:
     return value == "???" or str(value).startswith("${")
 
 
+def load_yaml(text: str) -> Any:
+    """The plain values of a YAML text, in which ``1e-3`` is a number.
+
+    YAML 1.2 has it so, as Hydra's command line does. To PyYAML, which reads YAML 1.1, it is text.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return yaml.load(text, Loader)
+
+
 def _load(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingError("file", str(path), f"cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -38,6 +38,13 @@ def test_a_text_means_a_plain_value(text, value):
     assert type(value_of(text)) is type(value)
 
 
+@pytest.mark.parametrize("text", ["1e6", "1E6", "1e+6", "10.e5", "1.0e6", "+1.0e+6", ".1e7"])
+def test_a_number_with_an_exponent_is_one_in_a_file_as_well(text, tmp_path):
+    file = tmp_path / "sb3_ppo.yaml"
+    file.write_text(f"total_timesteps: {text}\n")
+    assert make(SB3, {}, str(file)).to_plan().asked["total_policy_steps"] == 1_000_000
+
+
 def test_words_are_names_and_values():
     assert settings_of(["a=1", "+b=x=y"]) == {"a": 1, "b": "x=y"}
     with pytest.raises(SettingError, match="name=value"):
