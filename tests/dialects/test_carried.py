@@ -173,6 +173,36 @@ def test_epsilon_and_target_updates_act_in_dqn_in_its_gradient_steps():
         carry(SB3(target_update_interval=10), dqn.Config(), "dqn")
 
 
+@pytest.mark.parametrize(
+    ("given", "every"),
+    [
+        ({"train_freq": 4, "gradient_steps": -1}, 400),
+        ({"train_freq": 4, "gradient_steps": 0}, 400),  # it never trains
+        ({"train_freq": (1, "episode"), "gradient_steps": -1}, 400),
+        ({"train_freq": (1, "episode"), "gradient_steps": 50}, 100),
+        ({"train_freq": (2, "episode"), "gradient_steps": 50}, 50),
+        ({"train_freq": 1, "n_envs": 3, "gradient_steps": 3}, 399),  # 133 vector steps
+    ],
+)
+def test_timesteps_between_target_updates_are_gradient_steps_of_whole_rollouts(given, every):
+    given = SB3(algo="dqn", episode_length=200, target_update_interval=400, **given)
+    assert carry(given, dqn.Config(), "dqn")[0] == {"target_update_every": every}
+
+
+@pytest.mark.parametrize(("interval", "works"), [(401, 400), (1, 4), (407, 408)])
+def test_a_target_period_between_two_gradient_steps_is_refused_with_the_nearest(interval, works):
+    episodes = {"train_freq": (1, "episode"), "episode_length": 200, "gradient_steps": 50}
+    given = SB3(algo="dqn", target_update_interval=interval, **episodes)
+    with pytest.raises(SettingError, match=f"interval={interval} .*; what works: {works}"):
+        carry(given, dqn.Config(), "dqn")
+
+
+def test_a_target_period_over_episodes_of_unknown_length_is_refused():
+    given = SB3(algo="dqn", train_freq=(1, "episode"), target_update_interval=400)
+    with pytest.raises(SettingError, match="episode_length=None is needed"):
+        carry(given, dqn.Config(), "dqn")
+
+
 def test_what_counts_in_one_family_acts_in_the_other():
     assert carry(Tianshou(algo="ppo", buffer_size=50), Recipe())[0] == {}
     assert carry(SB3(algo="ppo", n_steps=3), Recipe())[0] == {}

@@ -36,16 +36,11 @@ def _on_policy(sb3: SB3Settings) -> dict[str, Any]:
 
 
 def _off_policy(sb3: SB3Settings) -> dict[str, Any]:
-    every, unit = sb3.frequency()
+    (every, unit), rollout = sb3.frequency(), sb3.rollout()
     made: dict[str, Any] = {"minibatch_size": sb3.batch_size}
     if unit == "episode":
-        if sb3.episode_length is None:
-            why = "is needed where train_freq counts episodes, to know the counts beforehand"
-            raise SettingError("episode_length", None, why, "give it, or count steps")
-        rollout = every * sb3.episode_length
         made |= {"min_episodes": every, "episode_length": sb3.episode_length}
     else:
-        rollout = every * sb3.n_envs
         made["steps_per_env"] = every
     iterations = -(-sb3.total_timesteps // rollout)
     # Training begins with the first rollout that ends strictly after learning_starts, or at it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import gcd
 from typing import Annotated, Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
@@ -59,11 +60,16 @@ def _target_period(value: Any, settings: Any) -> int:
     """Gradient steps between target updates; DQN's interval is in timesteps."""
     if settings.algo != "dqn":
         return int(value)
-    every, _ = settings.frequency()
-    steps = Fraction(value * settings.gradient_steps, every * settings.n_envs)
-    if steps.denominator != 1 or steps < 1:
+    envs, rollout, updates = settings.n_envs, settings.rollout(), settings.gradient_steps
+    timesteps: int = max(value // envs, 1) * envs  # of whole vector steps
+    if updates <= 0:  # one for each timestep, or none at all
+        return timesteps
+    steps = Fraction(timesteps * updates, rollout)
+    if steps.denominator != 1:
         why = f"timesteps are {steps} gradient steps"
-        raise SettingError("target_update_interval", value, why, [every * settings.n_envs])
+        least = rollout // gcd(rollout, updates)
+        nearest = max(round(Fraction(value, least)), 1) * least
+        raise SettingError("target_update_interval", value, why, [nearest])
     return int(steps)
 
 
@@ -199,3 +205,17 @@ class SB3Settings(WrappedDialect):
                 "train_freq", given, "counts episodes, which needs n_envs=1", [(1, "step")]
             )
         return whole_number("train_freq", given[0], 1), unit
+
+    def rollout(self) -> int:
+        """Timesteps of one rollout of an off-policy algorithm.
+
+        Raises:
+            SettingError: if it is of whole episodes of unknown length.
+        """
+        every, unit = self.frequency()
+        if unit == "step":
+            return every * self.n_envs
+        if self.episode_length is None:
+            why = "is needed where train_freq counts episodes, to know the counts beforehand"
+            raise SettingError("episode_length", None, why, "give it, or count steps")
+        return every * self.episode_length
