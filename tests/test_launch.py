@@ -8,16 +8,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
+import recipes.a2c
 import recipes.ppo
 import recipes.sac
 from kit.cli.launch import main
 from kit.cli.run_folder import find_run
-from kit.dialects import DIALECTS
+from kit.dialects import DIALECTS, Pyrado
+from kit.dialects.carried import carry
 
 SHORT = [
     "env.num_envs=2", "steps.total_policy_steps=32", "steps.steps_per_env=8", "hidden_sizes=[8]",
@@ -113,9 +117,8 @@ def presets() -> list[tuple[str, str]]:
     return sorted((path.parent.name, path.stem) for path in folder.glob("*/*.yaml"))
 
 
-@pytest.mark.parametrize(("recipe", "name"), presets())
-def test_a_preset_sets_what_it_says_and_overrides_win(recipe, name, monkeypatch):
-    module = importlib.import_module(f"recipes.{recipe}")
+def settings_from(module: ModuleType, *arguments: str) -> Any:
+    """The settings that a command builds a recipe of, which then runs nothing."""
     seen = []
 
     class Stub:
@@ -126,14 +129,28 @@ def test_a_preset_sets_what_it_says_and_overrides_win(recipe, name, monkeypatch)
         seen.append(config)
         return Stub()
 
-    main(module.Config, build, [f"preset={name}", "seed=7"])
+    main(module.Config, build, arguments)
+    (config,) = seen
+    return config
+
+
+@pytest.mark.parametrize(("recipe", "name"), presets())
+def test_a_preset_sets_what_it_says_and_overrides_win(recipe, name):
+    module = importlib.import_module(f"recipes.{recipe}")
+    config = settings_from(module, f"preset={name}", "seed=7")
     folder = Path(module.__file__).parent / "presets" / recipe
     wanted = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
-    assert seen[0].seed == 7
+    assert config.seed == 7
     given = {k: v for k, v in wanted.items() if k not in ("env", "steps", "seed")}
-    assert {k: getattr(seen[0], k) for k in given} == given
-    assert {k: getattr(seen[0].env, k) for k in wanted["env"]} == wanted["env"]
-    assert {k: getattr(seen[0].steps, k) for k in wanted["steps"]} == wanted["steps"]
+    assert {k: getattr(config, k) for k in given} == given
+    assert {k: getattr(config.env, k) for k in wanted["env"]} == wanted["env"]
+    assert {k: getattr(config.steps, k) for k in wanted["steps"]} == wanted["steps"]
+
+
+def test_pyrados_preset_is_what_its_words_mean():
+    config = settings_from(recipes.a2c, "preset=pyrado")
+    assert carry(Pyrado(algo="a2c"), config, "a2c") == ({}, [])  # no default that does not act
+    assert config.optimizer == "rmsprop"
 
 
 def test_another_librarys_words_run_with_its_roundings():

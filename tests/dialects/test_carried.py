@@ -113,6 +113,7 @@ def test_what_the_library_has_by_default_changes_no_recipe(name):
         (SB3(policy_kwargs={"net_arch": [32]}), {"hidden_sizes": [32]}),
         (SB3(policy="MlpPolicy", target_kl=0.1), {"target_kl": 0.1}),
         (Pyrado(algo="ppo", critic=GAE(lamda=0.5)), {"gae_lambda": 0.5}),
+        (Pyrado(algo="a2c", vfcn_coeff=0.8), {"critic_coeff": 0.4}),
         (Pyrado(algo="ppo", std_init=1.0, eps_clip=0.4), {"clip_epsilon": 0.4}),
     ],
     ids=str,

@@ -131,8 +131,8 @@ class PyradoSettings(WrappedDialect):
     """factor of that probability per iteration (DQL)."""
     eps_clip: float = acts("clip_epsilon", 0.1, only=_CLIPPED)
     """clip range of the probability ratio (PPO, PPO2)."""
-    vfcn_coeff: float = acts("critic_coeff", 0.5, only=_JOINT)
-    """weight of the value loss (PPO2, A2C)."""
+    vfcn_coeff: float = acts("critic_coeff", 0.5, lambda value, _: value / 2, only=_JOINT)
+    """weight of the value loss, which is half a mean of squares (PPO2, A2C)."""
     entropy_coeff: float = acts("entropy_coeff", 1e-3, only=_JOINT)
     """weight of the entropy (PPO2, A2C)."""
     std_init: float = acts(
