@@ -178,6 +178,9 @@ def _no_batch(plan: PlannedCounts) -> None:
 
 def _batch(plan: PlannedCounts) -> None:
     """Refuse settings of an on-policy batch that contradict it."""
+    if plan.pretrain_steps:
+        why = "means nothing with update_epochs: every gradient step is on a batch just collected"
+        raise _error(plan, "pretrain_steps", why, [0])
     if plan.prefill_in_first_batch and not plan.prefill_steps:
         raise _error(plan, "prefill_in_first_batch", "needs prefill_steps", [False])
     if plan.train_on_newest and plan.train_on_newest % plan.num_envs:

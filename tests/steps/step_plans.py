@@ -48,6 +48,7 @@ def on_policy_updates(draw, rows: int) -> dict:
     accumulated = draw(st.sampled_from([1, 1, 2, None]))
     return {
         "update_epochs": draw(st.integers(0, 4)),
+        "pretrain_steps": 0,
         "minibatch_size": draw(st.none() | st.integers(1, rows)),
         "last_minibatch": draw(st.sampled_from(["smaller", "merge", "drop"])),
         "minibatches_per_gradient_step": accumulated,

@@ -50,6 +50,7 @@ BAD = {
 }
 
 BAD_BATCHES = {
+    "pretraining without a buffer": ({"pretrain_steps": 4}, "pretrain_steps"),
     "minibatch larger than the batch": ({"minibatch_size": 100}, "minibatch_size"),
     "sequences that do not fit": ({"sequence_length": 5, "minibatch_size": 1}, "sequence_length"),
     "newest of some envs": ({"train_on_newest": 6}, "train_on_newest"),
