@@ -178,6 +178,7 @@ REFUSED = {
     "ClipPPOLoss or",
     "ppo loss=nowhere_at_all:Loss": "cannot be imported: No module named 'nowhere_at_all'",
     "ppo anneal=lin": "anneal='lin' is not a schedule; what works: linear or",
+    "ppo anneal=exponential": "anneal='exponential' makes end=0.0, which cannot be reached by a",
     "ppo activation=tan": "activation='tan' is unknown; what works: tanh or",
     "ppo collector=vecor": "collector='vecor' is no collector; what works: vector or",
     "ppo collector_kwargs.fast_polcy=exact": "fast_polcy='exact' is no argument of "

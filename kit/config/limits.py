@@ -51,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class NamesSchedule:
-    """Texts that :func:`~kit.steps.make_schedule` takes, for ``Annotated[str, ...]``."""
+    """Schedules down to 0 of :func:`~kit.steps.make_schedule`, for ``Annotated[str, ...]``."""
 
     def check(self, field: str, value: str) -> None:
         """Refuse a text that is no schedule.
@@ -59,7 +59,7 @@ class NamesSchedule:
         Raises:
             SettingError: if it is none.
         """
-        make_schedule(value, 1.0, 1.0, 1_000, field)
+        make_schedule(value, 1.0, 0.0, 1_000, field)
 
     def __str__(self) -> str:
         return "that names a schedule"
@@ -88,7 +88,7 @@ Decay = Annotated[float, Limits(0, 0.9999)]
 LogStd = Annotated[float, Limits(-20, 10)]
 """Logarithm of a standard deviation."""
 ScheduleName = Annotated[str, NamesSchedule()]
-"""Constant, linear, cosine, exponential, or a text with shares of the run."""
+"""Constant, linear, cosine, or a text with shares of the run."""
 Networks = Annotated[int, Limits(1, 1_000)]
 """Networks of an ensemble."""
 Frames = Annotated[int, Limits(1, 1_000)]

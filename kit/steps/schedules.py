@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kit.steps.errors import SettingError, nearest_first, real_number, whole_number
+from kit.steps.errors import SettingError, nearest_first, real_number, show, whole_number
 
 Schedule = Callable[[int], float]
 
@@ -154,7 +154,7 @@ def make_schedule(
         kind: ``"constant"``, ``"linear"``, ``"cosine"`` or ``"exponential"``; one of these after
             ``"warmup SHARE"``, in which it rises from 0 (``"warmup 0.1 cosine"``); or
             ``"piecewise SHARE FACTOR SHARE FACTOR ..."``, the start value times a factor from each
-            share of the duration on (``"piecewise 0.5 0.1 0.75 0.01"``).
+            share of the duration on (``"piecewise 0.5 0.1 0.75 0.01"``); no factor is negative.
         start: value when the counter is 0.
         end: value from ``duration`` on; ignored by ``"constant"`` and ``"piecewise"``.
         duration: length of the ramp, in units of the counter.
@@ -163,19 +163,29 @@ def make_schedule(
     Raises:
         SettingError: if ``kind`` is unknown, or the numbers do not make such a schedule.
     """
+    try:
+        return _named(kind, start, end, max(duration, 1), field)
+    except SettingError as error:
+        if error.field == field:
+            raise
+        why = f"makes {error.field}={show(error.value)}, which {error.why}"
+        raise SettingError(field, kind, why, error.works) from None
+
+
+def _named(kind: str, start: float, end: float, duration: int, field: str) -> Schedule:
     name, *words = kind.split() or [""]
-    duration = max(duration, 1)
     if name == "warmup":
         (share,) = _shares(field, kind, words[:1])
         inner = make_schedule(" ".join(words[1:]) or "constant", start, end, duration, field)
         return Warmup(inner, max(round(share * duration), 1))
     if name == "piecewise":
         shares = _shares(field, kind, words[::2])
-        factors = [real_number(field, _number(field, kind, word)) for word in words[1::2]]
+        factors = [real_number("factor", _number(field, kind, w), 0.0) for w in words[1::2]]
         boundaries = [round(share * duration) for share in shares]
         return Piecewise(boundaries, [start, *(start * factor for factor in factors)])
     if kind not in SCHEDULES:
-        works = [*sorted(SCHEDULES), "warmup 0.1 linear", "piecewise 0.5 0.1"]
+        ramps = [name for name in sorted(SCHEDULES) if name != "exponential" or end > 0]
+        works = [*ramps, "warmup 0.1 linear", "piecewise 0.5 0.1"]
         raise SettingError(field, kind, "is not a schedule", nearest_first(kind, works))
     return SCHEDULES[kind](start, end, duration)
 
