@@ -164,6 +164,23 @@ def test_a_deviation_that_has_no_logarithm_is_refused(deviation):
         carry(Pyrado(algo="ppo", std_init=deviation), ppo.Config(), "ppo")
 
 
+def test_pyrados_running_standardizer_normalises_over_all_batches():
+    given = Pyrado(algo="ppo", critic={"standardizer": "RunningStandardizer"})
+    assert carry(given, ppo.Config(), "ppo")[0] == {"normalize_over": "running"}
+    with pytest.raises(SettingError, match=r"critic.standardizer='Mine' .*: RunningStandardizer"):
+        carry(Pyrado(algo="ppo", critic=GAE(standardizer="Mine")), ppo.Config(), "ppo")
+
+
+def test_pyrados_sac_has_a_learning_rate_of_its_own():
+    assert (Pyrado(algo="sac").resolved().lr, Pyrado(algo="ppo").resolved().lr) == (3e-4, 5e-4)
+    assert carry(Pyrado(algo="sac", lr=5e-4), sac.Config())[0] == {"learning_rate": 5e-4}
+    assert "lr=0.0003 (here learning_rate=0.001)" in carry(Pyrado(algo="sac"), sac.Config())[1][0]
+
+
+def test_rewards_that_are_not_standardised_are_those_of_recipes():
+    assert carry(Pyrado(algo="sac", standardize_rew=False), sac.Config())[0] == {}
+
+
 def test_epsilon_and_target_updates_act_in_dqn_in_its_gradient_steps():
     given = SB3(exploration_fraction=0.5, exploration_final_eps=0.1, target_update_interval=1000)
     values = carry(given, dqn.Config(), "dqn")[0]

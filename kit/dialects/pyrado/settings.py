@@ -23,13 +23,21 @@ EVALUATION_ROLLOUTS = 100
 _CLIPPED, _JOINT = ("ppo", "ppo2"), ("ppo2", "a2c", "svpg")
 _ONE = "use critic_epochs, critic_minibatch_size and critic_learning_rate, where a recipe has them"
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "a2c": {"batch_size": 32, "num_epoch": 1},
-    "ppo": {"batch_size": 64, "num_epoch": 3},
-    "ppo2": {"batch_size": 32, "num_epoch": 3},
-    "svpg": {"batch_size": 32, "num_epoch": 1},
-    "dql": {"batch_size": 256, "target_update_intvl": 5, "max_grad_norm": 0.5},
+    "a2c": {"batch_size": 32, "num_epoch": 1, "lr": 5e-4},
+    "ppo": {"batch_size": 64, "num_epoch": 3, "lr": 5e-4},
+    "ppo2": {"batch_size": 32, "num_epoch": 3, "lr": 5e-4},
+    "svpg": {"batch_size": 32, "num_epoch": 1, "lr": 5e-4},
+    "dql": {"batch_size": 256, "target_update_intvl": 5, "max_grad_norm": 0.5, "lr": 5e-4},
     "sac": {"batch_size": 256, "target_update_intvl": 1, "max_grad_norm": 5.0, "lr": 3e-4},
 }
+
+
+def _rows(value: Any, settings: Any) -> str:
+    """The rows over which pyrado's ``RunningStandardizer`` standardises advantages."""
+    del settings
+    if value != "RunningStandardizer":
+        raise SettingError("critic.standardizer", value, "is not known", ["RunningStandardizer"])
+    return "running"
 
 
 @dataclass
@@ -46,6 +54,8 @@ class GAE:
     """transitions in a minibatch of the critic."""
     standardize_adv: bool = acts("normalize_advantage", True)
     """whether advantages get mean 0 and standard deviation 1."""
+    standardizer: str | None = acts("normalize_over", None, _rows)
+    """``RunningStandardizer``: of all advantages so far; ``None``: of those of each batch."""
     max_grad_norm: float | None = refused("the policy's max_grad_norm is the critic's, too")
     """largest norm of the gradients; ``None``: any."""
     lr: float = refused(_ONE, 5e-4)
@@ -121,7 +131,7 @@ class PyradoSettings(WrappedDialect):
     """first weight of the entropy (SAC)."""
     learn_ent_coeff: bool = refused("SAC learns its entropy coefficient", True, only="sac")
     """whether that weight is learnt, by an optimiser of its own (SAC)."""
-    standardize_rew: bool = refused("use env.normalize_reward", True, only="sac")
+    standardize_rew: bool = refused("use env.normalize_reward", True, accepted=(False,), only="sac")
     """whether rewards get mean 0 and standard deviation 1 (SAC)."""
     rew_scale: float = refused("scale the rewards in the environment", 1.0, only="sac")
     """factor of the rewards (SAC)."""
@@ -141,7 +151,7 @@ class PyradoSettings(WrappedDialect):
     """first standard deviation of the actions."""
     max_grad_norm: float | None = acts("max_grad_norm")
     """largest norm of the gradients; ``None``: the algorithm's default, or any."""
-    lr: float = acts("learning_rate", 5e-4)
+    lr: float = acts("learning_rate")
     """learning rate."""
     lr_scheduler: str | None = refused("use anneal")
     """learning-rate scheduler: one step per epoch (PPO, PPO2) or per iteration (the others)."""
