@@ -166,6 +166,23 @@ def test_the_value_loss_of_nip_reaches_the_loss(given: Any, clipped: float | Non
 @pytest.mark.parametrize(
     "given",
     [
+        Nip(**NIP, clip_value=True),
+        CleanRL(total_timesteps=64, num_envs=2, num_steps=8, num_minibatches=2, clip_vloss=True),
+        Sheeprl(algo="ppo", total_steps=64, num_envs=2, rollout_steps=8, per_rank_batch_size=8,
+                clip_vloss=True),
+    ],
+    ids=lambda given: given.NAME,
+)  # fmt: skip
+def test_a_value_that_is_clipped_like_the_policy_follows_the_recipes_range(given: Any) -> None:
+    config = small(ppo, given)
+    config.clip_epsilon = 0.4
+    loss = ppo.build(config).loss_module
+    assert float(loss.clip_value) == float(loss.clip_epsilon) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
         CleanRL(total_timesteps=64, num_envs=2, num_steps=8, num_minibatches=2, clip_vloss=True),
         CleanRL(total_timesteps=64, num_envs=2, num_steps=8, num_minibatches=2, clip_coef=0.3),
     ],

@@ -19,6 +19,12 @@ def linear_or_constant(value: Any, settings: Any) -> str:
     return "linear" if value else "constant"
 
 
+def range_or_none(value: Any, settings: Any) -> Any:
+    """The clip range of the value: ``True`` is the policy's, as in recipes, ``False`` none."""
+    del settings
+    return None if value is False else value
+
+
 @dataclass(frozen=True)
 class Refused:
     """The use of a field without a setting in recipes: only the library's default is accepted."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
-from kit.dialects.fields import acts, counts, linear_or_constant, refused
+from kit.dialects.fields import acts, counts, linear_or_constant, range_or_none, refused
 from kit.steps.errors import Count, Natural, SettingError
 
 # fmt: off
@@ -128,9 +128,7 @@ class CleanRLSettings(WrappedDialect):
     """whether advantages are normalised in each minibatch (PPO)."""
     clip_coef: float = acts("clip_epsilon", only=ON_POLICY)
     """clipping range of the probability ratio (PPO)."""
-    clip_vloss: bool = acts(
-        "clip_value", None, lambda value, args: args.clip_coef if value else None, only=ON_POLICY
-    )
+    clip_vloss: bool = acts("clip_value", None, range_or_none, only=ON_POLICY)
     """whether the value is clipped, too, in the same range (PPO)."""
     ent_coef: float = acts("entropy_coeff", only=ON_POLICY)
     """weight of the entropy (PPO)."""

@@ -12,14 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 from kit.dialects.base import ON_POLICY, WrappedDialect
-from kit.dialects.fields import acts, counts, fact, linear_or_constant, refused
+from kit.dialects.fields import acts, counts, fact, linear_or_constant, range_or_none, refused
 from kit.steps.errors import Count, Natural, SettingError, nearest_first, real_number
-
-
-def _clip_value(value: Any, settings: Any) -> Any:
-    """The clip range of the value; ``True`` is that of the policy, which nip leaves at 0.2."""
-    del settings
-    return {False: None, True: 0.2}[value] if isinstance(value, bool) else value
 
 
 def _one_factor(value: Any, settings: Any) -> float:
@@ -90,7 +84,7 @@ class NipSettings(WrappedDialect):
     """largest norm of the gradients."""
     loss_critic_type: str = acts("critic_loss", "smooth_l1")
     """loss of the critic: ``l1``, ``l2`` or ``smooth_l1``."""
-    clip_value: float | bool | None = acts("clip_value", False, _clip_value)
+    clip_value: float | bool | None = acts("clip_value", False, range_or_none)
     """clip range of the value; ``True``: that of the policy; ``False`` or ``None``: none."""
     normalize_observations: bool = acts("env.normalize_observation", True)
     """whether observations are normalised, with statistics of random actions before training."""

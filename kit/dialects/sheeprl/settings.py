@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect
-from kit.dialects.fields import acts, counts, linear_or_constant, refused
+from kit.dialects.fields import acts, counts, linear_or_constant, range_or_none, refused
 from kit.steps.errors import Count, Natural, SettingError
 
 # `configs/algo` and `configs/exp` of 0.8.4.
@@ -162,9 +162,7 @@ class SheeprlSettings(Dialect):
     """weight of longer advantage estimates (PPO, A2C)."""
     clip_coef: float = acts("clip_epsilon", only=_PPOS)
     """clipping range of the probability ratio (PPO)."""
-    clip_vloss: bool = acts(
-        "clip_value", None, lambda value, said: said.clip_coef if value else None, only=_PPOS
-    )
+    clip_vloss: bool = acts("clip_value", None, range_or_none, only=_PPOS)
     """whether the value is clipped, too, in the same range (PPO)."""
     normalize_advantages: bool = acts("normalize_advantage", only=_PPOS)
     """whether advantages get mean 0 and deviation 1 in each minibatch (PPO)."""
