@@ -199,6 +199,22 @@ def test_help_shows_the_settings_of_the_chosen_vocabulary(capsys):
     assert "steps.n_steps=" in capsys.readouterr().out
 
 
+def test_help_of_an_unknown_vocabulary_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        ppo("--help", "steps=sb4")
+    assert capsys.readouterr().err.startswith("\nerror: steps='sb4' is no vocabulary; what works: ")
+
+
+def test_folders_in_quotation_marks_are_found_again():
+    ppo(*SHORT, "runs='a,b'")
+    (run,) = [path.parent for path in Path("a,b").rglob("config.yaml")]
+    before = (run / "metrics.csv").read_bytes()
+    ppo("resume='latest'", "runs='a,b'")
+    ppo(f"resume='{run}'", "runs='a,b'")
+    assert (run / "metrics.csv").read_bytes() == before
+    assert [path.name for path in Path().iterdir()] == ["a,b"]
+
+
 def test_hydras_environment_variable_is_left_as_it_was(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     arguments = list(sys.argv)

@@ -54,6 +54,18 @@ def command(file, monkeypatch):
     return run
 
 
+@pytest.fixture
+def preset(file):
+    """Writes a preset of the recipe."""
+
+    def write(name: str, text: str) -> None:
+        folder = file.parent / "presets" / "my_a2c"
+        folder.mkdir(parents=True)
+        (folder / f"{name}.yaml").write_text(text)
+
+    return write
+
+
 def runs() -> list[Path]:
     return sorted(path.parent for path in Path("runs").rglob("config.yaml"))
 
@@ -102,6 +114,38 @@ def test_it_speaks_another_librarys_words(command):
         "steps.n_eval_episodes=1", "progress=false",
     )  # fmt: skip
     assert last_row(runs()[0])["policy_steps"] == "64"
+
+
+def test_a_preset_beside_it_gives_arguments_of_the_environment(command, preset):
+    preset("heavy", "env: {kwargs: {sutton_barto_reward: true}}\nsteps: {steps_per_env: 16}\n")
+    command(*SHORT, "preset='heavy'")
+    (run,) = runs()
+    assert settings_of(run)["env"]["kwargs"] == {"sutton_barto_reward": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "heavy.yaml' has no settings by name."),
+        ("env: [1", "heavy.yaml' is no YAML: while parsing"),
+        ("env: {grvity: 9}", "env.grvity=9 is not a setting; what works: env.id or"),
+    ],
+)
+def test_a_preset_that_cannot_be_used_is_refused_in_one_line(
+    text, message, command, preset, capsys
+):
+    preset("heavy", text)
+    with pytest.raises(SystemExit):
+        command("preset=heavy")
+    assert message in one_line(capsys.readouterr().err)
+
+
+def test_the_steps_of_a_preset_are_not_lost_to_another_vocabulary(command, preset, capsys):
+    preset("heavy", "steps: {steps_per_env: 16}\n")
+    with pytest.raises(SystemExit):
+        command("preset=heavy", "steps=sb3")
+    message = "steps='sb3' takes the place of the steps that preset=heavy sets; leave one of the"
+    assert one_line(capsys.readouterr().err).startswith(message)
 
 
 def test_it_is_resumed(command, tmp_path):

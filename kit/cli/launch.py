@@ -24,7 +24,7 @@ from kit.collectors.base import PolicyFault
 from kit.config import RunConfig, checks
 from kit.config.plain import check, from_plain, settings, to_plain
 from kit.dialects import DIALECTS, dialect
-from kit.dialects.files import flat, load_yaml
+from kit.dialects.files import flat, load
 from kit.envs.errors import EnvironmentFault
 from kit.hooks.guards import NotFinite
 from kit.logging.files import NotSaved
@@ -55,8 +55,7 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
         arguments = list(sys.argv[1:] if argv is None else argv)
         recipe = Recipe.of(config_class)
         if "--help" in arguments or "-h" in arguments:
-            chosen = dict(_split(argument) for argument in arguments if "=" in argument)
-            print(help_text(config_class, chosen.get("steps", "kit")))
+            print(help_text(config_class, _vocabulary(_chosen(arguments))))
         else:
             base = _base(config_class, recipe, arguments)
             arguments = _without_commas(arguments)
@@ -133,32 +132,58 @@ def _base(
     config_class: type[RunConfig], recipe: Recipe, arguments: Sequence[str]
 ) -> dict[str, Any]:
     """The settings before overrides: defaults, a preset, a resumed run's, a chosen vocabulary."""
-    chosen = dict(_split(argument) for argument in arguments if "=" in argument)
-    resume = chosen.get("resume")
-    if resume not in (None, "null", ""):
-        with checks.usable_folder(chosen.get("runs")):
-            folder = find_run(resume, Path(chosen.get("runs", "runs")), recipe.name)
+    chosen = _chosen(arguments)
+    if chosen.get("resume") not in (None, ""):
+        runs = chosen.get("runs") or "runs"
+        with checks.usable_folder(runs):
+            folder = find_run(str(chosen["resume"]), Path(str(runs)), recipe.name)
         return {**_resumed(config_class, recipe, folder, chosen), "resume": str(folder)}
     values: dict[str, Any] = to_plain(config_class())
-    if "preset" in chosen:
-        file = Path(sys.modules[config_class.__module__].__file__ or "")
-        presets = {f.stem: f for f in (file.parent / "presets" / recipe.name).glob("*.yaml")}
-        name = chosen["preset"]
-        if name not in presets:
-            near = nearest_first(name, sorted(presets))
-            raise SettingError("preset", name, "does not exist", near)
-        _update(values, load_yaml(presets[name].read_text(encoding="utf-8")))
-    steps = chosen.get("steps", "kit")
-    if steps in DIALECTS:
+    steps = _vocabulary(chosen)
+    if steps != "kit":
         values["steps"] = to_plain(dialect(steps)())
-    elif steps != "kit":
-        known = ["kit", *DIALECTS]
-        raise SettingError("steps", steps, "is no vocabulary", nearest_first(steps, known))
+    if "preset" in chosen:
+        name = str(chosen["preset"])
+        preset = _preset(config_class, recipe, name)
+        if "steps" in preset and steps != "kit":
+            why = f"takes the place of the steps that preset={name} sets"
+            raise SettingError("steps", steps, why, "leave one of the two out")
+        _update(values, preset)
     return values
 
 
+def _chosen(arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings that come before all others, as Hydra reads them; several values as text."""
+    chosen: dict[str, Any] = {}
+    for argument in arguments:
+        key, value = _split(argument)
+        if key == "trust":
+            chosen[key] = value
+        elif "=" in argument and key in ("steps", "preset", "resume", "runs"):
+            parsed = _parsed(argument)
+            chosen[key] = value if parsed.is_sweep_override() else parsed.value()
+    return chosen
+
+
+def _vocabulary(chosen: Mapping[str, Any]) -> str:
+    """The name of the vocabulary of steps."""
+    steps, known = chosen.get("steps", "kit"), ["kit", *DIALECTS]
+    if steps not in known:
+        raise SettingError("steps", steps, "is no vocabulary", nearest_first(steps, known))
+    return str(steps)
+
+
+def _preset(config_class: type[RunConfig], recipe: Recipe, name: str) -> dict[str, Any]:
+    """The settings of a file beside the recipe."""
+    file = Path(sys.modules[config_class.__module__].__file__ or "")
+    presets = {f.stem: f for f in (file.parent / "presets" / recipe.name).glob("*.yaml")}
+    if name not in presets:
+        raise SettingError("preset", name, "does not exist", nearest_first(name, sorted(presets)))
+    return load(presets[name])
+
+
 def _resumed(
-    config_class: type[RunConfig], recipe: Recipe, folder: Path, chosen: Mapping[str, str]
+    config_class: type[RunConfig], recipe: Recipe, folder: Path, chosen: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The settings of a run that is resumed."""
     check_same_recipe(folder, recipe)
@@ -173,15 +198,20 @@ def _resumed(
     return typing.cast("dict[str, Any]", to_plain(from_plain(config_class, saved)))
 
 
-def _update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
+def _update(values: dict[str, Any], changes: Mapping[str, Any], path: str = "") -> None:
     """Put ``changes`` into nested ``values``; names that are not there are an error."""
     for name, change in changes.items():
-        if name not in values:
-            raise SettingError(name, change, "is not a setting", nearest_first(name, [*values])[:3])
-        if isinstance(change, Mapping) and isinstance(values[name], dict):
-            _update(values[name], change)
+        if name not in values and not f"{path}{name}".startswith(_ARGUMENTS):
+            near = [f"{path}{entry}" for entry in nearest_first(name, [*values])[:3]]
+            raise SettingError(f"{path}{name}", change, "is not a setting", near)
+        if isinstance(change, Mapping) and isinstance(values.get(name), dict):
+            _update(values[name], change, f"{path}{name}.")
         else:
             values[name] = change
+
+
+_ARGUMENTS = ("env.kwargs.", "collector_kwargs.")
+"""Groups of settings that are arguments of a class: ``env.kwargs.gravity``, of the environment."""
 
 
 def _split(argument: str) -> tuple[str, str]:
@@ -223,19 +253,28 @@ def _without_commas(arguments: list[str]) -> list[str]:
     return [a.replace(",", "+") if _split(a)[0] == "logger" else a for a in arguments]
 
 
-def _check_value(argument: str, sweeps: bool) -> None:
-    """Refuse values that Hydra cannot read, and several values outside a sweep."""
+def _parsed(argument: str) -> Any:
+    """An override as Hydra reads it.
+
+    Raises:
+        SettingError: if it cannot be read.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    key, value = _split(argument)
     try:
-        parsed = OverridesParser.create().parse_override(argument)
+        return OverridesParser.create().parse_override(argument)
     except HydraException as error:
+        key, value = _split(argument)
         reason = str(error).splitlines()[0].rstrip(".")
         why = f"cannot be read: {reason}"
         raise SettingError(key, value, why, f"quote it: '{key}=\"...\"'") from None
-    if parsed.is_sweep_override() and not sweeps:
+
+
+def _check_value(argument: str, sweeps: bool) -> None:
+    """Refuse values that Hydra cannot read, and several values outside a sweep."""
+    key, value = _split(argument)
+    if _parsed(argument).is_sweep_override() and not sweeps:
         first = value.split(",")[0]
         pair = [f"[{value}]"] if key.startswith("steps.") else []  # train_freq=1,episode of sb3
         works = [first, *pair, "--multirun, for a run of each"]
@@ -244,13 +283,9 @@ def _check_value(argument: str, sweeps: bool) -> None:
 
 def _runs_of_all(base: Mapping[str, Any], arguments: Sequence[str]) -> str:
     """The folder of the runs of a sweep; a temporary one if they have none, or several."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     runs = base["runs"]
-    for argument in arguments:
-        if _split(argument)[0] == "runs":
-            parsed = OverridesParser.create().parse_override(argument)
-            runs = None if parsed.is_sweep_override() else parsed.value()
+    for parsed in (_parsed(a) for a in arguments if _split(a)[0] == "runs"):
+        runs = None if parsed.is_sweep_override() else parsed.value()
     return str(runs or tempfile.gettempdir())
 
 
@@ -263,9 +298,8 @@ def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
 
 
 def _is_argument(base: Mapping[str, Any], key: str) -> bool:
-    """Whether a setting is an argument of a class: ``env.kwargs.gravity``, of the environment."""
-    inside = f"{key}.".startswith(("env.kwargs.", "collector_kwargs."))
-    return inside and key.split(".")[0] in base
+    """Whether a setting is an argument of a class, or all of them."""
+    return f"{key}.".startswith(_ARGUMENTS) and key.split(".")[0] in base
 
 
 def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:

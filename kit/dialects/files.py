@@ -109,7 +109,7 @@ def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str,
     Raises:
         SettingError: if the file cannot be read, has no settings, or leaves the choice open.
     """
-    content = _load(path)
+    content = load(path)
     values = flat(_chosen(content, cls, choice, path))
     named = {_field(cls, name): _resolved(value, values) for name, value in values.items()}
     settings = {name: v for name, v in named.items() if name and not _is_open(v)}
@@ -125,7 +125,7 @@ def _is_open(value: Any) -> bool:
     return value == "???" or str(value).startswith("${")
 
 
-def load_yaml(text: str) -> Any:
+def _yaml(text: str) -> Any:
     """The plain values of a YAML text, in which ``1e-3`` is a number.
 
     YAML 1.2 has it so, as Hydra's command line does. To PyYAML, which reads YAML 1.1, it is text.
@@ -140,11 +140,16 @@ def load_yaml(text: str) -> Any:
     return yaml.load(text, Loader)
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
+    """The settings of a YAML file.
+
+    Raises:
+        SettingError: if it cannot be read, or has none.
+    """
     import yaml
 
     try:
-        content = load_yaml(path.read_text(encoding="utf-8"))
+        content = _yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingError("file", str(path), f"cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
