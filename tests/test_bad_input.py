@@ -113,7 +113,8 @@ REFUSED = {
     "sac steps.sequence_length=25": "steps.sequence_length=25 needs 25 policy steps of each "
     "environment, and training starts after 20; what works: 20",
     "sac steps.min_steps=1": "steps.steps_per_env=1 contradicts min_episodes and min_steps, which "
-    "collect whole episodes; what works: None.",
+    "collect whole episodes; what works: null.",
+    "sac steps.steps_per_env=null": "steps.steps_per_env=null leaves open what to collect",
     # values of a wrong kind or beyond their limits
     "ppo_recurrent recurrent_size=20000": "recurrent_size=20000 is more than 16384; what "
     "works: 16384",

@@ -66,6 +66,24 @@ def test_translate_prints_the_equivalent_settings(kit):
     assert data["to"]["settings"]["num_train_envs"] == 4
 
 
+@pytest.mark.parametrize(("name", "version"), [("cleanrl", "1.0"), ("dreamer-paper", "2020")])
+def test_a_version_may_look_like_a_number(kit, name, version):
+    given, usual = (kit(f"explain {name} {word} --json") for word in (f"version={version}", ""))
+    assert json.loads(given)["title"] == json.loads(usual)["title"]
+
+
+@pytest.mark.parametrize("name", ["nip", "pyrado"])
+def test_what_translate_prints_can_be_typed(kit, name):
+    source = {
+        "nip": "sb3 algo=ppo n_steps=8 n_envs=2 total_timesteps=64 batch_size=8",
+        "pyrado": "pyrado algo=ppo min_steps=40 env_max_steps=10 max_iter=3",
+    }
+    made = json.loads(kit(f"translate {source[name]} --to {name} --json"))["to"]
+    words = " ".join(f"{key}={value}" for key, value in made["settings"].items())
+    kit(f"explain {name} algo={made['algo']} {words}")
+    assert not {"critic", "body_lr_factor"} & set(made["settings"])
+
+
 def test_translate_keeps_settings_of_the_target(kit):
     text = kit("translate dreamer-paper steps=50000 --to sheeprl version=documented")
     assert "version=documented" in text

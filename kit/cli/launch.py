@@ -120,7 +120,8 @@ def errors_in_one_line() -> Iterator[None]:
         try:
             yield
         except _EXPLAINED as error:
-            print(f"\nerror: {error}", file=sys.stderr)
+            text = error.message(none="null") if isinstance(error, SettingError) else error
+            print(f"\nerror: {text}", file=sys.stderr)
             raise SystemExit(1) from None
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)

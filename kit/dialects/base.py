@@ -113,8 +113,8 @@ class Dialect(ABC):
         Raises:
             SettingError: if a setting is invalid.
         """
-        one_of("version", self.version, list(self.VERSIONS))
         made = copy.copy(self)
+        made.version = one_of("version", str(self.version), list(self.VERSIONS))  # 1.0 is a name
         made.algo = self._algorithm(algo if algo is not None else self.algo)
         for name, value in made._defaults().items():
             if getattr(made, name) is None:
@@ -263,7 +263,7 @@ class Dialect(ABC):
     def counting_fields(cls, algo: str) -> frozenset[str]:
         """Fields of the library itself that count in an algorithm or a family."""
         facts = {f.name for f in fields(cls) if f.kw_only}
-        return cls.applicable_fields(algo) - facts - set(uses(cls))
+        return cls.applicable_fields(algo) - facts - set(uses(cls)) - set(cls.GROUPS)
 
     def idle_settings(self, algo: str | None = None) -> list[str]:
         """Changed fields without effect for the algorithm."""

@@ -34,12 +34,22 @@ class SettingError(ValueError):
     ) -> None:
         self.field, self.value, self.why = field, value, why
         self.works, self.hint = works, hint
-        message = f"{field}={show(value)} {' '.join(why.split())}"
-        if isinstance(works, str):
-            message += f"; {works}" if works else ""
-        elif works:
-            message += f"; what works: {' or '.join(show(w, text=True) for w in works)}"
-        super().__init__(f"{message}; {hint}." if hint else f"{message}.")
+        super().__init__(self.message())
+
+    def message(self, none: str = "None") -> str:
+        """The message.
+
+        Args:
+            none: how ``None`` is written where the setting is: ``null`` on the command line.
+        """
+        value = none if self.value is None else show(self.value)
+        message = f"{self.field}={value} {' '.join(self.why.split())}"
+        if isinstance(self.works, str):
+            message += f"; {self.works}" if self.works else ""
+        elif self.works:
+            works = (none if value is None else show(value, text=True) for value in self.works)
+            message += f"; what works: {' or '.join(works)}"
+        return f"{message}; {self.hint}." if self.hint else f"{message}."
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.field, self.value, self.why, self.works, self.hint))
