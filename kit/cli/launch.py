@@ -221,7 +221,7 @@ def _split(argument: str) -> tuple[str, str]:
 
 
 def _check_names(base: Mapping[str, Any], arguments: Sequence[str]) -> None:
-    """Refuse options and settings that do not exist, with the nearest ones that do."""
+    """Refuse options and settings that do not exist, or that mean one thing twice."""
     known = list(flat(base))
     groups = {name.rsplit(".", 1)[0] for name in known if "." in name}
     sweeps = "--multirun" in arguments or "-m" in arguments
@@ -242,6 +242,15 @@ def _check_names(base: Mapping[str, Any], arguments: Sequence[str]) -> None:
         if not _is_argument(base, key):
             works = _nearest_names(key, known) or "--help lists all settings"
             raise SettingError(key, value, "is not a setting", works)
+    _check_minibatches(dict(_split(argument) for argument in arguments))
+
+
+def _check_minibatches(given: Mapping[str, str]) -> None:
+    """Refuse a number and a size of minibatches: here a size may be given that is the default."""
+    number, size = given.get("steps.minibatches", "null"), given.get("steps.minibatch_size", "null")
+    if "null" not in (number, size):
+        why = f"contradicts steps.minibatch_size={size}"
+        raise SettingError("steps.minibatches", number, why, [None])
 
 
 _OPTIONS = ("--multirun", "-m", "--help", "-h")

@@ -69,15 +69,20 @@ class OnPolicySteps(_Steps):
     """policy steps with random actions before the first iteration, part of the total, from which
     the statistics of observations are, for good; 0: they run along with training."""
 
-    def to_plan(self, **environment: Any) -> StepPlan:
-        """The plan, as for :class:`_Steps`; ``minibatches`` are those of its batch."""
+    def to_plan(self, *, usual_size: int | None = minibatch_size, **environment: Any) -> StepPlan:
+        """The plan, as for :class:`_Steps`; ``minibatches`` are those of its batch.
+
+        Args:
+            usual_size: ``minibatch_size`` by default, which ``minibatches`` take the place of.
+            **environment: as for :class:`_Steps`.
+        """
         self._check()
         settings = {**asdict(self), **environment}
         minibatches = settings.pop("minibatches")
         settings["prefill_steps"] = self._normalization_steps(settings)
         if minibatches is not None:
             whole = StepPlan(**{**settings, "minibatch_size": None})
-            settings["minibatch_size"] = self._equal_part(whole, minibatches)
+            settings["minibatch_size"] = self._equal_part(whole, minibatches, usual_size)
         return StepPlan(**settings)
 
     def _normalization_steps(self, settings: dict[str, Any]) -> int:
@@ -93,10 +98,10 @@ class OnPolicySteps(_Steps):
             raise SettingError("num_normalization_steps", count, why, near)
         return count
 
-    def _equal_part(self, plan: StepPlan, minibatches: int) -> int:
+    def _equal_part(self, plan: StepPlan, minibatches: int, usual: int | None) -> int:
         """The size of one of ``minibatches`` equal parts of a batch of ``plan``."""
         count = whole_number("minibatches", minibatches, at_least=1)
-        if self.minibatch_size not in (None, type(self).minibatch_size):
+        if self.minibatch_size not in (None, usual):
             why = f"contradicts minibatch_size={self.minibatch_size}"
             raise SettingError("minibatches", count, why, [None])
         if plan.collects_episodes:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import recipes.ppo_recurrent
 from kit.config.plain import from_plain
+from kit.experiment import make_plan
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 
@@ -47,6 +49,15 @@ def test_a_number_of_minibatches_needs_no_size():
 def test_minibatches_that_a_batch_does_not_make_are_refused(settings, message):
     with pytest.raises(SettingError, match=message):
         on_policy(**settings).to_plan(num_envs=2)
+
+
+def test_a_number_of_minibatches_takes_the_place_of_the_recipes_own_size():
+    config = recipes.ppo_recurrent.Config()
+    config.steps.minibatches = 2  # of 64 sequences
+    assert make_plan(config, "ppo_recurrent").minibatch_size == 32
+    config.steps.minibatch_size = OnPolicySteps.minibatch_size
+    with pytest.raises(SettingError, match=r"steps\.minibatches=2 contradicts minibatch_size=128"):
+        make_plan(config, "ppo_recurrent")
 
 
 def test_whole_episodes_are_not_cut_into_a_number_of_minibatches():
