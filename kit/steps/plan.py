@@ -82,12 +82,17 @@ class StepPlan(PlannedCounts):
         return cls(**values)
 
     def replace(self, **changes: Any) -> StepPlan:
-        """A plan with some settings changed; the iterations follow from the budget again."""
+        """A plan with some settings changed; those that follow from others follow again.
+
+        They are the iterations, and ``random_steps`` where they are ``learning_starts``.
+        """
         values = asdict(self)
         keep_iterations = "iterations" in changes or self.offline  # offline, there is no budget
         derived = "total_policy_steps" if keep_iterations else "iterations"
         if self.is_exact and not {"total_policy_steps", "iterations"} <= set(changes):
             del values[derived]
+        if "learning_starts" in changes and self.random_steps == self.learning_starts:
+            del values["random_steps"]
         return type(self)(**{**values, **changes})
 
     def table(self, ledger: StepLedger | None = None) -> str:

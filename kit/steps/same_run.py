@@ -105,9 +105,9 @@ def _same_cut(plan: PlannedCounts, key: dict[str, Any]) -> None:
     largest = max(plan.collected(1), plan.frames_per_batch + prefill)
     if plan.train_on_newest is not None and plan.train_on_newest < largest:
         key["train_on_newest"] = plan.train_on_newest
-    if plan.rows(1) != plan.rows(2) or not plan.rows(1):
-        return
     rows = plan.rows(1) // (plan.sequence_length or 1)
+    if plan.rows(1) != plan.rows(2) or not rows:
+        return
     size = key["minibatch_size"] = min(plan.minibatch_size or rows, rows)
     full, left = divmod(rows, size)
     if not left and plan.last_minibatch != "carry":

@@ -27,7 +27,7 @@ def complete(plan: PlannedCounts) -> None:
     _updates(plan)
     if plan.offline:
         _offline(plan)
-    _vector_steps(plan, "prefill_steps")
+    _prefill(plan)
     _budget(plan)
     _before_learning(plan)
     if plan.update_epochs is None:
@@ -72,9 +72,6 @@ def _collection(plan: PlannedCounts) -> None:
         why = "means nothing where an iteration collects a number of steps"
         hint = "or collect whole episodes with min_episodes or min_steps"
         raise _error(plan, "episode_length", why, [None], hint)
-    if plan.prefill_is_iteration and not plan.prefill_steps:
-        hint = "or give prefill_steps"
-        raise _error(plan, "prefill_is_iteration", "needs prefill_steps", [False], hint)
 
 
 def _updates(plan: PlannedCounts) -> None:
@@ -106,6 +103,13 @@ def _offline(plan: PlannedCounts) -> None:
             raise _error(plan, field, why, [0])
 
 
+def _prefill(plan: PlannedCounts) -> None:
+    _vector_steps(plan, "prefill_steps")
+    if plan.prefill_is_iteration and not plan.prefill_steps:
+        hint = "or give prefill_steps"
+        raise _error(plan, "prefill_is_iteration", "needs prefill_steps", [False], hint)
+
+
 def _budget(plan: PlannedCounts) -> None:
     """Derive iterations from the total, or the other way; refuse a total that does not divide."""
     if plan.total_policy_steps is None and plan.iterations is None:
@@ -127,6 +131,8 @@ def _iterations(plan: PlannedCounts) -> int:
     each = plan.policy_steps_per_iteration
     before = 1 if plan.prefill_is_iteration else 0
     first = plan.policy_steps_after(before)
+    if before and plan.total_policy_steps == 0:
+        return 0
     if each == 0:
         raise _error(plan, "iterations", "is open where nothing is collected", [1])
     down, left = divmod(plan.total_policy_steps - first, each)

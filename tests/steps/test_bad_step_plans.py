@@ -38,6 +38,10 @@ BAD = {
     "steps and episodes": ({"min_episodes": 2, "steps_per_env": 3}, "steps_per_env"),
     "nothing to collect": ({"steps_per_env": None}, "steps_per_env"),
     "length of no episodes": ({"episode_length": 10}, "episode_length"),
+    "prefill iteration rounded to nothing": (
+        {"prefill_steps": 2, "prefill_is_iteration": True, "rounding": "down"},
+        "prefill_is_iteration",
+    ),
     "prefill iteration without prefill": ({"prefill_is_iteration": True}, "prefill_is_iteration"),
     "neither true nor false": ({"final_evaluation": "yes"}, "final_evaluation"),
     "two cadences": (

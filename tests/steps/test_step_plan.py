@@ -312,3 +312,23 @@ def test_a_table_is_quick_for_batches_of_any_size():
         iterations=2, num_envs=1000, steps_per_env=10**9, update_epochs=10, minibatch_size=1
     )
     assert "10,000,000,000,000 x 1" in plan.table()
+
+
+def test_random_steps_that_follow_from_learning_starts_follow_again():
+    plan = StepPlan(total_policy_steps=400, learning_starts=100, replay_ratio=1, minibatch_size=8)
+    assert plan.replace(learning_starts=200).random_steps == 200
+    assert plan.replace(learning_starts=200, random_steps=50).random_steps == 50
+    assert plan.replace(random_steps=50).replace(learning_starts=200).random_steps == 50
+
+
+def test_a_plan_of_episodes_shorter_than_a_sequence_is_itself():
+    episodes = {"min_episodes": 1, "episode_length": 1, "sequence_length": 2}
+    plan = StepPlan(iterations=1, update_epochs=2, minibatch_size=2, **episodes)
+    assert plan == StepPlan.from_dict(plan.to_dict())
+
+
+def test_a_plan_of_no_iterations_has_no_prefill_either_and_can_be_changed():
+    prefill = {"prefill_steps": 30, "prefill_is_iteration": True}
+    plan = StepPlan(iterations=0, steps_per_env=10, gradient_steps_per_iteration=1, **prefill)
+    assert plan.total_policy_steps == 0
+    assert plan.replace(action_repeat=2).iterations == 0
