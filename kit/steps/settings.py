@@ -26,7 +26,8 @@ class _Steps:
     evaluation_episodes: int = 10
     """whole episodes in one evaluation."""
     rounding: str = "error"
-    """what to do with a total that does not divide: error, down or up."""
+    """what to do with a total that is no whole number of iterations, and with learning_starts and
+    random_steps that all environments cannot take together: error, down or up."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
         """The plan of these settings.
