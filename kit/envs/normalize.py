@@ -186,17 +186,20 @@ class Normalizer:
         if learn and not self._on_host:
             self.to("cpu")
         rows: Any = slice(None) if active is None else active
-        stepped = rows if recovered is None else ~recovered & (True if active is None else active)
+        seen = stepped = rows
+        if recovered is not None:  # also one that stood still, if its process died
+            seen = recovered | (True if active is None else active)
+            stepped = seen & ~recovered
         ended = result.terminated | result.truncated
         any_ended = np.count_nonzero(ended)  # a quarter of the time of any()
         for key, moments in self._observation.items():
             values, following = result.observation[key], result.next_observation[key]
             if learn and self._learns(moments):
-                _learn(moments, values[rows])
+                _learn(moments, values[seen])
             if any_ended:
-                self._apply(moments, (values, rows), (following, stepped))
+                self._apply(moments, (values, seen), (following, stepped))
             else:
-                self._apply(moments, (values, rows))
+                self._apply(moments, (values, seen))
                 following[...] = values
         if self._reward is None:
             return

@@ -36,10 +36,10 @@ def workers():
         env.close(raise_if_closed=False)
 
 
-def step(env, action=0):
-    """Take one step with the same discrete action in every copy."""
+def step(env, action=0, active=None):
+    """Take one step with the same discrete action in every copy, or in some."""
     result = env.new_step()
-    env.step_arrays({"action": np.full(env.num_envs, action)}, result)
+    env.step_arrays({"action": np.full(env.num_envs, action)}, result, active)
     return result
 
 
@@ -91,6 +91,15 @@ def test_copies_that_are_left_out_stand_still(workers):
     assert result.env_steps.tolist() == [1, 0, 1]
 
 
+def test_normalised_copies_that_are_left_out_keep_the_normalised_observation(workers):
+    env = workers(Steps, 2, num_workers=1, normalize_observation=True)
+    env.start()
+    seen = step(env).observation["observation"]
+    result = step(env, active=np.array([True, False]))
+    assert result.next_observation["observation"][1] == seen[1]
+    assert result.observation["observation"][1] == seen[1]
+
+
 def test_there_is_a_process_for_as_many_copies_as_are_asked_for(workers):
     before = processes()
     workers(Steps, 3, num_workers=2)
@@ -130,6 +139,28 @@ def test_a_copy_that_raises_is_rebuilt_and_its_episode_truncated(workers, tmp_pa
     assert result.observation["observation"][:, 0].tolist() == [0, 2]
     assert result.env_steps.tolist() == [1, 1]
     assert env.backend.faults == 1
+
+
+def test_a_normalised_copy_that_raises_repeats_the_normalised_observation(workers, tmp_path):
+    env = workers(
+        raising(tmp_path, 3), 2, num_workers=1, restart_on_error=1, normalize_observation=True
+    )
+    env.start()
+    seen = step(env).observation["observation"]
+    with pytest.warns(RuntimeWarning, match="the simulator fell"):
+        result = step(env)
+    assert result.next_observation["observation"][0] == seen[0]
+
+
+def test_a_copy_left_out_whose_worker_dies_begins_with_a_normalised_observation(workers):
+    env = workers(Steps, 2, num_workers=1, restart_on_error=1, normalize_observation=True)
+    env.start()
+    step(env)
+    kill(env)
+    with pytest.warns(RuntimeWarning, match="SIGKILL"):
+        result = step(env, active=np.array([True, False]))
+    first, left_out = result.observation["observation"][:, 0].tolist()
+    assert first == left_out != 0
 
 
 def test_a_worker_that_is_killed_is_started_anew_and_its_episodes_truncated(workers):

@@ -124,6 +124,9 @@ class WorkersBackend(EnvBackend):
                 self.convert(actions)  # says what is wrong
             values[...] = actions[key]
         arrays.active[...] = True if active is None else active
+        if active is not None or self.restarts:  # workers may repeat it, as it was normalised
+            for key, values in arrays.result.observation.items():
+                values[...] = self.present[key]
         for worker in self._workers:
             worker.send("step")
         dead = self._receive_all()
