@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -34,6 +35,18 @@ class Leaf:
     """shape of one env's value."""
     dtype: np.dtype[Any]
     """type in which it is stored."""
+
+    @cached_property
+    def start(self) -> NDArray[Any] | None:
+        """Smallest value of a Discrete or MultiDiscrete space, stored as 0; ``None``: it is 0."""
+        start = np.asarray(getattr(self.space, "start", 0))
+        return start if start.any() else None
+
+    def of(self, tree: Any) -> Any:
+        """Return this array of a nested observation, counted from 0."""
+        for name in self.path:
+            tree = tree[name]
+        return tree if self.start is None else tree - self.start
 
 
 def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
@@ -86,13 +99,6 @@ def _stored_type(space: gym.Space[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.kind == "f" else dtype
 
 
-def value_at(tree: Any, path: tuple[str, ...]) -> Any:
-    """Return the entry of a nested observation at ``path``."""
-    for name in path:
-        tree = tree[name]
-    return tree
-
-
 def empty(found: list[Leaf], *leading: int) -> Arrays:
     """Return zeroed arrays for ``found``, with ``leading`` dimensions in front."""
     return {leaf.key: np.zeros((*leading, *leaf.shape), leaf.dtype) for leaf in found}
@@ -140,7 +146,7 @@ class ActionConverter:
             if not self._integers:
                 return entry(actions)  # type: ignore[return-value]
             values = actions[entry.key]
-            chosen = values if values.ndim == 1 and not entry.shifted else entry(actions)
+            chosen = values if values.ndim == 1 and entry.start is None else entry(actions)
             return chosen.tolist()  # type: ignore[no-any-return]
         converted = self(actions)
         return [_row(converted, number) for number in range(self.num_envs)]
@@ -153,8 +159,7 @@ class _Entry:
         space = leaf.space
         self.key, self.shape = leaf.key, leaf.shape
         self.dtype = None if space is None else space.dtype
-        self.start = np.asarray(getattr(space, "start", 0))
-        self.shifted = bool(self.start.any())
+        self.start = leaf.start
         self.bounds: tuple[Any, Any] | None = None
         if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind == "f":
             bounded = np.isfinite(space.low).any() or np.isfinite(space.high).any()
@@ -167,7 +172,7 @@ class _Entry:
         if values.shape[1:] != self.shape:
             why = "is not the shape of the environment's action"
             raise SettingError(str(self.key), values.shape[1:], why, [self.shape])
-        if self.shifted:
+        if self.start is not None:
             return values + self.start  # type: ignore[no-any-return]
         if self.dtype is not None and values.dtype.kind == "f" and values.dtype != self.dtype:
             values = values.astype(self.dtype)

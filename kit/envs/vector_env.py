@@ -53,7 +53,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     :meth:`step_arrays`).
 
     Keys are TorchRL's: ``observation`` (or the names of a ``Dict`` space), ``action``, ``reward``,
-    ``done``, ``terminated``, ``truncated``. Discrete actions are integers, not one-hot.
+    ``done``, ``terminated``, ``truncated``. Discrete actions are integers, not one-hot. They and
+    Discrete observations are counted from 0, whatever the ``start`` of their space.
 
     Args:
         backend: steps the environments.

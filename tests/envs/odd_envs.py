@@ -33,6 +33,17 @@ class Steps(gym.Env):
         return np.array([self.count], np.float32)
 
 
+class CountsFromStart(Steps):
+    """Observes its steps as a member of a space that begins elsewhere than at 0."""
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.observation_space = space
+
+    def _seen(self) -> Any:
+        return self.observation_space.start + self.count  # type: ignore[attr-defined]
+
+
 class DrawsFromTheProcess(Steps):
     """Observes numbers from the generators of its process, Python's and NumPy's."""
 

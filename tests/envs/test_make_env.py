@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 
 from kit.envs import VectorEnv, make_env
 from kit.envs.vector_env import env_seeds
 from kit.steps import SettingError
-from tests.envs.odd_envs import ManySpaces, Steps
+from tests.envs.odd_envs import CountsFromStart, ManySpaces, Steps
 
 
 class Counts(Steps):
@@ -235,6 +238,24 @@ def test_all_kinds_of_spaces_are_stepped():
     assert rollout["next", "done"].sum() == 3
     rewards, gears = rollout["next", "reward"], rollout["action", "gear"]
     assert (rewards.flatten() == gears.flatten() + 1).all()  # Discrete(4, start=1)
+
+
+@pytest.mark.parametrize("stepped", ["sync", "async", "SAME_STEP", "DISABLED"])
+@pytest.mark.parametrize("space", [Discrete(4, start=5), MultiDiscrete([4, 4], start=[2, -3])])
+def test_observations_are_counted_from_0_whatever_the_start_of_their_space(stepped, space):
+    one = functools.partial(CountsFromStart, space)
+    if stepped in ("sync", "async"):
+        env = make_env(one, 2, vectorization=stepped)
+    else:
+        vector = gym.vector.SyncVectorEnv([one, one], autoreset_mode=AutoresetMode[stepped])
+        env = make_env(vector)
+    rollout = env.rollout(4, break_when_any_done=False)
+    env.close()
+    seen, following = rollout["observation"], rollout["next", "observation"]
+    for step, (now, then) in enumerate([(0, 1), (1, 2), (2, 3), (0, 1)]):
+        assert (seen[:, step] == now).all()
+        assert (following[:, step] == then).all()
+    assert env.observation_spec["observation"].is_in(seen[:, 2])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, infos_of_arrays
-from kit.envs.spaces import Arrays, value_at
+from kit.envs.spaces import Arrays
 from kit.envs.state import CannotCapture
 from kit.steps.errors import SettingError, nearest_first
 
@@ -101,7 +101,7 @@ class EnvPoolBackend(EnvBackend):
         self._lengths[chosen] = 0
         first, info = self.pool.reset(chosen.astype(np.int32))
         for leaf in self.observation_leaves:
-            observation[leaf.key][info["env_id"]] = value_at(first, leaf.path)
+            observation[leaf.key][info["env_id"]] = leaf.of(first)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step all envs, then reset those that finished."""
@@ -118,7 +118,7 @@ class EnvPoolBackend(EnvBackend):
         if self._limit is not None:
             result.truncated[...] |= self._lengths >= self._limit
         for leaf in self.observation_leaves:
-            value = value_at(seen, leaf.path)
+            value = leaf.of(seen)
             result.next_observation[leaf.key][...] = value
             result.observation[leaf.key][...] = value
         ended, self.infos = result.terminated | result.truncated, {}

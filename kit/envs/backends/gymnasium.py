@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, infos_of_arrays
 from kit.envs.errors import FAULTS, EnvironmentFault
-from kit.envs.spaces import Arrays, value_at
+from kit.envs.spaces import Arrays
 from kit.envs.state import CannotCapture, capture, restore
 from kit.steps.errors import SettingError
 
@@ -61,7 +61,7 @@ class GymnasiumBackend(EnvBackend):
             raise fault_of(self.name, None, error, "reset()") from error
         rows: Any = ... if mask is None else mask
         for leaf in self.observation_leaves:
-            observation[leaf.key][rows] = value_at(first, leaf.path)[rows]
+            observation[leaf.key][rows] = leaf.of(first)[rows]
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
         """Step through the vector environment; put each last observation in its place."""
@@ -79,7 +79,7 @@ class GymnasiumBackend(EnvBackend):
         if "env_steps" in info:
             result.env_steps[...] = info["env_steps"]
         for leaf in self.observation_leaves:
-            value = value_at(seen, leaf.path)
+            value = leaf.of(seen)
             result.observation[leaf.key][...] = value
             result.next_observation[leaf.key][...] = value
         ended, self.infos = result.terminated | result.truncated, {}
@@ -98,7 +98,7 @@ class GymnasiumBackend(EnvBackend):
         for number in np.flatnonzero(ended):
             last = info["final_obs"][number]
             for leaf in self.observation_leaves:
-                result.next_observation[leaf.key][number] = value_at(last, leaf.path)
+                result.next_observation[leaf.key][number] = leaf.of(last)
 
     def full_states(self) -> list[Any]:
         """Capture the envs of ``SyncVectorEnv``; ask others for ``full_state`` of theirs."""

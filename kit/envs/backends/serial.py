@@ -22,7 +22,7 @@ from kit.envs.backends.base import (
 )
 from kit.envs.errors import FAULTS, EnvironmentFault
 from kit.envs.single_env import seed_spaces
-from kit.envs.spaces import Arrays, value_at
+from kit.envs.spaces import Arrays
 from kit.envs.state import Shared, capture, restore
 from kit.steps.errors import SettingError
 
@@ -64,8 +64,9 @@ class SerialBackend(EnvBackend):
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._repeats = one.has_wrapper_attr("env_steps")
         leaf = self.observation_leaves[0]
+        as_it_is = not leaf.path and leaf.start is None
         # Observations of this shape are written as they are; none is of the shape "".
-        self._key, self._shape = leaf.key, "" if leaf.path else leaf.shape
+        self._key, self._shape = leaf.key, leaf.shape if as_it_is else ""
         self._numbers = range(num_envs)
         self._seeds = list(range(num_envs))
         self._rebuilt = [0] * num_envs  # how often
@@ -191,7 +192,7 @@ class SerialBackend(EnvBackend):
         values = []
         for leaf in self.observation_leaves:
             try:
-                value = value_at(seen, leaf.path)
+                value = leaf.of(seen)
             except (KeyError, TypeError, IndexError):
                 value = None
             if np.shape(value) != leaf.shape or value is None:
