@@ -291,7 +291,7 @@ class RandomNumbers:
     Within ``with random_numbers:`` PyTorch draws from them, and records no gradients.
 
     Args:
-        seed: where they begin.
+        seed: where they begin, as :func:`policy_seed` derives it.
         device: where the policy runs; a GPU has random numbers of its own.
     """
 
@@ -302,6 +302,7 @@ class RandomNumbers:
 
     def seed(self, seed: int) -> None:
         """Begin again."""
+        seed = policy_seed(seed)
         self._state = torch.Generator().manual_seed(seed).get_state()
         self._on_device: Tensor | None = None
         if self.device.type == "cuda":
@@ -335,6 +336,16 @@ class RandomNumbers:
         self._state = state_dict["state"].clone()
         if self._on_device is not None and state_dict["on_device"] is not None:
             self._on_device = state_dict["on_device"].clone()
+
+
+def policy_seed(seed: int) -> int:
+    """The seed of a policy's random numbers in a run: two streams of one seed would be the same.
+
+    Weights are drawn from the run's own seed, and the states of environments from those of
+    :func:`~kit.envs.vector_env.env_seeds`.
+    """
+    own = np.random.SeedSequence(seed, spawn_key=(0,))
+    return int(own.generate_state(1, np.uint32)[0])
 
 
 def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:

@@ -28,7 +28,7 @@ from kit.envs.errors import EnvironmentFault
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Key
 from kit.envs.tensor import TENSOR_ENVS, EpisodeState, TensorBackend, TensorEnv
-from kit.envs.vector_env import VectorEnv
+from kit.envs.vector_env import VectorEnv, env_seeds
 from kit.fast.traced import Traced
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
@@ -250,7 +250,7 @@ class TensorCollector(StepsCollector):
         self._actor.restart()
 
     def _seed_environments(self, seed: int) -> None:
-        self.env.reset_tensors(seed)
+        self.env.reset_tensors(env_seeds(seed, self.num_envs)[0])
         self._restart()
 
     def shutdown(

@@ -248,6 +248,7 @@ def _together(
         return EnvPoolBackend(id, num_envs, env_seeds(seed, num_envs)[0], limit, kwargs)
     from kit.envs.tensor import TensorBackend, make_tensor_env
 
+    seed = env_seeds(seed, num_envs)[0]
     kwargs = {"device": device, "max_episode_steps": limit, "seed": seed, **kwargs}
     try:
         env = make_tensor_env(id, num_envs, action_repeat=options.action_repeat, **kwargs)

@@ -91,10 +91,11 @@ class Evaluator:
     def play(self, number: int = 0) -> list[Episode]:
         """Play the episodes of one evaluation and return them."""
         env = self.env
-        env.set_seed(int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0]))
+        seed = int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0])
+        env.set_seed(seed)
         schedule = _Shares(env, self.episodes)
         self._actor.restart()
-        numbers = RandomNumbers(self.seed + number, self.device)
+        numbers = RandomNumbers(seed, self.device)
         with numbers, _evaluated(self.policy):
             self._actor.prepare()
             with self._actor.begin():

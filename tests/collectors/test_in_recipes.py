@@ -170,7 +170,7 @@ def test_a_run_on_tensors_that_was_stopped_goes_on_bit_by_bit(tmp_path):
 
 
 def test_ppo_learns_cartpole_on_tensors(tmp_path):
-    steps = OnPolicySteps(total_policy_steps=10_240, evaluation_every=None)
+    steps = OnPolicySteps(total_policy_steps=15_360, evaluation_every=None)
     returns = []
     for seed in range(5):
         config = ppo.Config(
@@ -179,4 +179,4 @@ def test_ppo_learns_cartpole_on_tensors(tmp_path):
         trainer = ppo.build(config)
         trainer.run()
         returns.append(trainer.journal.latest["evaluation/return"])
-    assert median(returns) >= 475  # of one seed in five it is less
+    assert median(returns) >= 475

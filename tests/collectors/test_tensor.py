@@ -45,6 +45,19 @@ def test_the_size_of_blocks_changes_nothing(block):
         assert same(one, other) == []
 
 
+def test_weights_policy_and_environment_draw_different_numbers_from_one_seed():
+    env = make_env("Pendulum-v1", 2, vectorization="tensor", seed=7)
+    collector = TensorCollector(env, None, steps_per_env=1, seed=7)
+    weights = torch.Generator().manual_seed(7)
+    for _ in range(2):
+        policy = torch.Generator().set_state(collector._random_numbers.state_dict()["state"])
+        environment = torch.Generator().manual_seed(collector.env.generator.initial_seed())
+        drawn = {float(torch.rand((), generator=of)) for of in (weights, policy, environment)}
+        assert len(drawn) == 3
+        weights.manual_seed(7)
+        collector.set_seed(7)
+
+
 def test_a_change_of_the_policys_weights_is_seen_by_the_next_batch():
     fast, plain = tensor(CASE), tensor(CASE, fast_policy=False)
     for _ in range(4):

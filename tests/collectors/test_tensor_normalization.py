@@ -9,7 +9,6 @@ import torch
 
 from kit.collectors import TensorCollector, VectorCollector
 from kit.envs import EnvironmentFault, make_env
-from kit.envs.vector_env import env_seeds
 from kit.hooks import Evaluator
 from kit.modules import make_actor
 from kit.testing import PROMISES, CollectorCase, check_collector, counter_env, counter_policy
@@ -21,8 +20,6 @@ ONE_CASE = (CollectorCase(steps_per_env=18, batches=4),)
 
 def made(kind, id="CartPole-v1", seed=0, normalize=None, **changes):
     """A collector of copies whose episodes have at most 13 steps, so that batches cut them."""
-    # A vector environment seeds its copies each with a seed of its own, the first of which is used.
-    seed = env_seeds(seed, COPIES)[0] if kind is TensorCollector else seed
     normalize = BOTH if normalize is None else normalize
     env = make_env(
         id, COPIES, vectorization="tensor", seed=seed, max_episode_steps=13, gamma=0.9, **normalize
