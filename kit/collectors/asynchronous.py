@@ -50,8 +50,8 @@ class AsyncCollector(KitCollector):
     resumes, bit by bit.
 
     Weights go to the process when a batch is asked for, or earlier with
-    :meth:`update_policy_weights_`. Batches come back through ``max_staleness + 1`` buffers in
-    shared memory, in which one is filled while another is read.
+    :meth:`update_policy_weights_`. Batches come back through ``max_staleness + 2`` buffers in
+    shared memory: as many as can be under way, and the one that is read meanwhile.
 
     Args:
         create_env_fn: function that makes the environment, in the process; or an environment of
@@ -429,7 +429,7 @@ class _Served:
 
     def _store(self, batch: TensorDictBase) -> int:
         """Write a batch to the shared buffer whose turn it is; return its number."""
-        number = (self.made - 1) % (self.max_staleness + 1)
+        number = (self.made - 1) % (self.max_staleness + 2)
         slot = self._slots.get(number)
         if slot is None or _signature(slot) != _signature(batch):
             slot = self._slots[number] = batch.clone().share_memory_()

@@ -110,7 +110,18 @@ def test_with_reuse_a_batch_is_the_shared_memory_itself(asynchronous):
     first = collector.collect()
     kept = first["observation"].clone()
     collector.collect()
+    assert torch.equal(first["observation"], kept)
+    collector.collect()
     assert not torch.equal(first["observation"], kept)
+
+
+def test_with_reuse_a_batch_stays_as_it_is_until_the_next_is_asked_for(asynchronous):
+    collector = asynchronous(max_staleness=0, reuse=True)
+    batch = collector.collect()
+    kept = batch.clone()
+    collector.update_policy_weights_()
+    collector.state_dict()  # waits for the next batch, which is made from now on
+    assert (batch == kept).all()
 
 
 def test_a_resume_with_batches_under_way_goes_on_with_the_same_versions(asynchronous):
