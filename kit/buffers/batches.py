@@ -183,11 +183,12 @@ class ReplayBatches:
         """Add the batch to the buffer; with ``n_step``, the last steps wait for what follows.
 
         Raises:
-            SettingError: if the sampler cannot separate the environments of this batch.
+            SettingError: if the sampler cannot separate the environments of this batch, or
+                ``n_step`` its episodes.
         """
         del keys  # a buffer is filled before its loss is known to read anything
         if self.n_step is not None:
-            batch = self.n_step.inv(batch)
+            batch = self.n_step.inv(self._in_time(batch, self.n_step.n_steps))
             if batch is None:
                 return
         if batch.ndim == 2 and self.buffer.storage.ndim == 1:
@@ -199,6 +200,17 @@ class ReplayBatches:
             mask = batch.get(("collector", "mask"), None)
             batch = batch.reshape(-1) if mask is None else batch[mask]
         self.buffer.extend(batch)
+
+    def _in_time(self, batch: TensorDictBase, n_step: int) -> TensorDictBase:
+        """The batch as rows in the order of time: whole episodes one after the other."""
+        mask = batch.get(("collector", "mask"), None)
+        if mask is None:
+            return batch
+        episodes = batch[mask]
+        if int(episodes["next", "done"].sum()) < batch.shape[0]:
+            why = "would sum rewards beyond the end of a batch, which cuts episodes in pieces"
+            raise SettingError("n_step", n_step, why, "collect without split_trajs")
+        return episodes
 
     def _relies_on_order(self) -> Any:
         """What relies on the order in which environments write, if anything does."""

@@ -249,6 +249,31 @@ def test_rewards_of_several_steps_are_summed_up_to_the_end_of_the_episode(split)
     assert not expected
 
 
+def episodes_of(lengths: list[int], start: int = 0) -> TensorDict:
+    """Whole episodes as rows, padded to the longest."""
+    batch = batch_of(len(lengths), max(lengths), start)
+    for row, length in zip(batch, lengths):
+        row["next", "done"][length - 1] = row["next", "terminated"][length - 1] = True
+        row[length:] = row[length:].apply(torch.zeros_like)
+    batch["collector", "mask"] = torch.arange(batch.shape[1]) < torch.tensor(lengths)[:, None]
+    return batch
+
+
+def test_rewards_of_several_steps_are_summed_within_whole_episodes_without_their_padding():
+    batches = [episodes_of([4, 2]), episodes_of([1, 4], start=100)]
+    stored = n_step_transitions(batches, n_step=3, gamma=1.0)
+    assert stored["number"].tolist() == [0, 1, 2, 3, 4, 5, 100, 104]
+    assert stored["next", "reward"].flatten().tolist() == [3, 3, 2, 1, 2, 1, 1, 3]
+    assert stored["next", "observation"].flatten().tolist() == [3, 4, 4, 4, 6, 6, 101, 107]
+
+
+def test_rewards_of_several_steps_are_not_summed_over_pieces_of_episodes():
+    batch = episodes_of([4, 2])
+    batch["next", "done"][0, 3] = False
+    with pytest.raises(SettingError, match=r"n_step=3 would sum .* collect without split_trajs"):
+        n_step_transitions([batch], n_step=3, gamma=1.0)
+
+
 def test_steps_that_wait_are_saved_and_go_on_after_a_resume():
     batches = [batch_of(2, 2, start=start) for start in (0, 100, 200, 300)]
     whole = make_replay_buffer(100, 4, n_step=3)
