@@ -17,7 +17,7 @@ from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
-from kit.fast.nested import leaves, nested
+from kit.fast.nested import entry, leaves, nested
 from kit.steps import SettingError, StepPlan
 from kit.steps.minibatches import epoch_sizes
 
@@ -63,11 +63,14 @@ class RolloutBatches:
 
     def __init__(self) -> None:
         self._rows: TensorDictBase | None = None
+        self._in_turn = 1  # environments whose rows follow one another
         self._order = torch.empty(0, dtype=torch.long)
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
         """Replace the batch before; keys that are not read are dropped: they cost in slicing."""
         self._rows = valid_rows(batch, keys)
+        of_envs = batch.ndim == 2 and entry(batch, ("collector", "mask")) is None
+        self._in_turn = batch.shape[0] if of_envs else 1
 
     def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
         """Yield the minibatches of one pass, cut as the plan says."""
@@ -92,8 +95,12 @@ class RolloutBatches:
         """Do nothing: every transition is seen as often as every other."""
 
     def _newest(self, rows: TensorDictBase, plan: StepPlan) -> TensorDictBase:
+        """The newest rows of each environment, as many of one as of another."""
         newest = plan.train_on_newest
-        return rows if newest is None or newest >= rows.shape[0] else rows[-newest:]
+        if newest is None or newest >= rows.shape[0]:
+            return rows
+        of_each = rows.reshape(self._in_turn, -1)
+        return of_each[:, -(newest // self._in_turn) :].reshape(-1)
 
     def _shuffled(self, rows: TensorDictBase, plan: StepPlan) -> Iterator[TensorDictBase]:
         count = rows.shape[0]

@@ -106,7 +106,7 @@ def _check(plan: StepPlan, count: int) -> None:
             near = [value - value % count, value - value % count + count]
             why = f"is not as many for each of {count} particles"
             raise SettingError(field, value, why, [n for n in near if n])
-    across = {"sequence_length": None, "train_on_newest": None, "last_minibatch": "smaller"}
+    across = {"sequence_length": None, "last_minibatch": "smaller"}
     for field, works in across.items():
         value = getattr(plan, field)
         if value != works and (field != "last_minibatch" or value == "carry"):

@@ -51,8 +51,8 @@ class UpdatePlan(CollectionPlan):
     prefill_in_first_batch: bool = False
     """whether an on-policy update also trains on the prefill, as part of its first batch."""
     train_on_newest: Count | None = None
-    """transitions of a batch that an on-policy update trains on, at most: the newest; the others
-    are forgotten unseen. ``None``: all."""
+    """transitions of a batch that an on-policy update trains on, at most: the newest of each
+    environment; the others are forgotten unseen. ``None``: all."""
 
     @cached_property
     def on_policy(self) -> bool:

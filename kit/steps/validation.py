@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import gcd
 from typing import Any
 
 from kit.steps.counting import counting_rule
@@ -206,20 +207,31 @@ def _batch(plan: PlannedCounts) -> None:
 def _minibatch(plan: PlannedCounts) -> None:
     if plan.update_epochs is None or plan.collects_episodes or not plan.frames_per_batch:
         return
-    steps, length = plan.frames_per_batch // plan.num_envs, plan.sequence_length or 1
-    if steps % length:
-        below = range(min(length, steps), max(min(length, steps) - 10_000, 1), -1)
-        factor = next((n for n in below if steps % n == 0), 1)
-        why = f"does not divide the steps_per_env={steps} of a batch into whole sequences"
-        raise _error(plan, "sequence_length", why, [factor])
-    rows = max(plan.rows(1), plan.rows(2)) // length
+    first = plan.first_training_iteration
+    batches = plan.rows(first), plan.rows(first + 1)
+    length = plan.sequence_length or 1
+    _sequences(plan, batches, length)
+    rows = max(batches) // length
     if plan.minibatch_size is not None and plan.minibatch_size > rows:
+        steps = plan.frames_per_batch // plan.num_envs
         sequences = f" / sequence_length={length}" if plan.sequence_length else ""
         why = (
             f"is larger than the {rows} of one batch "
             f"(num_envs={plan.num_envs} x steps_per_env={steps}{sequences})"
         )
         raise _error(plan, "minibatch_size", why, [rows])
+
+
+def _sequences(plan: PlannedCounts, batches: tuple[int, int], length: int) -> None:
+    """Refuse sequences that would go on in the rows of the next environment."""
+    steps = sorted({rows // plan.num_envs for rows in batches})
+    if not any(number % length for number in steps):
+        return
+    most = min(length, gcd(*steps))
+    factor = next((n for n in range(most, max(most - 10_000, 1), -1) if gcd(*steps) % n == 0), 1)
+    found = " or ".join(map(str, steps))
+    why = f"does not divide the {found} policy steps of each env in a batch into whole sequences"
+    raise _error(plan, "sequence_length", why, [factor])
 
 
 def _evaluation(plan: PlannedCounts) -> None:

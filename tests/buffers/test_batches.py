@@ -38,6 +38,16 @@ def batch_of(num_envs: int, steps: int, start: int = 0) -> TensorDict:
     )
 
 
+def episodes_of(lengths: list[int], start: int = 0) -> TensorDict:
+    """Whole episodes as rows, padded to the longest."""
+    batch = batch_of(len(lengths), max(lengths), start)
+    for row, length in zip(batch, lengths):
+        row["next", "done"][length - 1] = row["next", "terminated"][length - 1] = True
+        row[length:] = row[length:].apply(torch.zeros_like)
+    batch["collector", "mask"] = torch.arange(batch.shape[1]) < torch.tensor(lengths)[:, None]
+    return batch
+
+
 def through_a_file(state: dict) -> dict:
     """Write and read a state as a checkpoint does: without code."""
     file = io.BytesIO()
@@ -136,6 +146,23 @@ def test_what_is_carried_over_goes_on_in_the_next_pass_and_after_a_resume():
     assert numbers(resumed, plan) == going_on
     seen += [n for group in going_on for m in group for n in m]
     assert sorted(seen[:16]) == list(range(16))
+
+
+def test_the_newest_rows_are_as_many_of_each_environment():
+    passes = RolloutBatches()
+    passes.extend(batch_of(2, 8))
+    ((minibatch,),) = numbers(passes, on_policy_plan(train_on_newest=6, minibatch_size=None))
+    assert minibatch == [5, 6, 7, 13, 14, 15]
+    plan = on_policy_plan(train_on_newest=8, minibatch_size=2, sequence_length=2)
+    sequences = [row for group in numbers(passes, plan) for m in group for row in m]
+    assert sorted(sequences) == [[4, 5], [6, 7], [12, 13], [14, 15]]
+
+
+def test_of_whole_episodes_the_newest_rows_are_the_last():
+    passes = RolloutBatches()
+    passes.extend(episodes_of([2, 4, 3]))
+    ((minibatch,),) = numbers(passes, on_policy_plan(train_on_newest=6, minibatch_size=None))
+    assert minibatch == [5, 6, 7, 8, 9, 10]
 
 
 def test_sequences_are_pieces_of_one_copy_in_order_of_time():
@@ -247,16 +274,6 @@ def test_rewards_of_several_steps_are_summed_up_to_the_end_of_the_episode(split)
         )  # fmt: skip
         assert found == pytest.approx(expected.pop(t)), t
     assert not expected
-
-
-def episodes_of(lengths: list[int], start: int = 0) -> TensorDict:
-    """Whole episodes as rows, padded to the longest."""
-    batch = batch_of(len(lengths), max(lengths), start)
-    for row, length in zip(batch, lengths):
-        row["next", "done"][length - 1] = row["next", "terminated"][length - 1] = True
-        row[length:] = row[length:].apply(torch.zeros_like)
-    batch["collector", "mask"] = torch.arange(batch.shape[1]) < torch.tensor(lengths)[:, None]
-    return batch
 
 
 def test_rewards_of_several_steps_are_summed_within_whole_episodes_without_their_padding():

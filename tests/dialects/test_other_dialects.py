@@ -161,6 +161,13 @@ class TestTorchRL:
                        optim_steps_per_batch=limit).to_plan()  # fmt: skip
         assert gradient_steps(plan) == steps
 
+    def test_a_small_buffer_is_said_to_keep_other_frames_than_torchrl(self):
+        settings = TorchRL(
+            frames_per_batch=8, total_frames=8, num_envs=2, buffer_size=4, algo="ppo"
+        )
+        assert settings.to_plan().train_on_newest == 4
+        assert any("the newest of each are kept" in note for note in settings.notes())
+
     def test_without_iterate_minibatches_straddle_epochs(self):
         settings = {"frames_per_batch": 10, "total_frames": 20, "batch_size": 4, "num_epochs": 3}
         settings |= {"sampler": "without_replacement", "optim_steps_per_batch": 2}

@@ -57,6 +57,19 @@ BAD_BATCHES = {
     "pretraining without a buffer": ({"pretrain_steps": 4}, "pretrain_steps"),
     "minibatch larger than the batch": ({"minibatch_size": 100}, "minibatch_size"),
     "sequences that do not fit": ({"sequence_length": 5, "minibatch_size": 1}, "sequence_length"),
+    "sequences that do not fit the newest": (
+        {"sequence_length": 4, "minibatch_size": 1, "train_on_newest": 24},
+        "sequence_length",
+    ),
+    "sequences that do not fit the first batch": (
+        {
+            "sequence_length": 8,
+            "minibatch_size": 1,
+            "prefill_steps": 16,
+            "prefill_in_first_batch": True,
+        },
+        "sequence_length",
+    ),
     "newest of some envs": ({"train_on_newest": 6}, "train_on_newest"),
     "carried gradients": (
         {"last_minibatch": "carry", "minibatches_per_gradient_step": 2},

@@ -40,6 +40,11 @@ def notes(settings: TorchRLSettings, plan: StepPlan) -> Iterator[str]:
             "The buffer holds more than a batch: a new permutation is drawn whenever it has grown, "
             "also in the middle of one."
         )
+    if plan.train_on_newest is not None:
+        yield (
+            f"The buffer holds {plan.train_on_newest} frames, less than a batch. TorchRL keeps the "
+            "end of a flattened batch, its last environments; here the newest of each are kept."
+        )
     if settings.iterate and settings.sampler == "without_replacement":
         yield "The trainer counts one optimisation step too many for each ended pass."
 
