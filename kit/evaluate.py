@@ -190,9 +190,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     with errors_in_one_line():
         run = chosen_run(given)
-        after = f"{run.policy_steps:,} policy steps"
-        if run.trainer.plan.offline:
-            after = f"{run.gradient_steps:,} gradient steps"
+        axis = run.trainer.plan.axis
+        after = f"{getattr(run, axis):,} {axis.replace('_', ' ')}"
         evaluator = run.evaluator(given.episodes, given.seed)
         sampled = evaluator.exploration_type is ExplorationType.RANDOM
         print(f"{run.folder}\nafter {after}, {'sampled' if sampled else 'deterministic'} actions")

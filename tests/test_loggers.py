@@ -12,6 +12,7 @@ import pytest
 
 from kit.cli.run_folder import read_config
 from kit.experiment import EnvConfig
+from kit.logging.journal import Journal
 from kit.logging.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_loggers
 from kit.steps import SettingError, StepLedger
 from kit.steps.settings import OnPolicySteps
@@ -284,6 +285,16 @@ def test_wandb_is_online_only_for_somebody_who_is_logged_in(logged_in, monkeypat
     monkeypatch.setattr(wandb, "init", lambda **settings: given.update(settings) or Run())
     WandbLogger(tmp_path / "run").start()
     assert given.get("mode") == (None if logged_in is True else "offline")
+
+
+@pytest.mark.usefixtures("nobody")
+def test_metrics_of_an_offline_run_are_drawn_against_gradient_steps_by_wandb(tmp_path):
+    logger = WandbLogger(tmp_path)
+    Journal([logger], "gradient_steps").start(0, {}, "")
+    logger.close()
+    metrics = [record for name, record in records(tmp_path) if name == "metric"]
+    (others,) = [metric for metric in metrics if metric.glob_name]
+    assert (others.glob_name, others.step_metric) == ("*", "gradient_steps")
 
 
 # ---------------------------------------------------------------------- TorchRL's

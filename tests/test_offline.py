@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console as RichConsole
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.objectives import BCLoss, IQLLoss
+from torchrl.record.loggers.csv import CSVLogger
 from torchrl.trainers import LogScalar
 
 from kit.collectors import VectorCollector
 from kit.envs import make_env
-from kit.hooks import AnnealLearningRate, Evaluator
+from kit.hooks import AnnealLearningRate, Console, Evaluator, LearningCurve
+from kit.logging.loggers import CsvLogger, TorchRLLogger
 from kit.modules import make_action_value, make_actor, make_value
 from kit.steps import SettingError, StepPlan
 from kit.trainer import Trainer
@@ -130,6 +136,46 @@ def test_behaviour_cloning_learns_the_actions_that_are_stored():
     ).run()  # fmt: skip
     losses = [row["train/loss_bc"] for row in rows.rows]
     assert losses[-1] < losses[0]
+
+
+# ---------------------------------------------------------------------- what is shown
+def test_the_axis_of_loggers_and_of_the_curve_is_gradient_steps(tmp_path, monkeypatch):
+    drawn: list[Axes] = []
+    subplots = Figure.subplots
+    monkeypatch.setattr(Figure, "subplots", lambda self: drawn.append(subplots(self)) or drawn[-1])
+    loggers = [CsvLogger(tmp_path), TorchRLLogger(CSVLogger("here", log_dir=str(tmp_path)))]
+    trainer = Trainer(
+        offline_plan(), **iql_parts(), logger=loggers, hooks=[LearningCurve(tmp_path)], log_every=10
+    )
+    trainer.register_op(
+        "post_steps_log", lambda _: {"evaluation/return": 1, "evaluation/return_std": 0}
+    )
+    trainer.run()
+    steps = [10, 20, 30, 40, 50]
+    (curve,) = drawn
+    assert curve.get_lines()[0].get_xdata().tolist() == steps
+    assert curve.get_xlabel() == "gradient steps"
+    (scalars,) = tmp_path.glob("here/scalars/evaluation/return.csv")
+    assert [int(line.split(",")[0]) for line in scalars.read_text().split()] == steps
+    times = (tmp_path / "times.csv").read_text().splitlines()
+    assert times[0].startswith("gradient_steps,time/seconds,time/gradient_steps_per_second")
+    assert [int(line.split(",")[0]) for line in times[1:]] == steps
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_told_in_gradient_steps(terminal):
+    console, stream = Console(), io.StringIO()
+    console.console = RichConsole(file=stream, force_terminal=terminal, width=200, soft_wrap=True)
+    Trainer(offline_plan(), **iql_parts(), hooks=[console], log_every=10).run()
+    lines = [line.split() for line in stream.getvalue().splitlines() if "% " in line]
+    if terminal:
+        assert "50 gradient steps" in stream.getvalue()
+        assert "100%" in stream.getvalue()
+    else:
+        assert [line[0] for line in lines] == ["10", "20", "30", "40", "50"]
+        assert [line[3] for line in lines] == ["20%", "40%", "60%", "80%", "100%"]
+    assert "policy steps/s" not in stream.getvalue()
+    assert "gradient steps/s" in stream.getvalue()
 
 
 # ---------------------------------------------------------------------- what is refused

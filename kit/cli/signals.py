@@ -93,7 +93,8 @@ class Signals:
 
     def _advice(self, number: int) -> str:
         trainer = self.trainer
-        when = f"after {trainer.policy_steps:,} policy steps"
+        axis = trainer.plan.axis
+        when = f"after {getattr(trainer.ledger, axis):,} {axis.replace('_', ' ')}"
         if self.hung:
             when += ", while environments hang (env.step_timeout=SECONDS ends such a step)"
         stopped = f"stopped by {signal.Signals(number).name} {when}"

@@ -17,6 +17,7 @@ _SHOWN = (
     ("episode/return", "return"),
     ("evaluation/return", "evaluation"),
     ("time/policy_steps_per_second", "policy steps/s"),
+    ("time/gradient_steps_per_second", "gradient steps/s"),
 )
 
 
@@ -45,17 +46,17 @@ class Console(Hook):
 
     def begin(self) -> None:
         """Print the plan, and start the progress bar where there is a terminal."""
-        plan, done = self.trainer.plan, self.trainer.policy_steps
+        plan, done = self.trainer.plan, self._done
         self.console.print(f"\n[bold]{self.title}[/bold]\n" if self.title else "")
         lines = [plan.table()]
         if done:
-            lines.append(f"\nresumed at {done:,} policy steps")
+            lines.append(f"\nresumed at {done:,} {self._steps}")
         if self.trainer.folder is not None:
             lines.append(f"\nrun folder: {self.trainer.folder}")
         self.console.print("\n".join([*lines, ""]), markup=False)
         if self.console.is_terminal:
             self._progress = Progress(
-                TextColumn("{task.completed:,.0f} policy steps"),
+                TextColumn(f"{{task.completed:,.0f}} {self._steps}"),
                 BarColumn(bar_width=24),
                 TextColumn("{task.percentage:>3.0f}%"),
                 TimeElapsedColumn(),
@@ -65,37 +66,45 @@ class Console(Hook):
                 refresh_per_second=5,
             )
             self._progress.start()
-            total = plan.total_policy_steps if plan.is_exact else None
+            total = plan.length if plan.is_exact else None
             self._task = self._progress.add_task("run", total=total, completed=done, metrics="")
+
+    @property
+    def _done(self) -> int:
+        done: int = getattr(self.trainer.ledger, self.trainer.plan.axis)
+        return done
+
+    @property
+    def _steps(self) -> str:
+        return self.trainer.plan.axis.replace("_", " ")
 
     def move(self) -> None:
         """Move the bar, a few times a second."""
         now = time.monotonic()
         if self._progress is not None and now - self._drawn > 0.2:
             self._drawn = now
-            self._progress.update(self._task, completed=self.trainer.policy_steps)
+            self._progress.update(self._task, completed=self._done)
 
     def show(self, row: dict[str, Any]) -> None:
         """Show the newest metrics."""
-        latest = self.trainer.journal.latest
+        plan, latest = self.trainer.plan, self.trainer.journal.latest
+        done, total = row[plan.axis], plan.length or 1
         text = "  ".join(
             f"{label} {_short(latest[name])}" for name, label in _SHOWN if name in latest
         )
         if self._progress is not None:
-            self._progress.update(self._task, completed=row["policy_steps"], metrics=text)
+            self._progress.update(self._task, completed=done, metrics=text)
             return
-        total = self.trainer.plan.total_policy_steps or 1
-        tenth = int(10 * row["policy_steps"] // total)
+        tenth = int(10 * done // total)
         if tenth > self._tenth:
             self._tenth = tenth
-            percent = 100 * row["policy_steps"] / total
-            self.console.print(f"{row['policy_steps']:>12,} policy steps {percent:4.0f}%  {text}")
+            self.console.print(f"{done:>12,} {self._steps} {100 * done / total:4.0f}%  {text}")
 
     def end(self) -> None:
         """Print the ledger."""
         trainer, latest = self.trainer, self.trainer.journal.latest
         if self._progress is not None:
-            self._progress.update(self._task, completed=trainer.policy_steps)
+            self._progress.update(self._task, completed=self._done)
             self._progress.stop()
             self._progress = None
         lines = ["", trainer.plan.table(trainer.ledger)]
@@ -114,15 +123,14 @@ class Console(Hook):
 
     def _earlier_best(self) -> list[str]:
         """The best evaluation, where another policy than the last one was the best."""
-        trainer = self.trainer
-        steps = "gradient_steps" if trainer.plan.offline else "policy_steps"
+        axis = self.trainer.plan.axis
         return [
             f"best evaluation: {hook.metric.removeprefix('evaluation/')} {_short(hook.value)} "
-            f"after {getattr(hook, steps):,} {steps.replace('_', ' ')}"
-            for hook in trainer.registered_modules.values()
+            f"after {getattr(hook, axis):,} {self._steps}"
+            for hook in self.trainer.registered_modules.values()
             if isinstance(hook, BestPolicy)
             and hook.value is not None
-            and getattr(hook, steps) != getattr(trainer.ledger, steps)
+            and getattr(hook, axis) != self._done
         ]
 
 

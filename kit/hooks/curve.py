@@ -17,6 +17,8 @@ from kit.logging.files import not_written
 class LearningCurve(Hook):
     """Draws ``curve.png``: return against policy steps, of training and of evaluation.
 
+    Offline it is drawn against gradient steps.
+
     Args:
         folder: run folder, whose ``metrics.csv`` is drawn.
     """
@@ -32,16 +34,18 @@ class LearningCurve(Hook):
         if metrics.is_file():
             title = str(self.trainer.config.get("env", {}).get("id", ""))
             recipe = str(self.trainer.config.get("recipe", ""))
-            draw_curve(metrics, self.folder / "curve.png", f"{recipe} on {title}")
+            picture, axis = self.folder / "curve.png", self.trainer.plan.axis
+            draw_curve(metrics, picture, f"{recipe} on {title}", axis)
 
 
-def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
+def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "policy_steps") -> None:
     """Draw the returns of a ``metrics.csv``.
 
     Args:
         metrics: the file of rows.
         picture: PNG file to write.
         title: above the axes.
+        axis: column against which they are drawn.
 
     Raises:
         NotSaved: if it cannot be written; one that was there before is untouched.
@@ -53,16 +57,16 @@ def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
         rows = list(csv.DictReader(file))
     figure = Figure(figsize=(7, 4.2), dpi=150)
     axes = figure.subplots()
-    steps, returns = _column(rows, "episode/return")
+    steps, returns = _column(rows, axis, "episode/return")
     if len(steps):
         axes.plot(steps, returns, color="#9aa5b1", linewidth=1.2, label="training episodes")
-    steps, returns = _column(rows, "evaluation/return")
+    steps, returns = _column(rows, axis, "evaluation/return")
     if len(steps):
-        _, std = _column(rows, "evaluation/return_std")
+        _, std = _column(rows, axis, "evaluation/return_std")
         band = (returns - std, returns + std)
         axes.fill_between(steps, *band, color="#1f6feb", alpha=0.18, linewidth=0)
         axes.plot(steps, returns, "o-", color="#1f6feb", markersize=4, label="evaluation (± std)")
-    axes.set_xlabel("policy steps")
+    axes.set_xlabel(axis.replace("_", " "))
     axes.set_ylabel("return of an episode")
     axes.set_title(title)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -81,7 +85,7 @@ def draw_curve(metrics: Path, picture: Path, title: str = "") -> None:
         raise not_written(picture, error) from error
 
 
-def _column(rows: list[dict[str, str]], name: str) -> NDArray[np.float64]:
-    """Policy steps and values of the rows that have this metric, ``[2, rows]``."""
-    found = [(row["policy_steps"], row[name]) for row in rows if row.get(name)]
+def _column(rows: list[dict[str, str]], axis: str, name: str) -> NDArray[np.float64]:
+    """Steps and values of the rows that have this metric, ``[2, rows]``."""
+    found = [(row[axis], row[name]) for row in rows if row.get(name)]
     return np.array(found, float).reshape(-1, 2).T

@@ -24,14 +24,15 @@ class Journal:
 
     Args:
         loggers: where rows go.
+        axis: counter against which they are drawn.
 
     Attributes:
         metrics: of the gradient steps since the last row.
         latest: newest value of every column.
     """
 
-    def __init__(self, loggers: Sequence[RowLogger]) -> None:
-        self.loggers = list(loggers)
+    def __init__(self, loggers: Sequence[RowLogger], axis: str = "policy_steps") -> None:
+        self.loggers, self.axis = list(loggers), axis
         self.metrics = MetricMeans()
         self.latest: dict[str, float | int] = {}
         self._noted = MetricMeans()
@@ -45,17 +46,18 @@ class Journal:
         self._open: list[RowLogger] = []
 
     # ------------------------------------------------------------------ during the loop
-    def start(self, policy_steps: int, config: Mapping[str, Any], plan: str) -> None:
+    def start(self, steps: int, config: Mapping[str, Any], plan: str) -> None:
         """Start the clock and the loggers.
 
         Args:
-            policy_steps: taken before, in a resumed run.
+            steps: of the axis, made before in a resumed run.
             config: settings of the run.
             plan: its table.
         """
         self._began = time.perf_counter() - self._seconds
-        self._last = (policy_steps, self._seconds)
+        self._last = (steps, self._seconds)
         for logger in self.loggers:
+            logger.axis = self.axis
             logger.start()
             self._open.append(logger)
             if self._resumed:
@@ -99,20 +101,20 @@ class Journal:
         row: dict[str, float | int] = {**counters, **episode_columns(episodes)}
         row |= {f"train/{name}": value for name, value in self.metrics.take().items()}
         row |= self._noted.take() | {n: statistics.fmean(v) for n, v in self._floats.items()}
-        row |= self._values | self._times(counters["policy_steps"])
+        row |= self._values | self._times(counters[self.axis])
         self._values, self._floats = {}, {}
         self.latest |= row
         for logger in self.loggers:
             logger.log_row(row)
         return row
 
-    def _times(self, policy_steps: int) -> dict[str, float]:
+    def _times(self, steps: int) -> dict[str, float]:
         self._seconds = self.elapsed
-        steps, seconds = self._last
-        self._last = (policy_steps, self._seconds)
+        before, seconds = self._last
+        self._last = (steps, self._seconds)
         elapsed = max(self._seconds - seconds, 1e-9)
         times = {"time/seconds": self._seconds}
-        times["time/policy_steps_per_second"] = (policy_steps - steps) / elapsed
+        times[f"time/{self.axis}_per_second"] = (steps - before) / elapsed
         for what, spent in self._spent.items():
             times[f"time/{what}"] = spent / elapsed
         self._spent = {}

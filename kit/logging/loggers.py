@@ -26,7 +26,14 @@ AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
 
 
 class RowLogger:
-    """Takes one row of metrics per log point. All but ``log_row`` do nothing unless overridden."""
+    """Takes one row of metrics per log point. All but ``log_row`` do nothing unless overridden.
+
+    Attributes:
+        axis: column against which the others are drawn; the trainer sets it before ``start``, to
+            ``gradient_steps`` where the plan is offline.
+    """
+
+    axis = "policy_steps"
 
     def start(self) -> None:
         """Begin to write: called when the run begins, not when it is built."""
@@ -75,7 +82,7 @@ class CsvLogger(RowLogger):
         times = {name: value for name, value in row.items() if name.startswith("time/")}
         self._files["metrics"].append({name: v for name, v in row.items() if name not in times})
         if times:
-            steps = {"policy_steps": row["policy_steps"]} if "policy_steps" in row else {}
+            steps = {self.axis: row[self.axis]} if self.axis in row else {}
             self._files["times"].append({**steps, **times})
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,8 +202,8 @@ class TorchRLLogger(RowLogger):
             self.logger = self._make()  # type: ignore[operator]
 
     def log_row(self, row: Row) -> None:
-        """Log all metrics of a row at its policy step."""
-        self.logger.log_metrics(dict(row), step=int(row.get("policy_steps", 0)))
+        """Log all metrics of a row at its policy step; offline, at its gradient step."""
+        self.logger.log_metrics(dict(row), step=int(row.get(self.axis, 0)))
 
     def log_text(self, name: str, text: str) -> None:
         """Log a text, where the logger can."""
@@ -220,8 +227,8 @@ class WandbLogger(TorchRLLogger):
     """Weights & Biases, through TorchRL's logger: one row per log point, offline if need be.
 
     It never asks: without credentials, runs are written to disk, to be uploaded by ``wandb sync``.
-    Every metric can be drawn against policy steps (the default), env steps, gradient steps or
-    seconds.
+    Every metric can be drawn against policy steps (the default, gradient steps where the run is
+    offline), env steps, gradient steps or seconds.
 
     Args:
         folder: run folder; W&B writes below it.
@@ -253,7 +260,7 @@ class WandbLogger(TorchRLLogger):
         )
         for axis in AXES:
             logger.experiment.define_metric(axis)
-        logger.experiment.define_metric("*", step_metric="policy_steps")
+        logger.experiment.define_metric("*", step_metric=self.axis)
         return logger
 
     def log_row(self, row: Row) -> None:

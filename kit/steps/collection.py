@@ -59,6 +59,11 @@ class CollectionPlan:
         """Whether nothing is collected: minibatches come from stored transitions."""
         return self.steps_per_env == 0
 
+    @property
+    def axis(self) -> str:
+        """The counter that says how far a run is, against which its metrics are drawn."""
+        return "gradient_steps" if self.offline else "policy_steps"
+
     @cached_property
     def is_exact(self) -> bool:
         """Whether all counts are known; not so for whole episodes of unknown length."""

@@ -42,6 +42,13 @@ class PlannedCounts(EvaluationPlan):
     remarks: list[str] = field(default_factory=list, repr=False)
     """sentences under the table: what a run takes from another library's words besides counts."""
 
+    @property
+    def length(self) -> int | None:
+        """What ``axis`` reaches; ``None`` where only the number of iterations is known."""
+        return (
+            self.gradient_steps_after(self.iterations) if self.offline else self.total_policy_steps
+        )
+
     def after(self, iteration: int) -> Counts:
         """The counts at the end of ``iteration``; 0 is the start of the run.
 

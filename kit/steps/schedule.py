@@ -65,14 +65,13 @@ class RunSchedule:
     def _period(self, field: str, period: int | None, share: int) -> int:
         if period is not None:
             return whole_number(field, period, at_least=1)
-        plan = self.plan
-        length = plan.gradient_steps_after(plan.iterations) if plan.offline else None
-        return max((length or plan.total_policy_steps or 1) // share, 1)
+        return max((self.plan.length or 1) // share, 1)
 
     @property
     def progress(self) -> int:
         """Policy steps so far; gradient steps of one process where the plan is offline."""
-        return self.gradient_steps if self.plan.offline else self.policy_steps
+        steps: int = getattr(self, self.plan.axis)
+        return steps
 
     @property
     def done(self) -> bool:

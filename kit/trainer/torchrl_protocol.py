@@ -58,7 +58,7 @@ class TorchRLProtocol:
     ) -> None:
         self.plan = plan
         self.ledger = StepLedger(plan.world_size)
-        self.journal = Journal(logger if isinstance(logger, Sequence) else [logger])
+        self.journal = Journal(logger if isinstance(logger, Sequence) else [logger], plan.axis)
         self.stages = Stages(updates=plan.trains, collections=not plan.offline)
         self.collector = collector
         self.update: Any = update

@@ -377,7 +377,8 @@ class Trainer(TorchRLProtocol):
     def _lifecycle(self) -> Iterator[None]:
         """Start loggers and hooks; release everything at the end, whatever happens."""
         try:
-            self.journal.start(self.policy_steps, self.config, self.plan.table())
+            done = getattr(self.ledger, self.plan.axis)
+            self.journal.start(done, self.config, self.plan.table())
             self.stages.fire("setup")
             yield
         except BaseException as error:
