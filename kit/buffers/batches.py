@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 from torchrl.data import HERReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
+from torchrl.data.replay_buffers.samplers import SliceSampler
 from torchrl.envs.transforms import MultiStepTransform
 
 from kit.buffers.direct import DirectRows
@@ -166,8 +168,9 @@ class ReplayBatches:
         buffer: TorchRL's buffer.
         n_step: makes transitions of several steps before they are stored; ``None``: of one.
 
-    A storage with ``ndim=1`` gets transitions in the order in which they happened, one with
-    ``ndim=2`` (for a slice sampler) gets batches ``[num_envs, steps]`` as they are.
+    A storage with ``ndim=1`` gets transitions in the order in which they happened, and whole
+    episodes one after the other; one with ``ndim=2`` (for a slice sampler) gets batches
+    ``[num_envs, steps]`` as they are.
     """
 
     def __init__(self, buffer: ReplayBuffer, n_step: MultiStepTransform | None = None) -> None:
@@ -190,52 +193,58 @@ class ReplayBatches:
         """Add the batch to the buffer; with ``n_step``, the last steps wait for what follows.
 
         Raises:
-            SettingError: if the sampler cannot separate the environments of this batch, or
-                ``n_step`` its episodes.
+            SettingError: if the sampler cannot separate the environments of this batch, or the
+                buffer its episodes.
         """
         del keys  # a buffer is filled before its loss is known to read anything
+        by_step = batch.ndim == 2 and self.buffer.storage.ndim == 1
+        if by_step and self._ordered is not None:
+            self._tell_environments(self._ordered, batch)
+        mask = entry(batch, ("collector", "mask"))
+        if mask is not None:
+            batch, by_step = self._without_padding(batch, mask), False
         if self.n_step is not None:
-            batch = self.n_step.inv(self._in_time(batch, self.n_step.n_steps))
+            batch = self.n_step.inv(batch)
             if batch is None:
                 return
-        if batch.ndim == 2 and self.buffer.storage.ndim == 1:
-            if self._ordered is not None:
-                self._tell_environments(self._ordered, batch)
+        if by_step:
             if self._direct.extend(batch):
                 return
-            batch = batch.transpose(0, 1)
-            mask = batch.get(("collector", "mask"), None)
-            batch = batch.reshape(-1) if mask is None else batch[mask]
+            batch = batch.transpose(0, 1).reshape(-1)
         self.buffer.extend(batch)
 
-    def _in_time(self, batch: TensorDictBase, n_step: int) -> TensorDictBase:
-        """The batch as rows in the order of time: whole episodes one after the other."""
-        mask = batch.get(("collector", "mask"), None)
-        if mask is None:
-            return batch
+    def _without_padding(self, batch: TensorDictBase, mask: Tensor) -> TensorDictBase:
+        """The transitions of whole episodes, one episode after the other."""
+        if self.buffer.storage.ndim == 2:
+            why = "would hold the padding of whole episodes, with ndim=2"
+            raise SettingError("storage", type(self.buffer.storage).__name__, why, "use ndim=1")
         episodes = batch[mask]
-        if int(episodes["next", "done"].sum()) < batch.shape[0]:
+        if self.n_step is not None and int(episodes["next", "done"].sum()) < len(batch):
             why = "would sum rewards beyond the end of a batch, which cuts episodes in pieces"
-            raise SettingError("n_step", n_step, why, "collect without split_trajs")
+            raise SettingError("n_step", self.n_step.n_steps, why, "collect without split_trajs")
         return episodes
 
     def _relies_on_order(self) -> Any:
         """What relies on the order in which environments write, if anything does."""
         if self.sequences is not None and self.sequences.sequence_length == 1:
             return None  # a sequence of one step does not
-        ordered: Any = self.buffer if self.sequences is None else self.sequences
-        if self._stored_once is not None:
-            ordered = self._stored_once
-        relies = isinstance(ordered, (SequenceSampler, HERReplayBuffer, ObservationStorage))
-        return ordered if relies else None
+        relies = (SequenceSampler, SliceSampler, HERReplayBuffer, ObservationStorage)
+        parts = (self.buffer.storage, self.buffer.sampler, self.buffer)
+        return next((part for part in parts if isinstance(part, relies)), None)
 
     def _tell_environments(self, ordered: Any, batch: TensorDictBase) -> None:
         """Say how many environments write in turn."""
         name, num_envs = type(ordered).__name__, batch.shape[0]
-        if batch.get(("collector", "mask"), None) is not None:
+        whole_episodes = batch.get(("collector", "mask"), None) is not None
+        if isinstance(ordered, SliceSampler):
+            if num_envs > 1 and not whole_episodes:
+                why = f"would mix environments in a slice: {num_envs} write in turn"
+                works = "use LazyTensorStorage(..., ndim=2) or kit.buffers.SequenceSampler"
+                raise SettingError("sampler", name, why, works)
+        elif whole_episodes:
             why = "needs as many transitions of every environment, and whole episodes differ"
             raise SettingError("buffer", name, why, "collect with steps_per_env")
-        if isinstance(ordered, (SequenceSampler, HindsightReplayBuffer, ObservationStorage)):
+        elif isinstance(ordered, (SequenceSampler, HindsightReplayBuffer, ObservationStorage)):
             ordered.belong_to(num_envs)
         elif num_envs > 1:
             why = f"would take goals from other episodes: {num_envs} environments write in turn"

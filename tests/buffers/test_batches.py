@@ -179,8 +179,11 @@ def test_padding_is_no_transition():
     batch.set(("collector", "mask"), mask)
     assert valid_rows(batch)["number"].tolist() == [0, 1, 3]
     replay = make_replay_buffer(10, 2)
-    replay.extend(batch)
-    assert sorted(replay.buffer[:]["number"].tolist()) == [0, 1, 3]
+    for _ in range(2):
+        replay.extend(batch)
+    assert replay.buffer[:]["number"].tolist() == [0, 1, 3, 0, 1, 3]
+    with pytest.raises(SettingError, match="would hold the padding of whole episodes, with ndim=2"):
+        slices().extend(batch)
 
 
 # ---------------------------------------------------------------------- replay
@@ -240,6 +243,16 @@ def test_any_buffer_of_torchrl_is_taken_as_it_is():
     assert isinstance(as_minibatches(None), RolloutBatches)
     own = RolloutBatches()
     assert as_minibatches(own) is own
+
+
+def test_slices_of_environments_that_write_in_turn_are_refused():
+    sampler = SliceSampler(slice_len=2, end_key=("next", "done"))
+    replay = ReplayBatches(TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler))
+    replay.extend(batch_of(1, 3))
+    replay.extend(episodes_of([2, 3], start=10))
+    assert replay.buffer[:]["number"].tolist() == [0, 1, 2, 10, 11, 13, 14, 15]
+    with pytest.raises(SettingError, match=r"sampler='SliceSampler' would mix .* ndim=2"):
+        replay.extend(batch_of(2, 3))
 
 
 # ---------------------------------------------------------------------- several steps
