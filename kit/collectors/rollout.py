@@ -426,6 +426,7 @@ class EpisodeCollector(KitCollector):
             outputs = self._checked_outputs(buffer, schedule.spans)
         except BaseException as error:
             self._strayed[...] = True  # the next batch begins with new episodes
+            self.env.take_infos()
             if isinstance(error, EnvironmentFault):
                 raise error.at(buffer.steps - 1) from error
             raise

@@ -125,6 +125,22 @@ def test_whole_episodes_and_rollouts_of_torchrl_report_them_too():
     assert [episode.info["is_success"] for episode in env.take_episodes()] == [0.0, 1.0]
 
 
+def test_episodes_after_a_batch_that_failed_report_their_own_numbers():
+    calls = itertools.count(1)
+
+    def interrupted(tensordict):
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return still(tensordict)
+
+    env = make_env(lambda: Reports(2), 2)
+    collector = EpisodeCollector(env, interrupted, min_episodes=2, fast_policy="module")
+    with pytest.raises(KeyboardInterrupt):
+        collector.collect()
+    collector.collect()
+    assert [episode.info["number"] for episode in collector.take_episodes()] == [1, 1]
+
+
 def test_an_evaluation_has_their_means():
     evaluate = Evaluator(make_env(lambda: Reports(2), 2), still, episodes=4)
     assert evaluate(0)["evaluation/is_success"] == 0.5
