@@ -81,6 +81,14 @@ def test_processes_report_them_too():
     assert env_steps_of(env, 4) == [[3, 3], [3, 3], [1, 1], [3, 3]]
 
 
+def test_an_environment_may_have_an_attribute_of_that_name():
+    class Counts(Steps):
+        env_steps = 0
+
+    assert env_steps_of(make_env(Counts, 2), 2) == [[1, 1], [1, 1]]
+    assert env_steps_of(make_env(Counts, 2, action_repeat=2), 2) == [[2, 2], [1, 1]]
+
+
 def collector_of(env, steps: int) -> VectorCollector:
     def act(observation):
         return torch.zeros(len(observation), dtype=torch.int64)

@@ -21,9 +21,9 @@ from kit.envs.backends.base import (
     rebuilt_seed,
 )
 from kit.envs.errors import FAULTS, EnvironmentFault
-from kit.envs.single_env import seed_spaces
+from kit.envs.single_env import ActionRepeat, seed_spaces
 from kit.envs.spaces import Arrays
-from kit.envs.state import Shared, capture, restore
+from kit.envs.state import Shared, capture, layers, restore
 from kit.steps.errors import SettingError
 
 MakeCopy = Callable[[], gym.Env[Any, Any]]
@@ -62,7 +62,7 @@ class SerialBackend(EnvBackend):
         self._shared = Shared(self.envs[0])
         one = self.envs[0]
         self._describe(name, num_envs, one.observation_space, one.action_space)
-        self._repeats = one.has_wrapper_attr("env_steps")
+        self._repeats = any(isinstance(layer, ActionRepeat) for layer in layers(one))
         leaf = self.observation_leaves[0]
         as_it_is = not leaf.path and leaf.start is None
         # Observations of this shape are written as they are; none is of the shape "".
