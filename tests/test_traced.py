@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -292,6 +294,76 @@ def test_one_that_differs_in_what_it_writes_alone_is_found_out_too():
     with pytest.warns(UserWarning, match="does not repeat itself"):
         call({"x": torch.ones(())})
     assert float(total) == 3.0
+
+
+class Exploring(nn.Module):
+    """Acts otherwise now and then, as Python decides; in the first calls that may not be seen."""
+
+    def __init__(self, decides: str) -> None:
+        super().__init__()
+        self.decides, self.count = decides, 0
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.decides == "Python's random numbers":
+            return -x if random.random() < 0.3 else x
+        if self.decides == "NumPy's random numbers":
+            return -x if np.random.rand() < 0.3 else x
+        if self.decides == "a buffer that counts":
+            self.calls += 1
+            return -x if self.calls <= 5 else x
+        self.count += 1
+        return -x if self.count <= 5 else x
+
+
+@pytest.mark.parametrize("decides", [
+    "Python's random numbers", "NumPy's random numbers",
+    "a buffer that counts", "an attribute that counts",
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_what_python_decides_in_every_call_is_not_recorded(decides):
+    ours, theirs = Exploring(decides), Exploring(decides)
+    call, x = traced(ours), torch.ones(4)
+    found = []
+    for act in (lambda: call({"x": x})["y"], lambda: theirs(x)):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        found.append(torch.stack([act() for _ in range(40)]))
+    assert torch.equal(*found)
+    assert 0 < int((found[0] < 0).sum()) < 160
+    assert (call.replays, bool(call.reason)) == (False, True)
+
+
+def test_random_numbers_of_python_are_drawn_once_before_a_decision_on_the_host():
+    def draw_and_decide(given):
+        return deciding({"x": given["x"] + random.random() + np.random.rand()})
+
+    call = Traced(draw_and_decide, name="")
+    random.seed(0)
+    np.random.seed(0)
+    found = [float(call({"x": torch.zeros(())})["y"]) for _ in range(3)]
+    random.seed(0)
+    np.random.seed(0)
+    assert found == [float(draw_and_decide({"x": torch.zeros(())})["y"]) for _ in range(3)]
+
+
+def test_what_is_made_in_the_first_call_is_recorded_in_the_second():
+    class Lazy(nn.Module):
+        scale = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.scale is None:
+                self.scale = 2.0
+                return x * 0.5 + x * 1.5
+            return x * self.scale
+
+    call = traced(Lazy())
+    for step in range(5):
+        x = torch.randn(3)
+        assert torch.equal(call({"x": x})["y"], x * 2.0)
+        assert call.replays == (step >= 2)
+    assert call.operations == ["aten.mul.Tensor"]
 
 
 def test_a_device_s_random_numbers_are_restored_to_verify(monkeypatch):

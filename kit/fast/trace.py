@@ -95,8 +95,9 @@ def record(
         inputs: tensors, no two of which may share memory.
 
     Raises:
-        NotTraceable: if the function reads a tensor on the host, other than to check that values
-            are finite. Tensors that it had changed in place have their values back.
+        NotTraceable: if the function reads a tensor on the host that may differ in the next call,
+            other than to check that values are finite. Tensors that it had changed in place have
+            their values back.
     """
     recorder = _Recorder(inputs)
     # Checks of distribution arguments read the host and only raise; they are no part of a program.
@@ -238,6 +239,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not _asks_whether_finite(node):
             raise NotTraceable(_host_read())
 
+    def _refuse_what_decides_otherwise_next_time(self) -> None:
+        """Refuse a function that writes to what it has read on the host: a counter of its calls."""
+        written = {_memory(tensor) for tensor, _ in self._saved.values()}
+        if written & {_memory(tensor) for tensor in self.read.values()}:
+            raise NotTraceable("it reads a tensor on the host that it writes to")
+
     # ------------------------------------------------------------------ the end
     def _replace(self, node: fx.Node, other: fx.Node) -> None:
         """Use ``other`` in place of ``node``; views of the one are views of the other then."""
@@ -260,6 +267,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def finish(self, outputs: Sequence[Tensor]) -> Recording:
         """Return the recording, without operations whose results are unused or known already."""
+        self._refuse_what_decides_otherwise_next_time()
         self.graph.output(tuple(self._node(tensor) for tensor in outputs))
         simplify(self.graph, self._known_constant, _memories, _memories_written, self._replace)
         self.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target in _UNDECLARED)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -36,9 +39,9 @@ class Traced:
     bitwise; the function's results stay. From the third call on the program is replayed alone:
     same kernels, same order, same random numbers, bitwise the same results.
 
-    A function that cannot be recorded (it decides something on the host), or whose program does not
-    agree, runs eagerly from then on, as if it had never been recorded; ``reason`` says why, and a
-    warning says it once.
+    A function that cannot be recorded (it decides something on the host, draws random numbers of
+    Python or NumPy, changes its own attributes), or whose program does not agree, runs eagerly from
+    then on, as if it had never been recorded; ``reason`` says why, and a warning says it once.
 
     To be called without gradients (``torch.no_grad``): gradients that the function itself computes
     are part of the program.
@@ -47,7 +50,7 @@ class Traced:
         function: takes a dictionary or a TensorDict of tensors and returns a dictionary of tensors.
             It may write in place to its inputs, to parameters and to buffers. Entries that it sets
             in what it was given are lost unless it returns them, and whatever else it does in
-            Python (count in an attribute, say) happens in eager calls alone.
+            Python (print, say) happens in eager calls alone.
         watched: modules, optimisers and other objects whose settings, parts and parameter objects
             the function depends on; see :class:`~kit.fast.watch.Watch`.
         name: the function's name in the warning; empty: there is none.
@@ -184,7 +187,10 @@ class Traced:
             numbers.restore()
             self._run_eagerly(str(reason))
             return self.function(inputs.copy())
-        self._keep(recording, keys, names, inputs)
+        if numbers.drawn_on_the_host():
+            self._run_eagerly("it draws random numbers of Python or NumPy")
+        else:
+            self._keep(recording, keys, names, inputs)
         return dict(zip(names, outputs))
 
     def _keep(
@@ -200,7 +206,14 @@ class Traced:
         self._programs[_signature([inputs.get(key) for key in self._keys])] = program
 
     def _verify(self, program: _Program, inputs: Inputs, values: Sequence[Tensor]) -> Outputs:
-        """Run program and function from the same state, and trust the program if they agree."""
+        """Run program and function from the same state, and trust the program if they agree.
+
+        A function that has changed what it depends on while it was recorded is recorded again: it
+        may have made something on its first call, or do so in every call.
+        """
+        if self.watch.changed():
+            self.clear()
+            return self._record(inputs)
         changed = [*program.recording.changed, *map(inputs.get, program.inputs_changed)]
         numbers, before = _RandomNumbers(), [tensor.clone() for tensor in changed]
         found = program(values)
@@ -214,6 +227,8 @@ class Traced:
             list(found) == list(expected)
             and all(same(found[key], expected[key]) for key in expected)
             and all(map(same, after, changed))
+            and not self.watch.changed()
+            and not numbers.drawn_on_the_host()
         )
         if program.verified:
             self._wasted = 0
@@ -248,18 +263,33 @@ class _Program:
 
 
 class _RandomNumbers:
-    """Where the random number generators of the CPU and of all CUDA devices are."""
+    """Where random number generators are: those of the CPU and of all CUDA devices, and the host's.
+
+    The host's are Python's and NumPy's.
+    """
 
     def __init__(self) -> None:
         self._cpu = torch.get_rng_state()
         used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._cuda = torch.cuda.get_rng_state_all() if used else []
+        self._host = _host_numbers()
+
+    def drawn_on_the_host(self) -> bool:
+        """Whether the host has drawn a random number since."""
+        return _host_numbers() != self._host
 
     def restore(self) -> None:
         """Put them back."""
         torch.set_rng_state(self._cpu)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
+        python, numpy = pickle.loads(self._host)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _host_numbers() -> bytes:
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
 
 
 def writable(tensor: Tensor) -> Tensor:
