@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import warnings
@@ -720,12 +721,44 @@ def test_every_executor_has_the_lists_that_operations_return():
         assert all(map(torch.equal, run(*inputs), expected))
 
 
-def test_what_reads_the_host_is_refused_unless_it_only_checks():
-    def checked(x):
-        assert torch.isfinite(x).all()
-        assert not x.isnan().any()
-        return [x * 2]
+CHECKED = """
+def checked(x):
+    assert x.isfinite().all()
+    assert not x.isnan().any()
+    return [x * 2]
+"""
 
-    assert record(checked, [torch.ones(2)])[0].operations == ["aten.mul.Tensor"]
-    with pytest.raises(NotTraceable, match="reads a tensor on the host"):
-        record(lambda x: [x * float(x.sum())], [torch.ones(2)])
+
+def test_a_library_s_check_that_values_are_finite_is_left_out():
+    library = {"__name__": "torchrl.objectives.own"}
+    exec(CHECKED, library)
+    assert record(library["checked"], [torch.ones(2)])[0].operations == ["aten.mul.Tensor"]
+
+
+READS = {
+    "a number": lambda x: [x * float(x.sum())],
+    "whether any value is NaN": lambda x: [x.nan_to_num() if x.isnan().any() else x * 2],
+    "whether all values are finite": lambda x: [x * 2 if x.isfinite().all() else x.nan_to_num()],
+    "whether a TensorDict is finite": lambda x: [
+        x * 2 if TensorDict({"x": x}, [2]).isfinite().all() else x.nan_to_num()
+    ],
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_what_reads_the_host_is_refused(what):
+    with pytest.raises(NotTraceable, match=r"reads a tensor on the host"):
+        record(READS[what], [torch.ones(2)])
+
+
+def test_values_that_are_not_finite_are_mended_as_by_an_eager_call():
+    class Guarded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.nan_to_num() if x.isnan().any() else x
+
+    call = traced(Guarded())
+    with pytest.warns(UserWarning, match=r"runs eagerly: .*test_traced.py:\d+: .*isnan"):
+        call({"x": torch.ones(2)})
+    for _ in range(3):
+        call({"x": torch.ones(2)})
+    assert call({"x": torch.tensor([math.nan, 1.0])})["y"].tolist() == [0.0, 1.0]

@@ -6,14 +6,15 @@ operation below autograd, and writes these operations into a graph. Parameters a
 inputs of the graph, so that executing it sees every in-place change of them.
 
 What cannot be replayed is refused with :class:`NotTraceable`: Python that reads a tensor on the
-host and may decide otherwise the next time. Two reads are harmless: checks that values are finite,
-which are left out, and reads of settings that depend on nothing that varies (the bounds of an
-action); :meth:`Recording.is_valid` notices when these change.
+host and may decide otherwise the next time. Two reads are harmless: checks of libraries that values
+are finite, which are left out, and reads of settings that depend on nothing that varies (the bounds
+of an action); :meth:`Recording.is_valid` notices when these change.
 """
 
 from __future__ import annotations
 
 import operator
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,8 +97,8 @@ def record(
 
     Raises:
         NotTraceable: if the function reads a tensor on the host that may differ in the next call,
-            other than to check that values are finite. Tensors that it had changed in place have
-            their values back.
+            other than in a library's check that values are finite. Tensors that it had changed in
+            place have their values back.
     """
     recorder = _Recorder(inputs)
     # Checks of distribution arguments read the host and only raise; they are no part of a program.
@@ -236,7 +237,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _allow_read(self, node: fx.Node) -> None:
         if not node.meta["varies"]:
             self.read |= node.meta["settings"]
-        elif not _asks_whether_finite(node):
+        elif not (_asks_whether_finite(node) and _is_read_by_a_library()):
             raise NotTraceable(_host_read())
 
     def _refuse_what_decides_otherwise_next_time(self) -> None:
@@ -360,7 +361,7 @@ def share_no_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _asks_whether_finite(node: fx.Node) -> bool:
-    """Whether a value is ``x.isfinite().all()`` or ``x.isnan().any()``, which only check."""
+    """Whether a value is ``x.isfinite().all()`` or ``x.isnan().any()``."""
     if node.target not in (aten.all.default, aten.any.default):
         return False
     inner: Any = node.args[0]
@@ -370,6 +371,17 @@ def _asks_whether_finite(node: fx.Node) -> bool:
     if inner.target is not aten.mul.Tensor:
         return False
     return {str(part.target) for part in inner.args} == {"aten.eq.Tensor", "aten.ne.Scalar"}
+
+
+def _is_read_by_a_library() -> bool:
+    """Whether a library reads a tensor now: others may mend what is not finite, it gives up.
+
+    TorchRL's losses raise an error; PPO alone goes on, with an entropy that it estimates.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals["__name__"].startswith(("kit.fast.", "torch._")):
+        frame = frame.f_back
+    return frame.f_globals["__name__"].split(".")[0] in ("torch", "torchrl", "kit")
 
 
 def _host_read() -> str:
