@@ -179,16 +179,17 @@ class _Shares:
 
 @contextlib.contextmanager
 def _evaluated(policy: object) -> Iterator[None]:
-    """Put a policy into evaluation mode, and back into the mode it was in."""
+    """Put a policy into evaluation mode, and each of its modules back into the mode it was in."""
     if not isinstance(policy, nn.Module):
         yield
         return
-    training = policy.training
+    modes = [(module, module.training) for module in policy.modules()]
     policy.eval()
     try:
         yield
     finally:
-        policy.train(training)
+        for module, training in modes:
+            module.training = training
 
 
 def _device_of(policy: object) -> torch.device:

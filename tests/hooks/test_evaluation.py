@@ -69,6 +69,16 @@ def test_every_evaluation_of_a_recurrent_policy_is_the_same():
     assert evaluator.play(1) == evaluator.play(1)
 
 
+def test_each_module_of_the_policy_is_left_in_its_own_mode():
+    env = make_env("CartPole-v1", 2)
+    frozen = nn.BatchNorm1d(4).eval()
+    normalize = TensorDictModule(frozen, in_keys=["observation"], out_keys=["observation"])
+    policy = TensorDictSequential(normalize, make_actor(env))
+    Evaluator(env, policy, episodes=2).play()
+    assert policy.training
+    assert not frozen.training
+
+
 def test_random_numbers_are_its_own():
     env = make_env("CartPole-v1", 2)
     evaluator = Evaluator(env, make_actor(env), exploration_type=ExplorationType.RANDOM)
