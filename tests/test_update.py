@@ -533,7 +533,7 @@ def test_the_trainer_counts_both_kinds_of_steps(every, updates):
     plan = off_policy_plan()  # 40 policy steps, of which the last 31 have a gradient step each
     parts = sac_parts(plan)
     loss = parts["update"].loss_module
-    target = Noted(loss, value_network_update_interval=1)
+    target = Noted(loss, value_network_update_interval=0)
     parts["update"] = Update(
         loss, Adam(loss.parameters()), target_updater=target, target_update_every=every
     )
@@ -617,6 +617,22 @@ def test_hard_updates_keep_their_own_count_and_save_it():
         plain_step(theirs, other, minibatch)
         targets.step()
         assert_same(state_of(ours), state_of(theirs))
+
+
+def test_a_hard_update_that_counts_is_not_counted_too():
+    loss = make_loss("DQNLoss")
+    optimizer = Adam(loss.parameters(), lr=0.01)
+    for every in (5, "5 policy steps"):
+        with pytest.raises(SettingError, match=r"_every=.* copies only once in 1001 calls; give"):
+            Update(loss, optimizer, target_updater=HardUpdate(loss), target_update_every=every)
+    hard = HardUpdate(loss, value_network_update_interval=0)
+    update = Update(loss, optimizer, target_updater=hard, target_update_every=2)
+    changed = []
+    for step in range(1, 7):
+        before = loss.target_value_network_params.clone()
+        update(minibatch_for("DQNLoss", seed=step))
+        changed += [step] if (loss.target_value_network_params != before).any() else []
+    assert changed == [2, 4, 6]
 
 
 # ---------------------------------------------------------------------- in and out

@@ -82,7 +82,9 @@ class Update(OptimizationStepper):
         clip_value: largest absolute value of a gradient; ``None``: unclipped.
         gradients: changes the gradients of an optimiser's parameters before they are clipped;
             ``None``: they are those of the losses.
-        target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks.
+        target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks. A
+            ``HardUpdate`` counts by itself; with ``value_network_update_interval=0``, which copies
+            each time, ``target_update_every`` may say when.
         target_update_every: steps between two target updates: a number of gradient steps, or text
             such as ``"1_000 policy steps"``. Policy steps are the argument of :meth:`advance`.
         compile: ``"auto"``: loss, gradients and (of fused optimisers) the whole gradient step are
@@ -123,6 +125,7 @@ class Update(OptimizationStepper):
             why = f"contradicts max_grad_norm={max_grad_norm}"
             raise SettingError("clip_value", clip_value, why)
         self.change_gradients = gradients
+        _check_hard_update(target_updater, target_update_every)
         self.target_updater = target_updater
         self._target_period, self._target_counter = _target_period(target_update_every)
         if compile not in ("auto", True, False):
@@ -410,6 +413,16 @@ def _positive(field: str, value: float | None) -> float | None:
     if value is not None and not value > 0:
         raise SettingError(field, value, "is not positive", [None, 0.5])
     return value
+
+
+def _check_hard_update(updater: TargetNetUpdater | None, period: int | str) -> None:
+    """Refuse two periods of which one would count the other."""
+    interval = getattr(updater, "value_network_update_interval", 0)
+    if period != 1 and interval:
+        name = type(updater).__name__
+        why = f"would call {name}, which copies only once in {interval + 1} calls"
+        works = f"give {name}(..., value_network_update_interval=0)"
+        raise SettingError("target_update_every", period, why, works)
 
 
 def _target_period(period: int | str) -> tuple[Every, str]:
