@@ -17,7 +17,7 @@ from kit.logging.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_logg
 from kit.steps import SettingError, StepLedger
 from kit.steps.settings import OnPolicySteps
 from recipes.ppo import Config, build
-from tests.tiny import on_policy_plan, ppo_trainer
+from tests.tiny import Rows, on_policy_plan, ppo_trainer
 from tests.waiting import wait_until
 
 AXES = ["policy_steps", "env_steps", "gradient_steps", "time/seconds"]
@@ -248,6 +248,15 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path, monkeypatch):
     assert {given["resume"] for given in begun} <= {"allow", "must", None}
     assert begun[1]["resume"] in ("allow", "must")
     assert begun[0]["name"] == "ppo CartPole-v1 s0"
+
+
+def test_a_logger_that_is_new_in_a_resumed_run_is_told_settings_and_plan(tmp_path):
+    before, new = Journal([CsvLogger(tmp_path)]), Rows()
+    before.start(0, {"lr": 1}, "a plan")
+    resumed = Journal([CsvLogger(tmp_path), new])
+    resumed.load_state_dict(before.state_dict())
+    resumed.start(8, {"lr": 1}, "a plan")
+    assert (new.config, new.texts) == ({"lr": 1}, {"plan": "a plan"})
 
 
 def test_loggers_may_be_others_when_a_run_is_resumed(tmp_path):

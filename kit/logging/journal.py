@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -36,13 +37,12 @@ class Journal:
         self.metrics = MetricMeans()
         self.latest: dict[str, float | int] = {}
         self._noted = MetricMeans()
-        self._values: dict[str, float | int] = {}
-        self._floats: dict[str, list[float]] = {}
+        self._numbers: dict[str, list[float]] = {}
         self._seconds = 0.0
         self._spent: dict[str, float] = {}
         self._began = time.perf_counter()
         self._last = (0, 0.0)
-        self._resumed = False
+        self._resumed: list[RowLogger] = []
         self._open: list[RowLogger] = []
 
     # ------------------------------------------------------------------ during the loop
@@ -60,7 +60,7 @@ class Journal:
             logger.axis = self.axis
             logger.start()
             self._open.append(logger)
-            if self._resumed:
+            if logger in self._resumed:
                 continue
             if config:
                 logger.log_config(config)
@@ -71,17 +71,15 @@ class Journal:
         self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
 
     def note(self, metrics: Mapping[str, Any]) -> None:
-        """Keep metrics for the next row: floats and tensors are averaged, integers replaced."""
+        """Keep metrics for the next row: means; of a metric of integers alone, the last."""
         for name, value in metrics.items():
             if isinstance(value, np.generic):
                 value = value.item()
             if isinstance(value, Tensor):
                 if value.numel() == 1:
                     self._noted.add({name: value.reshape(())})
-            elif isinstance(value, float):
-                self._floats.setdefault(name, []).append(value)
-            elif isinstance(value, int):
-                self._values[name] = int(value)
+            elif isinstance(value, (float, int)):
+                self._numbers.setdefault(name, []).append(value)
 
     @property
     def elapsed(self) -> float:
@@ -100,12 +98,23 @@ class Journal:
         """
         row: dict[str, float | int] = {**counters, **episode_columns(episodes)}
         row |= {f"train/{name}": value for name, value in self.metrics.take().items()}
-        row |= self._noted.take() | {n: statistics.fmean(v) for n, v in self._floats.items()}
-        row |= self._values | self._times(counters[self.axis])
-        self._values, self._floats = {}, {}
+        row |= self._take_noted() | self._times(counters[self.axis])
         self.latest |= row
         for logger in self.loggers:
             logger.log_row(row)
+        return row
+
+    def _take_noted(self) -> dict[str, float | int]:
+        """Noted metrics: of integers alone the last, else the mean of all that were noted."""
+        counts = self._noted.counts()
+        row: dict[str, float | int] = dict(self._noted.take())
+        for name, values in self._numbers.items():
+            count = counts.get(name, 0)
+            if not count and all(isinstance(value, int) for value in values):
+                row[name] = int(values[-1])
+            else:
+                row[name] = (row.get(name, 0) * count + math.fsum(values)) / (count + len(values))
+        self._numbers = {}
         return row
 
     def _times(self, steps: int) -> dict[str, float]:
@@ -140,8 +149,7 @@ class Journal:
             "latest": dict(self.latest),
             "metrics": self.metrics.state_dict(),
             "noted": self._noted.state_dict(),
-            "values": dict(self._values),
-            "floats": {name: list(values) for name, values in self._floats.items()},
+            "numbers": {name: list(values) for name, values in self._numbers.items()},
             "loggers": [[_kind(logger), logger.state_dict()] for logger in self.loggers],
         }
 
@@ -151,15 +159,15 @@ class Journal:
         self.latest = dict(state_dict["latest"])
         self.metrics.load_state_dict(state_dict["metrics"])
         self._noted.load_state_dict(state_dict["noted"])
-        self._values, self._floats = dict(state_dict["values"]), dict(state_dict["floats"])
+        self._numbers = {name: list(values) for name, values in state_dict["numbers"].items()}
         saved = list(state_dict["loggers"])
         for logger in self.loggers:  # which may be others than before
             for entry in saved:
                 if entry[0] == _kind(logger):
                     logger.load_state_dict(entry[1])
                     saved.remove(entry)
+                    self._resumed.append(logger)
                     break
-        self._resumed = True
 
 
 def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dict[str, float]:

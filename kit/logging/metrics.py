@@ -74,6 +74,10 @@ class MetricMeans:
         sums, counts = self._totals()
         return {name: value / counts[name] for name, value in sums.items()}
 
+    def counts(self) -> dict[str, int]:
+        """How many values of each metric were added since the last :meth:`take`."""
+        return self._totals()[1]
+
     def take(self) -> dict[str, float]:
         """The means since the last call, moved to the host in one go."""
         sums, counts = self._totals()
