@@ -194,6 +194,3 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
     def loads(self, path: Path | str) -> None:
         """Read the state from a folder."""
         self.load_state_dict(torch.load(Path(path) / "priorities.pt", weights_only=True))
-
-    def _tree_argmax(self) -> tuple[Tensor, Tensor]:
-        return self._sum_tree.values.max(0)  # type: ignore[no-any-return]

@@ -36,10 +36,6 @@ class Every:
         self.last = max(self.last, count)
         return crossed
 
-    def next_after(self, count: int) -> int | None:
-        """Return the first multiple greater than ``count``, or ``None`` if it never fires."""
-        return None if self.period is None else (count // self.period + 1) * self.period
-
     def state_dict(self) -> dict[str, int]:
         """Return the last value of the counter that was seen."""
         return {"last": self.last}
