@@ -125,7 +125,7 @@ def test_hooks_of_a_stage_run_in_the_order_of_their_registration():
     assert seen == [0, 1, 2] * 4
 
 
-def test_without_due_gradient_steps_the_stages_of_the_update_do_not_run():
+def test_without_due_gradient_steps_the_update_only_changes_what_is_stored():
     trainer = sac_trainer(off_policy_plan(total_policy_steps=12))
     seen: list = []
     update_stages = [n for n, s in STAGES.items() if s.needs == "update"]
@@ -133,7 +133,8 @@ def test_without_due_gradient_steps_the_stages_of_the_update_do_not_run():
     listen(trainer, ["post_steps", "post_steps_log"], seen)
     trainer.run()
     names = [name for name, *_ in seen]
-    assert names[:18] == ["post_steps", "post_steps_log"] * 9  # learning starts at the tenth step
+    nothing_due = ["pre_epoch", "post_steps", "post_steps_log"]
+    assert names[:27] == nothing_due * 9  # learning starts at the tenth step
     assert names.count("post_steps") == 12
     assert names.count("pre_optim_steps") == names.count("post_optim") == 3
 
@@ -219,6 +220,15 @@ def test_floats_of_hooks_are_averaged_and_integers_replaced_between_rows():
     )
     trainer.run()
     assert [(row["float"], row["whole"]) for row in rows.rows] == [(1.5, 2), (3.5, 4)]
+
+
+def test_of_a_metric_of_several_kinds_the_mean_of_all_is_written():
+    plan, rows = on_policy_plan(), Rows()
+    trainer = Trainer(plan, **ppo_parts(plan), logger=rows, log_every=64)
+    given = iter([0, 0.5, torch.tensor(0.75), 1])
+    trainer.register_op("post_steps_log", lambda batch: {"mixed": next(given)})
+    trainer.run()
+    assert [row["mixed"] for row in rows.rows] == [0.5625]
 
 
 # ---------------------------------------------------------------------- what is refused

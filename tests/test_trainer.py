@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import pytest
 import torch
+from tensordict import TensorDictBase
 
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, make_env
@@ -110,6 +111,29 @@ def test_a_prefill_is_trained_on_with_the_first_batch():
     trainer.register_op("post_steps_log", lambda batch: seen.append(batch.numel()))
     trainer.run()
     assert seen == [16 + 8, 16, 16, 16]
+
+
+def halved(batch: TensorDictBase) -> TensorDictBase:
+    return batch.set(("next", "reward"), batch["next", "reward"] / 2)
+
+
+def test_a_prefill_of_the_first_batch_is_processed_once():
+    plan = on_policy_plan(total_policy_steps=72, prefill_steps=8, prefill_in_first_batch=True)
+    trainer, rewards, logged = ppo_trainer(plan, env=Scripted), [], []
+    trainer.register_op("batch_process", halved)
+    trainer.register_op("pre_steps_log", lambda batch: logged.append(batch.numel()))
+    trainer.register_op("post_steps_log", lambda batch: rewards.append(batch["next", "reward"]))
+    trainer.run()
+    assert rewards[0].flatten().tolist() == [0.5] * 24
+    assert logged == [8, 16, 16, 16, 16]
+
+
+@pytest.mark.parametrize("changes", [{}, {"replay_ratio": "1/2"}, {"prefill_steps": 5}])
+def test_all_that_is_stored_is_changed_before(changes):
+    trainer = sac_trainer(off_policy_plan(**changes))
+    trainer.register_op("pre_epoch", lambda batch: batch.set("changed", torch.ones(batch.shape)))
+    trainer.run()
+    assert trainer.replay_buffer[:]["changed"].tolist() == [1.0] * 40
 
 
 def test_a_replay_ratio_is_exact_at_the_end():
@@ -270,6 +294,26 @@ def test_gradient_steps_that_a_hook_skips_are_counted_as_skipped(settings):
     per_epoch = plan.epoch_gradient_steps(16) // 3
     assert ledger.skipped_gradient_steps == 2 * 2 * per_epoch
     assert ledger.local_skipped_samples + ledger.samples == plan.samples_after(plan.iterations)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_carried_minibatches_of_epochs_left_out_are_counted(epochs):
+    plan = on_policy_plan(
+        total_policy_steps=80, steps_per_env=20, minibatch_size=24, last_minibatch="carry",
+        update_epochs=3,
+    )  # fmt: skip
+    trainer = ppo_trainer(plan)
+    made: list[int] = []
+
+    def leave_the_rest_out() -> None:
+        made.append(trainer.ledger.iterations)
+        if made == [0] * epochs:
+            trainer.skip_rest_of_update()
+
+    trainer.register_op("post_epoch", leave_the_rest_out)
+    ledger = trainer.run()
+    assert ledger.gradient_steps == 2 * 3 - (3 - epochs)
+    assert ledger.compare(plan) == []
 
 
 def test_target_kl_ends_update_phases_early():

@@ -51,7 +51,12 @@ STAGES: dict[str, Stage] = {
         Stage("pre_steps_log", "log", "the batch was counted", "collection"),
         Stage("pre_optim_steps", "fire", "an update phase begins", "update"),
         Stage("pre_epoch_log", "log", "an update epoch begins", "update"),
-        Stage("pre_epoch", "pipe", "then, before minibatches are drawn from the batch", "update"),
+        Stage(
+            "pre_epoch",
+            "pipe",
+            "then, before minibatches are drawn; off-policy, before any batch is stored",
+            "update",
+        ),
         Stage("process_optim_batch", "pipe", "a minibatch was drawn", "update"),
         Stage("process_loss", "losses", "its losses were computed, before the gradients", "update"),
         Stage("optimizer", "optimizer", "in place of the update's own gradient step", "update"),

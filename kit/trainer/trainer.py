@@ -178,7 +178,7 @@ class Trainer(TorchRLProtocol):
             if self.plan.prefill_in_first_batch:
                 self._prefill = batch
             else:
-                self.buffer.extend(batch)
+                self._store(batch)
         if self.schedule.initial_evaluations:
             self.evaluations(self.schedule.initial_evaluations)
             self.write_row()
@@ -191,18 +191,18 @@ class Trainer(TorchRLProtocol):
         self.journal.spent("collect", began)
         random = self.batches.collected_at_random
         self.ledger.collected(self.batches.collected, 0, 0, random_policy_steps=random)
+        batch = self.stages.pipe("batch_process", batch)
+        self.log("pre_steps_log", batch)
         if self._prefill is not None:
             batch = torch.cat([self._prefill, batch], dim=-1)
             self._prefill = None
-        batch = self.stages.pipe("batch_process", batch)
-        self.log("pre_steps_log", batch)
         return batch
 
     @with_own_numbers
     def train(self, batch: TensorDictBase, due: int) -> None:
         """Make the gradient steps that are due, epoch by epoch."""
         if not due:
-            self._fill(batch)
+            self._store(batch)
             return
         began = time.perf_counter()
         self._skip_phase, self._drawn = False, 0
@@ -225,10 +225,15 @@ class Trainer(TorchRLProtocol):
         if due:
             unseen = self.plan.unseen_samples(self.ledger.iterations + 1, self._drawn)
             self.ledger.skipped(unseen, due)
+            self._pass_over(due)
         if self.stages["post_optim_complete_log"]:
             steps, means = self.ledger.local_gradient_steps, self.journal.metrics.peek()
             self.log("post_optim_complete_log", steps, TensorDict(means))
         self.journal.spent("update", began)
+
+    def _store(self, batch: TensorDictBase) -> None:
+        """Give a batch to the buffer of which nothing is trained on now."""
+        self._fill(batch if self.plan.on_policy else self.stages.pipe("pre_epoch", batch))
 
     def _fill(self, batch: TensorDictBase) -> None:
         """Give a batch to the buffer; of one that is used up now, the keys that will be read."""
@@ -256,6 +261,13 @@ class Trainer(TorchRLProtocol):
             self.log("post_optim_log", minibatches[-1])
         self.ledger.update_epochs += int(self.plan.on_policy and made > 0)
         return made
+
+    def _pass_over(self, due: int) -> None:
+        """Draw the minibatches of gradient steps left out: the permutation goes on behind them."""
+        drawn = due if self.plan.last_minibatch == "carry" else 0
+        while drawn and due:
+            drawn = sum(1 for _ in self.buffer.epoch(self.plan, due))
+            due -= drawn
 
     @with_own_numbers
     def finish_iteration(self, batch: TensorDictBase, due: Due) -> None:
