@@ -57,7 +57,9 @@ class Schedule(Protocol):
         """Return which environments begin an episode with the step after the last."""
 
 
-def rollout(env: VectorEnv, actor: Actor, rows: Iterable[Row], schedule: Schedule) -> None:
+def rollout(
+    env: VectorEnv, actor: Actor, rows: Iterable[Row], schedule: Schedule, *, rewards: bool = True
+) -> None:
     """Step environments until a schedule is done, or there are no further rows.
 
     Args:
@@ -65,6 +67,7 @@ def rollout(env: VectorEnv, actor: Actor, rows: Iterable[Row], schedule: Schedul
         actor: chooses the actions.
         rows: what each step acts on, and where it is written.
         schedule: says who takes part.
+        rewards: whether rewards are normalised step by step, if they are.
 
     Raises:
         EnvironmentFault: if an environment fails.
@@ -72,7 +75,7 @@ def rollout(env: VectorEnv, actor: Actor, rows: Iterable[Row], schedule: Schedul
     recurrent = actor.is_recurrent
     for observation, row in rows:
         actions = actor(observation, schedule.policy_steps, schedule.active)
-        env.step_arrays(actions, row, schedule.stands_still)
+        env.step_arrays(actions, row, schedule.stands_still, rewards=rewards)
         schedule.stepped(row)
         if recurrent:
             actor.end_episodes(schedule.begins(row))
@@ -191,7 +194,8 @@ class VectorCollector(StepsCollector):
         schedule = EveryStep(self.num_envs, self.policy_steps)
         try:
             with self._actor.begin(self.policy_steps, steps, buffer.actions):
-                rollout(self.env, self._actor, buffer.rows, schedule)
+                rollout(self.env, self._actor, buffer.rows, schedule, rewards=False)
+            self.env.normalize_rewards(buffer.whole)
             buffer.end(self._episode_ids)
             outputs = self._checked_outputs(buffer)
         except BaseException as error:

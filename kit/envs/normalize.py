@@ -174,6 +174,7 @@ class Normalizer:
         learn: bool,
         active: Mask | None = None,
         recovered: Mask | None = None,
+        rewards: bool = True,
     ) -> None:
         """Normalise a step in place; the rewards before it go to ``raw_reward``.
 
@@ -182,6 +183,7 @@ class Normalizer:
             learn: whether the statistics take it in.
             active: environments that were stepped; ``None``: all.
             recovered: environments whose ``next_observation`` repeats the last; ``None``: none.
+            rewards: whether rewards are normalised; otherwise later, by :meth:`rewards`.
         """
         if learn and not self._on_host:
             self.to("cpu")
@@ -201,7 +203,7 @@ class Normalizer:
             else:
                 self._apply(moments, (values, seen))
                 following[...] = values
-        if self._reward is None:
+        if self._reward is None or not rewards:
             return
         assert result.raw_reward is not None
         result.raw_reward[...] = result.reward
@@ -215,6 +217,42 @@ class Normalizer:
                 self._returns[ended] = 0.0
         reward = result.reward / np.float64(math.sqrt(self._reward.var.item() + EPSILON))
         result.reward[...] = self._clipped(reward)
+
+    def rewards(self, steps: StepArrays, learn: bool) -> None:
+        """Normalise the rewards of many steps in place, as :meth:`step` does those of one.
+
+        In a fraction of the time; for rollouts in which nothing depends on normalised rewards.
+
+        Args:
+            steps: of all environments, one after the other.
+            learn: whether the statistics take them in.
+        """
+        if self._reward is None:
+            return
+        assert steps.raw_reward is not None
+        steps.raw_reward[...] = steps.reward
+        variances = self._learn_rewards(steps) if learn else self._reward.var
+        reward = steps.reward / np.sqrt(variances + EPSILON)
+        steps.reward[...] = self._clipped(reward)
+
+    @np.errstate(invalid="ignore")  # infinity is found in the environment that returned it
+    def _learn_rewards(self, steps: StepArrays) -> NDArray[np.float64]:
+        """Take in the rewards of many steps; return the variance after each, ``[steps, 1]``."""
+        assert self._reward is not None
+        ended = steps.terminated | steps.truncated
+        sums, carried = steps.reward.astype(np.float64), self._returns * self.gamma
+        for returns, discount in zip(sums, np.where(ended, 0.0, self.gamma)):
+            returns += carried
+            carried = returns * discount
+        self._returns[...] = np.where(ended[-1], 0.0, sums[-1])
+        known, variances = Moments(*(view.item() for view in self._reward)), []
+        for mean, var in zip(sums.mean(1).tolist(), sums.var(1).tolist()):
+            if math.isfinite(mean):
+                known = known.merged(mean, var, sums.shape[1])
+            variances.append([known.var])
+        for view, value in zip(self._reward, known):
+            view[...] = value
+        return np.array(variances)
 
     def _learns(self, moments: Moments) -> Any:
         """Whether the statistics of observations take in more, on the host or as a tensor."""

@@ -134,25 +134,39 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             self.normalizer.first(observation, self.training, slice(None) if mask is None else mask)
         return observation
 
-    def step_arrays(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> None:
+    def step_arrays(
+        self,
+        actions: Arrays,
+        result: StepArrays,
+        active: Mask | None = None,
+        *,
+        rewards: bool = True,
+    ) -> None:
         """Step all envs, or those of ``active``.
 
         Args:
             actions: one row for each env.
             result: written to. ``terminated`` and ``truncated`` must be zeros, ``env_steps`` ones.
             active: envs to step, where ``backend.steps_some``; the others stand still.
+            rewards: whether they are normalised, if any are; otherwise later, those of many steps
+                by :meth:`normalize_rewards`.
 
         Raises:
             EnvironmentFault: if an env raises or returns something impossible.
         """
         recovered = self.backend.step(actions, result, active)
         if self.normalizer is not None:
-            self.normalizer.step(result, self.training, active, recovered)
+            self.normalizer.step(result, self.training, active, recovered, rewards)
         now = self._now
         now.observation = result.observation
         for env, info in self.backend.infos.items() if self.backend.infos else ():
             now.infos[now.steps, env] = info
         now.steps += 1
+
+    def normalize_rewards(self, steps: StepArrays) -> None:
+        """Normalise the rewards of steps that all envs took without, one after the other."""
+        if self.normalizer is not None:
+            self.normalizer.rewards(steps, self.training)
 
     def take_infos(self) -> Infos:
         """``Episode.info`` of the episodes that ended in steps since the last call.

@@ -6,6 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kit.envs import Normalizer, StepArrays, VectorEnv, make_env
 from kit.envs.spaces import Leaf
@@ -103,6 +105,33 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_sum():
     expected = envs[0].rewards[-1] / np.sqrt(env.normalizer.reward.var + 1e-8)
     np.testing.assert_allclose(results[-1].reward[0], expected, rtol=1e-5)
     assert results[-1].reward[0] > 0  # divided, not shifted
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 5), st.floats(0, 1))
+def test_rewards_of_many_steps_are_normalised_as_those_of_one_after_the_other(
+    seed, steps, copies, gamma
+):
+    numbers = np.random.default_rng(seed)
+    leaf = Leaf("observation", (), None, (2,), np.dtype(np.float32))
+    settings = {"observation": False, "reward": True, "gamma": gamma}
+    one, other = (Normalizer([leaf], copies, **settings) for _ in range(2))
+    for learn in (True, True, False):  # statistics go on with the next steps, and stay
+        shape = steps, copies
+        flags, seen = np.zeros(shape, bool), {"observation": np.zeros((*shape, 2), np.float32)}
+        apart = StepArrays(
+            seen, seen, numbers.normal(3, 20, shape).astype(np.float32), flags,
+            numbers.random(shape) < 0.3, np.ones(shape, np.int32), np.empty(shape, np.float32),
+        )  # fmt: skip
+        together = apart._replace(
+            reward=apart.reward.copy(), raw_reward=np.empty_like(apart.reward)
+        )
+        for row in apart.rows():
+            one.step(row, learn)
+        other.rewards(together, learn)
+        assert np.array_equal(together.raw_reward, apart.raw_reward)
+        np.testing.assert_allclose(together.reward, apart.reward, rtol=1e-6)
+        np.testing.assert_array_equal(other.returns, one.returns)
+        np.testing.assert_allclose(other.reward, one.reward, rtol=1e-9)
 
 
 def test_values_far_from_the_mean_are_clipped():
