@@ -194,8 +194,10 @@ class VectorCollector(StepsCollector):
         schedule = EveryStep(self.num_envs, self.policy_steps)
         try:
             with self._actor.begin(self.policy_steps, steps, buffer.actions):
-                rollout(self.env, self._actor, buffer.rows, schedule, rewards=False)
-            self.env.normalize_rewards(buffer.whole)
+                alone = steps == 1  # its reward alone is normalised in a third of the time
+                rollout(self.env, self._actor, buffer.rows, schedule, rewards=alone)
+            if not alone:
+                self.env.normalize_rewards(buffer.whole)
             buffer.end(self._episode_ids)
             outputs = self._checked_outputs(buffer)
         except BaseException as error:
