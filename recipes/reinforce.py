@@ -12,14 +12,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE, RewardToGo
-from kit.config import (
-    ActorCriticConfig,
-    NotNegative,
-    Positive,
-    ScheduleName,
-    UnitInterval,
-    checks,
-)
+from kit.config import ActorCriticConfig, NotNegative, Positive, ScheduleName, UnitInterval, checks
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
