@@ -206,6 +206,21 @@ def test_a_coefficient_kept_as_a_plain_number_takes_effect():
     follow(losses, optimizers, update, "KLPENPPOLoss", change)
 
 
+CLIPPING = [{}, {"max_grad_norm": 0.1}, {"max_grad_norm": 0.2}, {"clip_value": 0.01}]
+
+
+def test_another_clipping_takes_effect():
+    losses, optimizers, update = pair("A2CLoss", fused=True)
+    for step in range(16):
+        clip = CLIPPING[step // 4]
+        update.max_grad_norm, update.clip_value = clip.get("max_grad_norm"), clip.get("clip_value")
+        minibatch = minibatch_for("A2CLoss", seed=step)
+        update(minibatch.clone())
+        plain_step(losses[1], optimizers[1], minibatch, **clip)
+        assert_same(state_of(losses[0]), state_of(losses[1]))
+        assert update.keys_read or step % 4 < 3
+
+
 def test_a_setting_that_was_read_on_the_host_takes_effect():
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -376,9 +391,12 @@ def test_a_loss_that_changes_from_call_to_call_runs_eagerly():
     loss = Counting()
     update = Update(loss, SGD(loss.parameters(), lr=1.0))
     update(TensorDict({"x": torch.ones(1)}))
-    with pytest.warns(UserWarning, match="does not repeat itself"):
+    update(TensorDict({"x": torch.ones(1)}))
+    with pytest.warns(UserWarning, match="it changes its own attributes"):
         update(TensorDict({"x": torch.ones(1)}))
     assert update.plain_reason
+    update(TensorDict({"x": torch.ones(1)}))
+    assert float(loss.w.detach()) == 1.0 - (1 + 2 + 3 + 4)
 
 
 def test_a_loss_that_is_not_finite_is_traced_like_any_other():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import random
 import threading
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from kit.fast import executors
 from kit.fast.trace import NotTraceable, record
@@ -136,31 +138,56 @@ def test_two_inputs_that_show_one_tensor_may_differ_later():
 
 
 # ---------------------------------------------------------------------- changes
+class Sign(enum.Enum):
+    PLUS, MINUS = 1.0, -1.0
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.mode = 1.0, None
+        self.scale, self.gain = 1.0, np.float64(1.0)
+        self.mode, self.sign = None, Sign.PLUS
+        self.factors, self.shifts = [1.0], {"one": 0.0}
         self.body = nn.Linear(3, 3)
+        self.offset = nn.Parameter(torch.zeros(()))
         self.steps = nn.ModuleList()
         self.register_buffer("bound", torch.tensor(2.0))
 
     def forward(self, x: Tensor) -> Tensor:
         for module in self.steps:
             x = module(x)
+        x = x * self.gain * self.factors[0] * self.sign.value + self.shifts["one"] + self.offset
         y = self.body(x).clamp(-float(self.bound), float(self.bound)) * self.scale
         return y if getattr(self, "mode", None) is None else -y * getattr(self, "more", 1.0)
 
 
 CHANGES = {
     "a plain number": lambda module: setattr(module, "scale", 3.0),
+    "a number of NumPy": lambda module: setattr(module, "gain", np.float64(3.0)),
     "a choice that was none": lambda module: setattr(module, "mode", "negative"),
+    "a choice of an enumeration": lambda module: setattr(module, "sign", Sign.MINUS),
+    "a list in place of another": lambda module: setattr(module, "factors", [2.0]),
+    "an entry of a list": lambda module: module.factors.__setitem__(0, 2.0),
+    "an entry of a dictionary": lambda module: module.shifts.__setitem__("one", 2.0),
     "a parameter object": lambda module: setattr(
         module.body, "weight", nn.Parameter(torch.ones(3, 3))
     ),
+    "a parameter of one number that is equal": lambda module: setattr(
+        module, "offset", nn.Parameter(module.offset.clone())
+    ),
+    "a parameter that does without gradients": lambda module: module.body.requires_grad_(False),
     "a submodule in place of another": lambda module: setattr(module, "body", nn.Linear(3, 3)),
     "a submodule more": lambda module: module.steps.append(nn.Tanh()),
     "a hook": lambda module: module.body.register_forward_hook(lambda *call: call[2] * 2),
+    "a hook of gradients": lambda module: module.body.register_full_backward_hook(
+        lambda module, given, _: given
+    ),
+    "a hook of a parameter": lambda module: module.body.weight.register_hook(lambda grad: grad * 2),
     "a number that was read on the host": lambda module: module.bound.fill_(0.1),
+    "data of a number that was read on the host": lambda module: module.bound.data.fill_(0.1),
+    "other data of a number that was read on the host": lambda module: setattr(
+        module.bound, "data", torch.tensor(0.1)
+    ),
     "memory of a parameter that is transposed": lambda module: setattr(
         module.body.weight, "data", torch.ones(3, 3)
     ),
@@ -180,6 +207,54 @@ def test_a_change_is_noticed(change):
     assert call.reason == ""
 
 
+def test_a_hook_of_all_modules_is_noticed():
+    module = Scaled()
+    call = traced(module)
+    for step in range(8):
+        if step == 4:
+            hook = register_module_forward_hook(
+                lambda one, _, y: y * 2 if isinstance(one, nn.Linear) else y
+            )
+        assert call.refresh() == (step == 4)
+        x = torch.randn(2, 3)
+        assert torch.equal(call({"x": x})["y"], module(x))
+    hook.remove()
+    assert call.refresh()
+
+
+def replace_moments(states):
+    states[-1]["exp_avg"] = torch.ones(3)
+
+
+STATES = {
+    "a moment": replace_moments,
+    "a counter that is equal": lambda states: states[-1].update(step=states[-1]["step"].clone()),
+    "all of one parameter": lambda states: states[-1].clear(),
+}
+
+
+@pytest.mark.parametrize("what", STATES)
+def test_a_change_of_the_state_of_any_parameter_is_noticed(what):
+    module = nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(module.parameters())
+    module.weight.grad, module.bias.grad = torch.ones(3, 3), torch.ones(3)
+    optimizer.step()
+    watch = Watch(optimizer)
+    optimizer.step()
+    assert not watch.changed()
+    STATES[what](list(optimizer.state.values()))
+    assert watch.changed()
+    assert not watch.changed()
+
+
+def test_what_cannot_be_compared_is_a_change():
+    module = Scaled()
+    module.factors = np.ones(2)
+    watch = Watch(module)
+    module.factors = np.ones(2)
+    assert watch.changed()
+
+
 def test_an_attribute_that_is_added_is_noticed():
     module = Scaled()
     module.mode = "negative"
@@ -192,8 +267,10 @@ def test_an_attribute_that_is_added_is_noticed():
 
 def test_an_attribute_that_is_set_to_what_it_was_is_no_change():
     module = Scaled()
+    module.shifts["one"] = np.float64(1.0)
     watch = Watch(module)
-    module.scale = 0.5 + 0.5
+    module.scale, module.factors = 0.5 + 0.5, [float("1.0")]
+    module.shifts["one"] = np.float64(0.5) + 0.5
     assert not watch.changed()
 
 
@@ -303,6 +380,8 @@ class Exploring(nn.Module):
     def __init__(self, decides: str) -> None:
         super().__init__()
         self.decides, self.count = decides, 0
+        self.generators = [random.Random(0)]
+        self.rng, self.older_rng = np.random.default_rng(0), np.random.RandomState(0)
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -310,6 +389,12 @@ class Exploring(nn.Module):
             return -x if random.random() < 0.3 else x
         if self.decides == "NumPy's random numbers":
             return -x if np.random.rand() < 0.3 else x
+        if self.decides == "a generator of Python":
+            return -x if self.generators[0].random() < 0.3 else x
+        if self.decides == "a generator of NumPy":
+            return -x if self.rng.random() < 0.3 else x
+        if self.decides == "an older generator of NumPy":
+            return -x if self.older_rng.rand() < 0.3 else x
         if self.decides == "a buffer that counts":
             self.calls += 1
             return -x if self.calls <= 5 else x
@@ -318,7 +403,8 @@ class Exploring(nn.Module):
 
 
 @pytest.mark.parametrize("decides", [
-    "Python's random numbers", "NumPy's random numbers",
+    "Python's random numbers", "NumPy's random numbers", "a generator of Python",
+    "a generator of NumPy", "an older generator of NumPy",
     "a buffer that counts", "an attribute that counts",
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
@@ -336,17 +422,24 @@ def test_what_python_decides_in_every_call_is_not_recorded(decides):
     assert (call.replays, bool(call.reason)) == (False, True)
 
 
-def test_random_numbers_of_python_are_drawn_once_before_a_decision_on_the_host():
-    def draw_and_decide(given):
-        return deciding({"x": given["x"] + random.random() + np.random.rand()})
+def test_random_numbers_of_the_host_are_drawn_once_before_a_decision_there():
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rng, self.older_rng = np.random.default_rng(0), np.random.RandomState(0)
 
-    call = Traced(draw_and_decide, name="")
-    random.seed(0)
-    np.random.seed(0)
-    found = [float(call({"x": torch.zeros(())})["y"]) for _ in range(3)]
-    random.seed(0)
-    np.random.seed(0)
-    assert found == [float(draw_and_decide({"x": torch.zeros(())})["y"]) for _ in range(3)]
+        def forward(self, x: Tensor) -> Tensor:
+            drawn = random.random() + np.random.rand() + self.rng.random() + self.older_rng.rand()
+            return deciding({"x": x + drawn})["y"]
+
+    ours, theirs = Drawing(), Drawing()
+    call, x = traced(ours), torch.zeros(())
+    found = []
+    for draw in (lambda: call({"x": x})["y"], lambda: theirs(x)):
+        random.seed(0)
+        np.random.seed(0)
+        found.append([float(draw()) for _ in range(3)])
+    assert found[0] == found[1]
 
 
 def test_what_is_made_in_the_first_call_is_recorded_in_the_second():

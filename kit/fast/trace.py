@@ -33,6 +33,9 @@ _UNDECLARED = {aten.native_batch_norm.default: (3, 4), aten.cudnn_batch_norm.def
 """Arguments (running statistics) that operations write to without saying so."""
 
 
+_version = operator.attrgetter("_version")
+
+
 class NotTraceable(RuntimeError):
     """The function decides something on the host, so it is not a fixed list of operations."""
 
@@ -55,13 +58,17 @@ class Recording:
     """tensors that are read but neither given nor made: parameters and buffers."""
     changed: list[Tensor]
     """tensors other than inputs that the function writes to in place, views included."""
-    _settings: list[tuple[Tensor, int]]
-    """tensors whose values Python has read, and the versions of these values."""
+    _settings: list[Tensor]
+    """tensors whose values Python has read."""
     _pinned: list[Tensor]
     """tensors that the graph knows by a view made while recording."""
 
     def __post_init__(self) -> None:
-        self._addresses = [tensor.data_ptr() for tensor in self._pinned]
+        self._versions = [*map(_version, self._settings)]
+        self._shown = [tensor.detach().numpy() for tensor in self._settings if _is_array(tensor)]
+        self._values = [array.tobytes() for array in self._shown]
+        self._pinned += self._settings
+        self._addresses = [*map(Tensor.data_ptr, self._pinned)]
 
     @property
     def operations(self) -> list[str]:
@@ -71,16 +78,21 @@ class Recording:
         ]
 
     def is_valid(self) -> bool:
-        """Whether settings that Python has read, and addresses of views, are what they were."""
-        for tensor, version in self._settings:
-            if tensor._version != version:
-                return False
-        return [tensor.data_ptr() for tensor in self._pinned] == self._addresses
+        """Whether settings that Python has read, and addresses of views, are what they were.
+
+        Settings on a device are known by their versions alone, which writing to ``data`` leaves as
+        they are: reading them would wait for the device.
+        """
+        return (
+            [*map(_version, self._settings)] == self._versions
+            and [array.tobytes() for array in self._shown] == self._values
+            and [*map(Tensor.data_ptr, self._pinned)] == self._addresses
+        )
 
     def pin_constants(self) -> None:
         """Require the constants to stay at their addresses, as a CUDA graph does."""
         self._pinned += self.constants
-        self._addresses = [tensor.data_ptr() for tensor in self._pinned]
+        self._addresses = [*map(Tensor.data_ptr, self._pinned)]
 
 
 def record(
@@ -284,7 +296,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inputs_changed=sorted({given[_memory(t)] for t in changed if _memory(t) in given}),
             constants=[node.meta["value"] for node in constants],
             changed=[tensor for tensor in changed if _memory(tensor) not in given],
-            _settings=[(tensor, tensor._version) for tensor in self.read.values()],
+            _settings=[*self.read.values()],
             _pinned=list(self._viewed.values()),
         )
         for node in {*self._inputs, *self._constants} & {*self.graph.nodes}:
@@ -358,6 +370,11 @@ def share_no_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
         separate.append(tensor.clone() if _place(tensor) in seen else tensor)
         seen.add(_place(tensor))
     return separate
+
+
+def _is_array(tensor: Tensor) -> bool:
+    """Whether NumPy shows the values of a tensor."""
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype is not torch.bfloat16
 
 
 def _asks_whether_finite(node: fx.Node) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,9 @@ Function = Callable[[Inputs], Outputs]
 _PATIENCE = 20
 """After so many recordings in a row without a replay, dropped or never called again with inputs of
 their shape (whole episodes), a function runs eagerly."""
+
+_FIRST_CALLS = 3
+"""After so many recordings in a row that changed what it depends on, a function runs eagerly."""
 
 
 class Traced:
@@ -87,7 +89,7 @@ class Traced:
         self._asked = executor
         self._keys: list[Key] = []
         self._programs: dict[Any, _Program] = {}
-        self._wasted = 0
+        self._wasted = self._own_changes = 0
 
     # ------------------------------------------------------------------ what is known
     @property
@@ -178,7 +180,8 @@ class Traced:
             names.extend(outputs)
             return list(outputs.values())
 
-        numbers = _RandomNumbers()
+        self.refresh()
+        numbers = _RandomNumbers(self.watch.values())
         try:
             if self._wasted >= _PATIENCE:
                 raise NotTraceable("what it depends on changes from call to call")
@@ -189,9 +192,22 @@ class Traced:
             return self.function(inputs.copy())
         if numbers.drawn_on_the_host():
             self._run_eagerly("it draws random numbers of Python or NumPy")
+        elif self.watch.changed():
+            self._forget_what_it_has_changed()
         else:
+            self._own_changes = 0
             self._keep(recording, keys, names, inputs)
         return dict(zip(names, outputs))
+
+    def _forget_what_it_has_changed(self) -> None:
+        """Drop the programs of a function that changes its attributes: in its first calls, or ever.
+
+        A first call may make what later ones use.
+        """
+        self.clear()
+        self._own_changes += 1
+        if self._own_changes >= _FIRST_CALLS:
+            self._run_eagerly("it changes its own attributes")
 
     def _keep(
         self, recording: Recording, keys: list[Key], outputs: list[Key], inputs: Inputs
@@ -206,16 +222,11 @@ class Traced:
         self._programs[_signature([inputs.get(key) for key in self._keys])] = program
 
     def _verify(self, program: _Program, inputs: Inputs, values: Sequence[Tensor]) -> Outputs:
-        """Run program and function from the same state, and trust the program if they agree.
-
-        A function that has changed what it depends on while it was recorded is recorded again: it
-        may have made something on its first call, or do so in every call.
-        """
-        if self.watch.changed():
-            self.clear()
+        """Run program and function from the same state, and trust the program if they agree."""
+        if self.refresh():
             return self._record(inputs)
         changed = [*program.recording.changed, *map(inputs.get, program.inputs_changed)]
-        numbers, before = _RandomNumbers(), [tensor.clone() for tensor in changed]
+        numbers, before = _RandomNumbers(self.watch.values()), [one.clone() for one in changed]
         found = program(values)
         after = [tensor.clone() for tensor in changed]
         numbers.restore()
@@ -263,33 +274,39 @@ class _Program:
 
 
 class _RandomNumbers:
-    """Where random number generators are: those of the CPU and of all CUDA devices, and the host's.
+    """Where random number generators are: PyTorch's on all devices, Python's and NumPy's.
 
-    The host's are Python's and NumPy's.
+    Args:
+        others: of which those that are generators of Python or NumPy are included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, others: Sequence[Any]) -> None:
         self._cpu = torch.get_rng_state()
         used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._cuda = torch.cuda.get_rng_state_all() if used else []
-        self._host = _host_numbers()
+        found = [getattr(one, "bit_generator", one) for one in others if isinstance(one, _RANDOM)]
+        self._on_the_host = [*_OF_MODULES, *found]
+        self._states = self._host_states()
+
+    def _host_states(self) -> list[Any]:
+        return [one.__getstate__() for one in self._on_the_host]
 
     def drawn_on_the_host(self) -> bool:
-        """Whether the host has drawn a random number since."""
-        return _host_numbers() != self._host
+        """Whether Python or NumPy has drawn a random number since."""
+        return repr(self._host_states()) != repr(self._states)  # arrays have no truth value
 
     def restore(self) -> None:
         """Put them back."""
         torch.set_rng_state(self._cpu)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
-        python, numpy = pickle.loads(self._host)
-        random.setstate(python)
-        np.random.set_state(numpy)
+        for one, state in zip(self._on_the_host, self._states):
+            one.__setstate__(state)
 
 
-def _host_numbers() -> bytes:
-    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
+_RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
+_OF_MODULES: list[Any] = [random._inst, np.random.mtrand._rand]  # type: ignore[attr-defined]
+"""Those behind the functions of the modules."""
 
 
 def writable(tensor: Tensor) -> Tensor:

@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from types import NoneType
 from typing import Any
 
+import numpy as np
 from tensordict import TensorDictParams
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-_SETTINGS = (bool, int, float, str, tuple, NoneType)
-_PARTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_PLAIN = (bool, int, float, str, tuple, NoneType, np.generic)
+_PARTS = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
-"""Dictionaries that every module has as long as it lives; the entries of five are watched."""
+"""Dictionaries that every module has as long as it lives; the entries of seven are watched."""
+_OF_ALL_MODULES = [
+    getattr(nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+]
+_trains = operator.attrgetter("requires_grad")
+_hooks = operator.attrgetter("_backward_hooks")
 
 
 class Watch:
     """Notices changes of modules, optimisers and other objects that Python code depends on.
 
     A parameter changed in place goes unnoticed, as it should: programs read parameters where they
-    live. Noticed are: another value of a plain attribute (a coefficient kept as a float, training
-    or evaluation mode), an attribute, a submodule, a function, a hook, a parameter or a buffer that
-    was added, removed or replaced, other settings or another state of an optimiser.
+    live. Noticed are: another value of an attribute (a coefficient kept as a float, training or
+    evaluation mode), or in an attribute that is a dictionary or a list; a submodule, a hook (of a
+    module, of all modules, of a parameter), a parameter or a buffer that was added, removed or
+    replaced; whether a parameter requires gradients; other settings or another state of an
+    optimiser. What changes inside of any other object goes unnoticed: in an array, in a set, in an
+    object with attributes of its own, in a list in a list.
 
     Args:
-        watched: ``nn.Module``s, optimisers and other objects, of which plain attributes are
-            watched; what has no attributes never changes.
+        watched: ``nn.Module``s, optimisers and other objects, of which attributes are watched; what
+            has no attributes never changes.
     """
 
     def __init__(self, *watched: Any) -> None:
@@ -36,85 +54,75 @@ class Watch:
         self._look()
 
     def changed(self) -> bool:
-        """Whether anything is different from the last call."""
+        """Whether anything is different from the last call; asked before every gradient step."""
         try:
-            if [*map(len, self._sizes)] == self._lengths and self._present() == self._identities:
+            if (
+                all(map(operator.is_, map(operator.getitem, *self._alone), self._tensors))
+                and [*map(_trains, self._parameters)] == self._trained
+                and [*map(_hooks, self._parameters)] == self._hooked
+                and self._places == self._copies
+            ):
                 return False
-        except KeyError:  # a name became another one
+        except Exception:  # a name is gone, or there is another object that cannot be compared
             pass
-        before = (self._places, self._values, self._held, self._tensors)
         self._look()
-        return not _same(before, (self._places, self._values, self._held, self._tensors))
+        return True
+
+    def values(self) -> list[Any]:
+        """All that was watched in the last call."""
+        lists = [one if isinstance(one, list) else one.values() for one in self._copies]
+        return [value for values in lists for value in values]
 
     def settings(self) -> list[tuple[dict[str, Any], str, Any]]:
         """Every plain attribute: where it is, its name and its value."""
-        return [(attributes, name, attributes.get(name)) for attributes, name in self._places]
+        places = [one for one in self._places if isinstance(one, dict)]
+        entries = [(place, name, value) for place in places for name, value in place.items()]
+        return [entry for entry in entries if isinstance(entry[2], _PLAIN)]
 
     def _look(self) -> None:
-        self._sizes = [d for one in self.watched for d in _dictionaries(one)]
-        self._lengths = [*map(len, self._sizes)]
-        entries = [(d, n, v) for d in self._sizes for n, v in d.items() if n not in _OF_MODULES]
-        self._places = [(d, n) for d, n, value in entries if type(value) in _SETTINGS]
-        self._held = [(d, n) for d, n, v in entries if isinstance(v, (Tensor, dict)) or callable(v)]
-        self._values = [_plain(place[name]) for place, name in self._places]
-        self._tensors = [place[name] for place, name in self._held]
-        self._getters = _by_place([*self._places, *self._held])
-        self._identities = self._present()
-
-    def _present(self) -> list[int]:
-        """Identities of all that is watched; a new value that is equal is looked at closely."""
-        return [*map(id, itertools.chain.from_iterable([get(d) for get, d in self._getters]))]
+        self._places = [place for one in self.watched for place in _places(one)] + _OF_ALL_MODULES
+        self._copies = [[*one] if isinstance(one, list) else dict(one) for one in self._places]
+        self._parameters = [p for one in self.watched for p in _parameters(one)]
+        self._trained = [*map(_trains, self._parameters)]
+        self._hooked = [*map(_hooks, self._parameters)]
+        # Tensors of one number may be equal and yet be two.
+        entries = [(place, name) for place in self._places for name in _names(place)]
+        found = [(place, name) for place, name in entries if _is_number(place[name])]
+        self._alone = [place for place, _ in found], [name for _, name in found]
+        self._tensors = [place[name] for place, name in found]
 
 
-_Getters = list[tuple[Callable[[Any], tuple[Any, ...]], Any]]
-
-
-def _by_place(entries: Sequence[tuple[Any, Any]]) -> _Getters:
-    """Return what gets all entries of each dictionary in one call: this is done very often."""
-    names: dict[int, list[Any]] = {}
-    for place, name in entries:
-        names.setdefault(id(place), []).append(name)
-    places = {id(place): place for place, _ in entries}
-    # One name alone would not be got as a tuple.
-    return [(operator.itemgetter(*found, found[0]), places[n]) for n, found in names.items()]
-
-
-def _plain(value: Any) -> Any:
-    """Return a plain value; ``None`` for any other, so that one that is made late is no change."""
-    return value if type(value) in _SETTINGS else None
-
-
-def _dictionaries(watched: Any) -> Iterator[Any]:
-    """Yield the dictionaries whose entries are watched."""
+def _places(watched: Any) -> Iterator[Any]:
+    """Yield the dictionaries and lists whose entries are watched."""
     if isinstance(watched, nn.Module):
         for module in watched.modules():
-            attributes = module.__dict__
             if not isinstance(module, TensorDictParams):  # its attributes change at every call
-                yield attributes
-            yield from (attributes[part] for part in _PARTS)
-    elif isinstance(watched, Optimizer):
-        yield vars(watched)
-        yield watched.state
-        yield from (watched._optimizer_step_pre_hooks, watched._optimizer_step_post_hooks)
-        for group in watched.param_groups:
-            yield group
-            # The state of one parameter stands for that of all: it is loaded or cleared as a whole.
-            yield next((watched.state[p] for p in group["params"] if p in watched.state), {})
+                yield from _with_contents(vars(module))
+            yield from (vars(module)[part] for part in _PARTS)
+        yield from filter(None, map(_hooks, watched.parameters()))
     elif hasattr(watched, "__dict__"):
-        yield vars(watched)
+        yield from _with_contents(vars(watched))
+    if isinstance(watched, Optimizer):
+        yield from watched.state.values()
+        for group in watched.param_groups:
+            yield from _with_contents(group)
 
 
-def _same(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    places, values, held, tensors = zip(before, now)
-    try:
-        return (
-            all(_names(*both) for both in (places, held))
-            and all(map(operator.is_, *tensors))
-            and bool(values[0] == values[1])
-        )
-    except RuntimeError:
-        return False
+def _with_contents(attributes: Any) -> Iterator[Any]:
+    """Yield a dictionary, and the dictionaries and lists in it."""
+    yield attributes
+    for name, value in attributes.items():
+        if name not in _OF_MODULES and isinstance(value, (dict, list)):
+            yield value
 
 
-def _names(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    return [(id(d), name) for d, name in before] == [(id(d), name) for d, name in now]
+def _parameters(watched: Any) -> Iterator[Tensor]:
+    return watched.parameters() if isinstance(watched, nn.Module) else iter(())
+
+
+def _names(place: Any) -> Any:
+    return range(len(place)) if isinstance(place, list) else place
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and not is_lazy(value) and value.numel() == 1

@@ -44,6 +44,9 @@ ChangeGradients = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Sequence
 Due = tuple[int, ...]
 """Positions of the groups whose optimisers step."""
 
+_RECORDED = frozenset({"max_grad_norm", "clip_value", "change_gradients"})
+"""Attributes of an update that its programs take for granted."""
+
 
 def in_precision(loss_module: nn.Module, precision: str, device: Any) -> nn.Module:
     """Let a loss multiply matrices in another type; its weights stay what they are.
@@ -138,6 +141,12 @@ class Update(OptimizationStepper):
             [g.optimizer for g in self.groups] if compile == "auto" else []
         )
         self._update_targets = self._target_step()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _RECORDED and vars(self).get(name) != value:
+            for traced in vars(self).get("_traced", {}).values():
+                traced.clear()
+        super().__setattr__(name, value)
 
     def _target_step(self) -> Callable[[], Any] | None:
         """The update of the targets; a soft update, the same each time, is traced."""
