@@ -107,6 +107,50 @@ def test_inputs_that_are_not_read_may_come_and_go():
     assert (call.programs, call.keys_read) == (1, ["x"])
 
 
+OPTIONAL = {
+    "asked for": lambda batch: batch.get("weight", None),
+    "looked for": lambda batch: batch["weight"] if "weight" in batch.keys() else None,
+    "nested": lambda batch: batch.get(("next", "weight"), None),
+    "of a selection": lambda batch: batch.select("weight", strict=False).get("weight", None),
+}
+
+
+@pytest.mark.parametrize("how", OPTIONAL)
+def test_an_optional_input_that_comes_later_is_read(how):
+    def weighted(batch):
+        weight = OPTIONAL[how](batch)
+        return {"y": batch["x"] if weight is None else batch["x"] * weight}
+
+    call = Traced(weighted, name="weighted")
+    for step in range(12):
+        batch = TensorDict({"x": torch.ones(2), "next": TensorDict({"x": torch.ones(2)}, [2])}, [2])
+        if step // 4 == 1:
+            batch["weight"] = batch["next", "weight"] = torch.full((2,), 3.0)
+        assert call(batch)["y"].tolist() == [3.0 if step // 4 == 1 else 1.0] * 2
+    assert (call.programs, call.replays) == (2, True)
+
+
+def test_an_optional_input_of_a_dictionary_that_comes_later_is_read():
+    call = Traced(lambda given: {"y": given["x"] * given.get("weight", 1.0)}, name="weighted")
+    for step in range(8):
+        given = {"x": torch.ones(2)} | ({"weight": torch.zeros(2)} if step >= 4 else {})
+        assert call(given)["y"].tolist() == [float(step < 4)] * 2
+
+
+def test_each_layout_has_a_program():
+    def strided(given):
+        x = given["x"]
+        return {"flat": x.reshape(-1) * 1, "own": torch.as_strided(x, (2, 2), x.stride()) * 1}
+
+    call = Traced(strided, name="strided")
+    for step in range(10):
+        x = torch.arange(9.0).view(3, 3)
+        x = x.t() if step % 5 > 2 else x
+        found, expected = call({"x": x}), strided({"x": x})
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert (call.programs, call.replays) == (2, True)
+
+
 def test_each_shape_and_type_has_a_program_that_is_verified():
     linear = nn.Linear(3, 2)
     call = traced(linear)

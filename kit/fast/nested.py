@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -44,6 +44,37 @@ def entry(rows: Any, key: Any) -> Any:
         if value is None:
             return None
     return value if type(value) is Tensor else rows.get(key)
+
+
+class Names(NamedTuple):
+    """Names of entries."""
+
+    here: set[Any]
+    below: dict[str, Names]
+    """names of the entries of nested TensorDicts, by the names of these."""
+
+
+def names_of(rows: Any, others: Names) -> Names:
+    """The names of the entries of a TensorDict or a dictionary, and others."""
+    below = dict(others.below)
+    for name in rows.keys():
+        if type(rows) is TensorDict and type(rows._tensordict[name]) is TensorDict:
+            below[name] = names_of(rows._tensordict[name], below.get(name, Names(set(), {})))
+    return Names(others.here.union(rows.keys()), below)
+
+
+def has_only(rows: Any, names: Names) -> bool:
+    """Whether all entries of a TensorDict or a dictionary have one of these names."""
+    if type(rows) is not TensorDict:
+        return names.here.issuperset(rows.keys())
+    entries = rows._tensordict
+    if not names.here.issuperset(entries):
+        return False
+    for name, below in names.below.items():
+        nested = entries.get(name)
+        if type(nested) is TensorDict and not has_only(nested, below):
+            return False
+    return True
 
 
 def put(rows: TensorDictBase, key: Any, value: Tensor) -> None:

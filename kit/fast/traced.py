@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from kit.fast.executors import Run, executed
-from kit.fast.nested import entry
+from kit.fast.nested import Names, entry, has_only, names_of
 from kit.fast.trace import NotTraceable, Recording, record, share_no_memory
 from kit.fast.watch import Watch
 
@@ -34,8 +34,9 @@ _FIRST_CALLS = 3
 class Traced:
     """A function of tensors that is recorded, verified once, and then replayed without Python.
 
-    There is one program for each signature: shapes and types of the inputs that are read. The first
-    call with a new signature records the function while it runs. The second runs both the program
+    There is one program for each signature: shapes, types and strides of the inputs that are read.
+    The first call with a new signature records the function while it runs, and so does the first
+    with an input of another name, which may be optional. The second runs both the program
     and the function, from the same random numbers (of the CPU and of all devices) and the same
     values of everything that they change in place, and compares all outputs and all changed tensors
     bitwise; the function's results stay. From the third call on the program is replayed alone:
@@ -89,6 +90,7 @@ class Traced:
         self._asked = executor
         self._keys: list[Key] = []
         self._programs: dict[Any, _Program] = {}
+        self._seen = Names(set(), {})
         self._wasted = self._own_changes = 0
 
     # ------------------------------------------------------------------ what is known
@@ -147,6 +149,8 @@ class Traced:
         """Return the function's outputs; inputs that it does not read may be left out or added."""
         if self.reason:
             return self.function(inputs.copy())
+        if not has_only(inputs, self._seen):
+            self.clear()
         values = [entry(inputs, key) for key in self._keys]
         program = self._programs.get(_signature(values))
         if program is None:
@@ -172,6 +176,7 @@ class Traced:
         given = inputs.copy()
         names: list[Key] = []
         keys = sorted(_tensor_keys(inputs), key=str)
+        self._seen = names_of(inputs, self._seen)
 
         def function(*tensors: Tensor) -> list[Tensor]:
             for key, tensor in zip(keys, tensors):
@@ -321,7 +326,7 @@ def _tensor_keys(inputs: Inputs) -> list[Key]:
 
 
 def _signature(values: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    return tuple([None if value is None else (value.shape, value.dtype) for value in values])
+    return tuple([v if v is None else (v.shape, v.dtype, v.stride()) for v in values])
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
