@@ -376,7 +376,7 @@ class TensorSteps:
         if fast and key not in self._blocks:
             # TorchRL's specs of bounded actions check on the host what they draw.
             name = "a block of environment steps" if runner is not None else ""
-            self._blocks[key] = Traced(function, name=name)
+            self._blocks[key] = Traced(function, self.env, self.normalizer, name=name)
         outputs = self._blocks[key](inputs) if fast else function(inputs)
         for (kind, name), value in outputs.items():
             if kind != "hidden":

@@ -67,6 +67,22 @@ def test_a_change_of_the_policys_weights_is_seen_by_the_next_batch():
                 parameter.data.add_(0.5)
 
 
+def test_a_change_of_the_environment_or_its_normaliser_is_seen_by_the_next_batch():
+    fast, plain = (
+        TensorCollector(
+            make_env("MountainCar-v0", 4, vectorization="tensor", normalize_reward=True, seed=0),
+            steps_per_env=64,
+            fast_policy=fast_policy,
+        )
+        for fast_policy in ("auto", "module")
+    )
+    for batch in range(4):
+        assert same(one := fast.collect(), plain.collect()) == []
+        for collector in (fast, plain):
+            collector.env.max_episode_steps, collector.normalizer.clip = 10, 0.01
+        assert bool(one["next", "truncated"].any()) == (batch > 0)
+
+
 def test_env_steps_are_those_that_were_made():
     env = make_env("CartPole-v1", 2, vectorization="tensor", action_repeat=3)
     collector = TensorCollector(env, steps_per_env=20, seed=1)
