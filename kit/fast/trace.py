@@ -36,8 +36,11 @@ _UNDECLARED = {aten.native_batch_norm.default: (3, 4), aten.cudnn_batch_norm.def
 _version = operator.attrgetter("_version")
 
 
-class NotTraceable(RuntimeError):
-    """The function decides something on the host, so it is not a fixed list of operations."""
+class NotTraceable(Exception):
+    """The function decides something on the host, so it is not a fixed list of operations.
+
+    No ``RuntimeError``: those of PyTorch are handled in many places.
+    """
 
 
 @dataclass

@@ -189,6 +189,18 @@ def test_a_policy_that_decides_on_the_host_runs_as_a_module_and_the_reason_is_to
     assert not runner_of(fast).replays
 
 
+def test_a_plain_module_of_tensordicts_that_decides_on_the_host_runs_as_a_module():
+    class Deciding(nn.Module):
+        def forward(self, tensordict):
+            best = tensordict["observation"].argmax(-1)
+            return tensordict.set("action", best if best.sum() > 3 else 2 - best)
+
+    fast, plain = fast_and_plain(guess, lambda env: Deciding())
+    with pytest.warns(UserWarning, match="runs eagerly: it reads a tensor on the host at"):
+        assert_same_batches(fast, plain, 2)
+    assert fast.policy_path.name == "module"
+
+
 def test_a_policy_that_changes_from_call_to_call_runs_as_a_module():
     def changing(env):
         calls = []
