@@ -48,7 +48,7 @@ class Flatten(nn.Module):
 
     Attributes:
         out_features: width of the vector.
-        is_vector: whether there is one input, and it is the vector.
+        is_vector: whether there is one input, and it is the vector, of floating-point numbers.
 
     Raises:
         SettingError: if a spec is of a kind that has no place in a vector.
@@ -62,7 +62,11 @@ class Flatten(nn.Module):
             math.prod(shape) if choices is None else sum(choices)
             for choices, shape in zip(self._choices, self._shapes)
         )
-        self.is_vector = self._choices == [None] and len(self._shapes[0]) == 1
+        self.is_vector = (
+            self._choices == [None]
+            and len(self._shapes[0]) == 1
+            and specs[0].dtype.is_floating_point
+        )
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return ``[..., out_features]``."""

@@ -10,6 +10,7 @@ distribution of the network's outputs.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torchrl.data import Bounded, Categorical
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActor
@@ -44,6 +46,7 @@ _AHEAD = 128
 
 add, dot, maximum = np.add, np.dot, np.maximum  # of a module they are looked up at every use
 
+_FORWARD = itertools.repeat("forward")
 _ZERO = np.zeros(1, np.float32)
 
 
@@ -108,18 +111,20 @@ class NumpyPolicy:
         self._addresses = [parameter.data_ptr for parameter in policy.parameters()]
         self._places = [address() for address in self._addresses]
         modules = list(policy.modules())
-        self._hooks = [m._forward_hooks for m in modules] + [m._forward_pre_hooks for m in modules]
+        self._hooks = _hooks(policy)
+        self._attributes = [*map(vars, modules)]
         self._entries = [d for m in modules for d in (m._modules, m._parameters) if d]
         self._known = [*itertools.chain.from_iterable([d.values() for d in self._entries])]
         self._identities = [*map(id, self._known)]
 
     def is_valid(self) -> bool:
-        """Whether parameters are where they were, and modules what they were."""
+        """Whether parameters are where they were, and modules what they were and do."""
         present = itertools.chain.from_iterable(map(dict.values, self._entries))
         return (
             [*map(id, present)] == self._identities
             and [address() for address in self._addresses] == self._places
             and not any(self._hooks)
+            and not any(map(operator.contains, self._attributes, _FORWARD))
         )
 
     # ------------------------------------------------------------------ random numbers
@@ -244,12 +249,21 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
     """Return the parts of a policy of the kind that is known here.
 
     Raises:
-        NotInNumpy: if it is another, or has hooks.
+        NotInNumpy: if it is another, has hooks, or a ``forward`` of its own.
     """
     parts = _find_parts(policy, num_envs, samples)
-    if any(m._forward_hooks or m._forward_pre_hooks for m in policy.modules()):
+    if any(_hooks(policy)):
         raise NotInNumpy("it has hooks")
+    for module in policy.modules():
+        if "forward" in vars(module):
+            raise NotInNumpy(f"the forward of its {type(module).__name__} was replaced")
     return parts
+
+
+def _hooks(policy: Any) -> list[Any]:
+    """Dictionaries of the hooks of all modules, and of each."""
+    each = [hooks for m in policy.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+    return [_global_forward_hooks, _global_forward_pre_hooks, *each]
 
 
 def _find_parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
@@ -329,7 +343,7 @@ def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]
     if type(network) is not FlattenMLP:
         raise NotInNumpy(f"its network is {type(network).__name__}")
     if not network.flatten.is_vector:
-        raise NotInNumpy("its observation is not one vector of numbers")
+        raise NotInNumpy("its observation is not one vector of floating-point numbers")
     found: list[Any] = []
     for layer in network.layers:
         if type(layer) is nn.Linear:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors import EpisodeCollector, VectorCollector
 from kit.envs import make_env
 from kit.modules import make_actor, make_body, make_q_network
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
+from kit.modules.networks import FlattenMLP
 from kit.modules.numpy_policy import MOST_PRODUCTS
 
 ACTORS = {
@@ -158,6 +161,62 @@ def test_parameters_that_are_replaced_are_noticed():
                 module.bias.data = torch.randn_like(module.bias)
     assert_close(ours.collect(), exact.collect())
     assert ours.policy_path.name == "numpy"
+
+
+def first_action_always(policy):
+    """A forward that is replaced."""
+    network = policy.module[0].module.network
+    forward = network.forward
+    network.forward = lambda *seen: forward(*seen) * 0 + torch.tensor([50.0, 0.0])
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_a_forward_that_is_replaced_is_called(batches):
+    ours, _ = pair("categorical", steps_per_env=6)
+    for _ in range(batches):
+        ours.collect()
+    assert ours.policy_path.name == "numpy"
+    first_action_always(ours.policy)
+    assert ours.collect()["action"].tolist() == [[0] * 6] * 3
+    assert ours.policy_path.reason == "the forward of its FlattenMLP was replaced"
+
+
+def test_a_forward_that_was_replaced_before_is_called():
+    env = make_env("CartPole-v1", 3)
+    actor = make_actor(env, (8,))
+    first_action_always(actor)
+    collector = VectorCollector(env, actor, steps_per_env=6)
+    assert collector.collect()["action"].tolist() == [[0] * 6] * 3
+
+
+def test_hooks_of_all_modules_are_called():
+    ours, _ = pair("categorical", steps_per_env=6)
+    ours.collect()
+    certain = torch.tensor([50.0, 0.0])
+    hook = register_module_forward_hook(
+        lambda module, _, out: out * 0 + certain if isinstance(module, FlattenMLP) else out
+    )
+    try:
+        assert ours.collect()["action"].tolist() == [[0] * 6] * 3
+    finally:
+        hook.remove()
+
+
+def test_whole_numbers_are_observed_by_pytorch():
+    class Counting(gym.Env):
+        observation_space = gym.spaces.Box(0, 9, (2,), np.int64)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.array([0, 9]), {}
+
+        def step(self, action):
+            return np.array([1, 2]), 1.0, False, False, {}
+
+    env = make_env(Counting, 2)
+    collector = VectorCollector(env, make_actor(env, (8,)), steps_per_env=3)
+    assert collector.collect()["observation"][0].tolist() == [[0, 9], [1, 2], [1, 2]]
+    assert "not one vector of floating-point numbers" in collector.policy_path.reason
 
 
 @pytest.mark.parametrize("kind", ["tanh-normal", *EXPLORING])
