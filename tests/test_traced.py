@@ -601,6 +601,16 @@ def test_what_never_differs_is_computed_when_recording():
     assert operations_of(function, torch.ones(2)) == ["mul"]
 
 
+def test_the_gradient_of_a_mean_is_known_although_the_mean_is_returned():
+    def function(x):
+        y = x.detach().requires_grad_()
+        with torch.enable_grad():
+            mean = y.square().mean()
+            return [mean.detach(), *torch.autograd.grad(mean, y)]
+
+    assert operations_of(function, torch.randn(4)) == ["pow", "mean", "pow", "mul_", "mul_"]
+
+
 # ---------------------------------------------------------------------- in place
 def test_results_take_the_place_of_what_is_read_for_the_last_time():
     def function(x, y):

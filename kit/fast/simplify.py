@@ -53,10 +53,10 @@ def simplify(
     constants: set[fx.Node] = set()
     for node in calls:
         _add_at_once(graph, node, constant)
-        seen = memories(node).union(*map(memories, node.all_input_nodes))
-        if seen & touched or not _repeats_itself(node):
-            continue
         shapes_alone = node.target in _READ_SHAPES
+        read = [] if shapes_alone else node.all_input_nodes
+        if memories(node).union(*map(memories, read)) & touched or not _repeats_itself(node):
+            continue
         if shapes_alone or constants.issuperset(node.all_input_nodes):
             if isinstance(node.meta["value"], Tensor):
                 with graph.inserting_before(node):
