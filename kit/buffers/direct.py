@@ -45,7 +45,9 @@ class _Rows:
         """Write ``[num_envs, steps, ...]`` in the order of time."""
         if self.array is not None:
             try:
-                self.array[rows] = value.numpy().swapaxes(0, 1).reshape(self._shape)
+                given = value.numpy()
+                in_time = given.swapaxes(0, 1).reshape(self._shape) if len(given) > 1 else given[0]
+                self.array[rows] = in_time
                 return
             except (TypeError, RuntimeError):  # on a device, or of a type that NumPy lacks
                 pass
@@ -98,7 +100,9 @@ class DirectRows:
         if rows is not self._shown:
             self._shown = rows
             self._rows = {path: _Rows(value) for path, value in leaves(rows).items()}
-            self._index = self._rows.pop(("index",), None)
+            index = self._rows.pop(("index",), None)
+            if index is not None:  # the same whatever is written there
+                index.tensor.copy_(torch.arange(len(index.tensor)))
         return True
 
     @property
@@ -126,8 +130,6 @@ class DirectRows:
         rows = slice(start, end)
         for path, value in own.items():
             self._rows[path].write(rows, value)
-        if self._index is not None:
-            self._index.write(rows, torch.from_numpy(np.arange(start, end)[None]))
         self.storage._set_last_cursor(end - 1)
         self.storage._len = min(self.storage._len + count, self.storage.max_size)
         self.storage._bump_mutation_revision()

@@ -40,8 +40,10 @@ class _Value:
     """value at the end of a schedule that was given by name."""
     schedule: Schedule | None = None
     """value by counter; ``None`` leaves it alone."""
+    asked: float | None = None
+    """last value set, in double precision."""
     written: float | None = None
-    """last value set; ``None`` on a device, which would have to be waited for."""
+    """the same as it is kept; ``None`` on a device, which would have to be waited for."""
 
     @property
     def holder(self) -> Any:
@@ -54,10 +56,12 @@ class _Value:
         return holder[self.name] if isinstance(holder, dict) else getattr(holder, self.name)
 
     def set(self, value: float) -> None:
-        """Fill a tensor in place, replace a number."""
-        present = self.get()
+        """Fill a tensor in place, replace a number; nothing if it is known to be that."""
+        if value == self.asked and self.written is not None:
+            return
+        self.asked, present = value, self.get()
         if isinstance(present, Tensor):
-            present.detach().fill_(value)
+            (present.detach() if present.requires_grad else present).fill_(value)
         elif isinstance(self.holder, dict):
             self.holder[self.name] = present = value
         else:
@@ -97,7 +101,7 @@ class Anneal(Hook):
     """
 
     kind = "step"
-    operations: ClassVar = {"setup": "set", "post_steps": "step", "post_steps_log": "log"}
+    operations: ClassVar = {"setup": "begin", "post_steps": "step", "post_steps_log": "log"}
 
     def __init__(
         self,
@@ -169,6 +173,12 @@ class Anneal(Hook):
             for value in self.values:
                 start = float(value.get()) if value.start is None else value.start
                 value.schedule = make_schedule(self.schedule, start, value.end, duration)
+
+    def begin(self) -> None:
+        """Set the values for the first iteration, whatever they were."""
+        for value in self.values:
+            value.asked = None
+        self.set()
 
     def step(self) -> None:
         """Set the values for the next iteration.
