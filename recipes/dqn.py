@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
-from torchrl.objectives import SoftUpdate
 
 from kit.config import Count, HiddenSizes, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
@@ -19,7 +18,7 @@ from kit.hooks import AnnealExploration, AnnealLearningRate
 from kit.modules import make_q_network
 from kit.modules.exploration import EpsilonGreedy
 from kit.trainer import Trainer
-from kit.update import Update
+from kit.update import Update, make_target_updater
 
 
 @dataclass
@@ -71,13 +70,12 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     explore = EpsilonGreedy(env, eps_init=1.0, eps_end=float(cfg.epsilon_end))
     policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
-    tau = cfg.tau if cfg.tau is not None else 0.005 if cfg.target_update_every == 1 else 1.0
     update = Update(
         loss,
         optimizer,
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
-        target_updater=SoftUpdate(loss, tau=tau),
+        target_updater=make_target_updater(loss, cfg.tau, cfg.target_update_every),
         target_update_every=cfg.target_update_every,
     )
     exploration = AnnealExploration(explore, share_of_run=cfg.exploration_share)

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.envs.transforms import SignTransform
-from torchrl.objectives import SoftUpdate
 
 from kit.config import Count, Frames, HiddenSizes, Positive, UnitInterval
 from kit.envs.pixels import pixel_wrappers
@@ -22,7 +21,7 @@ from kit.modules import NATURE, make_q_network
 from kit.modules.exploration import EpsilonGreedy
 from kit.steps import SettingError
 from kit.trainer import Trainer
-from kit.update import Update
+from kit.update import Update, make_target_updater
 from recipes import dqn
 
 
@@ -75,9 +74,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
     every = cfg.target_update_every
-    tau = cfg.tau if cfg.tau is not None else 0.005 if every == 1 else 1.0
     limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
-    targets = SoftUpdate(loss, tau=tau)
+    targets = make_target_updater(loss, cfg.tau, every)
     update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
     exploration = AnnealExploration(explore, share_of_run=cfg.exploration_share)
     hooks = [AnnealLearningRate(optimizer, cfg.anneal), exploration]

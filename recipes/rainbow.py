@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
-from torchrl.objectives import SoftUpdate
 
 from kit.buffers import PrioritizedSampler
 from kit.config import Atoms, Finite, NotNegative, UnitInterval, checks
@@ -20,7 +19,7 @@ from kit.hooks import Anneal, AnnealExploration, AnnealLearningRate
 from kit.modules import make_q_network
 from kit.modules.exploration import EpsilonGreedy
 from kit.trainer import Trainer
-from kit.update import Update
+from kit.update import Update, make_target_updater
 from recipes import dqn
 
 LOSSES = {"value": "DQNLoss", "c51": "CategoricalDQNLoss", "quantile": "QuantileDQNLoss"}
@@ -76,8 +75,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         hooks.append(Anneal(sampler, "_beta", "linear", end=1.0, name="importance_exponent"))
     limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
     every = cfg.target_update_every
-    tau = cfg.tau if cfg.tau is not None else 0.005 if every == 1 else 1.0
-    targets = SoftUpdate(loss, tau=tau)
+    targets = make_target_updater(loss, cfg.tau, every)
     update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
     policy = policy.select_out_keys("action").to(cfg.device)
     buffer = experiment.make_replay_buffer(sampler=sampler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from kit.logging.metrics import MetricMeans
 from kit.losses import losses_due
 from kit.steps import SettingError
 from kit.trainer import Trainer
-from kit.update import Update
+from kit.update import Update, make_target_updater
 from tests.losses import (
     LOSSES,
     has_targets,
@@ -633,6 +634,24 @@ def test_a_hard_update_that_counts_is_not_counted_too():
         update(minibatch_for("DQNLoss", seed=step))
         changed += [step] if (loss.target_value_network_params != before).any() else []
     assert changed == [2, 4, 6]
+
+
+@pytest.mark.parametrize(("tau", "every", "share"), [
+    (None, 1, 0.005), (None, 2, 1.0), (0.25, 2, 0.25), (1.0, 1, 1.0), (1, 3, 1.0),
+])  # fmt: skip
+def test_targets_move_by_the_polyak_coefficient_as_often_as_asked(tau, every, share):
+    loss = make_loss("DQNLoss")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        targets = make_target_updater(loss, tau, every)
+    optimizer = Adam(loss.parameters(), lr=0.01)
+    update = Update(loss, optimizer, target_updater=targets, target_update_every=every)
+    for step in range(1, 7):
+        before = loss.target_value_network_params.clone()
+        update(minibatch_for("DQNLoss", seed=step))
+        online = loss.value_network_params.data
+        expected = before.lerp(online, share) if step % every == 0 else before
+        assert (loss.target_value_network_params == expected).all()
 
 
 # ---------------------------------------------------------------------- in and out
