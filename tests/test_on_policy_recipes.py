@@ -245,6 +245,7 @@ def test_coefficients_follow_their_schedules():
             {"baseline": False, "anneal_critic": "linear"},
             r"anneal_critic='linear' has no effect: baseline=false estimates no values",
         ),
+        ("reinforce", {"baseline": False, "shared_body": True}, r"shared_body=True has no effect"),
         ("trpo", {"learning_rate": 0.1}, r"learning_rate=0\.1 has no effect: the length"),
         (
             "trpo",

@@ -58,19 +58,19 @@ class Checkpoints:
         for name, part in parts.items():
             self._checkpoint.register(name, part, adapter=StateFile(lambda: self._last))
 
-    def save(self, policy_steps: int, metadata: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, and drop older ones and any of later policy steps.
+    def save(self, steps: int, metadata: Mapping[str, Any]) -> Path:
+        """Write a checkpoint, and drop older ones and any of later steps.
 
         Later ones are there where the run was resumed from an older checkpoint.
 
         Args:
-            policy_steps: of the run, which name the checkpoint.
+            steps: policy steps of the run (offline: gradient steps), which name the checkpoint.
             metadata: kept in its manifest: plain values.
 
         Raises:
             NotSaved: if it could not be written; earlier ones are untouched.
         """
-        path = self.folder / f"{_PREFIX}{policy_steps:012d}"
+        path = self.folder / f"{_PREFIX}{steps:012d}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _remove_hidden(self.folder)
@@ -89,9 +89,8 @@ class Checkpoints:
                 raise
             before = [other.name for other in _all_in(self.folder)]
             newest = f"the newest one is {before[-1]}" if before else "there is none yet"
-            what = f"the checkpoint at {policy_steps} policy steps was not written to {self.folder}"
             why = f"{reason}; earlier checkpoints are untouched, {newest}"
-            raise NotSaved(f"{what}: {why}") from error
+            raise NotSaved(f"{path.name} was not written to {self.folder}: {why}") from error
         self._last = path
         return path
 

@@ -331,7 +331,8 @@ class Trainer(TorchRLProtocol):
             self.evaluate.faults = self.batches.evaluation_faults
         if not self.batches.exact_resume:
             self._say_what_is_lost(self.batches.not_resumable() or "nothing gives its state")
-            if hasattr(self.buffer, "close_open_episodes"):
+            # A batch of whole episodes leaves none open.
+            if hasattr(self.buffer, "close_open_episodes") and not self.plan.collects_episodes:
                 self.buffer.close_open_episodes(self.plan.num_envs)
         return self
 

@@ -14,11 +14,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Dict, Discrete
 
 from kit.envs import make_env
 from kit.envs.state import CannotCapture, capture, restore
-from kit.experiment import EnvConfig, OnPolicySteps
+from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
+from recipes import dqn
 from recipes.ppo import Config, build
 from tests.envs.odd_envs import DrawsFromTheProcess
 from tests.tiny import assert_equal, on_policy_plan, ppo_trainer, weights
@@ -385,6 +387,36 @@ def test_what_is_lost_is_said_when_the_run_starts_and_when_it_is_resumed(tmp_pat
     assert len([w for w in said if "checkpoints" in str(w.message)]) == 1
     with pytest.warns(UserWarning, match=why):
         trainer(resume_from=begun.last_checkpoint)
+
+
+def test_whole_episodes_in_memory_stay_as_they_ended(tmp_path):
+    class Locked(CartPoleEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    def trainer(**settings):
+        steps = OffPolicySteps(
+            120, steps_per_env=None, min_episodes=3, learning_starts=20, minibatch_size=8,
+            replay_ratio="1/4", evaluation_every=None,
+        )  # fmt: skip
+        env = EnvConfig("test/Locked-v0", num_envs=2)
+        common = {"hidden_sizes": [4], "runs": str(tmp_path), "progress": False, "n_step": 1}
+        config = dqn.Config(env=env, steps=steps, **common, **settings)
+        return dqn.build(config)
+
+    def ends(one):
+        stored = one.buffer.buffer[:]["next"]
+        return {name: stored[name].clone() for name in ("terminated", "truncated", "done")}
+
+    register_once("test/Locked-v0", Locked)
+    whole = trainer()
+    with pytest.warns(UserWarning, match="is a lock"):
+        whole.run()
+    assert ends(whole)["terminated"].any()
+    with pytest.warns(UserWarning, match="is a lock"):
+        resumed = trainer(resume=str(whole.folder))
+    assert_equal(ends(whole), ends(resumed))
 
 
 # ---------------------------------------------------------------------- what environments share
