@@ -165,6 +165,12 @@ class Standardizer(nn.Module):
         return ((advantage - self.mean) / deviation).to(advantage.dtype) * weight
 
 
+_OF_TORCHRL = (
+    "differentiable", "shifted", "skip_existing", "time_dim", "auto_reset_env", "group_key",
+)  # fmt: skip
+"""Settings with which TorchRL's implementation estimates, if they are given."""
+
+
 class GAE(torchrl_value.GAE):
     """TorchRL's generalised advantage estimation, without its reads of ``done`` on the host.
 
@@ -181,11 +187,13 @@ class GAE(torchrl_value.GAE):
         n_step: rewards summed before bootstrapping, in place of ``lmbda``; ``None``: lambda.
         standardize: over what advantages are standardised, see :class:`Standardizer`; ``None``:
             they are not. (A loss standardises over minibatches with ``normalize_advantage``.)
-        **kwargs: of TorchRL's class.
+        **kwargs: of TorchRL's class. Differentiable estimates, and those with ``shifted``,
+            ``skip_existing``, ``time_dim``, ``auto_reset_env``, ``group_key`` or without a network,
+            are left to its implementation.
 
     Raises:
         SettingError: if ``n_step`` meets ``lmbda``, or either ``n_step`` or ``standardize`` meets
-            ``differentiable``.
+            what is left to TorchRL.
     """
 
     def __init__(
@@ -207,8 +215,18 @@ class GAE(torchrl_value.GAE):
         self.n_step = n_step
         self.standardizer = Standardizer(standardize) if standardize else None
         self._traced: Traced | None = None
-        if self.differentiable:
-            self._refuse_own("differentiable estimates", "use differentiable=False")
+        if name := self._asks_for_torchrls():
+            self._refuse_own(f"estimates with {name}={getattr(self, name)}", f"leave out {name}")
+
+    def _asks_for_torchrls(self) -> str:
+        """The name of a setting that only TorchRL's implementation has, if there is one."""
+        if self.value_network is None:
+            return "value_network"
+        for name in _OF_TORCHRL:
+            value = getattr(self, name, None)
+            if value is not None and value is not False:  # the time may be dimension 0
+                return name
+        return ""
 
     @property
     def _own(self) -> dict[str, Any]:
@@ -231,15 +249,14 @@ class GAE(torchrl_value.GAE):
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Add advantages, value targets and values to a batch ``[num_envs, steps]`` or ``[steps]``.
 
-        Calls with parameters, as a loss makes them, and differentiable estimates are left to
-        TorchRL's implementation.
+        Calls with parameters, as a loss makes them, are left to TorchRL's implementation.
 
         Raises:
             SettingError: if there are parameters, and a setting that TorchRL does not have.
         """
         if args or kwargs:
             self._refuse_own("estimates by given parameters", "call it with a batch alone")
-        if args or kwargs or self.differentiable:
+        if args or kwargs or self._asks_for_torchrls():
             return super().forward(tensordict, *args, **kwargs)
         if self._traced is None:
             self._traced = Traced(self._written, self, self.value_network, name="GAE")

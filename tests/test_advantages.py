@@ -202,10 +202,31 @@ def test_differentiable_estimates_and_those_by_given_parameters_are_torchrls():
     assert torch.equal(found["advantage"], expected["advantage"])
 
 
+OF_TORCHRL = {
+    "differentiable": True, "shifted": True, "skip_existing": True, "time_dim": 0,
+    "auto_reset_env": True, "value_network": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(OF_TORCHRL))
+def test_settings_that_only_torchrl_has_estimate_as_torchrl_does(name):
+    settings = {"gamma": 0.9, "lmbda": 0.8, "value_network": network(double=True)}
+    batch = batch_of(4, 4)
+    if name in {"skip_existing", "value_network"}:  # the values are there already
+        batch["state_value"], batch["next", "state_value"] = torch.rand(2, 4, 4, 1).double()
+    usual = GAE(**settings)(batch.clone())["advantage"]
+    settings[name] = OF_TORCHRL[name]
+    expected = torchrl_value.GAE(**settings)(batch.clone())["advantage"]
+    assert torch.equal(GAE(**settings)(batch)["advantage"], expected)
+    assert name == "differentiable" or not torch.allclose(usual, expected)
+
+
 @pytest.mark.parametrize("own", [{"n_step": 3}, {"standardize": "batch"}])
 def test_what_torchrls_estimates_would_leave_out_is_refused(own):
     (name,) = own
-    with pytest.raises(SettingError, match=f"{name}=.* has no effect on differentiable estimates"):
+    with pytest.raises(
+        SettingError, match=f"{name}=.* no effect on estimates with differentiable=True"
+    ):
         GAE(gamma=0.9, value_network=network(), differentiable=True, **own)
     estimator, parameters = GAE(gamma=0.9, value_network=network(), **own), TensorDict()
     with pytest.raises(SettingError, match=f"{name}=.* has no effect on estimates by given param"):
