@@ -113,15 +113,17 @@ class NumpyPolicy:
         modules = list(policy.modules())
         self._hooks = _hooks(policy)
         self._attributes = [*map(vars, modules)]
-        self._entries = [d for m in modules for d in (m._modules, m._parameters) if d]
-        self._known = [*itertools.chain.from_iterable([d.values() for d in self._entries])]
-        self._identities = [*map(id, self._known)]
+        self._entries = [d.values() for m in modules for d in (m._modules, m._parameters) if d]
+        self._known = [*itertools.chain(*self._entries)]
 
     def is_valid(self) -> bool:
         """Whether parameters are where they were, and modules what they were and do."""
-        present = itertools.chain.from_iterable(map(dict.values, self._entries))
+        try:
+            same = [*itertools.chain(*self._entries)] == self._known
+        except RuntimeError:  # two tensors have no truth value, one and itself are not compared
+            return False
         return (
-            [*map(id, present)] == self._identities
+            same
             and [address() for address in self._addresses] == self._places
             and not any(self._hooks)
             and not any(map(operator.contains, self._attributes, _FORWARD))
