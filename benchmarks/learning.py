@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, list[str], int, float]] = {
     "Discrete SAC, CartPole-v1": ("sac_discrete", [], 3, 475.0),
     "A2C, CartPole-v1": ("a2c", [], 5, 475.0),
     "PPO2, CartPole-v1": ("ppo", ["preset=ppo2"], 3, 475.0),
-    "IMPALA, CartPole-v1": ("impala", [], 3, 475.0),
+    "IMPALA, CartPole-v1": ("impala", [], 5, 475.0),
     "TRPO, CartPole-v1": ("trpo", [], 3, 475.0),
     "Recurrent PPO, Recall-v0": ("ppo_recurrent", ["preset=recall"], 3, 0.95),
     "PPO with masks, Allowed-v0": (

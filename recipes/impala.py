@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch.optim import Adam
+from torch.optim import RMSprop
 
 from kit.advantages import VTrace
-from kit.config import ActorCriticConfig, NotNegative, Positive, UnitInterval
+from kit.config import ActorCriticConfig, NotNegative, Positive, ScheduleName, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
@@ -49,7 +49,9 @@ class Config(ActorCriticConfig):
     normalize_advantage: bool = False
     normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Rows over which advantages are normalised: each batch, or all batches so far."""
-    learning_rate: Positive = 2e-3
+    gamma: UnitInterval = 0.98
+    learning_rate: Positive = 1e-3
+    anneal: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
@@ -66,7 +68,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         loss_critic_type=cfg.critic_loss,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)
-    optimizer = Adam(groups, fused=True)
+    optimizer = RMSprop(groups, alpha=0.99, eps=1e-5)  # the paper's; it has no momentum
     advantage = VTrace(
         value_network=critic,
         actor_network=actor,
