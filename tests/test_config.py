@@ -276,9 +276,9 @@ def test_the_help_has_every_setting_with_default_type_and_text(recipe):
         assert f"({kind}) {documentation}" in text
         assert dataclasses.is_dataclass(default) is False
     assert "env.max_episode_steps=null (a whole number from 1 or null)" in text
-    assert ("gamma=0.99 (a number from 0 to 1) Discount factor." in text) == hasattr(
-        recipe.Config, "gamma"
-    )
+    if hasattr(recipe.Config, "gamma"):
+        gamma = recipe.Config().gamma
+        assert f"gamma={gamma} (a number from 0 to 1) Discount factor." in text
     assert not {"<class", "typing", "Annotated"} & set(text.split())
     assert ("steps=NAME" in text) == (recipe.Config.FAMILY != "offline")
 

@@ -312,7 +312,12 @@ def hundred_episodes(recipe: Any, seed: int, folder: Path) -> float:
 )
 def test_a_target_network_of_dqn_that_is_updated_rarely_is_replaced(given, kept):
     config = recipes.dqn.Config(runs=None, progress=False, **given)
-    assert recipes.dqn.build(config).update.target_updater.eps == pytest.approx(kept)
+    trainer = recipes.dqn.build(config)
+    loss = trainer.loss_module
+    target, online = loss.target_value_network_params.data, loss.value_network_params.data
+    target.zero_()
+    trainer.update.target_updater.step()
+    torch.testing.assert_close(target.to_dict(), online.mul(1.0 - kept).to_dict())
 
 
 def test_dqn_bootstraps_after_several_steps_with_as_many_discounts():
