@@ -190,6 +190,9 @@ def _batch(plan: PlannedCounts) -> None:
         raise _error(plan, "pretrain_steps", why, [0])
     if plan.prefill_in_first_batch and not plan.prefill_steps:
         raise _error(plan, "prefill_in_first_batch", "needs prefill_steps", [False])
+    if plan.prefill_in_first_batch and plan.first_training_iteration > 1:
+        why = "is after the first batch, with which prefill_in_first_batch trains on the prefill"
+        raise _error(plan, "learning_starts", why, [plan.policy_steps_after(1)])
     if plan.train_on_newest and plan.train_on_newest % plan.num_envs:
         why = f"is not the same for each of the num_envs={plan.num_envs} envs"
         up = -(-plan.train_on_newest // plan.num_envs) * plan.num_envs

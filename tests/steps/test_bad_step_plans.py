@@ -75,6 +75,10 @@ BAD_BATCHES = {
         {"last_minibatch": "carry", "minibatches_per_gradient_step": 2},
         "last_minibatch",
     ),
+    "prefill batch that is not trained on": (
+        {"prefill_steps": 8, "prefill_in_first_batch": True, "learning_starts": 44},
+        "learning_starts",
+    ),
     "prefill batch without prefill": ({"prefill_in_first_batch": True}, "prefill_in_first_batch"),
 }
 
