@@ -70,7 +70,8 @@ CASES = {
     ),
     "A2C, CartPole": Case(
         ("a2c", "env.num_envs=1", "steps.steps_per_env=5", "learning_rate=7e-4",
-         "anneal=constant", "steps.rounding=up"), 65_536, 3.0, ("a2c_benchmarks",),
+         "gamma=0.99", "normalize_advantage=false", "steps.rounding=up"), 65_536, 3.0,
+        ("a2c_benchmarks",),
     ),
     "PPO, 8 x CartPole": Case(
         ("ppo", "env.num_envs=8", "steps.steps_per_env=128", "steps.update_epochs=4",

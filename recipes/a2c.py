@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import Count, FittedCriticConfig, Positive, UnitInterval
+from kit.config import Count, FittedCriticConfig, Positive, ScheduleName, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.fast.optimizers import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients, fit_critic
@@ -40,12 +40,13 @@ class Config(FittedCriticConfig):
     gae_lambda: UnitInterval = 1.0
     n_step: Count | None = None
     """Rewards summed before bootstrapping, in place of gae_lambda; null: gae_lambda."""
-    normalize_advantage: bool = False
     normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Rows over which advantages are normalised: each batch, or all batches so far."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Optimiser: RMSprop as in the paper, or Adam."""
+    gamma: UnitInterval = 0.98
     learning_rate: Positive = 1e-3
+    anneal: ScheduleName = "constant"
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

@@ -29,7 +29,7 @@ class Config(ActorCriticConfig):
         default_factory=lambda: OnPolicySteps(
             total_policy_steps=96_000,
             steps_per_env=None,
-            min_steps=500,
+            min_steps=1_000,
             update_epochs=1,
             minibatch_size=None,
             evaluation_every=20_000,
@@ -44,7 +44,8 @@ class Config(ActorCriticConfig):
     gae_lambda: UnitInterval = 1.0
     normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Rows over which advantages are normalised: each batch, or all batches so far."""
-    learning_rate: Positive = 5e-3
+    gamma: UnitInterval = 0.98
+    learning_rate: Positive = 3e-3
     anneal: ScheduleName = "constant"
 
 
