@@ -28,7 +28,9 @@ from kit.update import Update
 class Config(ActorCriticConfig):
     """Settings of recurrent PPO."""
 
-    env: EnvConfig = field(default_factory=lambda: EnvConfig(normalize_observation=True))
+    env: EnvConfig = field(
+        default_factory=lambda: EnvConfig(normalize_observation=True, normalize_reward=True)
+    )
     steps: OnPolicySteps = field(
         default_factory=lambda: OnPolicySteps(
             total_policy_steps=65_536, steps_per_env=128, sequence_length=16, minibatch_size=16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import statistics
 from fractions import Fraction
 from pathlib import Path
@@ -251,8 +252,9 @@ def test_sac_with_its_defaults_swings_the_pendulum_up(seed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("recipe", [recipes.a2c, recipes.reinforce], ids=["a2c", "reinforce"])
-def test_policy_gradients_with_their_defaults_solve_cartpole(recipe, seed):
+@pytest.mark.parametrize("name", ["a2c", "reinforce", "ppo_recurrent"])
+def test_policy_gradients_with_their_defaults_solve_cartpole(name, seed):
+    recipe = importlib.import_module(f"recipes.{name}")
     config = recipe.Config(seed=seed, runs=None, progress=False)
     config.steps.evaluation_episodes = 100
     trainer = recipe.build(config)
