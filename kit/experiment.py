@@ -101,6 +101,8 @@ class Experiment:
             self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None
         self.plan = make_plan(cfg, self.algorithm)
+        if self._run is not None:  # another library's settings may say another number
+            self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
         self.plan.remarks.extend(taken)
 
@@ -375,7 +377,7 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
     else:
         plan = as_plan(steps, algorithm, cfg.FAMILY)
         checks.family(plan, cfg.FAMILY)
-        checks.limits(plan, env)
+        checks.limits(plan, cfg)
         plan = plan.replace(
             action_repeat=max(plan.action_repeat, env.action_repeat),
             max_episode_steps=plan.max_episode_steps or env.max_episode_steps,

@@ -221,6 +221,19 @@ def test_a_contradiction_is_refused_before_anything_is_built() -> None:
         ppo.build(small(ppo, Nip(**NIP, lr=0.5), learning_rate=0.1))
 
 
+def test_a_number_of_envs_that_contradicts_the_words_of_another_library_is_refused() -> None:
+    env = EnvConfig(id="Pendulum-v1", num_envs=5)
+    with pytest.raises(SettingError, match=r"env\.num_envs=5 contradicts the 2 of steps"):
+        ppo.build(small(ppo, SB3(total_timesteps=64, n_envs=2, n_steps=16, batch_size=8), env=env))
+
+
+def test_a_number_of_envs_said_in_both_words_is_no_contradiction() -> None:
+    env = EnvConfig(id="Pendulum-v1", num_envs=5)
+    steps = SB3(total_timesteps=80, n_envs=5, n_steps=16, batch_size=8)
+    trainer = ppo.build(small(ppo, steps, env=env))
+    assert trainer.plan.num_envs == trainer.collector.env.batch_size[0] == 5
+
+
 def test_what_a_recipe_cannot_do_is_refused_before_anything_is_built() -> None:
     with pytest.raises(SettingError, match="num_normalization_steps=7 of nip is no setting"):
         ppo.build(small(ppo, Nip(**NIP, num_normalization_steps=7)))
@@ -242,6 +255,7 @@ def test_the_settings_of_the_run_are_those_it_trained_with_and_a_resume_keeps_th
     saved = yaml.safe_load((run / "config.yaml").read_text())
     assert (saved["learning_rate"], saved["gamma"]) == (0.5, 0.5)
     assert saved["steps"]["lr"] == 0.5
+    assert saved["env"]["num_envs"] == 32 // 8
     assert "taken from nip: learning_rate=0.5, gamma=0.5" in (run / "plan.txt").read_text()
     again: list[Any] = []
 

@@ -19,6 +19,7 @@ import recipes.dqn
 import recipes.ppo
 import recipes.reinforce
 import recipes.sac
+import recipes.sac_discrete
 import recipes.td3
 from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig
@@ -370,6 +371,8 @@ def test_dqn_bootstraps_after_several_steps_with_as_many_discounts():
         (recipes.dqn, "Pendulum-v1", r"not discrete .*Box.*, and dqn .*use recipes\.sac"),
         (recipes.td3, "CartPole-v1", r"not continuous .*Discrete.*, and td3 .*use recipes\.dqn"),
         (recipes.sac, "CartPole-v1", r"not continuous .*Discrete.*, and sac .*use recipes\.dqn"),
+        (recipes.dqn, "GuessSeveral-v0", r"not discrete .*MultiDiscrete.*use recipes\.ppo, or"),
+        (recipes.sac_discrete, "GuessSeveral-v0", r"not discrete .*MultiDiscrete"),
     ],
 )
 def test_actions_that_an_algorithm_cannot_choose_are_refused_with_a_recipe_that_can(

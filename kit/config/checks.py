@@ -42,11 +42,14 @@ def family(plan: StepPlan, family: str | None) -> None:
         raise SettingError("steps_per_env", plan.steps_per_env, why, [0])
 
 
-def limits(plan: StepPlan, env: EnvConfig) -> None:
+def limits(plan: StepPlan, cfg: Any) -> None:
     """Refuse settings of the environment that those of another library contradict."""
-    for field in ("action_repeat", "max_episode_steps"):
-        ours, theirs, default = (getattr(owner, field) for owner in (env, plan, EnvConfig()))
-        if ours != default and theirs not in (ours, default):
+    for field in ("num_envs", "action_repeat", "max_episode_steps"):
+        ours, theirs = getattr(cfg.env, field), getattr(plan, field)
+        defaults = {getattr(env, field) for env in (EnvConfig(), type(cfg)().env)}
+        # A library that repeats no actions has no word for it; the number of envs it always says.
+        silent = field != "num_envs" and theirs in defaults
+        if ours not in {*defaults, theirs} and not silent:
             why = f"contradicts the {theirs} of steps"
             raise SettingError(f"env.{field}", ours, why, "leave one of them out")
 
@@ -161,10 +164,11 @@ def actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
     """Refuse an environment whose actions are not one array of real numbers, or one choice."""
     leaves, continuous = env.action_leaves, wanted == "continuous"
     kinds = [leaf.dtype.kind for leaf in leaves]
-    if wanted is None or (len(kinds) == 1 and kinds[0] in ("f" if continuous else "iu")):
+    one = len(leaves) == 1 and (continuous or leaves[0].shape == ())
+    if wanted is None or (one and kinds[0] in ("f" if continuous else "iu")):
         return
     others = "recipes.ppo"
-    if len(kinds) == 1 and kinds[0] in "fiu":
+    if len(kinds) == 1 and kinds[0] in "fiu" and continuous != (kinds[0] == "f"):
         others = "recipes.dqn or recipes.ppo" if continuous else "recipes.sac or td3"
     spaces = ", ".join(str(leaf.dtype if leaf.space is None else leaf.space) for leaf in leaves)
     why = f"has actions that are not {wanted} ({spaces}), and {algorithm} chooses only such"
