@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,35 @@ def test_translate_keeps_settings_of_the_target(kit):
     assert "version=documented" in text
     assert "StepPlan" in kit("translate sb3 n_envs=4 --to kit")
     assert json.loads(kit("translate sb3 n_envs=4 --to kit --json"))["to"]["plan"]["num_envs"] == 4
+
+
+def test_translate_to_the_kit_always_says_how_long_the_run_is(kit):
+    text = kit("translate sb3 algo=ppo total_timesteps=100000 --to kit")
+    assert "total_policy_steps=100352" in text
+
+
+def test_translate_keeps_what_does_not_count_and_says_what_it_leaves_out(kit):
+    given = "translate sb3 algo=ppo learning_rate=0.001 gamma=0.98 clip_range=0.1 use_sde=true"
+    text = kit(f"{given} --to cleanrl gamma=0.9")
+    made, left_out = text.split("Does not count, and is no setting of CleanRL")
+    for setting in ("learning_rate=0.001", "clip_coef=0.1", "gamma=0.9\n"):
+        assert f"  {setting}" in made
+    assert left_out.startswith("\n- use_sde=True\n\n")
+    data = json.loads(kit(f"{given} --to cleanrl --json"))
+    assert data["to"]["settings"]["gamma"] == 0.98
+    assert data["not_translated"] == {"use_sde": True}
+
+
+def test_translate_keeps_a_value_that_the_other_library_says_in_another_way(kit):
+    steps = "env_max_steps=10 min_steps=10 num_init_memory_steps=300 max_iter=5 batch_size=32"
+    text = kit(f"translate pyrado algo=sac tau=0.9 memory_size=2000 {steps} --to sb3")
+    made = text.split("Stable-Baselines3")[1]
+    assert "  buffer_size=2000\n  tau=0.1\n" in made  # the share that is replaced, not kept
+
+
+def test_a_setting_that_a_library_does_not_have_is_answered_with_fields_of_it(capsys):
+    assert main(["steps", "explain", "sb3", "foo=1"]) == 2
+    assert not re.search("ALGORITHMS|DEFAULTS|NAME", capsys.readouterr().err)
 
 
 def test_diff_says_where_two_settings_part(kit):

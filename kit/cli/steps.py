@@ -142,7 +142,7 @@ def _to_kit(source: Dialect | StepPlan, as_json: bool) -> str:
     plan = explained.plan
     if as_json:
         return _json({"from": explained.to_dict(0), "to": {"plan": plan.to_dict()}})
-    default = StepPlan(total_policy_steps=plan.total_policy_steps or 1).to_dict()
+    default = StepPlan(total_policy_steps=1).to_dict() | {"total_policy_steps": None}
     changed = {name: value for name, value in plan.to_dict().items() if value != default[name]}
     lines = [explained.title, "", "kit (StepPlan)"]
     derived = ("iterations", "asked")

@@ -286,13 +286,18 @@ class Dialect(ABC):
         return {name: value for name, value in own.items() if value != default[name]}
 
     @classmethod
+    def names(cls) -> list[str]:
+        """The names of the fields."""
+        return [f.name for f in fields(cls)]
+
+    @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
         """Make the dialect from settings by name.
 
         Raises:
             SettingError: if a name is no field; the nearest spelling comes first.
         """
-        known = [f.name for f in fields(cls)]
+        known = cls.names()
         made = {str(name).replace("-", "_"): value for name, value in settings.items()}
         for name, value in made.items():
             if name not in known:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from kit.dialects.base import Dialect
@@ -102,24 +102,85 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
     default, changed = flat(type(given)()), flat(given)
     values: dict[str, Any] = {}
     kept: list[str] = []
-    for name, use in uses(type(given)).items():
-        if isinstance(use, Acts) and use.family not in (None, said.family):
-            if use.otherwise is None:  # here it counts
-                continue
-            use = use.otherwise
-        if not given.applies(name, str(said.algo)):
-            continue
+    for name, use in _uses_for(said).items():
         if changed[name] != default[name]:
             values |= _taken(name, changed[name], use, said, config)
         elif isinstance(use, Acts) and flat(theirs)[name] is not None:
             value, ours = flat(theirs)[name], _setting(config, use)
-            if ours not in ([], [use.value(value, theirs)]):
-                kept.append(f"{name}={value} (here {use.setting}={ours[0]})")
+            meant = use.value(value, theirs)
+            if ours not in ([], [meant]):
+                here = f"here {use.setting}={ours[0]}"
+                if ours == [value]:  # the same number in another formula
+                    here = f"that is {use.setting}={meant}, here {ours[0]}"
+                kept.append(f"{name}={value} ({here})")
     taken = ", ".join(f"{name}={value}" for name, value in values.items())
     lines = [f"taken from {given.NAME}: {taken}"] if taken else []
     if kept:
         lines.append(f"defaults of {given.NAME} that do not act: {', '.join(kept)}")
     return values, lines
+
+
+def _uses_for(said: Dialect) -> dict[str, Acts | Refused]:
+    """The fields that act or are refused for the algorithm of resolved settings."""
+    found = {}
+    for name, use in uses(type(said)).items():
+        elsewhere = isinstance(use, Acts) and use.family not in (None, said.family)
+        here = use.otherwise if isinstance(use, Acts) and elsewhere else use
+        if here is not None and said.applies(name, str(said.algo)):  # None: here it counts
+            found[name] = here
+    return found
+
+
+def carry_over(source: Dialect, target: Dialect, fixed: Collection[str]) -> dict[str, Any]:
+    """Set in ``target`` the changed settings of ``source`` that act.
+
+    Two fields are equivalent if they set the same setting of recipes to the same value.
+
+    Args:
+        source: settings of a library.
+        target: those of another, changed in place.
+        fixed: fields of ``target`` to leave as they are.
+
+    Returns:
+        The changed settings of ``source`` that do not count, without an equivalent.
+    """
+    said, made = source.resolved(), target.resolved()
+    default, changed = flat(type(source)()), flat(source)
+    theirs = _uses_for(made)
+    left_out = {}
+    for name, use in _uses_for(said).items():
+        if changed[name] == default[name]:
+            continue
+        found = _equivalent(use, flat(said)[name], said, theirs, made)
+        if found is None:
+            left_out[name] = changed[name]
+        elif found[0] not in fixed:
+            setattr(target, *found)
+    return left_out
+
+
+def _equivalent(
+    use: Acts | Refused, given: Any, said: Dialect, theirs: Mapping[str, Any], made: Dialect
+) -> tuple[str, Any] | None:
+    """The field of another library that sets what ``use`` sets, and its value."""
+    meant = _meant(use, given, said)
+    if meant is None:
+        return None
+    for name, other in theirs.items():
+        if "." in name:
+            continue
+        for value in (given, meant[1]):
+            if _meant(other, value, made) == meant:
+                return name, value
+    return None
+
+
+def _meant(use: Acts | Refused, value: Any, settings: Dialect) -> tuple[str, Any] | None:
+    """The setting of recipes that a field sets, and its value; ``None`` if there is none."""
+    try:
+        return (use.setting, use.value(value, settings)) if isinstance(use, Acts) else None
+    except (SettingError, ArithmeticError, AttributeError, TypeError, ValueError):
+        return None
 
 
 def _taken(

@@ -83,7 +83,7 @@ def _named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
         if field is None and head in cls.GROUPS:
             made.setdefault(head, {})[rest] = value
         elif field is None:
-            raise cls.unknown(name, value, sorted({*cls.__dataclass_fields__, *cls.PATHS}))
+            raise cls.unknown(name, value, sorted({*cls.names(), *cls.PATHS}))
         else:
             made[field] = value
     return made
@@ -92,7 +92,7 @@ def _named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
 def _field(cls: type[Dialect], name: str) -> str | None:
     """The field that a dotted name of the library's configuration means."""
     section, _, last = name.rpartition(".")
-    own = last if section in cls.SECTIONS and last in cls.__dataclass_fields__ else None
+    own = last if section in cls.SECTIONS and last in cls.names() else None
     return cls.PATHS.get(name, own)
 
 
@@ -114,7 +114,7 @@ def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str,
     named = {_field(cls, name): _resolved(value, values) for name, value in values.items()}
     settings = {name: v for name, v in named.items() if name and not _is_open(v)}
     if not settings:
-        names = sorted(cls.__dataclass_fields__)[:8]
+        names = sorted(cls.names())[:8]
         raise SettingError("file", str(path), f"has no settings of {cls.LIBRARY}", names)
     algo = _algorithm(cls, content, path)
     return settings if "algo" in settings or not algo else settings | {"algo": algo}
@@ -165,7 +165,7 @@ def _chosen(
 ) -> dict[str, Any]:
     """One group of a file that has a group of settings for each environment (SB3 zoo)."""
     groups = {str(n): v for n, v in content.items() if isinstance(v, dict)}
-    known = {*cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS), *cls.__dataclass_fields__}
+    known = {*cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS), *cls.names()}
     if len(groups) < len(content) or known & set(groups):
         return content
     if choice in groups:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kit.dialects import as_plan
 from kit.dialects.base import ON_POLICY, Dialect, Difference
+from kit.dialects.carried import carry_over
 from kit.dialects.explain import explain, plain, plan_text, shown, totals
 from kit.steps.following import FOLLOWED
 from kit.steps.plan import StepPlan
@@ -26,6 +27,8 @@ class Translation:
     """settings of the plan that the target cannot express: name, wanted value, nearest value."""
     typed: dict[str, Any] = field(default_factory=dict)
     """settings of the source as typed, defaults included."""
+    left_out: dict[str, Any] = field(default_factory=dict)
+    """changed settings of the source that do not count, without an equivalent in the target."""
 
     def text(self) -> str:
         """The translation as text."""
@@ -35,6 +38,9 @@ class Translation:
         parts += [f"  {name}={shown(v)}" for name, v in (self.typed or source.settings).items()]
         parts += ["", f"{target.LIBRARY} {target.version} ({target.algo})"]
         parts += [f"  {name}={shown(value)}" for name, value in self.settings().items()]
+        if self.left_out:
+            parts += ["", f"Does not count, and is no setting of {target.LIBRARY}"]
+            parts += [f"- {name}={shown(value)}" for name, value in self.left_out.items()]
         if not self.differences:
             return "\n".join([*parts, "", "The same plan", plan_text(plan)])
         parts += ["", f"Not expressible in {target.LIBRARY}"]
@@ -69,6 +75,7 @@ class Translation:
                 "plan": self.target.to_plan().to_dict(),
             },
             "same_run": not self.differences,
+            "not_translated": plain(self.left_out),
             "not_expressible": [
                 {"setting": name, "wanted": _text(wanted), "nearest": _text(nearest)}
                 for name, wanted, nearest in self.differences
@@ -94,7 +101,8 @@ def translate(
     if isinstance(source, Dialect) and "algo" not in given:
         given |= _algorithm(source, target)
     made, differences = target.nearest(plan, **given)
-    return Translation(source, made, differences)
+    left_out = carry_over(source, made, given) if isinstance(source, Dialect) else {}
+    return Translation(source, made, differences, left_out=left_out)
 
 
 def _algorithm(source: Dialect, target: type[Dialect]) -> dict[str, str]:

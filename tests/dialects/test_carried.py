@@ -239,6 +239,9 @@ def test_the_table_names_the_defaults_that_a_recipe_does_not_follow():
     assert line.startswith("defaults of nip that do not act: lr=0.003 (here learning_rate=0.001)")
     assert "gamma=0.9 (here gamma=0.99)" in line
     assert "lmbda" not in line  # the same in both
+    assert Recipe().critic_coeff == 0.5
+    (line,) = take(CleanRL(), Recipe(), "ppo")
+    assert "vf_coef=0.5 (that is critic_coeff=0.25, here 0.5)" in line
 
 
 def test_the_kits_own_words_take_nothing():
