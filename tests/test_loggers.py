@@ -117,7 +117,7 @@ def nobody(tmp_path, monkeypatch):
 
 def records(run: Path) -> list[tuple[str, Any]]:
     """What W&B has written for its server, once its own process has written all of it."""
-    (path,) = (run / "wandb").glob("offline-run-*/*.wandb")
+    *_, path = sorted((run / "wandb").glob("offline-run-*/*.wandb"))  # named after the time
     wait_until(lambda: [kind for kind, _ in parsed(path)][-1:] == ["exit"], "W&B finishes its log")
     return parsed(path)
 
@@ -248,6 +248,26 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path, monkeypatch):
     assert {given["resume"] for given in begun} <= {"allow", "must", None}
     assert begun[1]["resume"] in ("allow", "must")
     assert begun[0]["name"] == "ppo CartPole-v1 s0"
+    written = records(first.folder)  # the newest log is whole
+    steps = [items(row.item)["policy_steps"] for kind, row in written if kind == "history"]
+    assert steps == [16, 32, 48, 64]
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_logger_that_is_new_in_a_resumed_run_gets_the_earlier_rows(tmp_path):
+    first = build(config(tmp_path), hooks=[Stops()])
+    with pytest.raises(RuntimeError, match="a power cut"):
+        first.run()
+    again = build(config(tmp_path, logger="wandb", resume=str(first.folder)))
+    again.run()
+    found = [items(row.item) for kind, row in records(first.folder) if kind == "history"]
+    saved = rows_in(first.folder / "metrics.csv")
+    assert len(found) == len(saved) == 4
+    for row, line in zip(found, saved):
+        assert {name: float(row[name]) for name, text in line.items() if text} == {
+            name: float(text) for name, text in line.items() if text
+        }
+        assert row["time/seconds"] > 0
 
 
 def test_a_logger_that_is_new_in_a_resumed_run_is_told_settings_and_plan(tmp_path):

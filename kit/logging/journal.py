@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from kit.envs.episodes import Episode, info_means
-from kit.logging.loggers import RowLogger
+from kit.logging.loggers import CsvLogger, RowLogger
 from kit.logging.metrics import MetricMeans
 
 
@@ -60,11 +60,20 @@ class Journal:
             logger.axis = self.axis
             logger.start()
             self._open.append(logger)
-            if logger in self._resumed:
+            if logger in self._resumed and not logger.begins_anew:
                 continue
             if config:
                 logger.log_config(config)
             logger.log_text("plan", plan)
+            for row in self._earlier_rows(logger):
+                logger.log_row(row)
+
+    def _earlier_rows(self, logger: RowLogger) -> list[dict[str, float | int]]:
+        """The rows before a resume, for a logger that does not have them."""
+        files = [one for one in self.loggers if isinstance(one, CsvLogger)]
+        if not files or files[0] not in self._resumed or logger in files:
+            return []
+        return files[0].rows()
 
     def spent(self, what: str, began: float) -> None:
         """Add the seconds since ``began`` (``time.perf_counter()``) to those spent on ``what``."""

@@ -31,9 +31,12 @@ class RowLogger:
     Attributes:
         axis: column against which the others are drawn; the trainer sets it before ``start``, to
             ``gradient_steps`` where the plan is offline.
+        begins_anew: whether a resumed run begins a new log, to which settings and earlier rows are
+            written again.
     """
 
     axis = "policy_steps"
+    begins_anew = False
 
     def start(self) -> None:
         """Begin to write: called when the run begins, not when it is built."""
@@ -85,6 +88,13 @@ class CsvLogger(RowLogger):
             steps = {self.axis: row[self.axis]} if self.axis in row else {}
             self._files["times"].append({**steps, **times})
 
+    def rows(self) -> list[dict[str, float | int]]:
+        """The rows written so far, with their times."""
+        metrics, times = (file.rows_written() for file in self._files.values())
+        if len(times) != len(metrics):
+            times = [{} for _ in metrics]
+        return [row | spent for row, spent in zip(metrics, times)]
+
     def state_dict(self) -> dict[str, Any]:
         """Columns and number of rows."""
         return {name: file.state_dict() for name, file in self._files.items()}
@@ -115,6 +125,10 @@ class _CsvFile:
         append(self.path, self._lines([row]))
         self.rows, self._last = self.rows + 1, _position(row)
         self._size = _size(self.path)
+
+    def rows_written(self) -> list[dict[str, float | int]]:
+        rows = self._read()[: self.rows]
+        return [{name: _number(text) for name, text in row.items() if text} for row in rows]
 
     def _rows_left(self) -> list[dict[str, str]]:
         """The rows written so far; a warning says how many are lost."""
@@ -175,6 +189,11 @@ def _position(row: Mapping[str, Any]) -> tuple[float, ...]:
         return tuple(float(row[name]) for name in _POSITION if row.get(name) not in (None, ""))
     except ValueError:
         return (math.inf,)
+
+
+def _number(text: str) -> float | int:
+    """An integer as an integer, anything else as a float."""
+    return int(text) if text.lstrip("-").isdecimal() else float(text)
 
 
 def _size(path: Path) -> int:
@@ -249,6 +268,8 @@ class WandbLogger(TorchRLLogger):
         from torchrl.record.loggers.wandb import WandbLogger as Wandb
 
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Online the server has the earlier rows; offline each start writes a folder of its own.
+        self.begins_anew = offline = not _logged_in()
         logger = Wandb(
             exp_name=self.run_name,
             save_dir=str(self.folder),
@@ -256,7 +277,7 @@ class WandbLogger(TorchRLLogger):
             project=self.project,
             settings=wandb.Settings(silent=True),
             log_env_packages=False,  # under "env", where the run's settings are
-            **({} if _logged_in() else {"mode": "offline"}),
+            **({"mode": "offline"} if offline else {}),
         )
         for axis in AXES:
             logger.experiment.define_metric(axis)
