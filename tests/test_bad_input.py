@@ -516,3 +516,7 @@ def test_a_fault_of_an_environment_survives_the_way_between_processes():
 
     fault = EnvironmentFault("Env-v0", 3, "fell over", 17)
     assert str(pickle.loads(pickle.dumps(fault))) == str(fault)
+
+
+def test_a_message_names_each_value_that_works_once():
+    assert str(SettingError("n", 0, "is too small", [100, 100])).endswith("what works: 100.")

@@ -225,7 +225,11 @@ def test_coefficients_follow_their_schedules():
             {"loss": "PPOLoss", "anneal_clip": "linear"},
             r"clip_epsilon.*not an attribute",
         ),
-        ("ppo_pixels", {"env": EnvConfig("CartPole-v1"), "frame_stack": 1}, r"without an image"),
+        (
+            "ppo_pixels",
+            {"env": EnvConfig("CartPole-v1"), "frame_stack": 1},
+            r"has no image for .*\[4\]",
+        ),
         ("ppo_pixels", {"convolutions": [[8, 9, 9], [8, 3, 1]]}, r"too large for images"),
         ("ppo_pixels", {"convolutions": [[8, 3]]}, r"=\[\[8, 3\]\] are not channels, kernel size"),
         ("ppo_pixels", {"convolutions": [[8, 3, 0]]}, r"each at least 1, of every convolution"),

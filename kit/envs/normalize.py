@@ -114,9 +114,8 @@ class Normalizer:
     ) -> None:
         floating = [leaf for leaf in found if leaf.dtype.kind == "f"] if observation else []
         if observation and not floating:
-            raise SettingError(
-                "normalize_observation", True, "has no floating observation to normalise", [False]
-            )
+            why = "has no floating observation to normalise"
+            raise SettingError("env.normalize_observation", True, why, [False])
         self.observation = {leaf.key: _initial(leaf.shape) for leaf in floating}
         self.reward = _initial(()) if reward else None
         self.returns = torch.zeros(num_envs, dtype=torch.float64)

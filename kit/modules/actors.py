@@ -303,8 +303,9 @@ def _network(
     if convolutions:
         if not any(map(is_image, specs)):
             works = "use convolutions=[], or an environment with images of bytes (uint8)"
-            kinds = [list(spec.shape[1:]) for spec in specs]
-            raise SettingError("convolutions", kinds, "are observations without an image", works)
+            shapes = ", ".join(str(list(spec.shape[1:])) for spec in specs)
+            why = f"has no image for the convolutions: its observations have shape {shapes}"
+            raise SettingError("env.id", env.name, why, works)
         specs = Mixed(specs, convolutions, orthogonal=orthogonal)
     layers |= {"orthogonal": orthogonal, "out_gain": out_gain}
     return keys, FlattenMLP(specs, out_features, hidden_sizes, activation, **layers)

@@ -48,7 +48,7 @@ class SettingError(ValueError):
             message += f"; {self.works}" if self.works else ""
         elif self.works:
             works = (none if value is None else show(value, text=True) for value in self.works)
-            message += f"; what works: {' or '.join(works)}"
+            message += f"; what works: {' or '.join(dict.fromkeys(works))}"
         return f"{message}; {self.hint}." if self.hint else f"{message}."
 
     def __reduce__(self) -> tuple[Any, ...]:

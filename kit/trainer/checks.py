@@ -103,7 +103,8 @@ def in_evaluation(plan: StepPlan, evaluate: Any) -> Iterator[Refusal]:
     evaluations = plan.evaluation_every or plan.evaluation_every_iterations
     evaluations = evaluations or plan.initial_evaluations or plan.final_evaluation
     if evaluate is None and evaluations:
-        works = "give an Evaluator, or a plan with evaluation_every=None and final_evaluation=False"
+        works = "give an Evaluator, or a StepPlan without (evaluation_every=None, "
+        works += "final_evaluation=False)"
         yield "evaluate", None, "leaves the evaluations of the plan undone", works
     if evaluate is not None and evaluate.episodes != plan.evaluation_episodes:
         why = "episodes are not those of the plan"
