@@ -51,6 +51,8 @@ class Config(NetworkConfig, OffPolicyConfig):
     """Initial learning rate of Adam for actor, critics and temperature."""
     anneal: Literal["linear", "cosine", "constant"] = "linear"
     """Schedule of the learning rate, down to 0 at the end of the run."""
+    max_grad_norm: Positive | None = 10.0
+    """Maximum norm of the gradient; null: unclipped."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

@@ -49,7 +49,8 @@ def plain_step(
     else:
         pairs = [(optimizer, losses[name]) for name, optimizer in optimizers.items()]
     for optimizer, total in pairs:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        owned = (p for group in optimizer.param_groups for p in group["params"])
+        parameters = [p for p in owned if p.requires_grad]
         total.backward(inputs=parameters, retain_graph=True)
     for optimizer, _ in pairs:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]

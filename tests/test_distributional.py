@@ -132,3 +132,13 @@ def test_noise_of_weights_is_factorised_and_shared_by_the_batch():
     weight = layer.weight_mu + layer.weight_sigma * torch.outer(noise[3:], noise[:3])
     bias = layer.bias_mu + layer.bias_sigma * noise[3:]
     torch.testing.assert_close(found, nn.functional.linear(x, weight, bias))
+
+
+# ---------------------------------------------------------------------- sequences
+@pytest.mark.parametrize("loss_class", [CategoricalDQNLoss, QuantileDQNLoss])
+def test_rows_of_sequences_are_transitions_as_any_other(loss_class):
+    support = {"support": (LOW, HIGH)} if loss_class is CategoricalDQNLoss else {}
+    loss, rows = make(loss_class, atoms=ATOMS, **support), minibatch()
+    sequences = rows.clone().reshape(2, 3)
+    assert torch.equal(loss(sequences)["loss"], loss(rows)["loss"])
+    assert torch.equal(sequences["td_error"].flatten(), rows["td_error"])

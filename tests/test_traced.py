@@ -238,6 +238,36 @@ CHANGES = {
 }  # fmt: skip
 
 
+class Outside(Scaled):
+    """A module whose body is an attribute, as the networks of TorchRL's losses are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        body = self._modules.pop("body")
+        self.__dict__["body"] = nn.Sequential(body, nn.Dropout(0.0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: setattr(module.body[1], "p", 1.0),
+        lambda module: module.body.eval(),
+        lambda module: module.body[0].register_forward_hook(lambda *call: call[2] * 2),
+        lambda module: setattr(module.body[0], "weight", nn.Parameter(torch.ones(3, 3))),
+    ],
+    ids=["a number", "its mode", "a hook", "a parameter"],
+)
+def test_a_change_in_a_module_that_is_an_attribute_only_is_noticed(change):
+    module = Outside()
+    call = traced(module)
+    for step in range(8):
+        if step == 4:
+            change(module)
+        assert call.refresh() == (step == 4)
+        x = torch.randn(2, 3)
+        assert torch.equal(call({"x": x})["y"], module(x))
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_noticed(change):
     module = Scaled()

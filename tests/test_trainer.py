@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
+from kit.buffers import make_replay_buffer
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, make_env
 from kit.hooks import Console, NotFinite, StopWhen, TargetKL
@@ -700,3 +701,19 @@ def test_numbers_that_episodes_report_are_columns():
     assert columns["episode/is_success"] == 0.5
     assert columns["episode/coins"] == 3.0
     assert (columns["episode/return"], columns["episode/length"]) == (4.0, 5.0)
+
+
+@pytest.mark.parametrize("joins", [{"n_step": 3}, {"store_next_observation": False}, {}], ids=str)
+def test_episodes_that_are_left_without_an_end_are_refused_where_steps_are_joined(joins):
+    plan = off_policy_plan()
+    parts = sac_parts(plan)
+    env, policy = parts["collector"].env, parts["collector"].policy
+    parts["collector"] = collector_of(plan, env, policy, reset_at_each_iter=True)
+    parts["buffer"] = make_replay_buffer(1_000, plan.minibatch_size, **joins)
+    if not joins:
+        Trainer(plan, **parts)  # single transitions know nothing of an episode
+        return
+    with pytest.raises(
+        SettingError, match="reset_at_each_iter=True leaves episodes without an end"
+    ):
+        Trainer(plan, **parts)

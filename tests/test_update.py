@@ -815,3 +815,21 @@ def test_every_tested_loss_with_targets_is_known_to_have_them():
     assert not with_targets & {"ClipPPOLoss", "A2CLoss"}
     assert value().out_keys == ["state_value"]
     assert transitions(3).batch_size == (3,)
+
+
+@pytest.mark.parametrize("compile", ["auto", False])
+def test_a_parameter_that_is_frozen_in_the_middle_of_a_run_stays_as_it_is(compile):
+    ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
+    own, other = (Adam(loss.parameters(), lr=0.01) for loss in (ours, theirs))
+    update = Update(ours, own, compile=compile)
+    for step in range(8):
+        if step == 4:
+            frozen, _ = (next(loss.parameters()).requires_grad_(False) for loss in (ours, theirs))
+            before = frozen.clone()
+        mine, expected = (minibatch_for("SACLoss", seed=step) for _ in range(2))
+        torch.manual_seed(step)
+        update(mine)
+        torch.manual_seed(step)
+        plain_step(theirs, other, expected)
+    assert torch.equal(frozen, before)
+    assert_same(state_of(ours, own), state_of(theirs, other))

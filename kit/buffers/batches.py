@@ -178,7 +178,7 @@ class ReplayBatches:
         self.n_step = n_step
         self._direct = DirectRows(buffer)
         self.sequences = buffer.sampler if isinstance(buffer.sampler, SequenceSampler) else None
-        self._ordered = self._relies_on_order()
+        self._ordered = self._rely_on_order()
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
             works = "use n_step=1: rewards are computed again for single transitions"
             raise SettingError("n_step", n_step.n_steps, "does not go with hindsight", works)
@@ -198,12 +198,14 @@ class ReplayBatches:
         """
         del keys  # a buffer is filled before its loss is known to read anything
         by_step = batch.ndim == 2 and self.buffer.storage.ndim == 1
-        if by_step and self._ordered is not None:
-            self._tell_environments(self._ordered, batch)
+        for part in self._ordered if by_step else ():
+            self._tell_environments(part, batch)
         mask = entry(batch, ("collector", "mask"))
         if mask is not None:
             batch, by_step = self._without_padding(batch, mask), False
         if self.n_step is not None:
+            if self.n_step._buffer is None:  # it keeps the end of the first batch, which is reused
+                batch = batch.clone()
             batch = self.n_step.inv(batch)
             if batch is None:
                 return
@@ -224,13 +226,18 @@ class ReplayBatches:
             raise SettingError("n_step", self.n_step.n_steps, why, "collect without split_trajs")
         return episodes
 
-    def _relies_on_order(self) -> Any:
-        """What relies on the order in which environments write, if anything does."""
-        if self.sequences is not None and self.sequences.sequence_length == 1:
-            return None  # a sequence of one step does not
+    def _rely_on_order(self) -> list[Any]:
+        """The parts that rely on the order in which environments write."""
         relies = (SequenceSampler, SliceSampler, HERReplayBuffer, ObservationStorage)
         parts = (self.buffer.storage, self.buffer.sampler, self.buffer)
-        return next((part for part in parts if isinstance(part, relies)), None)
+        single = self.sequences is not None and self.sequences.sequence_length == 1
+        alone = self.sequences if single else None  # a sequence of one step does not
+        return [part for part in parts if isinstance(part, relies) and part is not alone]
+
+    @property
+    def joins_steps(self) -> bool:
+        """Whether steps are joined to those that follow, until an episode ends."""
+        return self.n_step is not None or bool(self._ordered)
 
     def _tell_environments(self, ordered: Any, batch: TensorDictBase) -> None:
         """Say how many environments write in turn."""

@@ -36,6 +36,7 @@ class SequenceReplay:
     """
 
     FLAGS = ("is_init", "terminated", "done")
+    joins_steps = True
 
     def __init__(
         self,

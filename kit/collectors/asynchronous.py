@@ -56,7 +56,8 @@ class AsyncCollector(KitCollector):
     Args:
         create_env_fn: function that makes the environment, in the process; or an environment of
             ``make_env``, which is made again there.
-        policy: module from TensorDict to TensorDict; the process has a copy.
+        policy: module from TensorDict to TensorDict; the process has a copy, which gets parameters,
+            buffers, and numbers, flags and texts among its public attributes.
         collector: class of the collector in the process.
         max_staleness: update phases that the policy of a batch may be behind; 0 collects while the
             learner waits.
@@ -96,6 +97,7 @@ class AsyncCollector(KitCollector):
         # As many versions as batches can be under way, each overwriting the oldest.
         versions = range(self.max_staleness + 1)
         self._weights = [[_shared(tensor) for tensor in _tensors(policy)] for _ in versions]
+        self._settings = _settings(policy)
         how = collector, _maker(create_env_fn), policy, kwargs
         self._start(pickle.dumps(CloudpickleWrapper(how)), threads)
         try:
@@ -160,7 +162,9 @@ class AsyncCollector(KitCollector):
         if self._published < self._taken:
             _copy(_tensors(self.policy), self._weights[self._taken % len(self._weights)])
             self._published = self._taken
-            self._send(("version", self._published))
+            before, self._settings = self._settings, _settings(self.policy)
+            changed = {n: v for n, v in self._settings.items() if before.get(n, before) != v}
+            self._send(("version", self._published, changed))
 
     def metrics(self) -> dict[str, float]:
         """The mean staleness of the batches since the last call."""
@@ -292,6 +296,18 @@ def _tensors(policy: Any) -> list[Tensor]:
     return [*policy.parameters(), *policy.buffers()] if module else []
 
 
+def _settings(policy: Any) -> dict[tuple[str, str], Any]:
+    """Numbers, flags and texts among the public attributes of a policy and its submodules."""
+    if not isinstance(policy, nn.Module):
+        return {}
+    return {
+        (path, name): value
+        for path, module in policy.named_modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_") and isinstance(value, (bool, int, float, str))
+    }
+
+
 def _shared(tensor: Tensor) -> Tensor:
     copy = tensor.detach().cpu().clone()
     return copy.share_memory_()  # type: ignore[no-any-return, no-untyped-call]
@@ -353,6 +369,7 @@ _FACTS = (
     "init_random_frames",
     "exploration_frames",
     "exact_policy",
+    "reset_at_each_iter",
 )
 
 
@@ -374,6 +391,7 @@ class _Served:
         self.max_staleness = len(weights) - 1
         self.made = 0
         self.newest = -1
+        self._settings: dict[int, dict[tuple[str, str], Any]] = {}  # changed ones by version
         self._slots: dict[int, TensorDictBase] = {}
 
     @property
@@ -395,7 +413,7 @@ class _Served:
             return True
         command, *arguments = self.pipe.recv()
         if command == "version":
-            self.newest = arguments[0]
+            self.newest, self._settings[self.newest] = arguments
         elif command == "state":
             while self._is_due:
                 self._make_batch()
@@ -403,6 +421,8 @@ class _Served:
             self.pipe.send(("state", state))
         elif command == "load":
             state, self.made = arguments
+            for version in sorted(self._settings):
+                self._set(version)
             self.collector.load_state_dict(state)
             restore_process(state["process"])
             self.newest = self.made - self.max_staleness - 1
@@ -415,6 +435,7 @@ class _Served:
     def _make_batch(self) -> None:
         version, collector = self._version, self.collector
         _copy(self.weights[version % len(self.weights)], self.own)
+        self._set(version)
         batch = collector.collect()
         self.made += 1
         normalizer = collector.normalizer
@@ -426,6 +447,11 @@ class _Served:
             "normalizer": None if normalizer is None else normalizer.state_dict(),
         }
         self.pipe.send(("batch", facts))
+
+    def _set(self, version: int) -> None:
+        """Set the attributes of the policy that changed with a version."""
+        for (path, name), value in self._settings.pop(version, {}).items():
+            setattr(self.collector.policy.get_submodule(path), name, value)
 
     def _store(self, batch: TensorDictBase) -> int:
         """Write a batch to the shared buffer whose turn it is; return its number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator
 from types import NoneType
@@ -38,11 +39,11 @@ class Watch:
 
     A parameter changed in place goes unnoticed, as it should: programs read parameters where they
     live. Noticed are: another value of an attribute (a coefficient kept as a float, training or
-    evaluation mode), or in an attribute that is a dictionary or a list; a submodule, a hook (of a
-    module, of all modules, of a parameter), a parameter or a buffer that was added, removed or
-    replaced; whether a parameter requires gradients; other settings or another state of an
-    optimiser. What changes inside of any other object goes unnoticed: in an array, in a set, in an
-    object with attributes of its own, in a list in a list.
+    evaluation mode), or in an attribute that is a dictionary or a list; a submodule, or a module
+    that is an attribute only; a hook (of a module, of all modules, of a parameter), a parameter or
+    a buffer that was added, removed or replaced; whether a parameter requires gradients; other
+    settings or another state of an optimiser. What changes inside of any other object goes
+    unnoticed: in an array, in a set, in an object with attributes of its own, in a list in a list.
 
     Args:
         watched: ``nn.Module``s, optimisers and other objects, of which attributes are watched; what
@@ -60,7 +61,10 @@ class Watch:
                 all(map(operator.is_, map(operator.getitem, *self._alone), self._tensors))
                 and [*map(_trains, self._parameters)] == self._trained
                 and [*map(_hooks, self._parameters)] == self._hooked
-                and self._places == self._copies
+                and not any(self._empty)
+                and [*map(operator.getitem, *self._own)] == self._values
+                and [*map(len, self._modules)] == self._lengths
+                and self._others == self._other_copies
             ):
                 return False
         except Exception:  # a name is gone, or there is another object that cannot be compared
@@ -83,6 +87,15 @@ class Watch:
         self._places = [place for one in self.watched for place in _places(one)] + _OF_ALL_MODULES
         self._copies = [[*one] if isinstance(one, list) else dict(one) for one in self._places]
         self._parameters = [p for one in self.watched for p in _parameters(one)]
+        # Most are empty, and most entries of a module's attributes are those that all modules have.
+        self._empty = [place for place in self._places if not place]
+        self._modules = [place for place in self._places if _is_module(place)]
+        self._lengths = [*map(len, self._modules)]
+        own = [(place, name) for place in self._modules for name in place.keys() - _OF_MODULES]
+        self._own = [place for place, _ in own], [name for _, name in own]
+        self._values = [place[name] for place, name in own]
+        left = [place for place in self._places if place and not _is_module(place)]
+        self._others, self._other_copies = left, [*map(copy.copy, left)]
         self._trained = [*map(_trains, self._parameters)]
         self._hooked = [*map(_hooks, self._parameters)]
         # Tensors of one number may be equal and yet be two.
@@ -95,7 +108,7 @@ class Watch:
 def _places(watched: Any) -> Iterator[Any]:
     """Yield the dictionaries and lists whose entries are watched."""
     if isinstance(watched, nn.Module):
-        for module in watched.modules():
+        for module in _modules(watched):
             if not isinstance(module, TensorDictParams):  # its attributes change at every call
                 yield from _with_contents(vars(module))
             yield from (vars(module)[part] for part in _PARTS)
@@ -106,6 +119,22 @@ def _places(watched: Any) -> Iterator[Any]:
         yield from watched.state.values()
         for group in watched.param_groups:
             yield from _with_contents(group)
+
+
+def _modules(watched: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module, its submodules, and modules that are attributes only.
+
+    Losses of TorchRL keep their networks so, as their parameters are elsewhere.
+    """
+    found: set[int] = set()
+    left = [watched]
+    while left:
+        module = left.pop()
+        if id(module) not in found:
+            found.add(id(module))
+            yield module
+            attributes = (*module._modules.values(), *vars(module).values())
+            left += [value for value in attributes if isinstance(value, nn.Module)]
 
 
 def _with_contents(attributes: Any) -> Iterator[Any]:
@@ -126,3 +155,8 @@ def _names(place: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Tensor) and not is_lazy(value) and value.numel() == 1
+
+
+def _is_module(place: Any) -> bool:
+    """Whether these are the attributes of a module."""
+    return isinstance(place, dict) and "_forward_pre_hooks" in place

@@ -42,7 +42,13 @@ class _DistributionalLoss(objectives.DQNLoss):
         super().__init__(value_network, action_space="categorical", **settings)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """Return ``loss``, and write it for each transition as ``td_error``, ``[batch]``."""
+        """Return ``loss``, and write it for each transition as ``td_error``, ``[*batch]``."""
+        if tensordict.ndim > 1:  # sequences: their rows
+            rows = tensordict.reshape(-1)
+            losses = self(rows)
+            errors = rows.get(self.tensor_keys.priority)
+            tensordict.set(self.tensor_keys.priority, errors.reshape(tensordict.shape))
+            return losses
         action = tensordict.get(self.tensor_keys.action)
         now, _ = self._returns(tensordict, self.value_network_params, action)
         with torch.no_grad():

@@ -74,6 +74,16 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
         yield "collector", None, "leaves the policy steps of the plan undone", works
     else:
         yield from _in_environment(plan, collector)
+        yield from _in_restarts(collector, buffer)
+
+
+def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:
+    """Episodes that are left at the end of a batch, in a memory that takes them for going on."""
+    joins = getattr(buffer, "joins_steps", False)
+    if joins and getattr(collector, "reset_at_each_iter", False):
+        why = "leaves episodes without an end, and the memory joins steps until an episode ends"
+        works = "leave it out, or truncate episodes with env.max_episode_steps"
+        yield "reset_at_each_iter", True, why, works
 
 
 def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:

@@ -87,9 +87,11 @@ def gradients_of(
     total = sum(parts[1:], parts[0])
     if not total.requires_grad:
         return [None] * len(group.parameters)
-    return torch.autograd.grad(
-        total, group.parameters, retain_graph=retain_graph, allow_unused=True
-    )
+    learning = [p for p in group.parameters if p.requires_grad]  # others were frozen meanwhile
+    if not learning:
+        return [None] * len(group.parameters)
+    found = iter(torch.autograd.grad(total, learning, retain_graph=retain_graph, allow_unused=True))
+    return [next(found) if p.requires_grad else None for p in group.parameters]
 
 
 def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:

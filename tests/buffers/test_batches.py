@@ -256,6 +256,16 @@ def test_slices_of_environments_that_write_in_turn_are_refused():
 
 
 # ---------------------------------------------------------------------- several steps
+def test_steps_that_wait_for_others_stay_as_they_are_where_a_batch_is_written_to_again():
+    replay, shared = make_replay_buffer(100, 4, n_step=3), batch_of(2, 4)
+    for start in (0, 8, 16):
+        shared.copy_(batch_of(2, 4, start))  # as a collector with reuse does
+        replay.extend(shared)
+    stored = replay.buffer.storage[:]["observation"].flatten().tolist()
+    first = [number for t in range(4) for number in (t, t + 4)]
+    assert stored == [start + n for start in (0, 8, 16) for n in first][: len(stored)]
+
+
 def n_step_transitions(batches: list[TensorDict], n_step: int, gamma: float) -> TensorDict:
     replay = make_replay_buffer(100, 4, n_step=n_step, gamma=gamma)
     for batch in batches:

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import HERReplayBuffer, LazyTensorStorage
 
-from kit.buffers import HindsightReplayBuffer, ReplayBatches, make_replay_buffer
+from kit.buffers import (
+    HindsightReplayBuffer,
+    ObservationStorage,
+    ReplayBatches,
+    SequenceSampler,
+    make_replay_buffer,
+)
 from kit.steps import SettingError
 
 
@@ -154,3 +160,23 @@ def test_several_steps_do_not_go_with_hindsight():
     n_step = make_replay_buffer(50, 2, n_step=3).n_step
     with pytest.raises(SettingError, match="n_step=3 does not go with hindsight"):
         ReplayBatches(replay_of(50, "future").buffer, n_step)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda: {"storage": ObservationStorage(300)},
+        lambda: {"storage": LazyTensorStorage(300), "sampler": SequenceSampler(4)},
+    ],
+    ids=["observations stored once", "sequences"],
+)
+def test_goals_stay_in_their_episode_where_other_parts_rely_on_the_order_too(parts):
+    buffer = HindsightReplayBuffer(
+        lambda rows: torch.ones(len(rows), 1), her_ratio=1.0, strategy="future",
+        batch_size=256, **parts(),
+    )  # fmt: skip
+    replay, episodes = ReplayBatches(buffer), Episodes(3, seed=0)
+    for _ in range(20):
+        replay.extend(episodes.batch(4))
+    sample = buffer.sample()
+    assert torch.equal(sample["where"][:, :2], sample["desired_goal"][:, :2])

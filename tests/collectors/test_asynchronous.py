@@ -180,3 +180,29 @@ def test_what_the_collector_in_the_process_refuses_is_refused_here():
     with pytest.raises(SettingError, match="frames_per_batch") as caught:
         AsyncCollector(make_env(Steps, 2), None, frames_per_batch=5)
     assert caught.value.field == "frames_per_batch"
+
+
+class Shifted(nn.Module):
+    """A policy with a plain number that a hook anneals."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = 0.0
+
+    def forward(self, observation):
+        count = observation.shape[0]
+        return torch.zeros(count, dtype=torch.int64), torch.full((count,), self.shift)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_numbers_of_the_policy_that_are_no_tensors_are_as_old_as_its_weights(max_staleness):
+    module = TensorDictModule(Shifted(), ["observation"], ["action", "shift"])
+    collector = AsyncCollector(
+        make_env(Steps, 2), module, frames_per_batch=4, max_staleness=max_staleness
+    )
+    found = []
+    for _ in range(6):
+        found += collector.collect()["shift"].unique().tolist()
+        module.module.shift += 1.0
+    collector.shutdown()
+    assert found == [max(float(k - max_staleness), 0.0) for k in range(6)]
