@@ -14,7 +14,7 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 
 from kit.buffers import ReplayBatches, make_replay_buffer
-from kit.buffers.datasets import StoredBatches, read_datasets
+from kit.buffers.datasets import StoredBatches, as_of_environment, read_datasets
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
@@ -234,7 +234,8 @@ class Experiment:
             works = "derive its Config from OfflineConfig"
             raise SettingError("cfg", self.name, "has no settings of a data set", works)
         rows = read_datasets(cfg.dataset)
-        checks.dataset(env, rows)
+        checks.dataset(env, rows, cfg.dataset)
+        rows = as_of_environment(rows, env)
         if env.normalizer is not None:
             env.normalizer.fit(rows["observation"])
             known = env.normalizer.statistics

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -185,9 +187,144 @@ def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_
         built("bc", runs=str(tmp_path), resume=str(first.folder))
 
 
+def given(monkeypatch, rows: Any, **changes: Any) -> Any:
+    """The rows as a data set without files, with other entries."""
+    rows = rows.clone()
+    for key, value in changes.items():
+        for part in (rows, rows["next"]) if key == "observation" else (rows,):
+            part.set(key, value(part[key]))
+    monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: rows.clone())
+    return rows
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_a_data_set_of_mujoco_s_float64_is_learnt_from(name, stored, monkeypatch):
+    given(monkeypatch, stored, observation=torch.Tensor.double, action=torch.Tensor.double)
+    trainer = built(name)
+    sampled = trainer.replay_buffer[:]
+    assert {sampled[key].dtype for key in ("observation", "action")} == {torch.float32}
+    assert trainer.run().gradient_steps == 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"observation": torch.Tensor.byte}, "observations of type uint8, .* have type float32"),
+        ({"observation": torch.Tensor.long}, "observations of type int64, .* have type float32"),
+        ({"action": torch.Tensor.long}, "actions of type int64, .*Pendulum-v1 have type float32"),
+    ],
+)
+def test_a_data_set_of_another_kind_of_numbers_is_refused(stored, monkeypatch, changes, message):
+    given(monkeypatch, stored, **changes)
+    with pytest.raises(SettingError, match=rf"dataset=\['here'\] holds {message}") as refused:
+        built("bc", dataset=["here"])
+    assert "\n" not in str(refused.value)
+
+
+@pytest.fixture
+def guess():
+    """Three answers that are counted from 1, and questions from 5."""
+    gym.register("kit/Guess-v0", lambda: Answers())
+    yield "kit/Guess-v0"
+    del gym.registry["kit/Guess-v0"]
+
+
+class Answers(Guess):
+    """A question is a number from 5 on, and an answer one from 1 on."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Discrete(3, start=1))
+        self.observation_space = spaces.Discrete(3, start=5)
+
+    def _ask(self) -> Any:
+        super()._ask()
+        return self.asked + 5
+
+
+def answers(monkeypatch, rows: Any, first: int, question: int = 5) -> Any:
+    """The rows with three answers, and three questions, from these numbers on."""
+
+    def counted(values: Any, start: int) -> Any:
+        return torch.arange(len(values)) % 3 + start
+
+    starts = {"action": first, "observation": question}
+    changes = {key: lambda v, start=start: counted(v, start) for key, start in starts.items()}
+    return given(monkeypatch, rows, **changes)
+
+
+def test_choices_of_a_data_set_are_counted_from_0(stored, monkeypatch, guess):
+    rows = answers(monkeypatch, stored, first=1)
+    settings = {"env": EnvConfig(id=guess, num_envs=1), "normalize_data": False}
+    trainer = built("bc", **settings)
+    sampled = trainer.replay_buffer[:]
+    assert torch.equal(sampled["action"], rows["action"] - 1)
+    assert torch.equal(sampled["observation"], rows["observation"] - 5)
+    assert torch.equal(sampled["next", "observation"], rows["next", "observation"] - 5)
+    assert trainer.run().gradient_steps == 60
+
+
+@pytest.mark.parametrize(
+    ("first", "question", "message"),
+    [
+        (0, 5, "holds actions 0 to 2, and those of kit/Guess-v0 are 1 to 3"),
+        (2, 5, "holds actions 2 to 4, and those of kit/Guess-v0 are 1 to 3"),
+        (1, 4, "holds observations 4 to 6, and those of kit/Guess-v0 are 5 to 7"),
+    ],
+)
+def test_choices_that_the_environment_does_not_have_are_refused(
+    stored, monkeypatch, guess, first, question, message
+):
+    answers(monkeypatch, stored, first, question)
+    with pytest.raises(SettingError, match=message):
+        built("bc", env=EnvConfig(id=guess, num_envs=1), normalize_data=False)
+
+
 # ---------------------------------------------------------------------- files
+def needs_minari() -> Any:
+    """Minari with the package of its files."""
+    pytest.importorskip("h5py")
+    return pytest.importorskip("minari")
+
+
+def written_by_minari(folder: Path, episode: dict[str, Any], action: spaces.Space) -> None:
+    """A data set of one episode, as Minari itself writes it."""
+    minari = needs_minari()
+    seen = np.asarray(episode["observations"])
+    box = spaces.Box(-9, 9, seen.shape[1:], seen.dtype)
+    buffer = minari.data_collector.EpisodeBuffer(id=0, **episode)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("MINARI_DATASETS_PATH", str(folder.parent))
+        minari.create_dataset_from_buffers(
+            folder.name, [buffer], observation_space=box, action_space=action
+        )
+
+
+def an_episode(actions: Any, observations: Any) -> dict[str, Any]:
+    ends = np.arange(len(actions)) == len(actions) - 1
+    rewards = np.ones(len(actions))
+    flags = {"terminations": ends, "truncations": np.zeros_like(ends)}
+    return {"observations": observations, "actions": actions, "rewards": rewards, **flags}
+
+
+def test_real_numbers_are_read_as_float32_and_choices_as_they_are(tmp_path):
+    seen = np.linspace(0, 1, 12).reshape(4, 3)
+    real, choice = tmp_path / "real-v0", tmp_path / "choice-v0"
+    force = np.linspace(-1, 1, 3)[:, None]
+    written_by_minari(real, an_episode(force, seen), spaces.Box(-1, 1, (1,), np.float64))
+    written_by_minari(choice, an_episode(np.array([1, 3, 2]), seen), spaces.Discrete(3, start=1))
+    rows = kit.buffers.datasets.read_datasets([str(real)])
+    assert torch.equal(rows["observation"], torch.tensor(seen[:-1], dtype=torch.float32))
+    assert torch.equal(rows["action"], torch.tensor(force, dtype=torch.float32))
+    assert rows["next", "reward"].dtype == torch.float32
+    assert kit.buffers.datasets.read_datasets([str(choice)])["action"].tolist() == [1, 3, 2]
+    message = r"choice-v0' holds actions int64 \[\], and those of the first .* float32 \[1\]"
+    with pytest.raises(SettingError, match=message):
+        kit.buffers.datasets.read_datasets([str(real), str(choice)])
+
+
 def test_a_data_set_is_read_as_it_was_written(tmp_path):
-    pytest.importorskip("minari")
+    needs_minari()
     rows, folder = transitions(110, ends=20), tmp_path / "pendulum-random-v0"
     assert kit.buffers.datasets.write_dataset(folder, rows, "Pendulum-v1") == 5
     read = kit.buffers.datasets.read_datasets([str(folder)])
@@ -215,7 +352,7 @@ def sac_run(folder: Path, policy_steps: int, **settings: Any) -> Any:
 
 
 def test_whole_episodes_of_a_saved_run_are_recorded(tmp_path, capsys):
-    pytest.importorskip("minari")
+    needs_minari()
     run, folder = sac_run(tmp_path, 20, hidden_sizes=[8]), tmp_path / "few-v0"
     run.close()
     options = ["--episodes", "2", "--random", "0.5", "--seed", "1"]
@@ -228,7 +365,7 @@ def test_whole_episodes_of_a_saved_run_are_recorded(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_they_beat_behaviour_cloning_on_a_mixed_data_set(tmp_path):
-    pytest.importorskip("minari")
+    needs_minari()
     run, folders = sac_run(tmp_path, 5_000), []
     for number, random in enumerate([0.1, 0.5, 1.0]):
         folders.append(tmp_path / f"part{number}-v0")

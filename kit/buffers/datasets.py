@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from kit.buffers.batches import ReplayBatches
+from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError
 
 
@@ -55,15 +57,35 @@ def read_datasets(folders: Sequence[str]) -> TensorDict:
 
     Returns:
         ``[transitions]``, with TorchRL's names: ``observation``, ``action`` and, below ``next``,
-        ``observation``, ``reward``, ``terminated``, ``truncated``, ``done``.
+        ``observation``, ``reward``, ``terminated``, ``truncated``, ``done``. Real numbers are
+        float32, the type of a network; whole numbers are as they are stored.
 
     Raises:
         SettingError: if there is none, a folder holds no data set, observations or actions are
-            not one array, or ``minari`` is missing.
+            not one array, those of two data sets differ, or ``minari`` is missing.
     """
     if not folders:
         raise SettingError("dataset", "", "names no folder", "record one: python -m kit record")
-    return torch.cat([_read(Path(folder)) for folder in folders])
+    found = [_read(Path(folder)) for folder in folders]
+    for folder, rows in zip(folders, found):
+        _check_alike(folder, rows, found[0])
+    return torch.cat(found)
+
+
+def _check_alike(folder: str, rows: TensorDictBase, first: TensorDictBase) -> None:
+    """Refuse a data set that cannot be joined to the first one."""
+    for key in ("observation", "action"):
+        own, wanted = ((part[key].shape[1:], part[key].dtype) for part in (rows, first))
+        if own != wanted:
+            (shape, dtype), (first_shape, first_dtype) = own, wanted
+            theirs = f"those of the first data set are {name_of(first_dtype)} {[*first_shape]}"
+            why = f"holds {key}s {name_of(dtype)} {[*shape]}, and {theirs}"
+            raise SettingError("dataset", folder, why, "join data sets of one environment")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name of a type as NumPy has it: ``float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _read(folder: Path) -> TensorDict:
@@ -75,7 +97,7 @@ def _read(folder: Path) -> TensorDict:
         if not all(isinstance(array, np.ndarray) for array in arrays):
             why = "has observations or actions that are not one array"
             raise SettingError("dataset", str(folder), why, "flatten them")
-        observation, action = map(torch.as_tensor, arrays)
+        observation, action = map(_tensor, arrays)
         ends = {
             "terminated": torch.as_tensor(episode.terminations, dtype=torch.bool).unsqueeze(-1),
             "truncated": torch.as_tensor(episode.truncations, dtype=torch.bool).unsqueeze(-1),
@@ -85,7 +107,38 @@ def _read(folder: Path) -> TensorDict:
         following = {"observation": observation[1:], "reward": reward, **ends, "done": done}
         rows = {"observation": observation[:-1], "action": action, "next": following}
         episodes.append(TensorDict(rows, [len(action)]))
+    if not episodes:
+        raise SettingError("dataset", str(folder), "holds no episode", "record some")
     return torch.cat(episodes)
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    """An array in the type that environments of the kit give: see ``kit.envs.spaces``.
+
+    MuJoCo's environments give float64, and Minari writes what they give.
+    """
+    if array.dtype.kind == "f":
+        return torch.as_tensor(array, dtype=torch.float32)
+    if array.dtype == np.uint8:  # pictures, which would take eight times the memory
+        return torch.as_tensor(array)
+    return torch.as_tensor(array.astype(np.int64))
+
+
+def as_of_environment(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
+    """Bring transitions into the types of an environment of the kit, choices counted from 0.
+
+    Args:
+        rows: ``[transitions]`` of this environment, as a data set has them; changed in place.
+        env: the environment.
+    """
+    parts = [(rows, "action", env.action_leaves[0])]
+    parts += [(part, "observation", env.observation_leaves[0]) for part in (rows, rows["next"])]
+    for part, key, leaf in parts:
+        values, dtype = part[key], torch.from_numpy(np.zeros(0, leaf.dtype)).dtype
+        if leaf.start is not None:
+            values = values - torch.from_numpy(leaf.start)
+        part.set(key, values.to(dtype))
+    return rows
 
 
 def _check_metadata(folder: Path) -> None:
