@@ -18,6 +18,7 @@ import kit.buffers.datasets
 from kit.__main__ import main
 from kit.cli.record import record
 from kit.envs import make_env
+from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig, OfflineSteps
 from kit.losses import CQLLoss
 from kit.modules import make_action_value, make_actor
@@ -128,6 +129,36 @@ def test_the_statistics_of_the_data_normalise_data_and_evaluation(stored):
     raw = built("iql", normalize_data=False)
     assert raw.evaluate.env.normalizer is None
     assert torch.equal(raw.replay_buffer[:]["observation"], stored["observation"])
+
+
+# ---------------------------------------------------------------------- played without its data
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_a_saved_run_is_played_where_its_data_set_is_not(name, best, stored, monkeypatch, tmp_path):
+    trainer = built(name, runs=str(tmp_path / "runs"), dataset=["elsewhere"])
+    trainer.run()
+    moved = (tmp_path / "moved").resolve()
+    trainer.folder.rename(moved)
+    monkeypatch.undo()
+    with pytest.raises(SettingError, match="elsewhere' is no folder of a data set"):
+        built(name, dataset=["elsewhere"])
+    saved = SavedRun(moved, best=best)
+    assert saved.gradient_steps in ((30, 60) if best else (60,))
+    number = saved.gradient_steps // 30 - 1
+    rows = (moved / "metrics.csv").read_text().splitlines()
+    column = rows[0].split(",").index("evaluation/return")
+    returns = [float(cells[column]) for cells in (r.split(",") for r in rows[1:]) if cells[column]]
+    assert saved.trainer.evaluate(number)["evaluation/return"] == pytest.approx(returns[number])
+    normalizer, own = (t.evaluate.env.normalizer.state_dict() for t in (saved.trainer, trainer))
+    assert normalizer == own
+    saved.close()
+
+
+def test_a_trainer_without_its_data_set_is_not_trained(stored, tmp_path):
+    trainer = built("bc", runs=str(tmp_path))
+    trainer.run()
+    with pytest.raises(SettingError, match=r"dataset=None .*only played"):
+        SavedRun(trainer.folder).trainer.run()
 
 
 # ---------------------------------------------------------------------- the loss of CQL
@@ -341,7 +372,6 @@ def test_a_data_set_is_read_as_it_was_written(tmp_path):
 def sac_run(folder: Path, policy_steps: int, **settings: Any) -> Any:
     """A run of SAC, as it is saved."""
     import recipes.sac
-    from kit.evaluate import SavedRun
 
     config = recipes.sac.Config(runs=str(folder), progress=False, **settings)
     config.steps.total_policy_steps, config.steps.evaluation_every = policy_steps, None

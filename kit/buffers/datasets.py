@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +16,57 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from kit.buffers.batches import ReplayBatches
+from kit.buffers.batches import MinibatchGroup, ReplayBatches
 from kit.envs.vector_env import VectorEnv
-from kit.steps import SettingError
+from kit.steps import SettingError, StepPlan
+
+_left_unread: ContextVar[bool] = ContextVar("left_unread", default=False)
+
+
+@contextlib.contextmanager
+def datasets_left_unread() -> Iterator[None]:
+    """Let what is built here have no data: a trainer whose policy is only played needs none.
+
+    The statistics that normalise observations are in the checkpoint of its run.
+    """
+    before = _left_unread.set(True)
+    try:
+        yield
+    finally:
+        _left_unread.reset(before)
+
+
+def are_left_unread() -> bool:
+    """Whether data sets are not read: see :func:`datasets_left_unread`."""
+    return _left_unread.get()
 
 
 class StoredBatches(ReplayBatches):
     """Minibatches of a data set, uniformly with replacement. Checkpoints do not hold the data.
 
     Args:
-        transitions: ``[transitions]``.
+        transitions: ``[transitions]``; ``None``: there are none, and nothing can be trained.
         minibatch_size: transitions in a minibatch.
     """
 
-    def __init__(self, transitions: TensorDictBase, minibatch_size: int | None) -> None:
-        storage = LazyTensorStorage(len(transitions), compilable=True)
+    def __init__(self, transitions: TensorDictBase | None, minibatch_size: int | None) -> None:
+        count = 1 if transitions is None else len(transitions)
+        storage = LazyTensorStorage(count, compilable=True)
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=minibatch_size)
-        buffer.extend(transitions)
+        if transitions is not None:
+            buffer.extend(transitions)
         super().__init__(buffer)
+
+    def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
+        """Yield a sample for each gradient step that is due; all of them are one epoch.
+
+        Raises:
+            SettingError: if no data set was read.
+        """
+        if not len(self.buffer):
+            why = "leaves nothing to train on: this policy is only played"
+            raise SettingError("dataset", None, why, "resume the run to train on")
+        return super().epoch(plan, limit)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of transitions."""
