@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -125,9 +125,8 @@ def name_of(dtype: torch.dtype) -> str:
 
 def _read(folder: Path) -> TensorDict:
     _check_metadata(folder)
-    minari = _minari()
     episodes = []
-    for episode in minari.MinariDataset(folder / "data").iterate_episodes():
+    for episode in _opened(folder).iterate_episodes():
         arrays = (episode.observations, episode.actions)
         if not all(isinstance(array, np.ndarray) for array in arrays):
             why = "has observations or actions that are not one array"
@@ -145,6 +144,16 @@ def _read(folder: Path) -> TensorDict:
     if not episodes:
         raise SettingError("dataset", str(folder), "holds no episode", "record some")
     return torch.cat(episodes)
+
+
+def _opened(folder: Path) -> Any:
+    minari = import_minari("dataset", str(folder))
+    try:
+        return minari.MinariDataset(folder / "data")
+    except Exception as error:  # each of its formats has its own
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        works = "give a folder that python -m kit record or Minari has written"
+        raise SettingError("dataset", str(folder), f"cannot be read: {reason}", works) from None
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
@@ -192,59 +201,21 @@ def _check_metadata(folder: Path) -> None:
             raise SettingError("dataset", str(folder), why, works)
 
 
-def write_dataset(
-    folder: Path, transitions: TensorDictBase, env: str, algorithm: str | None = None
-) -> int:
-    """Write the whole episodes of one environment as a data set; return their number.
+def import_minari(field: str, value: str, *others: str) -> Any:
+    """Import Minari.
 
     Args:
-        folder: of the data set; its name is the data set's.
-        transitions: ``[steps]``, in the order of time; steps after the last end are left out.
-        env: Gymnasium id, part of the metadata.
-        algorithm: that made the policy, part of the metadata.
+        field: setting that needs it, for the error.
+        value: of the setting.
+        *others: packages that are needed with it.
 
     Raises:
-        SettingError: if the folder exists, no episode has ended, or ``minari`` is missing.
+        SettingError: if one is missing.
     """
-    minari = _minari()
-    if folder.exists():
-        raise SettingError("dataset", str(folder), "exists already", "name another folder")
-    following = transitions["next"]
-    ends = following["done"].squeeze(-1).nonzero().squeeze(-1).tolist()
-    if not ends:
-        raise SettingError("episodes", 0, "have ended", "record more steps")
-    episodes = []
-    for number, (first, last) in enumerate(zip([0, *(end + 1 for end in ends)], ends)):
-        rows = transitions[first : last + 1]
-        observation = torch.cat([rows["observation"], rows["next", "observation"][-1:]])
-        parts = {name: rows["next", name].squeeze(-1) for name in ("terminated", "truncated")}
-        episode = minari.data_collector.EpisodeBuffer(
-            id=number,
-            observations=observation.numpy(),
-            actions=rows["action"].numpy(),
-            rewards=rows["next", "reward"].squeeze(-1).numpy(),
-            terminations=parts["terminated"].numpy(),
-            truncations=(parts["truncated"] & ~parts["terminated"]).numpy(),
-        )
-        episodes.append(episode)
-    before = os.environ.get("MINARI_DATASETS_PATH")
-    os.environ["MINARI_DATASETS_PATH"] = str(folder.parent.resolve())
     try:
-        minari.create_dataset_from_buffers(
-            folder.name, episodes, env=env, algorithm_name=algorithm, eval_env=env
-        )
-    finally:
-        os.environ.pop("MINARI_DATASETS_PATH")
-        if before is not None:
-            os.environ["MINARI_DATASETS_PATH"] = before
-    return len(episodes)
-
-
-def _minari() -> Any:
-    try:
-        import minari
-        import minari.data_collector
+        for name in ("minari.data_collector", *others):
+            importlib.import_module(name)
+        return importlib.import_module("minari")
     except ImportError as error:
-        why = f"needs a package that is missing ({error.name})"
-        raise SettingError("dataset", "minari", why, "pip install 'torchrl-kit[offline]'") from None
-    return minari
+        why = f"needs a package that is missing ({error.name or error})"
+        raise SettingError(field, value, why, "pip install 'torchrl-kit[offline]'") from None
