@@ -213,7 +213,7 @@ def import_minari(field: str, value: str, *others: str) -> Any:
         SettingError: if one is missing.
     """
     try:
-        for name in ("minari.data_collector", *others):
+        for name in ("minari", "minari.data_collector", *others):
             importlib.import_module(name)
         return importlib.import_module("minari")
     except ImportError as error:
