@@ -20,6 +20,7 @@ from typing import Any
 
 from torchrl.envs.utils import ExplorationType
 
+from kit.buffers.datasets import datasets_left_unread
 from kit.cli.launch import errors_in_one_line
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import find_run, read_config
@@ -46,7 +47,7 @@ class SavedRun:
         folder: of the run.
         name: of its recipe.
         trainer: built from the run's settings, with its weights and its frozen normalisation; its
-            replay buffer stays empty, which costs no memory.
+            replay buffer stays empty, which costs no memory, and data sets are not read.
         policy_steps: after which its policy was saved, or was the best.
         gradient_steps: after which its policy was saved, or was the best.
 
@@ -71,7 +72,8 @@ class SavedRun:
             env["vectorization"] = "sync"
             env["kwargs"] = {k: v for k, v in env["kwargs"].items() if k != "num_workers"}
         cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env})
-        self.trainer = recipe.build(cfg)
+        with datasets_left_unread():  # that of the run need not be on this machine
+            self.trainer = recipe.build(cfg)
         counters = self.trainer.load_policy(checkpoint, best)
         self.policy_steps = counters["policy_steps"]
         self.gradient_steps = counters["gradient_steps"]

@@ -14,7 +14,12 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 
 from kit.buffers import ReplayBatches, make_replay_buffer
-from kit.buffers.datasets import StoredBatches, read_datasets
+from kit.buffers.datasets import (
+    StoredBatches,
+    are_left_unread,
+    as_of_environment,
+    read_datasets,
+)
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
@@ -225,6 +230,8 @@ class Experiment:
     def make_dataset(self, env: VectorEnv) -> StoredBatches:
         """Read the data set of the settings; its statistics normalise the environments.
 
+        A saved run that is only played has none: its checkpoint has the statistics.
+
         Args:
             env: environments of the data set.
 
@@ -235,8 +242,11 @@ class Experiment:
         if not isinstance(cfg, OfflineConfig):
             works = "derive its Config from OfflineConfig"
             raise SettingError("cfg", self.name, "has no settings of a data set", works)
+        if are_left_unread():
+            return StoredBatches(None, self.plan.minibatch_size)
         rows = read_datasets(cfg.dataset)
-        checks.dataset(env, rows)
+        checks.dataset(env, rows, cfg.dataset)
+        rows = as_of_environment(rows, env)
         if env.normalizer is not None:
             env.normalizer.fit(rows["observation"])
             known = env.normalizer.statistics

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -13,9 +18,13 @@ from gymnasium import spaces
 from torchrl.objectives import SoftUpdate
 
 import kit.buffers.datasets
+import recipes.sac
 from kit.__main__ import main
-from kit.cli.record import record
+from kit.buffers.dataset_writer import DatasetWriter
+from kit.cli.record import _played, record
+from kit.collectors import VectorCollector
 from kit.envs import make_env
+from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig, OfflineSteps
 from kit.losses import CQLLoss
 from kit.modules import make_action_value, make_actor
@@ -28,8 +37,6 @@ CONTINUOUS = ["bc", "td3_bc", "iql", "cql"]
 
 def transitions(rows: int = 200, ends: int = 20) -> Any:
     """Transitions of random actions in the pendulum, in episodes of ``ends`` steps."""
-    from kit.collectors import VectorCollector
-
     env = make_env("Pendulum-v1", 1, seed=3, max_episode_steps=ends)
     collector = VectorCollector(env, None, frames_per_batch=rows)
     batch = next(iter(collector))[0].exclude("collector")
@@ -98,9 +105,6 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
 
 
 def test_choices_are_cloned_by_their_likelihood(monkeypatch):
-    from kit.collectors import VectorCollector
-    from kit.envs import make_env
-
     collector = VectorCollector(make_env("CartPole-v1", 1, seed=3), None, frames_per_batch=300)
     rows = next(iter(collector))[0].exclude("collector")
     collector.shutdown()
@@ -126,6 +130,36 @@ def test_the_statistics_of_the_data_normalise_data_and_evaluation(stored):
     raw = built("iql", normalize_data=False)
     assert raw.evaluate.env.normalizer is None
     assert torch.equal(raw.replay_buffer[:]["observation"], stored["observation"])
+
+
+# ---------------------------------------------------------------------- played without its data
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_a_saved_run_is_played_where_its_data_set_is_not(name, best, stored, monkeypatch, tmp_path):
+    trainer = built(name, runs=str(tmp_path / "runs"), dataset=["elsewhere"])
+    trainer.run()
+    moved = (tmp_path / "moved").resolve()
+    trainer.folder.rename(moved)
+    monkeypatch.undo()
+    with pytest.raises(SettingError, match="elsewhere' is no folder of a data set"):
+        built(name, dataset=["elsewhere"])
+    saved = SavedRun(moved, best=best)
+    assert saved.gradient_steps in ((30, 60) if best else (60,))
+    number = saved.gradient_steps // 30 - 1
+    rows = (moved / "metrics.csv").read_text().splitlines()
+    column = rows[0].split(",").index("evaluation/return")
+    returns = [float(cells[column]) for cells in (r.split(",") for r in rows[1:]) if cells[column]]
+    assert saved.trainer.evaluate(number)["evaluation/return"] == pytest.approx(returns[number])
+    normalizer, own = (t.evaluate.env.normalizer.state_dict() for t in (saved.trainer, trainer))
+    assert normalizer == own
+    saved.close()
+
+
+def test_a_trainer_without_its_data_set_is_not_trained(stored, tmp_path):
+    trainer = built("bc", runs=str(tmp_path))
+    trainer.run()
+    with pytest.raises(SettingError, match=r"dataset=None .*only played"):
+        SavedRun(trainer.folder).trainer.run()
 
 
 # ---------------------------------------------------------------------- the loss of CQL
@@ -172,6 +206,8 @@ def test_bad_data_sets_and_counts_are_refused(stored, monkeypatch):
         built("bc", steps=OfflineSteps(gradient_steps=25, gradient_steps_per_iteration=10))
     with pytest.raises(SettingError, match=r"holds observations of shape \(3,\), .*CartPole"):
         built("bc", env=EnvConfig(num_envs=1))
+    with pytest.raises(SettingError, match=r"dataset='few-v0' is not a list; .* \[few-v0\]\.$"):
+        built("bc", dataset="few-v0")
     monkeypatch.undo()
     with pytest.raises(SettingError, match=r"dataset='' names no folder.*kit record"):
         built("bc")
@@ -185,27 +221,344 @@ def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_
         built("bc", runs=str(tmp_path), resume=str(first.folder))
 
 
+def given(monkeypatch, rows: Any, **changes: Any) -> Any:
+    """The rows as a data set without files, with other entries."""
+    rows = rows.clone()
+    for key, value in changes.items():
+        for part in (rows, rows["next"]) if key == "observation" else (rows,):
+            part.set(key, value(part[key]))
+    monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: rows.clone())
+    return rows
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_a_data_set_of_mujoco_s_float64_is_learnt_from(name, stored, monkeypatch):
+    given(monkeypatch, stored, observation=torch.Tensor.double, action=torch.Tensor.double)
+    trainer = built(name)
+    sampled = trainer.replay_buffer[:]
+    assert {sampled[key].dtype for key in ("observation", "action")} == {torch.float32}
+    assert trainer.run().gradient_steps == 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"observation": torch.Tensor.byte}, "observations of type uint8, .* have type float32"),
+        ({"observation": torch.Tensor.long}, "observations of type int64, .* have type float32"),
+        ({"action": torch.Tensor.long}, "actions of type int64, .*Pendulum-v1 have type float32"),
+    ],
+)
+def test_a_data_set_of_another_kind_of_numbers_is_refused(stored, monkeypatch, changes, message):
+    given(monkeypatch, stored, **changes)
+    with pytest.raises(SettingError, match=rf"dataset=\['here'\] holds {message}") as refused:
+        built("bc", dataset=["here"])
+    assert "\n" not in str(refused.value)
+
+
+@pytest.fixture
+def guess():
+    """Three answers that are counted from 1, and questions from 5."""
+    gym.register("kit/Guess-v0", lambda: Answers())
+    yield "kit/Guess-v0"
+    del gym.registry["kit/Guess-v0"]
+
+
+class Answers(Guess):
+    """A question is a number from 5 on, and an answer one from 1 on."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Discrete(3, start=1))
+        self.observation_space = spaces.Discrete(3, start=5)
+
+    def _ask(self) -> Any:
+        super()._ask()
+        return self.asked + 5
+
+
+def answers(monkeypatch, rows: Any, first: int, question: int = 5) -> Any:
+    """The rows with three answers, and three questions, from these numbers on."""
+
+    def counted(values: Any, start: int) -> Any:
+        return torch.arange(len(values)) % 3 + start
+
+    starts = {"action": first, "observation": question}
+    changes = {key: lambda v, start=start: counted(v, start) for key, start in starts.items()}
+    return given(monkeypatch, rows, **changes)
+
+
+def test_choices_of_a_data_set_are_counted_from_0(stored, monkeypatch, guess):
+    rows = answers(monkeypatch, stored, first=1)
+    settings = {"env": EnvConfig(id=guess, num_envs=1), "normalize_data": False}
+    trainer = built("bc", **settings)
+    sampled = trainer.replay_buffer[:]
+    assert torch.equal(sampled["action"], rows["action"] - 1)
+    assert torch.equal(sampled["observation"], rows["observation"] - 5)
+    assert torch.equal(sampled["next", "observation"], rows["next", "observation"] - 5)
+    assert trainer.run().gradient_steps == 60
+
+
+@pytest.mark.parametrize(
+    ("first", "question", "message"),
+    [
+        (0, 5, "holds actions 0 to 2, and those of kit/Guess-v0 are 1 to 3"),
+        (2, 5, "holds actions 2 to 4, and those of kit/Guess-v0 are 1 to 3"),
+        (1, 4, "holds observations 4 to 6, and those of kit/Guess-v0 are 5 to 7"),
+    ],
+)
+def test_choices_that_the_environment_does_not_have_are_refused(
+    stored, monkeypatch, guess, first, question, message
+):
+    answers(monkeypatch, stored, first, question)
+    with pytest.raises(SettingError, match=message):
+        built("bc", env=EnvConfig(id=guess, num_envs=1), normalize_data=False)
+
+
 # ---------------------------------------------------------------------- files
+def needs_minari() -> Any:
+    """Minari with the package of its files."""
+    pytest.importorskip("h5py")
+    return pytest.importorskip("minari")
+
+
+def written_by_minari(folder: Path, episode: dict[str, Any], action: spaces.Space) -> None:
+    """A data set of one episode, as Minari itself writes it."""
+    minari = needs_minari()
+    seen = np.asarray(episode["observations"])
+    box = spaces.Box(-9, 9, seen.shape[1:], seen.dtype)
+    buffer = minari.data_collector.EpisodeBuffer(id=0, **episode)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setenv("MINARI_DATASETS_PATH", str(folder.parent))
+        minari.create_dataset_from_buffers(
+            folder.name, [buffer], observation_space=box, action_space=action
+        )
+
+
+def an_episode(actions: Any, observations: Any) -> dict[str, Any]:
+    ends = np.arange(len(actions)) == len(actions) - 1
+    rewards = np.ones(len(actions))
+    flags = {"terminations": ends, "truncations": np.zeros_like(ends)}
+    return {"observations": observations, "actions": actions, "rewards": rewards, **flags}
+
+
+def test_real_numbers_are_read_as_float32_and_choices_as_they_are(tmp_path):
+    seen = np.linspace(0, 1, 12).reshape(4, 3)
+    real, choice = tmp_path / "real-v0", tmp_path / "choice-v0"
+    force = np.linspace(-1, 1, 3)[:, None]
+    written_by_minari(real, an_episode(force, seen), spaces.Box(-1, 1, (1,), np.float64))
+    written_by_minari(choice, an_episode(np.array([1, 3, 2]), seen), spaces.Discrete(3, start=1))
+    rows = kit.buffers.datasets.read_datasets([str(real)])
+    assert torch.equal(rows["observation"], torch.tensor(seen[:-1], dtype=torch.float32))
+    assert torch.equal(rows["action"], torch.tensor(force, dtype=torch.float32))
+    assert rows["next", "reward"].dtype == torch.float32
+    assert kit.buffers.datasets.read_datasets([str(choice)])["action"].tolist() == [1, 3, 2]
+    message = r"choice-v0' holds actions int64 \[\], and those of the first .* float32 \[1\]"
+    with pytest.raises(SettingError, match=message):
+        kit.buffers.datasets.read_datasets([str(real), str(choice)])
+
+
+def write(folder: Path, rows: Any, env: Any) -> int:
+    with DatasetWriter(folder, env) as writer:
+        return writer.write(rows, "random")
+
+
 def test_a_data_set_is_read_as_it_was_written(tmp_path):
-    pytest.importorskip("minari")
+    needs_minari()
     rows, folder = transitions(110, ends=20), tmp_path / "pendulum-random-v0"
-    assert kit.buffers.datasets.write_dataset(folder, rows, "Pendulum-v1") == 5
+    env = make_env("Pendulum-v1", 1)
+    assert write(folder, rows, env) == 5
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     read = kit.buffers.datasets.read_datasets([str(folder)])
     assert len(read) == 100  # the last ten steps are no whole episode
     for key in read.keys(True, True):
         assert torch.equal(read[key], rows[key][:100]), key
     assert len(kit.buffers.datasets.read_datasets([str(folder), str(folder)])) == 200
     with pytest.raises(SettingError, match="exists already"):
-        kit.buffers.datasets.write_dataset(folder, rows, "Pendulum-v1")
+        write(folder, rows, env)
     with pytest.raises(SettingError, match="is no folder of a data set"):
         kit.buffers.datasets.read_datasets([str(tmp_path)])
 
 
+def metadata(folder: Path) -> Any:
+    return needs_minari().MinariDataset(folder / "data")
+
+
+def test_a_data_set_names_the_environment_that_was_played(tmp_path):
+    needs_minari()
+    env = make_env("Pendulum-v1", 1, max_episode_steps=7, g=5.0)
+    write(tmp_path / "light-v0", transitions(20), env)
+    again = metadata(tmp_path / "light-v0").recover_environment()
+    assert again.unwrapped.g == 5.0
+    assert again.spec.max_episode_steps == 7
+    held = make_env("Pendulum-v1", 1, max_episode_steps=7, action_repeat=2)
+    write(tmp_path / "held-v0", transitions(20), held)
+    again = metadata(tmp_path / "held-v0").recover_environment()
+    again.reset(seed=0)
+    assert [again.step(np.zeros(1))[3] for _ in range(7)] == [False] * 6 + [True]
+
+
+def test_a_data_set_has_the_spaces_and_the_numbers_of_its_environment(tmp_path):
+    needs_minari()
+    env = make_env(Answers, 1)
+    batch = VectorCollector(env, None, frames_per_batch=8, seed=1).collect()[0]
+    rows, folder = batch.exclude("collector"), tmp_path / "answers-v0"
+    write(folder, rows, env)
+    stored = metadata(folder)
+    assert stored.action_space == spaces.Discrete(3, start=1)
+    assert stored.observation_space == spaces.Discrete(3, start=5)
+    (episode,) = stored.iterate_episodes()
+    assert episode.actions.tolist() == (rows["action"] + 1).tolist()
+    assert episode.observations[:-1].tolist() == (rows["observation"] + 5).tolist()
+    read = kit.buffers.datasets.read_datasets([str(folder)])
+    read = kit.buffers.datasets.as_of_environment(read, env)
+    assert torch.equal(read["action"], rows["action"])
+    assert torch.equal(read["next", "observation"], rows["next", "observation"])
+
+
+def test_actions_are_written_as_they_were_played(tmp_path):
+    needs_minari()
+    rows = transitions(20)
+    rows["action"] = rows["action"] * 10
+    write(tmp_path / "wide-v0", rows, make_env("Pendulum-v1", 1))
+    (episode,) = metadata(tmp_path / "wide-v0").iterate_episodes()
+    assert np.array_equal(episode.actions, rows["action"].clamp(-2, 2).numpy())
+
+
+def test_pictures_are_not_changed(tmp_path):
+    needs_minari()
+    env = make_env(Pictures, 1)
+    batch = VectorCollector(env, None, frames_per_batch=8, seed=1).collect()[0]
+    write(tmp_path / "pictures-v0", batch.exclude("collector"), env)
+    read = kit.buffers.datasets.read_datasets([str(tmp_path / "pictures-v0")])
+    assert torch.equal(read["observation"], batch["observation"])
+
+
+class Pictures(Guess):
+    """A question is a noisy picture."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Discrete(3))
+        self.observation_space = spaces.Box(0, 255, (32, 32, 3), np.uint8)
+
+    def _ask(self) -> Any:
+        super()._ask()
+        return self.np_random.integers(0, 256, (32, 32, 3), np.uint8)
+
+
+# ---------------------------------------------------------------------- refused before it is played
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [
+        ("few", "few-v0"),
+        ("few-v", "few-v-v0"),
+        ("pendulum 0.5", "pendulum-0-5-v0"),
+        ("v1.2-v0", "v1-2-v0-v0"),
+    ],
+)
+def test_a_name_that_minari_does_not_take_is_refused(tmp_path, name, works):
+    env = make_env("Pendulum-v1", 1)
+    with pytest.raises(SettingError, match="a name that Minari does not take") as refused:
+        DatasetWriter(tmp_path / name, env)
+    assert refused.value.works == [str(tmp_path / works)]
+
+
+def test_environments_that_a_data_set_cannot_describe_are_refused(tmp_path, guess):
+    folder = tmp_path / "few-v0"
+    with pytest.raises(SettingError, match=r"env.id='kit/Guess-v0' cannot be named .*module:Class"):
+        DatasetWriter(folder, make_env(guess, 1))
+    several = spaces.Dict({"one": spaces.Discrete(2), "other": spaces.Discrete(2)})
+    for env, what in [
+        (lambda: Guess(spaces.Discrete(3), dict_observation=True), "observations"),
+        (lambda: Guess(several), "actions"),
+    ]:
+        with pytest.raises(SettingError, match=f"has {what} that are not one array"):
+            DatasetWriter(folder, make_env(env, 1))
+
+
+@pytest.mark.parametrize("package", ["minari", "h5py"])
+def test_a_missing_package_is_named(tmp_path, monkeypatch, package):
+    pytest.importorskip("minari")
+    monkeypatch.setitem(sys.modules, package, None)
+    message = rf"to='.*' needs a package that is missing \({package}.*torchrl-kit\[offline\]"
+    with pytest.raises(SettingError, match=message):
+        DatasetWriter(tmp_path / "few-v0", make_env("Pendulum-v1", 1))
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    needs_minari()
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match="few-v0' cannot be written: "):
+        DatasetWriter(tmp_path / "file" / "few-v0", make_env("Pendulum-v1", 1)).__enter__()
+
+
+def test_nothing_is_left_of_a_data_set_that_was_half_written(tmp_path, monkeypatch):
+    minari = needs_minari()
+
+    def full(*_: object, **__: object) -> None:
+        (Path(os.environ["MINARI_DATASETS_PATH"]) / "few-v0").mkdir()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(minari, "create_dataset_from_buffers", full)
+    with pytest.raises(SettingError, match="cannot be written: No space left"):
+        write(tmp_path / "few-v0", transitions(20), make_env("Pendulum-v1", 1))
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_command_refuses_in_one_line_before_it_plays(stored, tmp_path, monkeypatch, capsys):
+    run = built("bc", runs=str(tmp_path), normalize_data=False)
+    run.run()
+    monkeypatch.setattr("kit.cli.record._played", lambda *_: pytest.fail("it was played"))
+    for name, why in [("few", "has a name that Minari does not take"), ("it-v0", "exists already")]:
+        (tmp_path / "it-v0").mkdir(exist_ok=True)
+        with pytest.raises(SystemExit):
+            main(["record", str(run.folder), "--to", str(tmp_path / name)])
+        error = capsys.readouterr().err
+        assert error.startswith(f"\nerror: to='{tmp_path / name}' {why}")
+        assert error.count("\n") == 2
+
+
+def test_what_hides_raw_observations_is_named(stored, tmp_path):
+    run = built("iql", runs=str(tmp_path))
+    run.run()
+    chosen = {"episodes": 1, "random": 0.0, "seed": 0}
+    with pytest.raises(SettingError, match=r"^normalize_data=True .*normalize_data=false\.$"):
+        record(SavedRun(run.folder), tmp_path / "few-v0", **chosen)
+    env = EnvConfig(id="Pendulum-v1", num_envs=1, normalize_observation=True)
+    message = r"^env.normalize_observation=True .*env.normalize_observation=false\.$"
+    with pytest.raises(SettingError, match=message):
+        record(sac_run(tmp_path, 20, env=env, hidden_sizes=[8]), tmp_path / "few-v0", **chosen)
+
+
+# ---------------------------------------------------------------------- what is played
+@pytest.mark.parametrize("random", [0.0, 0.5, 1.0])
+def test_a_share_of_actions_is_random_without_a_warning(tmp_path, random):
+    run = sac_run(tmp_path, 20, hidden_sizes=[8])
+    env = make_env("Pendulum-v1", 1, max_episode_steps=30, seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = _played(env, run.trainer.evaluate, 2, random, 1)
+    assert len(rows) == 60
+    own = run.trainer.evaluate.policy(rows.select("observation"))["action"]
+    same = (own - rows["action"]).abs().amax(-1) < 1e-3
+    count = int((~same).sum())
+    assert count in {0.0: range(1), 0.5: range(20, 41), 1.0: range(59, 61)}[random]
+    run.close()
+
+
+def test_rewards_are_recorded_as_the_environment_gives_them(tmp_path):
+    needs_minari()
+    env = EnvConfig(id="Pendulum-v1", num_envs=1, normalize_reward=True)
+    run, folder = sac_run(tmp_path, 20, env=env, hidden_sizes=[8]), tmp_path / "few-v0"
+    record(run, folder, episodes=1, random=0.5, seed=1)
+    rows = kit.buffers.datasets.read_datasets([str(folder)])
+    cos, sin, speed = rows["observation"].unbind(-1)
+    cost = torch.atan2(sin, cos) ** 2 + 0.1 * speed**2 + 0.001 * rows["action"].squeeze(-1) ** 2
+    torch.testing.assert_close(rows["next", "reward"].squeeze(-1), -cost, atol=1e-4, rtol=1e-4)
+    run.close()
+
+
 def sac_run(folder: Path, policy_steps: int, **settings: Any) -> Any:
     """A run of SAC, as it is saved."""
-    import recipes.sac
-    from kit.evaluate import SavedRun
-
     config = recipes.sac.Config(runs=str(folder), progress=False, **settings)
     config.steps.total_policy_steps, config.steps.evaluation_every = policy_steps, None
     config.steps.evaluation_episodes, config.steps.learning_starts = 1, min(500, policy_steps)
@@ -215,7 +568,7 @@ def sac_run(folder: Path, policy_steps: int, **settings: Any) -> Any:
 
 
 def test_whole_episodes_of_a_saved_run_are_recorded(tmp_path, capsys):
-    pytest.importorskip("minari")
+    needs_minari()
     run, folder = sac_run(tmp_path, 20, hidden_sizes=[8]), tmp_path / "few-v0"
     run.close()
     options = ["--episodes", "2", "--random", "0.5", "--seed", "1"]
@@ -228,7 +581,7 @@ def test_whole_episodes_of_a_saved_run_are_recorded(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_they_beat_behaviour_cloning_on_a_mixed_data_set(tmp_path):
-    pytest.importorskip("minari")
+    needs_minari()
     run, folders = sac_run(tmp_path, 5_000), []
     for number, random in enumerate([0.1, 0.5, 1.0]):
         folders.append(tmp_path / f"part{number}-v0")

@@ -2,34 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from kit.buffers.batches import ReplayBatches
-from kit.steps import SettingError
+from kit.buffers.batches import MinibatchGroup, ReplayBatches
+from kit.envs.vector_env import VectorEnv
+from kit.steps import SettingError, StepPlan
+
+_left_unread: ContextVar[bool] = ContextVar("left_unread", default=False)
+
+
+@contextlib.contextmanager
+def datasets_left_unread() -> Iterator[None]:
+    """Let what is built here have no data: a trainer whose policy is only played needs none.
+
+    The statistics that normalise observations are in the checkpoint of its run.
+    """
+    before = _left_unread.set(True)
+    try:
+        yield
+    finally:
+        _left_unread.reset(before)
+
+
+def are_left_unread() -> bool:
+    """Whether data sets are not read: see :func:`datasets_left_unread`."""
+    return _left_unread.get()
 
 
 class StoredBatches(ReplayBatches):
     """Minibatches of a data set, uniformly with replacement. Checkpoints do not hold the data.
 
     Args:
-        transitions: ``[transitions]``.
+        transitions: ``[transitions]``; ``None``: there are none, and nothing can be trained.
         minibatch_size: transitions in a minibatch.
     """
 
-    def __init__(self, transitions: TensorDictBase, minibatch_size: int | None) -> None:
-        storage = LazyTensorStorage(len(transitions), compilable=True)
+    def __init__(self, transitions: TensorDictBase | None, minibatch_size: int | None) -> None:
+        count = 1 if transitions is None else len(transitions)
+        storage = LazyTensorStorage(count, compilable=True)
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=minibatch_size)
-        buffer.extend(transitions)
+        if transitions is not None:
+            buffer.extend(transitions)
         super().__init__(buffer)
+
+    def epoch(self, plan: StepPlan, limit: int) -> Iterator[MinibatchGroup]:
+        """Yield a sample for each gradient step that is due; all of them are one epoch.
+
+        Raises:
+            SettingError: if no data set was read.
+        """
+        if not len(self.buffer):
+            why = "leaves nothing to train on: this policy is only played"
+            raise SettingError("dataset", None, why, "resume the run to train on")
+        return super().epoch(plan, limit)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of transitions."""
@@ -55,27 +92,46 @@ def read_datasets(folders: Sequence[str]) -> TensorDict:
 
     Returns:
         ``[transitions]``, with TorchRL's names: ``observation``, ``action`` and, below ``next``,
-        ``observation``, ``reward``, ``terminated``, ``truncated``, ``done``.
+        ``observation``, ``reward``, ``terminated``, ``truncated``, ``done``. Real numbers are
+        float32, the type of a network; whole numbers are as they are stored.
 
     Raises:
         SettingError: if there is none, a folder holds no data set, observations or actions are
-            not one array, or ``minari`` is missing.
+            not one array, those of two data sets differ, or ``minari`` is missing.
     """
     if not folders:
         raise SettingError("dataset", "", "names no folder", "record one: python -m kit record")
-    return torch.cat([_read(Path(folder)) for folder in folders])
+    found = [_read(Path(folder)) for folder in folders]
+    for folder, rows in zip(folders, found):
+        _check_alike(folder, rows, found[0])
+    return torch.cat(found)
+
+
+def _check_alike(folder: str, rows: TensorDictBase, first: TensorDictBase) -> None:
+    """Refuse a data set that cannot be joined to the first one."""
+    for key in ("observation", "action"):
+        own, wanted = ((part[key].shape[1:], part[key].dtype) for part in (rows, first))
+        if own != wanted:
+            (shape, dtype), (first_shape, first_dtype) = own, wanted
+            theirs = f"those of the first data set are {name_of(first_dtype)} {[*first_shape]}"
+            why = f"holds {key}s {name_of(dtype)} {[*shape]}, and {theirs}"
+            raise SettingError("dataset", folder, why, "join data sets of one environment")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name of a type as NumPy has it: ``float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _read(folder: Path) -> TensorDict:
     _check_metadata(folder)
-    minari = _minari()
     episodes = []
-    for episode in minari.MinariDataset(folder / "data").iterate_episodes():
+    for episode in _opened(folder).iterate_episodes():
         arrays = (episode.observations, episode.actions)
         if not all(isinstance(array, np.ndarray) for array in arrays):
             why = "has observations or actions that are not one array"
             raise SettingError("dataset", str(folder), why, "flatten them")
-        observation, action = map(torch.as_tensor, arrays)
+        observation, action = map(_tensor, arrays)
         ends = {
             "terminated": torch.as_tensor(episode.terminations, dtype=torch.bool).unsqueeze(-1),
             "truncated": torch.as_tensor(episode.truncations, dtype=torch.bool).unsqueeze(-1),
@@ -85,7 +141,48 @@ def _read(folder: Path) -> TensorDict:
         following = {"observation": observation[1:], "reward": reward, **ends, "done": done}
         rows = {"observation": observation[:-1], "action": action, "next": following}
         episodes.append(TensorDict(rows, [len(action)]))
+    if not episodes:
+        raise SettingError("dataset", str(folder), "holds no episode", "record some")
     return torch.cat(episodes)
+
+
+def _opened(folder: Path) -> Any:
+    minari = import_minari("dataset", str(folder))
+    try:
+        return minari.MinariDataset(folder / "data")
+    except Exception as error:  # each of its formats has its own
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        works = "give a folder that python -m kit record or Minari has written"
+        raise SettingError("dataset", str(folder), f"cannot be read: {reason}", works) from None
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    """An array in the type that environments of the kit give: see ``kit.envs.spaces``.
+
+    MuJoCo's environments give float64, and Minari writes what they give.
+    """
+    if array.dtype.kind == "f":
+        return torch.as_tensor(array, dtype=torch.float32)
+    if array.dtype == np.uint8:  # pictures, which would take eight times the memory
+        return torch.as_tensor(array)
+    return torch.as_tensor(array.astype(np.int64))
+
+
+def as_of_environment(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
+    """Bring transitions into the types of an environment of the kit, choices counted from 0.
+
+    Args:
+        rows: ``[transitions]`` of this environment, as a data set has them; changed in place.
+        env: the environment.
+    """
+    parts = [(rows, "action", env.action_leaves[0])]
+    parts += [(part, "observation", env.observation_leaves[0]) for part in (rows, rows["next"])]
+    for part, key, leaf in parts:
+        values, dtype = part[key], torch.from_numpy(np.zeros(0, leaf.dtype)).dtype
+        if leaf.start is not None:
+            values = values - torch.from_numpy(leaf.start)
+        part.set(key, values.to(dtype))
+    return rows
 
 
 def _check_metadata(folder: Path) -> None:
@@ -104,59 +201,21 @@ def _check_metadata(folder: Path) -> None:
             raise SettingError("dataset", str(folder), why, works)
 
 
-def write_dataset(
-    folder: Path, transitions: TensorDictBase, env: str, algorithm: str | None = None
-) -> int:
-    """Write the whole episodes of one environment as a data set; return their number.
+def import_minari(field: str, value: str, *others: str) -> Any:
+    """Import Minari.
 
     Args:
-        folder: of the data set; its name is the data set's.
-        transitions: ``[steps]``, in the order of time; steps after the last end are left out.
-        env: Gymnasium id, part of the metadata.
-        algorithm: that made the policy, part of the metadata.
+        field: setting that needs it, for the error.
+        value: of the setting.
+        *others: packages that are needed with it.
 
     Raises:
-        SettingError: if the folder exists, no episode has ended, or ``minari`` is missing.
+        SettingError: if one is missing.
     """
-    minari = _minari()
-    if folder.exists():
-        raise SettingError("dataset", str(folder), "exists already", "name another folder")
-    following = transitions["next"]
-    ends = following["done"].squeeze(-1).nonzero().squeeze(-1).tolist()
-    if not ends:
-        raise SettingError("episodes", 0, "have ended", "record more steps")
-    episodes = []
-    for number, (first, last) in enumerate(zip([0, *(end + 1 for end in ends)], ends)):
-        rows = transitions[first : last + 1]
-        observation = torch.cat([rows["observation"], rows["next", "observation"][-1:]])
-        parts = {name: rows["next", name].squeeze(-1) for name in ("terminated", "truncated")}
-        episode = minari.data_collector.EpisodeBuffer(
-            id=number,
-            observations=observation.numpy(),
-            actions=rows["action"].numpy(),
-            rewards=rows["next", "reward"].squeeze(-1).numpy(),
-            terminations=parts["terminated"].numpy(),
-            truncations=(parts["truncated"] & ~parts["terminated"]).numpy(),
-        )
-        episodes.append(episode)
-    before = os.environ.get("MINARI_DATASETS_PATH")
-    os.environ["MINARI_DATASETS_PATH"] = str(folder.parent.resolve())
     try:
-        minari.create_dataset_from_buffers(
-            folder.name, episodes, env=env, algorithm_name=algorithm, eval_env=env
-        )
-    finally:
-        os.environ.pop("MINARI_DATASETS_PATH")
-        if before is not None:
-            os.environ["MINARI_DATASETS_PATH"] = before
-    return len(episodes)
-
-
-def _minari() -> Any:
-    try:
-        import minari
-        import minari.data_collector
+        for name in ("minari", "minari.data_collector", *others):
+            importlib.import_module(name)
+        return importlib.import_module("minari")
     except ImportError as error:
-        why = f"needs a package that is missing ({error.name})"
-        raise SettingError("dataset", "minari", why, "pip install 'torchrl-kit[offline]'") from None
-    return minari
+        why = f"needs a package that is missing ({error.name or error})"
+        raise SettingError(field, value, why, "pip install 'torchrl-kit[offline]'") from None

@@ -14,12 +14,16 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 from torchrl.envs.utils import ExplorationType
 
-from kit.buffers.datasets import write_dataset
+from kit.buffers.dataset_writer import DatasetWriter
 from kit.cli.launch import errors_in_one_line
 from kit.collectors import VectorCollector
+from kit.envs import VectorEnv
+from kit.envs.backends.gymnasium import NativeBackend
 from kit.evaluate import SavedRun, chosen_run, parser_for
+from kit.hooks import Evaluator
 from kit.steps import SettingError
 
 
@@ -34,43 +38,82 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
         seed: of the environment and of random actions.
 
     Raises:
-        SettingError: if observations are normalised, or it cannot be written.
+        SettingError: if observations are normalised, or it cannot be written; before it is played.
     """
     own = run.trainer.evaluate
-    if own.env.normalizer is not None:
-        why = "is what the policy sees, and a data set holds raw observations"
-        raise SettingError("env.normalize_observation", True, why, [False])
     if not 0 <= random <= 1:
         raise SettingError("random", random, "is no probability", [min(max(random, 0.0), 1.0)])
-    env = own.env.make_again(num_envs=1, seed=seed)
+    _check_raw(run)
+    # Rewards are those of the environment, and its metadata those of one that is not vectorised.
+    native = isinstance(own.env.backend, NativeBackend)
+    changes = {"vectorization": "sync"} if native else {}
+    env = own.env.make_again(num_envs=1, seed=seed, normalize_reward=False, **changes)
+    try:
+        with DatasetWriter(folder, env) as writer:
+            steps = _played(env, own, episodes, random, seed)
+            writer.write(steps, run.name)
+    finally:
+        env.close(raise_if_closed=False)
+    return len(steps)
+
+
+def _check_raw(run: SavedRun) -> None:
+    """Refuse a policy that sees normalised observations."""
+    normalizer = run.trainer.evaluate.env.normalizer
+    if normalizer is not None and normalizer.observation:
+        field = "normalize_data" if run.trainer.plan.offline else "env.normalize_observation"
+        why = "is what the policy of this run sees, and a data set holds raw observations"
+        raise SettingError(field, True, why, f"train one with {field}=false")
+
+
+def _played(
+    env: VectorEnv, own: Evaluator, episodes: int, random: float, seed: int
+) -> TensorDictBase:
+    """Steps of so many whole episodes, ``[steps]``."""
+    mixed = SometimesRandom(own.policy, env.action_spec, random) if random else own.policy
+    if isinstance(mixed, nn.Module):
+        mixed.eval()  # as it is evaluated: normalisation of batches, noise in weights
     collector = VectorCollector(
         env,
-        _sometimes_random(own.policy, env.action_spec, random),
+        mixed,
         frames_per_batch=1,
         seed=seed,
         device=own.device,
         exploration_type=ExplorationType.DETERMINISTIC,
+        # Which of the two acts is decided on the host, step by step.
+        fast_policy="module" if random else "exact",
     )
     batches, ended = [], 0
     while ended < episodes:
         batches.append(collector.collect()[0].exclude("collector"))
         ended += int(batches[-1]["next", "done"].sum())
-    collector.shutdown()
-    steps = torch.cat(batches).cpu()
-    write_dataset(folder, steps, own.env.name, run.name)
-    return len(steps)
+    return torch.cat(batches).cpu()
 
 
-def _sometimes_random(
-    policy: Callable[[TensorDictBase], TensorDictBase], spec: Any, probability: float
-) -> Callable[[TensorDictBase], TensorDictBase]:
-    def act(rows: TensorDictBase) -> TensorDictBase:
-        rows = policy(rows)
-        if probability and float(torch.rand(())) < probability:
-            rows.set("action", spec.rand().to(rows["action"].device))
+class SometimesRandom(nn.Module):
+    """A policy in whose place random actions are taken now and then.
+
+    Args:
+        policy: acts otherwise; its outputs and its memory stay as they are.
+        spec: of the actions.
+        probability: of a random action.
+    """
+
+    def __init__(
+        self, policy: Callable[[TensorDictBase], TensorDictBase], spec: Any, probability: float
+    ) -> None:
+        super().__init__()
+        self.policy, self.spec, self.probability = policy, spec, probability
+        for name in ("in_keys", "out_keys"):
+            if hasattr(policy, name):
+                setattr(self, name, getattr(policy, name))
+
+    def forward(self, rows: TensorDictBase) -> TensorDictBase:
+        """Act."""
+        rows = self.policy(rows)
+        if float(torch.rand(())) < self.probability:
+            rows.set("action", self.spec.rand().to(rows["action"].device))
         return rows
-
-    return act
 
 
 def main(words: Sequence[str]) -> int:

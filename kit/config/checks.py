@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
@@ -177,15 +178,54 @@ def actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
     raise SettingError("env.id", env.name, why, works)
 
 
-def dataset(env: Any, rows: Any) -> None:
-    """Refuse transitions of an environment with other observations or actions."""
+def dataset(env: Any, rows: Any, names: Sequence[str]) -> None:
+    """Refuse transitions of an environment with other observations or actions.
+
+    Args:
+        env: environment of the run.
+        rows: ``[transitions]``, as the data sets have them.
+        names: of the data sets, for the error.
+    """
     leaves = {"observation": env.observation_leaves, "action": env.action_leaves}
     for key, (leaf, *more) in leaves.items():
-        found = tuple(rows[key].shape[1:])
-        if more or leaf.shape != found:
-            wanted = "several arrays" if more else f"shape {leaf.shape}"
-            why = f"holds {key}s of shape {found}, and those of {env.name} have {wanted}"
-            raise SettingError("dataset", key, why, "give the environment that was recorded")
+        parts = (rows, rows["next"]) if key == "observation" else (rows,)
+        for found, wanted in _differences([part[key] for part in parts], leaf, bool(more)):
+            why = f"holds {key}s {found}, and those of {env.name} {wanted}"
+            raise SettingError("dataset", [*names], why, "give the environment that was recorded")
+
+
+def _differences(parts: Sequence[Any], leaf: Any, several: bool) -> Iterator[tuple[str, str]]:
+    """Yield what a data set has, and what the environment has in its place."""
+    shape = tuple(parts[0].shape[1:])
+    if several or leaf.path or leaf.shape != shape:
+        named = several or leaf.path
+        yield f"of shape {shape}", "have names" if named else f"have shape {leaf.shape}"
+    dtype = np.dtype(str(parts[0].dtype).removeprefix("torch."))
+    if _kind(dtype, leaf) != _kind(leaf.dtype, leaf):
+        yield f"of type {dtype}", f"have type {leaf.dtype}"
+    choices = _choices(leaf)
+    if choices is None:
+        return
+    low = np.zeros(leaf.shape, np.int64) if leaf.start is None else leaf.start
+    high = low + choices - 1
+    for values in parts:
+        least, most = values.amin(0).numpy(), values.amax(0).numpy()
+        if (least < low).any() or (most > high).any():
+            yield f"{least.tolist()} to {most.tolist()}", f"are {low.tolist()} to {high.tolist()}"
+
+
+def _kind(dtype: np.dtype[Any], leaf: Any) -> str:
+    """Real numbers, whole ones, or the bytes of pictures; a choice may be kept in a byte."""
+    if dtype == np.uint8 and _choices(leaf) is None:
+        return "bytes"
+    return "real" if dtype.kind == "f" else "whole"
+
+
+def _choices(leaf: Any) -> Any:
+    """How many values each number of a space of choices has; ``None``: it is no such space."""
+    if isinstance(leaf.space, gym.spaces.MultiBinary):
+        return 2
+    return getattr(leaf.space, "n", getattr(leaf.space, "nvec", None))
 
 
 # ---------------------------------------------------------------------- the loss

@@ -180,7 +180,7 @@ def _plain_value(path: str, value: Any, hint: Any) -> Any:
         raise SettingError(path, value, "is not a choice", nearest_first(value, _words(arguments)))
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
-            raise _wrong(path, value, "a list such as [64,64]")
+            raise _no_list(path, value, arguments[0])
         items = [_plain_value(path, item, arguments[0]) for item in value]
         return origin(items)
     if origin is dict or hint is dict:
@@ -215,6 +215,15 @@ def _scalar(path: str, value: Any, hint: Any) -> Any:
 
 def _wrong(path: str, value: Any, wanted: str) -> SettingError:
     return SettingError(path, value, f"is not {wanted}", f"give {wanted}")
+
+
+def _no_list(path: str, value: Any, entry: Any) -> SettingError:
+    """The error of a value in place of a list; what could be an entry works as the only one."""
+    try:
+        only = show(_plain_value(path, value, entry), text=True)
+    except SettingError:
+        return _wrong(path, value, f"a list, each {_called(entry)}")
+    return SettingError(path, value, "is not a list", [f"[{only}]"])
 
 
 def _words(choices: tuple[Any, ...]) -> list[str]:

@@ -254,18 +254,19 @@ def _why_not_written(error: BaseException) -> str | None:
 
 
 def stateful_parts(
-    parts: Mapping[str, Any], collector: Any, hooks: Mapping[str, Any]
+    parts: Mapping[str, Any], collector: Any, evaluate: Any, hooks: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The components of a trainer with a state that a resumed run needs, by name.
 
     Args:
         parts: of the trainer, with and without state.
         collector: whose normalisation and policies have states of their own.
+        evaluate: whose normalisation it is where there is no collector.
         hooks: registered modules; those without a state, such as observers, may differ in a
             resumed run.
     """
     found = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
-    found |= normalization_of(collector)
+    found |= normalization_of(collector, evaluate)
     policies = [getattr(collector, name, None) for name in _POLICIES]
     found["policies"] = PolicyState(policies, parts["loss_module"])
     for name, hook in hooks.items():
@@ -308,8 +309,12 @@ def _memory(value: Any) -> Any:
     return (value.data_ptr(), value.shape) if known else None
 
 
-def normalization_of(collector: Any) -> dict[str, Any]:
-    """The running normalisation of the environments; it can be loaded without the rest."""
-    env = collector if isinstance(collector, KitCollector) else getattr(collector, "env", None)
+def normalization_of(collector: Any, evaluate: Any) -> dict[str, Any]:
+    """The normalisation of the environments; it can be loaded without the rest.
+
+    Offline it is that of the evaluation, by the statistics of the data set: nothing is collected.
+    """
+    source = evaluate if collector is None else collector
+    env = source if isinstance(source, KitCollector) else getattr(source, "env", None)
     normalizer = getattr(env, "normalizer", None)
     return {} if normalizer is None else {"normalization": normalizer}

@@ -346,7 +346,7 @@ class Trainer(TorchRLProtocol):
     def policy_parts(self) -> dict[str, Any]:
         """Objects with the state that a policy acts by, by name: weights and normalisation."""
         trained = {} if self.loss_module is None else {"loss_module": self.loss_module}
-        return {**trained, **normalization_of(self.collector)}
+        return {**trained, **normalization_of(self.collector, self.evaluate)}
 
     def load_policy(self, checkpoint: Path | str, best: bool = False) -> dict[str, int]:
         """Load weights and normalisation alone, to evaluate; the run folder is only read.
@@ -383,7 +383,7 @@ class Trainer(TorchRLProtocol):
         names = ("ledger", "schedule", "batches", "buffer", "journal", "loss_module", own)
         parts = {name: getattr(self, name) for name in (*names, "advantage")}
         parts["random_numbers"] = self.numbers
-        return stateful_parts(parts, self.collector, self.registered_modules)
+        return stateful_parts(parts, self.collector, self.evaluate, self.registered_modules)
 
     # ------------------------------------------------------------------ begin and end
     @contextlib.contextmanager
