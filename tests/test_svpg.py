@@ -185,7 +185,7 @@ def test_a_single_particle_is_the_learner_itself():
     plain = a2c.build(
         a2c.Config(
             env=EnvConfig("CartPole-v1", 8), steps=one.plan, runs=None, progress=False,
-            optimizer="adam", gae_lambda=0.95, **same,
+            optimizer="adam", gae_lambda=0.95, gamma=0.99, normalize_advantage=False, **same,
         )
     )  # fmt: skip
     plain.optimizer.param_groups[0]["eps"] = 1e-5

@@ -45,6 +45,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         exact_policy: whether the policy's results are bitwise those of the policy as a module.
     """
 
+    reset_at_each_iter: bool = False
     policy_steps: int
     random_policy_steps: int
     env_steps: int
