@@ -217,7 +217,7 @@ REFUSED = {
     "ppo hidden_sizes=[64,-1]": "hidden_sizes=-1 is less than 1; what works: 1.",
     "ppo progress=maybe": "progress='maybe' is not true or false",
     "ppo device=gpu": "device='gpu' cannot be used",
-    "ppo compile=maybe": "compile='maybe' is not a choice; what works: auto or true or false.",
+    "ppo compile=maybe": "what works: auto or exact or true or false.",
     "ppo log_every=0": "log_every=0 is less than 1; what works: 1.",
     "ppo checkpoint_every=-5": "checkpoint_every=-5 is less than 1; what works: 1.",
     "ppo time_limit=0": "time_limit=0.0 is not above 0; use a number above 0.",

@@ -65,8 +65,9 @@ class RunConfig:
     """Device of networks, batches and buffers: cpu, cuda, cuda:1."""
     threads: Annotated[int, Limits(1, 1_024)] | None = 1
     """CPU threads of PyTorch; more pay for large networks only. null: PyTorch's choice."""
-    compile: Literal["auto", True, False] = "auto"
-    """How losses run: auto (flat programs, bitwise as eager), true (torch.compile) or false."""
+    compile: Literal["auto", "exact", True, False] = "auto"
+    """How losses run: auto (flat programs, which may round large matrix products otherwise), exact
+    (flat programs, bitwise as eager), true (torch.compile) or false (eager)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type in which a loss multiplies matrices; weights, optimisers and acting stay float32."""
     logger: str = "csv"

@@ -61,6 +61,8 @@ class Recording:
     """tensors that are read but neither given nor made: parameters and buffers."""
     changed: list[Tensor]
     """tensors other than inputs that the function writes to in place, views included."""
+    before: list[tuple[Tensor, Tensor]]
+    """tensors that were written to in place, with their values before; cleared as ``inputs``."""
     _settings: list[Tensor]
     """tensors whose values Python has read."""
     _pinned: list[Tensor]
@@ -91,6 +93,10 @@ class Recording:
             and [array.tobytes() for array in self._shown] == self._values
             and [*map(Tensor.data_ptr, self._pinned)] == self._addresses
         )
+
+    def restore(self) -> None:
+        """Give the tensors that were changed in place the values that they had before."""
+        _restore(self.before)
 
     def pin_constants(self) -> None:
         """Require the constants to stay at their addresses, as a CUDA graph does."""
@@ -244,9 +250,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def restore(self) -> None:
         """Give the tensors that were changed in place their values back."""
-        with torch.no_grad():
-            for tensor, value in reversed(self._saved.values()):
-                tensor.copy_(value)
+        _restore([*self._saved.values()])
 
     # ------------------------------------------------------------------ reads on the host
     def _allow_read(self, node: fx.Node) -> None:
@@ -299,6 +303,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inputs_changed=sorted({given[_memory(t)] for t in changed if _memory(t) in given}),
             constants=[node.meta["value"] for node in constants],
             changed=[tensor for tensor in changed if _memory(tensor) not in given],
+            before=[*self._saved.values()],
             _settings=[*self.read.values()],
             _pinned=list(self._viewed.values()),
         )
@@ -306,10 +311,23 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not node.users:
                 self.graph.erase_node(node)
         for node in self.graph.nodes:  # lets go of the tensors
-            value = node.meta.get("value")
-            whole = isinstance(value, (list, tuple))
-            node.meta = {"length": len(value)} if whole else {"dtype": getattr(value, "dtype", "")}
+            node.meta = _facts(node.meta.get("value"))
         return recording
+
+
+def _restore(saved: Sequence[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for tensor, value in reversed(saved):
+            tensor.copy_(value)
+
+
+def _facts(value: Any) -> dict[str, Any]:
+    """What executors ask of a value that was recorded."""
+    if isinstance(value, (list, tuple)):
+        return {"length": len(value)}
+    strided = isinstance(value, Tensor) and value.layout is torch.strided
+    place = {"shape": value.shape, "stride": value.stride()} if strided else {}
+    return {"dtype": getattr(value, "dtype", ""), **place}
 
 
 def tensors_in(value: Any) -> list[Tensor]:

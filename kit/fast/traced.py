@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from kit.fast.executors import Run, executed
 from kit.fast.nested import Names, entry, has_only, names_of
+from kit.fast.products import are_faster, with_fast_products
 from kit.fast.trace import NotTraceable, Recording, record, share_no_memory
 from kit.fast.watch import Watch
 
@@ -61,6 +63,9 @@ class Traced:
             ``"inductor"`` round differently, so their results are only asked to be close.
         read_only: whether outputs are only read. They are not copied then, but may be tensors of
             inference mode, which can neither be written to nor take part in gradients.
+        fast_products: whether large matrix products may be rounded otherwise, from the first call
+            on, where :mod:`kit.fast.products` has faster ones. The program that is verified has
+            PyTorch's own. What runs eagerly has these, too.
 
     Attributes:
         reason: why the function runs eagerly; empty while it does not.
@@ -81,6 +86,7 @@ class Traced:
         name: str,
         executor: str = "auto",
         read_only: bool = False,
+        fast_products: bool = False,
     ) -> None:
         self.function = function
         self.name = name
@@ -88,6 +94,7 @@ class Traced:
         self.reason = ""
         self.watch = Watch(*watched)
         self._asked = executor
+        self._fast_products = fast_products and are_faster()
         self._keys: list[Key] = []
         self._programs: dict[Any, _Program] = {}
         self._seen = Names(set(), {})
@@ -168,8 +175,9 @@ class Traced:
         seen_again = {k: program for k, program in self._programs.items() if program.verified}
         if len(self._programs) - len(seen_again) < _PATIENCE:
             return
+        rounds_alike = not any(program.rounds_otherwise for program in self._programs.values())
         self._programs = seen_again
-        if not seen_again:
+        if not seen_again and rounds_alike:
             self._keys, self.reason = [], "almost every call has inputs of another shape"
 
     def _record(self, inputs: Inputs) -> Outputs:
@@ -201,7 +209,14 @@ class Traced:
             self._forget_what_it_has_changed()
         else:
             self._own_changes = 0
-            self._keep(recording, keys, names, inputs)
+            program = self._keep(recording, keys, names, inputs)
+            if program.rounds_otherwise:
+                recording.restore()
+                numbers.restore()
+                found = program([inputs.get(key) for key in self._keys])
+                outputs = [writable(value) for value in found.values()]
+            recording.inputs = []
+            recording.before = []
         return dict(zip(names, outputs))
 
     def _forget_what_it_has_changed(self) -> None:
@@ -216,15 +231,17 @@ class Traced:
 
     def _keep(
         self, recording: Recording, keys: list[Key], outputs: list[Key], inputs: Inputs
-    ) -> None:
+    ) -> _Program:
         """Add a program; signatures are those of everything that any of the programs reads."""
         read = [keys[number] for number in recording.inputs_read]
         if not set(read) <= set(self._keys):
             self._programs.clear()
             self._keys = sorted({*self._keys, *read}, key=str)
-        program = _Program(recording, [self._keys.index(key) for key in read], outputs, self._asked)
+        places = [self._keys.index(key) for key in read]
+        program = _Program(recording, places, outputs, self._asked, self._fast_products)
         program.inputs_changed = [keys[number] for number in recording.inputs_changed]
         self._programs[_signature([inputs.get(key) for key in self._keys])] = program
+        return program
 
     def _verify(self, program: _Program, inputs: Inputs, values: Sequence[Tensor]) -> Outputs:
         """Run program and function from the same state, and trust the program if they agree."""
@@ -232,11 +249,15 @@ class Traced:
             return self._record(inputs)
         changed = [*program.recording.changed, *map(inputs.get, program.inputs_changed)]
         numbers, before = _RandomNumbers(self.watch.values()), [one.clone() for one in changed]
-        found = program(values)
+
+        def restore() -> None:
+            numbers.restore()
+            for tensor, value in zip(changed, before):
+                tensor.copy_(value)
+
+        found = program.as_recorded(values)
         after = [tensor.clone() for tensor in changed]
-        numbers.restore()
-        for tensor, value in zip(changed, before):
-            tensor.copy_(value)
+        restore()
         expected = self.function(inputs.copy())
         same = _close if program.executor == "inductor" else _equal
         program.verified = (
@@ -246,11 +267,14 @@ class Traced:
             and not self.watch.changed()
             and not numbers.drawn_on_the_host()
         )
-        if program.verified:
-            self._wasted = 0
-        else:
+        if not program.verified:
             self._run_eagerly("it does not repeat itself: something in it changes between calls")
-        return expected
+            return expected
+        self._wasted = 0
+        if not program.rounds_otherwise:
+            return expected
+        restore()
+        return {key: writable(value) for key, value in program(values).items()}
 
     def _run_eagerly(self, reason: str) -> None:
         self.reason = reason
@@ -264,18 +288,40 @@ class _Program:
     """A recording with what executes it."""
 
     def __init__(
-        self, recording: Recording, places: list[int], outputs: list[Key], executor: str
+        self,
+        recording: Recording,
+        places: list[int],
+        outputs: list[Key],
+        executor: str,
+        fast_products: bool,
     ) -> None:
         self.recording = recording
         self.verified = False
         self.inputs_changed: list[Key] = []
         self._places, self._outputs = places, outputs
-        self._run: Run
-        self._run, self.executor = executed(recording, executor)
-        recording.inputs = []
+        self._as_recorded: Run
+        self._as_recorded, self.executor = executed(recording, executor)
+        self._run = self._as_recorded
+        on_host = all(tensor.is_cpu for tensor in (*recording.inputs, *recording.constants))
+        if fast_products and on_host and self.executor in ("interpreter", "python"):
+            graph = with_fast_products(recording.graph)
+            if graph is not None:
+                other = copy.copy(recording)
+                other.graph = graph
+                self._run, _ = executed(other, self.executor)
+
+    @property
+    def rounds_otherwise(self) -> bool:
+        """Whether products are not computed as they were recorded."""
+        return self._run is not self._as_recorded
 
     def __call__(self, values: Sequence[Tensor]) -> Outputs:
         return dict(zip(self._outputs, self._run(*[values[place] for place in self._places])))
+
+    def as_recorded(self, values: Sequence[Tensor]) -> Outputs:
+        """The outputs, products as they were recorded."""
+        given = [values[place] for place in self._places]
+        return dict(zip(self._outputs, self._as_recorded(*given)))
 
 
 class _RandomNumbers:

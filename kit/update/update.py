@@ -35,7 +35,7 @@ from kit.update.groups import (
     losses_among,
 )
 
-Compile = Literal["auto", True, False]
+Compile = Literal["auto", "exact", True, False]
 Metrics = dict[str, Tensor]
 Gradients = dict[int, Tensor]
 """By the number of the parameter, among those of the optimisers that step; absent where none."""
@@ -44,6 +44,8 @@ ChangeGradients = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Sequence
 Due = tuple[int, ...]
 """Positions of the groups whose optimisers step."""
 
+_RECORDS = ("auto", "exact")
+"""Values of ``compile`` for which the whole gradient step is recorded."""
 _RECORDED = frozenset({"max_grad_norm", "clip_value", "change_gradients"})
 """Attributes of an update that its programs take for granted."""
 
@@ -92,7 +94,9 @@ class Update(OptimizationStepper):
             such as ``"1_000 policy steps"``. Policy steps are the argument of :meth:`advance`.
         compile: ``"auto"``: loss, gradients and (of fused optimisers) the whole gradient step are
             recorded once per minibatch shape and replayed as tensor operations without Python, or
-            as a CUDA graph, with bitwise the same results; eager where that is not possible.
+            as a CUDA graph; eager where that is not possible. Results are bitwise the eager ones,
+            but for large matrix products on processors that have faster ones, which round
+            otherwise (:mod:`kit.fast.products`). ``"exact"``: without these.
             ``True``: loss and gradients are compiled by ``torch.compile``, which rounds differently
             and needs a C++ compiler. ``False``: eager.
 
@@ -131,14 +135,14 @@ class Update(OptimizationStepper):
         _check_hard_update(target_updater, target_update_every)
         self.target_updater = target_updater
         self._target_period, self._target_counter = _target_period(target_update_every)
-        if compile not in ("auto", True, False):
-            raise SettingError("compile", compile, "is not a way to run", ["auto", True, False])
+        if compile not in (ways := ["auto", "exact", True, False]):
+            raise SettingError("compile", compile, "is not a way to run", ways)
         self.compile = compile
         self.optimizer_step_count = 0
         self._checked: set[int] = set()
         self._traced: dict[tuple[Due, str], Traced] = {}
         self._fused = FusedOptimizers(
-            [g.optimizer for g in self.groups] if compile == "auto" else []
+            [g.optimizer for g in self.groups] if compile in _RECORDS else []
         )
         self._update_targets = self._target_step()
 
@@ -259,7 +263,7 @@ class Update(OptimizationStepper):
         self._fused.update()
         loss = self._traced.get((due, "loss"))
         return (
-            self.compile == "auto"
+            self.compile in _RECORDS
             and not (loss is not None and loss.reason)
             and step_is_fixed([self.groups[number].optimizer for number in due])
             and not self._trace(due, "step").reason
@@ -277,6 +281,7 @@ class Update(OptimizationStepper):
                 name=type(self.loss_module).__name__,
                 executor="inductor" if self.compile is True else "auto",
                 read_only=kind == "step",
+                fast_products=self.compile == "auto",
             )
         return self._traced[due, kind]
 
