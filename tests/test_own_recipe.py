@@ -186,6 +186,15 @@ def test_it_runs_as_a_script(file):
     assert len(runs()) == 1
 
 
+def test_a_script_leaves_what_it_imported_to_the_end_of_the_process(file):
+    text = file.read_text() + "\n    import gc\n    print(gc.isenabled(), gc.get_freeze_count())\n"
+    file.write_text(text)
+    ran = in_a_shell(str(file), *SHORT)
+    enabled, frozen = ran.stdout.split()[-2:]
+    assert (ran.stderr, enabled) == ("", "True")
+    assert int(frozen) > 100_000
+
+
 @pytest.mark.parametrize("recipe", ["own", "kit"])
 def test_a_launcher_of_processes_runs_every_point_and_says_what_failed(recipe, file):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")

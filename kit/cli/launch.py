@@ -48,9 +48,9 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
         build: makes a trainer from such a dataclass.
         argv: arguments; those of the process by default.
     """
-    if not gc.isenabled():  # the recipes' imports are done
-        gc.freeze()
-        gc.enable()
+    if getattr(sys.modules["__main__"], config_class.__name__, None) is config_class:
+        gc.freeze()  # imports are done; looking through them again takes a second at the end
+    gc.enable()
     with errors_in_one_line():
         arguments = list(sys.argv[1:] if argv is None else argv)
         recipe = Recipe.of(config_class)
