@@ -12,8 +12,9 @@ Off policy, the floor: minibatches of 256, networks of 256 x 256, and of the sam
 made eagerly, the matrix products alone (those of TD3's actor in every other step). "Products" are
 these as PyTorch computes them one after the other, in its layouts, on memory of their own; "ideal"
 are their additions and multiplications at the rate of one product of 256 x 256 that is repeated, so
-that all it reads is in the cache. What is element by element, the optimiser and the update of the
-target networks are in the gradient step alone.
+that all it reads is in the cache; with oneDNN's rate beside it, whose products the kit takes where
+they are the faster ones (``compile="exact"``: never). What is element by element, the optimiser and
+the update of the target networks are in the gradient step alone.
 
 Figures are microseconds of processor time on one thread, medians of the rounds.
 """
@@ -104,11 +105,14 @@ def fused_adam(parameters: Any, **settings: Any) -> Optimizer:
     return Adam(parameters, **settings, fused=True)
 
 
-def off_policy(name: str, env: str) -> tuple[Callable[[], Any], Products]:
-    """Return the gradient step of a recipe, and the matrix products of ``PERIOD`` of its steps."""
+def off_policy(name: str, env: str) -> tuple[Callable[[], Any], Callable[[], Any], Products]:
+    """Return the gradient steps of a recipe and the matrix products of ``PERIOD`` of them.
+
+    The steps are those with the fastest products and those with PyTorch's own.
+    """
     recipe: Any = importlib.import_module(f"recipes.{name}")
     updates, minibatch = [], None
-    for how in ("auto", False):
+    for how in ("auto", "exact", False):
         config = recipe.Config(runs=None, progress=False, hidden_sizes=[256, 256], compile=how)
         config.env.id, config.env.num_envs = env, 1
         config.steps.minibatch_size, config.steps.learning_starts = 256, 300
@@ -121,36 +125,46 @@ def off_policy(name: str, env: str) -> tuple[Callable[[], Any], Products]:
         for _ in range(20):
             trainer.update(minibatch)
         updates.append(trainer.update)
-    update, eager_update = updates
+    update, exact, eager_update = updates
     assert not update.plain_reason, update.plain_reason
     with Products() as products:
         for _ in range(PERIOD):
             eager_update(minibatch)
-    return (lambda: update(minibatch)), products
+    return (lambda: update(minibatch)), (lambda: exact(minibatch)), products
 
 
 def beside_products(rounds: int) -> str:
     """Return the table of gradient steps off policy."""
     left, right, result = (torch.randn(SIDE, SIDE) for _ in range(3))
-    one = processor_time(lambda: torch.mm(left, right, out=result), 200, MICROSECONDS)
-    steps, operations = {"one": one}, {}
+    linear = torch.ops.mkldnn._linear_pointwise
+    steps = {
+        "one": processor_time(lambda: torch.mm(left, right, out=result), 200, MICROSECONDS),
+        "oneDNN": processor_time(
+            torch.no_grad()(lambda: linear(left, right, None, "none", [], "")), 200, MICROSECONDS
+        ),
+    }
+    operations = {}
     for name, case in OFF_POLICY.items():
-        step, products = off_policy(*case)
+        step, exact, products = off_policy(*case)
         operations[name] = products.operations() / PERIOD
         steps[name] = processor_time(step, 60, MICROSECONDS)
+        steps[f"{name}, exact"] = processor_time(exact, 60, MICROSECONDS)
         steps[f"{name}, products"] = processor_time(products.alone, 30, MICROSECONDS / PERIOD)
-    figures = interleaved(steps, rounds)
-    rate = 2 * SIDE**3 / median(figures["one"])
+    figures = {name: median(found) for name, found in interleaved(steps, rounds).items()}
     rows = []
     for name in OFF_POLICY:
-        ideal = operations[name] / rate
-        took, products_took = median(figures[name]), median(figures[f"{name}, products"])
+        ideal, ideal_onednn = (
+            operations[name] * figures[one] / (2 * SIDE**3) for one in ("one", "oneDNN")
+        )
+        took, products_took = figures[name], figures[f"{name}, products"]
         share = ideal / took
-        reached = "yes" if share >= FLOOR else "no"
-        shares = [f"{products_took / took:.2f}", f"{share:.2f}", reached]
-        rows.append([name, f"{took:.0f}", f"{products_took:.0f}", f"{ideal:.0f}", *shares])
-    times = ["gradient step, us", "products, us", "ideal, us"]
-    header = ["", *times, "share of products", "share of ideal", f"at least {FLOOR}"]
+        shares = [f"{share:.2f}", "yes" if share >= FLOOR else "no", f"{ideal_onednn / took:.2f}"]
+        times = took, figures[f"{name}, exact"], products_took, ideal, ideal_onednn
+        rows.append([name, *(f"{time:.0f}" for time in times), *shares])
+    header = [
+        "", "gradient step, us", "exact, us", "products, us", "ideal, us", "by oneDNN, us",
+        "share of ideal", f"at least {FLOOR}", "of oneDNN's",
+    ]  # fmt: skip
     return str(markdown_table(header, rows))
 
 

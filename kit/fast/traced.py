@@ -65,7 +65,8 @@ class Traced:
             inference mode, which can neither be written to nor take part in gradients.
         fast_products: whether large matrix products may be rounded otherwise, from the first call
             on, where :mod:`kit.fast.products` has faster ones. The program that is verified has
-            PyTorch's own. What runs eagerly has these, too.
+            PyTorch's own, and so has what runs eagerly. What has had faster ones is recorded as
+            often as need be, so that a resumed run rounds alike.
 
     Attributes:
         reason: why the function runs eagerly; empty while it does not.
@@ -95,6 +96,7 @@ class Traced:
         self.watch = Watch(*watched)
         self._asked = executor
         self._fast_products = fast_products and are_faster()
+        self._rounds_otherwise = False  # since a program with faster products
         self._keys: list[Key] = []
         self._programs: dict[Any, _Program] = {}
         self._seen = Names(set(), {})
@@ -175,9 +177,8 @@ class Traced:
         seen_again = {k: program for k, program in self._programs.items() if program.verified}
         if len(self._programs) - len(seen_again) < _PATIENCE:
             return
-        rounds_alike = not any(program.rounds_otherwise for program in self._programs.values())
         self._programs = seen_again
-        if not seen_again and rounds_alike:
+        if not (seen_again or self._rounds_otherwise):
             self._keys, self.reason = [], "almost every call has inputs of another shape"
 
     def _record(self, inputs: Inputs) -> Outputs:
@@ -196,7 +197,7 @@ class Traced:
         self.refresh()
         numbers = _RandomNumbers(self.watch.values())
         try:
-            if self._wasted >= _PATIENCE:
+            if self._wasted >= _PATIENCE and not self._rounds_otherwise:
                 raise NotTraceable("what it depends on changes from call to call")
             recording, outputs = record(function, share_no_memory([inputs.get(k) for k in keys]))
         except NotTraceable as reason:
@@ -205,18 +206,19 @@ class Traced:
             return self.function(inputs.copy())
         if numbers.drawn_on_the_host():
             self._run_eagerly("it draws random numbers of Python or NumPy")
-        elif self.watch.changed():
+            return dict(zip(names, outputs))
+        program = self._keep(recording, keys, names, inputs)
+        if program.rounds_otherwise:
+            self._rounds_otherwise = True
+            recording.restore()
+            numbers.restore()
+            found = program([inputs.get(key) for key in self._keys])
+            outputs = [writable(value) for value in found.values()]
+        recording.inputs, recording.before = [], []
+        if self.watch.changed():
             self._forget_what_it_has_changed()
         else:
             self._own_changes = 0
-            program = self._keep(recording, keys, names, inputs)
-            if program.rounds_otherwise:
-                recording.restore()
-                numbers.restore()
-                found = program([inputs.get(key) for key in self._keys])
-                outputs = [writable(value) for value in found.values()]
-            recording.inputs = []
-            recording.before = []
         return dict(zip(names, outputs))
 
     def _forget_what_it_has_changed(self) -> None:
@@ -226,7 +228,7 @@ class Traced:
         """
         self.clear()
         self._own_changes += 1
-        if self._own_changes >= _FIRST_CALLS:
+        if self._own_changes >= _FIRST_CALLS and not self._rounds_otherwise:
             self._run_eagerly("it changes its own attributes")
 
     def _keep(
