@@ -72,12 +72,14 @@ def machine(threads: int, also: Sequence[str] = ()) -> str:
         threads: PyTorch's threads.
         also: further packages whose versions matter, installed or not.
     """
-    packages = ("torch", "torchrl", "tensordict", "gymnasium", *also)
-    versions = ", ".join(f"{name} {_version(name)}" for name in packages)
-    return (
-        f"{date.today()}, {os.cpu_count()} cores ({platform.machine()}), PyTorch threads: "
-        f"{threads}, Python {platform.python_version()}, {versions}"
-    )
+    from kit.fast.products import are_faster
+
+    products = "oneDNN's" if are_faster() else "MKL's"
+    names = ("torch", "torchrl", "tensordict", "gymnasium", *also)
+    versions = ", ".join(f"{name} {_version(name)}" for name in names)
+    cores = f"{os.cpu_count()} cores ({platform.machine()}, large products: {products})"
+    python = platform.python_version()
+    return f"{date.today()}, {cores}, PyTorch threads: {threads}, Python {python}, {versions}"
 
 
 def _version(package: str) -> str:
