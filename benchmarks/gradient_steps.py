@@ -16,6 +16,10 @@ that all it reads is in the cache; with oneDNN's rate beside it, whose products 
 they are the faster ones (``compile="exact"``: never). What is element by element, the optimiser and
 the update of the target networks are in the gradient step alone.
 
+Single products, of matrices of rows x inner and inner x columns, by PyTorch and by oneDNN: the kit
+takes oneDNN's from ``kit.fast.products.LARGE`` multiplications on, where the processor is one on
+which they are faster.
+
 Figures are microseconds of processor time on one thread, medians of the rounds.
 """
 
@@ -23,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +48,7 @@ from benchmarks.measure import (
 )
 from benchmarks.products import Products
 from kit.fast.optimizers import RMSprop
+from kit.fast.products import LARGE, are_faster
 from kit.update import Update
 
 THREADS, ROWS, NORM = 1, 64, 0.5
@@ -168,6 +174,43 @@ def beside_products(rounds: int) -> str:
     return str(markdown_table(header, rows))
 
 
+SHAPES = ((64, 64, 64), (128, 64, 64), (256, 64, 64), (128, 128, 128), (256, 23, 256),
+          (256, 256, 256))  # fmt: skip
+"""rows, inner and columns of single products."""
+
+
+def single_products(rounds: int) -> str:
+    """Return the table of single products."""
+    linear = torch.ops.mkldnn._linear_pointwise
+    cases: dict[Any, Callable[[], float]] = {}
+    for rows, inner, columns in SHAPES:
+        given, weight, bias = (
+            torch.rand(rows, inner),
+            torch.rand(columns, inner),
+            torch.rand(columns),
+        )
+
+        def by_pytorch(given: Any = given, weight: Any = weight, bias: Any = bias) -> None:
+            torch.addmm(bias, given, weight.t())
+
+        def by_onednn(given: Any = given, weight: Any = weight, bias: Any = bias) -> None:
+            linear(given, weight, bias, "none", [], "")
+
+        shape = rows, inner, columns
+        cases[shape, "PyTorch"] = processor_time(by_pytorch, 300, MICROSECONDS)
+        cases[shape, "oneDNN"] = processor_time(by_onednn, 300, MICROSECONDS)
+    with torch.no_grad():
+        figures = {case: median(found) for case, found in interleaved(cases, rounds).items()}
+    table = []
+    for shape in SHAPES:
+        one, other = figures[shape, "PyTorch"], figures[shape, "oneDNN"]
+        taken = "oneDNN's" if are_faster() and math.prod(shape) >= LARGE else "PyTorch's"
+        figured = [f"{math.prod(shape):,}", f"{one:.1f}", f"{other:.1f}", f"{one / other:.2f}"]
+        table.append([" x ".join(map(str, shape)), *figured, taken])
+    header = ["", "multiplications", "PyTorch, us", "oneDNN, us", "ratio", "the kit takes"]
+    return str(markdown_table(header, table))
+
+
 def main(rounds: int = 9) -> Path:
     """Measure, write the tables and return their path."""
     import recipes.a2c
@@ -191,7 +234,8 @@ def main(rounds: int = 9) -> Path:
         reached = "yes" if share <= AT_MOST else "no"
         rows.append([name, f"{median(fast):.0f}", f"{median(slow):.0f}", f"{share:.3f}", reached])
     header = ["", "recorded, us", "eager, us", "share", f"at most {AT_MOST}"]
-    tables = f"{markdown_table(header, rows)}\n\n{beside_products(rounds)}"
+    beside = f"{beside_products(rounds)}\n\n{single_products(rounds)}"
+    tables = f"{markdown_table(header, rows)}\n\n{beside}"
     text = f"{__doc__}\n{machine(THREADS)}; {rounds} rounds.\n\n{tables}"
     return write_results("gradient_steps", "One gradient step", text)
 
