@@ -70,8 +70,8 @@ CASES = {
     ),
     "A2C, CartPole": Case(
         ("a2c", "env.num_envs=1", "steps.steps_per_env=5", "learning_rate=7e-4",
-         "gamma=0.99", "normalize_advantage=false", "steps.rounding=up"), 65_536, 3.0,
-        ("a2c_benchmarks",),
+         "gamma=0.99", "normalize_advantage=false", "entropy_coeff=0", "steps.rounding=up"),
+        65_536, 3.0, ("a2c_benchmarks",),
     ),
     "PPO, 8 x CartPole": Case(
         ("ppo", "env.num_envs=8", "steps.steps_per_env=128", "steps.update_epochs=4",
@@ -88,7 +88,7 @@ CASES = {
     "DQN, CartPole": Case(
         ("dqn", "steps.steps_per_env=4", "steps.learning_starts=1000", "steps.replay_ratio=1/4",
          "steps.minibatch_size=64", "n_step=1", "double_dqn=false", "target_update_every=125",
-         "learning_rate=1e-4", "buffer_size=50_000"), 50_000, 2.5,
+         "learning_rate=1e-4", "buffer_size=50_000", "hidden_sizes=[64,64]"), 50_000, 2.5,
     ),
     "SAC, 4 x LunarLanderContinuous": Case(
         ("sac", "env.id=LunarLanderContinuous-v3", "env.num_envs=4", "steps.replay_ratio=1/4",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import Count, FittedCriticConfig, Positive, ScheduleName, UnitInterval
+from kit.config import Count, FittedCriticConfig, NotNegative, Positive, ScheduleName, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.fast.optimizers import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients, fit_critic
@@ -42,6 +42,7 @@ class Config(FittedCriticConfig):
     """Rewards summed before bootstrapping, in place of gae_lambda; null: gae_lambda."""
     normalize_over: Literal["batch", "running"] = "batch"  # type: ignore[assignment]
     """Rows over which advantages are normalised: each batch, or all batches so far."""
+    entropy_coeff: NotNegative = 0.01
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Optimiser: RMSprop as in the paper, or Adam."""
     gamma: UnitInterval = 0.98

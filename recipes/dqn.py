@@ -31,7 +31,7 @@ class Config(OffPolicyConfig):
             total_policy_steps=50_000, steps_per_env=250, replay_ratio="1/2", minibatch_size=128
         )
     )
-    hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [128, 128])
     """Widths of the hidden layers of the Q-network."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""

@@ -38,6 +38,7 @@ class Config(FittedCriticConfig):
     """Clipping range of the value around its last estimate; true: clip_epsilon; null: none."""
     target_kl: Positive | None = None
     """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
+    learning_rate: Positive = 5e-4
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:

@@ -132,7 +132,7 @@ def test_ppo_is_bitwise_the_ppo_wired_by_hand(id):
         actor, critic, clip_epsilon=0.2, entropy_coeff=0.0, critic_coeff=0.5,
         normalize_advantage=True, loss_critic_type="l2",
     )  # fmt: skip
-    optimizer = Adam(loss.parameters(), lr=1e-3, eps=1e-5, fused=True)
+    optimizer = Adam(loss.parameters(), lr=5e-4, eps=1e-5, fused=True)
     by_hand = Trainer(
         plan,
         collector=VectorCollector(
