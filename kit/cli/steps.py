@@ -17,8 +17,8 @@ from kit.dialects.explain import explain
 from kit.dialects.files import make, settings_of
 from kit.dialects.timeline import picture
 from kit.dialects.translate import compare_text, translate
+from kit.steps.counts import can_count
 from kit.steps.errors import SettingError, nearest_first
-from kit.steps.following import can_count
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 from kit.steps.table import text_table

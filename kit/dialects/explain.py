@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.dialects.base import Dialect
 from kit.dialects.timeline import timeline
-from kit.steps.following import FOLLOWED, can_count, can_follow
+from kit.steps.counts import FOLLOWED, can_count, can_follow
 from kit.steps.plan import StepPlan
 from kit.steps.table import COUNTS, plan_table, planned_counts, text_table
 

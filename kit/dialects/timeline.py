@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from kit.steps.following import FOLLOWED, can_count, can_follow
+from kit.steps.counts import FOLLOWED, can_count, can_follow
 from kit.steps.plan import StepPlan
 
 _COLUMNS = 60

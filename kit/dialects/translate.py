@@ -9,7 +9,7 @@ from kit.dialects import as_plan
 from kit.dialects.base import ON_POLICY, Dialect, Difference
 from kit.dialects.carried import carry_over
 from kit.dialects.explain import explain, plain, plan_text, shown, totals
-from kit.steps.following import FOLLOWED
+from kit.steps.counts import FOLLOWED
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 from kit.steps.table import text_table

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from kit.hooks.base import Hook, HookedTrainer
 from kit.steps import Schedule, SettingError, make_schedule
-from kit.steps.following import can_count
+from kit.steps.counts import can_count
 
 if TYPE_CHECKING:
     from kit.steps import StepPlan

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kit.steps.counting import counting_rule
 from kit.steps.errors import SettingError
 from kit.steps.evaluation import EvaluationPlan
 
 Rounding = Literal["error", "down", "up"]
+
+FOLLOWED = 600_000
+"""Iterations that are followed one by one at most, where a foreign rule leaves no other way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +72,18 @@ class PlannedCounts(EvaluationPlan):
             samples=self.samples_after(iteration) * self.world_size,
             evaluations=self.evaluations_after(iteration),
         )
+
+
+def can_count(plan: EvaluationPlan) -> bool:
+    """Whether all counts of a plan are known at once, or after a short while."""
+    if not plan.is_exact or can_follow(plan, plan.iterations):
+        return plan.is_exact
+    each = plan.frames_per_batch
+    return counting_rule(plan.counting)(plan).total(1, each, each) is not None
+
+
+def can_follow(plan: EvaluationPlan, iteration: int, most: int = FOLLOWED) -> bool:
+    """Whether a foreign rule can be followed, float by float, to ``iteration`` in a short while."""
+    rule = counting_rule(plan.counting)(plan)
+    asked = plan.policy_steps_per_iteration if rule.asks_each_step else 1
+    return iteration * asked <= most

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from textwrap import fill
 from typing import Any
 
-from kit.steps.counts import PlannedCounts
-from kit.steps.following import about_gradient_steps, can_count
+from kit.steps.counts import PlannedCounts, can_count
 from kit.steps.ledger import StepLedger
 
 Row = tuple[str, str, str, str]
@@ -108,9 +107,11 @@ def planned_counts(plan: PlannedCounts, followed: bool = False) -> dict[str, str
     if followed or can_count(plan):
         counts = asdict(plan.after(plan.iterations))
         return known | {name: number(value) for name, value in counts.items()}
+    trained = max(plan.iterations - plan.first_training_iteration + 1, 0)
+    due = int((plan.replay_ratio or 0) * plan.policy_steps_per_iteration * trained)
     return known | {
         "random_policy_steps": number(plan.random_steps_until(steps)),
-        "gradient_steps": f"about {about_gradient_steps(plan):,}",
+        "gradient_steps": f"about {due + plan.pretrain_steps * plan.world_size:,}",
         "evaluations": number(plan.evaluations_after(plan.iterations)),
     }
 

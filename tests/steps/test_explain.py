@@ -13,7 +13,7 @@ from kit.dialects.timeline import picture, timeline
 from kit.dialects.translate import compare_text, translate
 from kit.hooks.annealing import _length
 from kit.steps import SettingError, StepPlan
-from kit.steps.following import can_count
+from kit.steps.counts import can_count
 from tests.steps.step_plans import episode_plans, step_plans
 
 
