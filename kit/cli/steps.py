@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kit.config.documentation import field_docs
+from kit.config.plain import field_docs
 from kit.dialects import DIALECTS, as_plan, dialect
 from kit.dialects.base import Dialect
 from kit.dialects.carried import flat, use_of
@@ -207,10 +207,9 @@ def _words(given: argparse.Namespace) -> str:
 
 def _fields(cls: type[Dialect]) -> list[tuple[str, str, str, str, str]]:
     """Name, default, use, setting or reason, and documentation of each field."""
-    default, docs = cls(), field_docs(cls)
+    docs, values = {**field_docs(cls)}, flat(cls())
     for group, inner in cls.GROUPS.items():
         docs |= {f"{group}.{name}": text for name, text in field_docs(inner).items()}
-    values = flat(default)
     return [
         (name, str(values[name]), use, meaning, docs.get(name, ""))
         for name, use, meaning in use_of(cls)

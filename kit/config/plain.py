@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import difflib
 import functools
+import inspect
 import numbers
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from kit.config.documentation import field_docs
 from kit.config.limits import Limits, NamesSchedule
 from kit.dialects import dialect
 from kit.dialects.base import Dialect
@@ -44,6 +46,24 @@ def to_plain(config: Any) -> Any:
 def type_hints(cls: type) -> Mapping[str, Any]:
     """Types of a dataclass's fields by name, with their limits."""
     return typing.get_type_hints(cls, include_extras=True)
+
+
+@functools.cache
+def field_docs(cls: type) -> Mapping[str, str]:
+    """The text under each field of a dataclass, its bases' fields included."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except (OSError, TypeError):
+            continue
+        (definition,) = ast.parse(source).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in zip(definition.body, definition.body[1:]):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(text)):
+                    docs[name] = " ".join(str(text).split())
+    return docs
 
 
 def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
