@@ -10,6 +10,7 @@ from kit.hooks.annealing import (
     Anneal,
     AnnealExploration,
     AnnealLearningRate,
+    EndOfExploration,
     anneal_coefficients,
 )
 from kit.hooks.base import Hook
@@ -18,7 +19,6 @@ from kit.hooks.console import Console
 from kit.hooks.critic import FitCritic, fit_critic
 from kit.hooks.curve import LearningCurve, draw_curve
 from kit.hooks.evaluation import Evaluator
-from kit.hooks.exploration import EndOfExploration
 from kit.hooks.guards import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kit.hooks.base import Hook, HookedTrainer
+from kit.hooks.base import Hook, HookedTrainer, Kind
 from kit.steps import Schedule, SettingError, make_schedule
 from kit.steps.counts import can_count
 
@@ -302,6 +302,25 @@ class AnnealExploration(Anneal):
         for module, noise in found:
             start, end = (float(getattr(module, f"{noise}_{which}")) for which in ("init", "end"))
             self.values.append(_Value(module, noise, start=start, end=end))
+
+
+class EndOfExploration(Hook):
+    """Sets ``loss_module.exploring``: true during the plan's ``exploration_steps``.
+
+    Args:
+        loss_module: has the attribute.
+    """
+
+    kind: Kind = "step"
+    operations: ClassVar = {"pre_optim_steps": "look"}
+
+    def __init__(self, loss_module: Any) -> None:
+        self.loss_module = loss_module
+
+    def look(self) -> None:
+        """Set the attribute before an update."""
+        trainer = self.trainer
+        self.loss_module.exploring = trainer.policy_steps <= trainer.plan.exploration_steps
 
 
 def _default_counter(schedule: Schedule | str, plan: StepPlan) -> str:
