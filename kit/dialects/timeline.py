@@ -72,17 +72,14 @@ def picture(plan: StepPlan, path: str, title: str) -> None:
         path: file to write; its ending says the format.
         title: first line of the picture.
     """
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (whole, near) = pyplot.subplots(2, 1, figsize=(9, 7), layout="constrained")
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    whole, near = figure.subplots(2, 1)
     _draw_whole(plan, whole)
     whole.set_title(title)
     _draw_near(plan, near)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def _draw_whole(plan: StepPlan, axes: Any) -> None:
