@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
@@ -83,32 +84,22 @@ def whole_number(field: str, value: Any, at_least: int = 0) -> int:
         SettingError: if ``value`` is no whole number, is too small, or is larger than
             :data:`LARGEST`.
     """
-    if type(value) is int:
-        number = value
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        number = _index(field, value, at_least)
-    elif value != value or value in (float("inf"), float("-inf")):
+    if isinstance(value, float) and not math.isfinite(value):
         raise SettingError(field, value, "is not a finite number", f"use a number from {at_least}")
-    elif value != int(value):
-        floor = max(int(value // 1), at_least)
+    if isinstance(value, float) and not value.is_integer():
+        floor = max(math.floor(value), at_least)
         raise SettingError(field, value, "is not a whole number", [floor, floor + 1])
-    else:
-        number = int(value)
+    try:  # the integers of other libraries (numpy), too
+        number = int(value) if isinstance(value, float) else operator.index(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(value, bool):
+        raise SettingError(field, value, "is not a whole number", f"use an integer from {at_least}")
     if number < at_least:
         raise SettingError(field, value, f"is less than {at_least}", [at_least])
     if number > LARGEST:
         raise SettingError(field, value, "is larger than any run", [LARGEST])
     return number
-
-
-def _index(field: str, value: Any, at_least: int) -> int:
-    """Accept the integer types of other libraries (numpy), and nothing else."""
-    if not isinstance(value, bool) and hasattr(value, "__index__"):
-        try:
-            return int(value.__index__())
-        except (TypeError, ValueError):  # an array of several numbers
-            pass
-    raise SettingError(field, value, "is not a whole number", f"use an integer from {at_least}")
 
 
 def yes_or_no(field: str, value: Any) -> bool:
