@@ -62,7 +62,8 @@ class RunFolder(Hook):
         self.is_new = cfg.resume is None
         if cfg.resume is None:
             base = Path(cfg.runs) / recipe.name / cfg.env.id.replace("/", "-")
-            self.folder = base / f"{_now()}{_job_name()}-s{cfg.seed}"  # or the next free name
+            job = "" if SWEEP_JOB.get() is None else f"-{SWEEP_JOB.get()}"
+            self.folder = base / f"{_now()}{job}-s{cfg.seed}"  # or the next free name
             self._absent = [path for path in self.folder.parents if not path.exists()]
             return
         self.folder = find_run(cfg.resume, Path(cfg.runs), recipe.name)
@@ -170,11 +171,6 @@ def check_same_recipe(folder: Path, recipe: Recipe) -> None:
     if other.name != recipe.name:
         why = f"is a run of {other.name}, not of {recipe.name}"
         raise SettingError("resume", str(folder), why, f"{other.command} resume={folder}")
-
-
-def _job_name() -> str:
-    job = SWEEP_JOB.get()
-    return "" if job is None else f"-{job}"
 
 
 def _now() -> str:

@@ -108,12 +108,8 @@ def _is_brought(file: Path, folder: Path) -> bool:
     """Whether a file is in the run folder, or elsewhere below the folder of all runs."""
     here, run = Path.cwd().resolve(), folder.resolve()
     above = [run, *run.parents[:3]]  # <runs>/<recipe>/<env>/<run>
-    return any(file.resolve().is_relative_to(root) for root in above if root not in _lineage(here))
-
-
-def _lineage(folder: Path) -> set[Path]:
-    """A folder and those that it is in."""
-    return {folder, *folder.parents}
+    outside = (root for root in above if not here.is_relative_to(root))
+    return any(file.resolve().is_relative_to(root) for root in outside)
 
 
 def _environments() -> Iterator[str]:

@@ -51,14 +51,10 @@ class StepPlan(PlannedCounts):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StepPlan):
             return NotImplemented
-        return self._run == other._run
+        return run_key(self) == run_key(other)
 
     def __hash__(self) -> int:
-        return hash(self._run)
-
-    @property
-    def _run(self) -> tuple[tuple[str, Any], ...]:
-        return run_key(self)
+        return hash(run_key(self))
 
     # ------------------------------------------------------------------ in and out
     def to_dict(self) -> dict[str, Any]:

@@ -59,10 +59,7 @@ def _target_period(value: Any, args: Any) -> int:
     """Gradient steps between target updates, from steps."""
     every = args.train_frequency or 1
     if value % every:
-        why, works = (
-            f"is not a multiple of train_frequency={every}",
-            value // every * every or every,
-        )
+        why, works = f"is not a multiple of train_frequency={every}", max(value // every, 1) * every
         raise SettingError("target_network_frequency", value, why, [works])
     return int(value // every)
 

@@ -40,6 +40,13 @@ def _rows(value: Any, settings: Any) -> str:
     return "running"
 
 
+def _log_std(value: Any, settings: Any) -> float:
+    del settings
+    if real_number("std_init", value) <= 0:
+        raise SettingError("std_init", value, "is not positive", [1.0])
+    return log(value)
+
+
 @dataclass
 class GAE:
     """Settings of pyrado's critic, which has an optimiser of its own (not so in PPO2 and A2C)."""
@@ -145,9 +152,7 @@ class PyradoSettings(WrappedDialect):
     """weight of the value loss, which is half a mean of squares (PPO2, A2C)."""
     entropy_coeff: float = acts("entropy_coeff", 1e-3, only=_JOINT)
     """weight of the entropy (PPO2, A2C)."""
-    std_init: float = acts(
-        "initial_log_std", 1.0, lambda value, _: _log("std_init", value), only=ON_POLICY
-    )
+    std_init: float = acts("initial_log_std", 1.0, _log_std, only=ON_POLICY)
     """first standard deviation of the actions."""
     max_grad_norm: float | None = acts("max_grad_norm")
     """largest norm of the gradients; ``None``: the algorithm's default, or any."""
@@ -219,10 +224,3 @@ class PyradoSettings(WrappedDialect):
         if self.resolved().algo != "ppo":
             return 0
         return self.critic.num_epoch * -(-rows // self.critic.batch_size)
-
-
-def _log(field: str, value: Any) -> float:
-    number = real_number(field, value)
-    if number <= 0:
-        raise SettingError(field, value, "is not positive", [1.0])
-    return log(number)

@@ -20,20 +20,16 @@ def to_plan(sheeprl: SheeprlSettings) -> dict[str, Any]:
     """The plan's settings."""
     if sheeprl.algo in DECOUPLED:
         _check_decoupled(sheeprl)
+    limit = sheeprl.max_episode_steps
+    if limit is not None and real_number("max_episode_steps", limit) < 1:
+        limit = None
     return {
         "world_size": sheeprl.processes,
         "action_repeat": max(sheeprl.action_repeat, 1),
-        "max_episode_steps": _episode_limit(sheeprl),
+        "max_episode_steps": limit,
         "evaluation_episodes": 1,
         **(_on_policy if sheeprl.family == ON_POLICY else _off_policy)(sheeprl),
     }
-
-
-def _episode_limit(sheeprl: SheeprlSettings) -> int | None:
-    limit = sheeprl.max_episode_steps
-    if limit is not None and real_number("max_episode_steps", limit) < 1:
-        return None
-    return limit
 
 
 def _check_decoupled(sheeprl: SheeprlSettings) -> None:
