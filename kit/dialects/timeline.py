@@ -11,23 +11,22 @@ from kit.steps.plan import StepPlan
 _COLUMNS = 60
 
 
-def timeline(plan: StepPlan, columns: int = _COLUMNS) -> str:
+def timeline(plan: StepPlan) -> str:
     """Draw the iterations around the first training one by one, and then the whole run.
 
     Args:
         plan: an exact plan with at least one iteration.
-        columns: columns of the drawing.
     """
     first = min(plan.first_training_iteration, plan.iterations)
-    start = max(min(first - 8, plan.iterations - columns + 1), 1)
-    end = min(start + columns - 1, plan.iterations)
+    start = max(min(first - 8, plan.iterations - _COLUMNS + 1), 1)
+    end = min(start + _COLUMNS - 1, plan.iterations)
     drawn = _lanes(plan, [(k - 1, k) for k in range(start, end + 1)])
     title = f"Timeline, one column per iteration, {start:,} to {end:,}"
     parts = [title, *drawn]
-    if plan.iterations > columns:
-        edges = [plan.iterations * k // columns for k in range(columns + 1)]
+    if plan.iterations > _COLUMNS:
+        edges = [plan.iterations * k // _COLUMNS for k in range(_COLUMNS + 1)]
         drawn = _lanes(plan, list(pairwise(edges)))
-        title = f"The whole run, {plan.iterations / columns:,.4g} iterations per column"
+        title = f"The whole run, {plan.iterations / _COLUMNS:,.4g} iterations per column"
         parts += ["", title, *drawn]
     legend = (
         "r random, m some random, c chosen by the policy; 1-9 gradient steps, + more; E evaluation"

@@ -149,17 +149,13 @@ def compare_text(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
     return "\n".join([*parts, "", first] if first else parts)
 
 
-def counts_table(
-    one: StepPlan, other: StepPlan, names: tuple[str, str] = ("first", "second")
-) -> str:
+def counts_table(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
     """The totals of two runs side by side."""
     ours, theirs = totals(one), totals(other)
     return text_table(("", *names), [(label, ours[label], theirs[label]) for label in ours])
 
 
-def first_difference(
-    one: StepPlan, other: StepPlan, names: tuple[str, str] = ("first", "second")
-) -> str:
+def first_difference(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
     """A sentence on the first iteration with other counts; empty if there is none."""
     if not (one.is_exact and other.is_exact):
         return ""
