@@ -13,6 +13,7 @@ from torch import Tensor
 from torchrl.modules import TanhNormal
 
 from kit.modules.distributions import Categorical, Normal
+from kit.modules.random_actions import draw_alike
 
 Array = NDArray[Any]
 
@@ -44,7 +45,7 @@ class Sampler:
     def __init__(self, head: Any, num_envs: int) -> None:
         self.head = head
         self.shape = self.actions = (num_envs, *getattr(head, "shape", (head.columns,)))
-        self.at_once = self._draws_alike()
+        self.at_once = draw_alike(lambda: [self._draw(16, True)], lambda: [self._draw(16, False)])
 
     @property
     def draws(self) -> tuple[Any, ...]:
@@ -67,15 +68,6 @@ class Sampler:
         for row in whole.unbind():
             type(self).fill(row)
         return whole
-
-    def _draws_alike(self) -> bool:
-        with torch.random.fork_rng(devices=[]):
-            before = torch.get_rng_state()
-            found = []
-            for at_once in (True, False):
-                torch.set_rng_state(before)
-                found.append((self._draw(16, at_once), torch.get_rng_state()))
-        return all(torch.equal(*both) for both in zip(*found))
 
     def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
         """Return actions, ``[num_envs, ...]``.

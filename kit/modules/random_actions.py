@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,16 @@ class ActsOn(Protocol):
     full_action_spec: Any
 
 
+def draw_alike(*ways: Callable[[], Sequence[Tensor]]) -> bool:
+    """Whether ways of drawing use PyTorch's random numbers alike; these stay as they are."""
+    with torch.random.fork_rng(devices=[]):
+        before, found = torch.get_rng_state(), []
+        for draw in ways:
+            torch.set_rng_state(before)
+            found.append([*draw(), torch.get_rng_state()])
+    return all(torch.equal(*both) for both in zip(*found))
+
+
 class RandomActions:
     """Actions drawn from the action spec, many time steps at once where that is the same.
 
@@ -35,7 +46,7 @@ class RandomActions:
         self._env = env
         self._keys = [leaf.key for leaf in env.action_leaves]
         observed = [leaf.key for leaf in env.observation_leaves]
-        self._mask = next((key for key in observed if _last(key) == "action_mask"), None)
+        self._mask = next((key for key in observed if "action_mask" in (key, key[-1])), None)
         self._ahead: list[Tensors] = []  # the next one last
         self._alike: bool | None = None
 
@@ -45,7 +56,7 @@ class RandomActions:
         if self._mask is not None or missing <= 0:
             return
         if self._alike is None:
-            self._alike = self._draws_alike()
+            self._alike = draw_alike(lambda: self._drawn(3), lambda: self._drawn(1, 1, 1))
         if self._alike:  # so that one-step batches do not pay for a spec each
             missing = max(missing, min(left - len(self._ahead), _AHEAD))
         self._ahead = self._draw(missing)[::-1] + self._ahead
@@ -55,16 +66,9 @@ class RandomActions:
         rows = zip(*[drawn.get(key).unbind(0) for key in self._keys])
         return [dict(zip(self._keys, row)) for row in rows]
 
-    def _draws_alike(self) -> bool:
-        """Whether drawing for several time steps at once gives what drawing one by one gives."""
-        before, found = torch.get_rng_state(), []
-        for parts in ([3], [1, 1, 1]):
-            torch.set_rng_state(before)
-            rows = [row for steps in parts for row in self._draw(steps)]
-            drawn = [row[key] for row in rows for key in self._keys]
-            found.append([*drawn, torch.get_rng_state()])
-        torch.set_rng_state(before)
-        return all(torch.equal(*both) for both in zip(*found))
+    def _drawn(self, *parts: int) -> list[Tensor]:
+        rows = [row for steps in parts for row in self._draw(steps)]
+        return [row[key] for row in rows for key in self._keys]
 
     def __call__(self, observation: Arrays) -> Tensors:
         """Return the actions of one time step, ``[num_envs, ...]``."""
@@ -89,7 +93,3 @@ class RandomActions:
     def load_state_dict(self, state_dict: list[Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._ahead = [dict(zip(self._keys, row)) for row in state_dict]
-
-
-def _last(key: Key) -> str:
-    return key if isinstance(key, str) else key[-1]
