@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from kit.hooks.base import Hook, HookedTrainer
 from kit.steps import SettingError
@@ -49,7 +47,8 @@ class NaNGuard(Hook):
     def look_at_next(self) -> None:
         """Check the metrics of the next row so far."""
         metrics = self.trainer.journal.metrics.peek()
-        row = {f"train/{name}": value for name, value in zip(metrics, _on_host(metrics))}
+        values = torch.stack([*metrics.values()]).tolist() if metrics else []  # read in one go
+        row = {f"train/{name}": value for name, value in zip(metrics, values)}
         self.look(row | {"gradient_steps": self.trainer.ledger.gradient_steps})
 
     def look(self, row: dict[str, Any]) -> None:
@@ -68,12 +67,6 @@ class NaNGuard(Hook):
         losses = [name for name in bad if name.startswith("train/loss")] or bad
         names = ", ".join(f"{name.removeprefix('train/')} is {row[name]}" for name in losses)
         raise not_finite(names, row["gradient_steps"], self.trainer.last_checkpoint)
-
-
-def _on_host(metrics: Mapping[str, Tensor]) -> list[float]:
-    """Read scalars in one go."""
-    values = [value.reshape(()) for value in metrics.values()]
-    return torch.stack(values).tolist() if values else []
 
 
 class TimeLimit(Hook):

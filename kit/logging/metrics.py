@@ -54,7 +54,8 @@ class MetricMeans:
     def add(self, metrics: Metrics) -> None:
         """Add one value of each metric; of several numbers, their mean."""
         self._waiting.append(dict(metrics.items()))
-        if len(self._waiting) >= _WAITING or not _never_change(metrics):
+        kept = all(type(value) is Tensor and value.is_inference() for value in metrics.values())
+        if not kept or len(self._waiting) >= _WAITING:
             self._add_waiting()
 
     def _add_waiting(self) -> None:
@@ -113,7 +114,3 @@ class MetricMeans:
             names = tuple(group["names"])
             self._sums[names] = [value.clone() for value in group["sums"]]
             self._counts[names] = int(group["count"])
-
-
-def _never_change(metrics: Metrics) -> bool:
-    return all(type(value) is Tensor and value.is_inference() for value in metrics.values())

@@ -157,12 +157,8 @@ class MultiDiscrete(torch.distributions.Distribution):
     deterministic_sample = mode
 
 
+@torch.distributions.register_kl(MultiDiscrete, MultiDiscrete)  # type: ignore[no-untyped-call, untyped-decorator]
 def _divergence_of_choices(one: MultiDiscrete, other: MultiDiscrete) -> Tensor:
     """The Kullback-Leibler divergence of independent choices: the sum of theirs."""
     parts = [torch.distributions.kl_divergence(*both) for both in zip(one.parts, other.parts)]
     return torch.stack(parts, dim=-1).sum(dim=-1)
-
-
-torch.distributions.register_kl(MultiDiscrete, MultiDiscrete)(  # type: ignore[no-untyped-call]
-    _divergence_of_choices
-)

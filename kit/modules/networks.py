@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -180,14 +180,6 @@ def linear(in_features: int, out_features: int, gain: float | None = None) -> nn
     return layer
 
 
-@runtime_checkable
-class HasBody(Protocol):
-    """A network that knows its hidden layers."""
-
-    def body_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of all layers but the output layer."""
-
-
 def parameter_groups(
     loss: nn.Module, networks: Sequence[nn.Module], learning_rate: float, body_factor: float = 1.0
 ) -> list[dict[str, Any]]:
@@ -200,8 +192,8 @@ def parameter_groups(
         body_factor: factor of the learning rate of hidden layers; 1: there is one group.
     """
     parameters = list(loss.parameters())
-    modules = [module for network in networks for module in network.modules()]
-    found = [m.body_parameters() for m in modules if isinstance(m, HasBody)]
+    modules: list[Any] = [module for network in networks for module in network.modules()]
+    found = [m.body_parameters() for m in modules if hasattr(m, "body_parameters")]
     body = {id(p) for own in found for p in own} if body_factor != 1.0 else set()
     groups = [
         {"params": [p for p in parameters if id(p) not in body], "lr": learning_rate},

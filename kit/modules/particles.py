@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,13 +52,11 @@ class Particles(nn.Module):
         ]  # fmt: skip
         # By path: a functional loss of TorchRL puts parameters where named_parameters sees none.
         parameters = {name: operator.attrgetter(name)(self.network) for name in self._names}
-        outputs = torch.vmap(self._one)(parameters, *blocks)
+        one = functools.partial(functional_call, self.network)
+        outputs = torch.vmap(one)(parameters, tuple(blocks))
         if isinstance(outputs, Tensor):
             return outputs.flatten(0, 1)[:rows]
         return tuple(output.flatten(0, 1)[:rows] for output in outputs)
-
-    def _one(self, parameters: dict[str, Tensor], *inputs: Tensor) -> Any:
-        return functional_call(self.network, parameters, inputs)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def block(rows: int, particles: int) -> int:

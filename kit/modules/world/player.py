@@ -82,13 +82,10 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         return tensordict
 
     def _choose(self, columns: Tensor) -> Tensor:
-        kind = exploration_type()
-        deterministic = kind in (ExplorationType.DETERMINISTIC, ExplorationType.MODE)
-        if deterministic:
+        if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
             return self.actor.mode(columns)
         action = self.actor.sample(columns).detach()
-        if not self.exploration_noise or self.actor.code.discrete:
-            return action
-        noise = self.exploration_noise * torch.randn_like(action)
-        noisy: Tensor = (action + noise).clamp(-1.0, 1.0)
-        return noisy
+        if self.exploration_noise and not self.actor.code.discrete:
+            noise = self.exploration_noise * torch.randn_like(action)
+            action = (action + noise).clamp(-1.0, 1.0)
+        return action

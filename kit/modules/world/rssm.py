@@ -73,12 +73,7 @@ class RSSM(StateSpace):
         return self.from_action(action / action.detach().abs().clamp(min=1.0))  # type: ignore[no-any-return]
 
     def recur(self, latent: Latent, action: Tensor) -> Tensor:
-        """The next deterministic state.
-
-        Args:
-            latent: ``[rows, ...]``.
-            action: projected, ``[rows, hidden]``.
-        """
+        """The next deterministic state; arguments as for any state-space model."""
         deter, blocks = latent.deter, self.size.blocks
         rows = len(deter)
         joined = torch.cat([self.from_deter(deter), self.from_stoch(latent.stoch), action], -1)
