@@ -120,15 +120,7 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> It
 
 
 def _of_minibatches(cfg: Any, count: int, sequence: int, row: int, inputs: int) -> Iterator[Need]:
-    """The memory of networks and of a minibatch with what they make of it.
-
-    Args:
-        cfg: settings of the recipe.
-        count: sequences of a minibatch.
-        sequence: transitions of each.
-        row: bytes of a transition.
-        inputs: numbers in an observation.
-    """
+    """Memory of networks, and of a minibatch of ``count`` sequences with what they make of it."""
     field, found = "steps.minibatch_size", list(_networks(cfg, inputs))
     if not found:
         model = BYTES_PER_RECORD if hasattr(cfg, "imagination_horizon") else 0

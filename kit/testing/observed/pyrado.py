@@ -16,6 +16,15 @@ from kit.testing.observed import Expectation
 from kit.testing.observed.counts import known, listed
 
 _SAMPLES = "samples_per_iteration_[role,rollouts,steps_returned,env_steps_executed]"
+_NOTHING: dict[str, Any] = {
+    "iterations": 0,
+    "algo_sample_count": 0,
+    "algo_curr_iter": 0,
+    "env_steps_returned_for_training_total": 0,
+    "random_action_policy_steps": 0,
+    "eval_rollouts_total": 0,
+    "eval_iterations": [],
+}
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
@@ -30,7 +39,7 @@ def expect(case: Mapping[str, Any]) -> Expectation:
         plans = [settings.to_plan()]
     except SettingError as error:
         if error.field != "batch_size":
-            return Expectation(_nothing(settings), refusal=str(error))
+            return Expectation(_NOTHING, refusal=str(error))
         refusal, failed = str(error), True
         plans = [_before_failure(settings)]
     if params.get("reset_after"):
@@ -63,19 +72,6 @@ def _before_failure(settings: Pyrado) -> StepPlan:
     made = settings.resolved()
     able = replace(made, batch_size=1, num_init_memory_steps=made.warm_up_steps, memory_size=10**9)
     return able.to_plan().replace(iterations=1, gradient_steps_per_iteration=0)
-
-
-def _nothing(settings: Pyrado) -> dict[str, Any]:
-    del settings
-    return {
-        "iterations": 0,
-        "algo_sample_count": 0,
-        "algo_curr_iter": 0,
-        "env_steps_returned_for_training_total": 0,
-        "random_action_policy_steps": 0,
-        "eval_rollouts_total": 0,
-        "eval_iterations": [],
-    }
 
 
 def _figures(
