@@ -114,35 +114,31 @@ class SavedRun:
         import gymnasium as gym
 
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
-        scratch = tempfile.TemporaryDirectory()
-        frames = Path(scratch.name)
+        with tempfile.TemporaryDirectory() as frames:
 
-        settings = {"episode_trigger": lambda n: n == 0, "disable_logger": True}
+            def recorded(env: Any) -> Any:
+                first = {"episode_trigger": lambda n: n == 0, "disable_logger": True}
+                return gym.wrappers.RecordVideo(env, frames, **first)
 
-        def recorded(env: Any) -> Any:
-            return gym.wrappers.RecordVideo(env, str(frames), **settings)
-
-        drawn: dict[str, Any] = {"wrappers": [recorded], "render_mode": "rgb_array"}
-        try:
-            evaluator = self.evaluator(1, seed, vectorization="sync", **drawn)
-            metrics = evaluator(0)
-            evaluator.close()
-        except EnvironmentFault as fault:
-            error: BaseException | None = fault
-            while not (error is None or isinstance(error, gym.error.DependencyNotInstalled)):
-                error = error.__context__
-            if error is None:
-                raise
-            why, works = f"needs a package that is missing ({error})", "torchrl-kit[video]"
-            raise SettingError("video", str(video), why, f"pip install '{works}'") from None
-        (made,) = frames.glob("*.mp4")
-        make_folder(video.parent)
-        try:
-            shutil.move(made, video)
-        except OSError as error:
-            raise not_written(video, error) from None
-        finally:
-            scratch.cleanup()
+            drawn: dict[str, Any] = {"wrappers": [recorded], "render_mode": "rgb_array"}
+            try:
+                evaluator = self.evaluator(1, seed, vectorization="sync", **drawn)
+                metrics = evaluator(0)
+                evaluator.close()
+            except EnvironmentFault as fault:
+                error: BaseException | None = fault
+                while not (error is None or isinstance(error, gym.error.DependencyNotInstalled)):
+                    error = error.__context__
+                if error is None:
+                    raise
+                why, works = f"needs a package that is missing ({error})", "torchrl-kit[video]"
+                raise SettingError("video", str(video), why, f"pip install '{works}'") from None
+            (made,) = Path(frames).glob("*.mp4")
+            make_folder(video.parent)
+            try:
+                shutil.move(made, video)
+            except OSError as error:
+                raise not_written(video, error) from None
         return metrics
 
     def close(self) -> None:

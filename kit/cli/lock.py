@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -46,22 +47,17 @@ class RunLock:
         while True:
             try:
                 file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+                with contextlib.ExitStack() as unless_taken:
+                    unless_taken.callback(os.close, file)
+                    self._refuse_held(file)
+                    if not self._is_there(file):  # the holder has just removed it
+                        continue
+                    os.truncate(file, 0)
+                    os.write(file, json.dumps(_this_process()).encode())
+                    unless_taken.pop_all()
+                    return file
             except OSError as error:
                 raise not_written(self.path, error) from error
-            try:
-                self._refuse_held(file)
-                if not self._is_there(file):  # the holder has just removed it
-                    os.close(file)
-                    continue
-                os.truncate(file, 0)
-                os.write(file, json.dumps(_this_process()).encode())
-                return file
-            except OSError as error:
-                os.close(file)
-                raise not_written(self.path, error) from error
-            except SettingError:
-                os.close(file)
-                raise
 
     def _refuse_held(self, file: int) -> None:
         held = False
