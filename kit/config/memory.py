@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import operator
 import os
@@ -41,16 +42,13 @@ class Need(NamedTuple):
 
     def largest_below(self, size: int) -> Any:
         """The largest value, below the present one, that needs no more; ``None``: there is none."""
-        listed = isinstance(self.value, list)
-        low, high = 0, max(self.value) if listed else self.value
-        while high - low > 1:
-            middle = (low + high) // 2
-            fits = self.bytes_of(self._cut(middle) if listed else middle) <= size
-            low, high = (middle, high) if fits else (low, middle)
-        return (self._cut(low) if listed else low) if low else None
+        smaller = range(1, max(self.value) if isinstance(self.value, list) else self.value)
+        fitting = bisect.bisect(smaller, size, key=lambda most: self.bytes_of(self._cut(most)))
+        return self._cut(fitting) if fitting else None
 
-    def _cut(self, largest: int) -> list[int]:
-        return [min(width, largest) for width in self.value]
+    def _cut(self, most: int) -> Any:
+        is_list = isinstance(self.value, list)
+        return [min(width, most) for width in self.value] if is_list else most
 
 
 def check_memory(needs: Sequence[Need], available: int, where: str) -> None:
