@@ -67,9 +67,9 @@ def resumed_ratio(new: SheeprlSettings, first: SheeprlSettings) -> SheeprlRatio:
     starts = whole.first_training_iteration
     if not first.buffer_checkpoint:
         return ratio(ran)
-    if new.version != "0.8.4":
-        return ratio_after(first, done)
     saved, each = ratio_after(first, done), whole.frames_per_batch
+    if new.version != "0.8.4":
+        return saved
     played, prev = (done + 1 - starts) * each, saved.prev
     if prev is not None and saved.ratio and not -1e-6 <= played - prev < 1 / saved.ratio + 1e-6:
         prev = played

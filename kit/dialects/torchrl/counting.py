@@ -94,14 +94,10 @@ def _growing(
         why = f"is more than the {min(rows)} frames of a buffer"
         raise SettingError("batch_size", size, why, [min(rows)])
     if not trainer.drop_last and any(number % size for number in rows):
-        raise SettingError(
-            "batch_size",
-            size,
-            f"does not divide what a growing buffer holds ({', '.join(map(str, rows))}, ...): "
-            "minibatches would be of several sizes, sampled from a buffer",
-            [gcd(*rows)],
-            "or drop_last=True",
-        )
+        held = ", ".join(map(str, rows))
+        why = f"does not divide what a growing buffer holds ({held}, ...): "
+        why += "minibatches would be of several sizes, sampled from a buffer"
+        raise SettingError("batch_size", size, why, [gcd(*rows)], "or drop_last=True")
     epochs = trainer.num_epochs
     limit = most + 1 if limit is None else min(limit, most + 1)
     made: dict[str, Any] = {"minibatch_size": size, "gradient_steps_per_iteration": epochs * limit}

@@ -39,7 +39,7 @@ def expect(case: Mapping[str, Any]) -> Expectation:
     if plan.steps_per_env == 0:
         return Expectation(_offline(plan))
     algo = str(settings.resolved().algo)
-    figures = _figures(sampling, plan, algo) | _evaluations(sampling, plan, length)
+    figures = _figures(sampling, plan, algo) | _evaluations(plan, length)
     if params.get("lr_schedule") == "linear":
         figures["lr_each_gradient_step_per_optimizer"] = _learning_rates(sampling, plan, algo)
     return Expectation(figures, warnings=_warnings(sampling))
@@ -105,7 +105,7 @@ def _gradient_step_counter(sampling: Sampling, plan: StepPlan) -> int:
     return sum(each)
 
 
-def _evaluations(sampling: Sampling, plan: StepPlan, length: int | None) -> dict[str, Any]:
+def _evaluations(plan: StepPlan, length: int | None) -> dict[str, Any]:
     tests = evaluations(plan)
     figures: dict[str, Any] = {
         "test_step_count": len(tests),
@@ -189,7 +189,7 @@ def _before_failure(
     one = plan.replace(iterations=1, evaluation_every_iterations=None, asked={})
     one = one.replace(initial_evaluations=INITIAL_TESTS[sampling.version])
     figures = _figures(sampling, one, str(possible.resolved().algo))
-    figures |= _evaluations(sampling, one, length) | {
+    figures |= _evaluations(one, length) | {
         "gradient_steps_per_iteration": [0],
         "gradient_steps_total": 0,
         "policy_update_calls_total": 0,
