@@ -484,7 +484,7 @@ def make_q_network(
         written = ["action_value", "return_distribution"]
         values = TensorDictModule(module, in_keys=[*keys, *masks], out_keys=written)
         return QValueActor(values, **of_action)
-    module = _DuelingValues(network, _Dueling()) if dueling else network
+    module = _DuelingValues(network) if dueling else network
     module = _MaskedValues(module) if masks else module
     return QValueActor(module, in_keys=[*keys, *masks], **of_action)
 
@@ -500,20 +500,18 @@ class _MaskedValues(nn.Module):
         return _masked(self.network(*inputs[:-1]), inputs[-1])
 
 
-class _Dueling(nn.Module):
+def _dueling(columns: Tensor) -> Tensor:
     """Q-values from one state value, in the first column, and advantages."""
-
-    def forward(self, columns: Tensor) -> Tensor:
-        advantage = columns[..., 1:]
-        return columns[..., :1] + advantage - advantage.mean(-1, keepdim=True)
+    advantage = columns[..., 1:]
+    return columns[..., :1] + advantage - advantage.mean(-1, keepdim=True)
 
 
 class _DuelingValues(nn.Sequential):
-    """A network of any number of inputs, and what makes Q-values of its columns."""
+    """A network of any number of inputs, whose columns become Q-values."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        network, dueling = self
-        return dueling(network(*inputs))  # type: ignore[no-any-return]
+        (network,) = self
+        return _dueling(network(*inputs))
 
 
 class _Distributions(nn.Module):
@@ -531,8 +529,7 @@ class _Distributions(nn.Module):
         masked: bool,
     ) -> None:
         super().__init__()
-        self.network, self.atoms, self.masked = network, atoms, masked
-        self.dueling = _Dueling() if dueling else None
+        self.network, self.atoms, self.masked, self.dueling = network, atoms, masked, dueling
         if support is not None and not (len(support) == 2 and support[0] < support[1]):
             works = "give the smallest and the largest return: [-10, 10]"
             raise SettingError("support", list(support), "is not a range of returns", works)
@@ -542,8 +539,8 @@ class _Distributions(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         columns = self.network(*(inputs[:-1] if self.masked else inputs))
         atoms = columns.unflatten(-1, (-1, self.atoms))
-        if self.dueling is not None:
-            atoms = self.dueling(atoms.movedim(-1, -2)).movedim(-1, -2)
+        if self.dueling:
+            atoms = _dueling(atoms.movedim(-1, -2)).movedim(-1, -2)
         values = atoms.mean(-1) if self.support is None else atoms.softmax(-1) @ self.support
         if self.masked:
             values = _masked(values, inputs[-1])

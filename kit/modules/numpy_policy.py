@@ -84,7 +84,8 @@ class NumpyPolicy:
         noise: random numbers drawn ahead, one array for each time step, the next one last.
 
     Raises:
-        NotInNumpy: if it is another policy, or so large that PyTorch is as fast.
+        NotInNumpy: if it is another policy, has hooks or a ``forward`` of its own, or is so large
+            that PyTorch is as fast.
     """
 
     def __init__(
@@ -95,6 +96,14 @@ class NumpyPolicy:
         self.policy, self.num_envs = policy, num_envs
         samples = exploration_type is ExplorationType.RANDOM
         network, self._seen, self._sampler, self._head = _parts(policy, num_envs, samples)
+        modules = list(policy.modules())
+        each = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self._hooks = [_global_forward_hooks, _global_forward_pre_hooks, *each]
+        if any(self._hooks):
+            raise NotInNumpy("it has hooks")
+        for module in modules:
+            if "forward" in vars(module):
+                raise NotInNumpy(f"the forward of its {type(module).__name__} was replaced")
         self.samples = samples and self._sampler.draws_any
         self.out_keys = [key for key in policy.out_keys if not str(key).startswith("_")]
         *self._hidden, self._last = _layers(network, num_envs)
@@ -110,8 +119,6 @@ class NumpyPolicy:
             self._densities = Traced(self._written, self._head, self._sampling, name="")
         self._addresses = [parameter.data_ptr for parameter in policy.parameters()]
         self._places = [address() for address in self._addresses]
-        modules = list(policy.modules())
-        self._hooks = _hooks(policy)
         self._attributes = [*map(vars, modules)]
         self._entries = [d.values() for m in modules for d in (m._modules, m._parameters) if d]
         self._known = [*itertools.chain(*self._entries)]
@@ -251,24 +258,8 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
     """Return the parts of a policy of the kind that is known here.
 
     Raises:
-        NotInNumpy: if it is another, has hooks, or a ``forward`` of its own.
+        NotInNumpy: if it is another.
     """
-    parts = _find_parts(policy, num_envs, samples)
-    if any(_hooks(policy)):
-        raise NotInNumpy("it has hooks")
-    for module in policy.modules():
-        if "forward" in vars(module):
-            raise NotInNumpy(f"the forward of its {type(module).__name__} was replaced")
-    return parts
-
-
-def _hooks(policy: Any) -> list[Any]:
-    """Dictionaries of the hooks of all modules, and of each."""
-    each = [hooks for m in policy.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-    return [_global_forward_hooks, _global_forward_pre_hooks, *each]
-
-
-def _find_parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
     if type(policy) is ProbabilisticActor and len(policy.module) == 2:
         head = _only_head(policy.module[0])
         if head.distribution not in OF_DISTRIBUTIONS or len(getattr(head, "shape", (1,))) != 1:
