@@ -51,9 +51,9 @@ class Recipe:
             SettingError: if it cannot be imported.
         """
         try:
-            return (
-                self._import_file(self.file) if self.file else importlib.import_module(self.source)
-            )
+            if self.file:
+                return self._import_file(self.file)
+            return importlib.import_module(self.source)
         except (ImportError, OSError) as error:
             raise SettingError("recipe", self.source, f"cannot be imported: {error}") from None
 

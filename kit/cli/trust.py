@@ -114,9 +114,7 @@ def _is_brought(file: Path, folder: Path) -> bool:
 
 def _environments() -> Iterator[str]:
     """Packages whose environments are registered, or will be when Gymnasium looks for them."""
-    for plugin in entry_points(group="gymnasium.envs"):
-        yield plugin.value.partition(":")[0].partition(".")[0]
-    for spec in gym.registry.values():
-        if isinstance(spec.entry_point, str):
-            yield spec.entry_point.partition(":")[0].partition(".")[0]
-    yield "ale_py"
+    plugins = (plugin.value for plugin in entry_points(group="gymnasium.envs"))
+    for place in (*plugins, *(spec.entry_point for spec in gym.registry.values()), "ale_py"):
+        if isinstance(place, str):
+            yield place.partition(":")[0].partition(".")[0]

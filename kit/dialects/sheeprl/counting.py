@@ -241,20 +241,14 @@ def _on_policy_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
 
 
 def _replay_ratio_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any]:
-    starts = plan.random_steps
+    starts, ratio, pretrain = plan.random_steps, float(ratio_of(plan)), plan.pretrain_steps
     if "finetuning" in algo:  # it plays no random actions
         starts = max(starts, plan.learning_starts)
     if not trains(plan):
-        if version != "documented":
-            return {"learning_starts": starts, "replay_ratio": 0.0, "per_rank_pretrain_steps": 0}
-        # A ratio of 0 is not documented, but a run may end before it has learned.
-        after = (plan.iterations + 1) * plan.policy_steps_per_iteration
-        return {"learning_starts": after, "replay_ratio": 1.0, "per_rank_pretrain_steps": 0}
-    return {
-        "learning_starts": starts,
-        "replay_ratio": float(ratio_of(plan)),
-        "per_rank_pretrain_steps": plan.pretrain_steps,
-    }
+        ratio, pretrain = 0.0, 0
+        if version == "documented":  # 0 is none there, but a run may end before it learns
+            starts, ratio = (plan.iterations + 1) * plan.policy_steps_per_iteration, 1.0
+    return {"learning_starts": starts, "replay_ratio": ratio, "per_rank_pretrain_steps": pretrain}
 
 
 def _train_every_from(plan: StepPlan, algo: str) -> dict[str, Any]:
