@@ -179,9 +179,8 @@ class TargetKL(Hook):
         """Check the last gradient step of an epoch."""
         metrics = self.trainer.last_metrics or {}
         if self.metric not in metrics:
-            raise SettingError(
-                "metric", self.metric, "is not a metric of the loss", sorted(metrics)
-            )
+            why = "is not a metric of the loss"
+            raise SettingError("metric", self.metric, why, sorted(metrics))
         assert self.target is not None
         if float(metrics[self.metric]) > 1.5 * self.target:
             self.trainer.skip_rest_of_update()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import cycle, islice
 from typing import Literal, NamedTuple
 
 LastMinibatch = Literal["smaller", "merge", "drop", "carry"]
@@ -35,8 +36,7 @@ class Permutation(NamedTuple):
             return []
         one = [self.size] * (self.minibatches - 1) + [self.last]
         start = drawn % self.minibatches
-        endless = one * (-(-(start + wanted) // self.minibatches))
-        return endless[start : start + wanted]
+        return [*islice(cycle(one), start, start + wanted)]
 
     def counts(self, drawn: int, wanted: int) -> Counter[int]:
         """The number of :meth:`sizes` of each size."""

@@ -139,9 +139,8 @@ class NipSettings(WrappedDialect):
         if frames % steps:
             whole = max(frames // steps, 1)
             why = f"is not a multiple of the {steps} frames of each environment"
-            raise SettingError(
-                "frames_per_batch", frames, why, [whole * steps, (whole + 1) * steps]
-            )
+            works = [whole * steps, (whole + 1) * steps]
+            raise SettingError("frames_per_batch", frames, why, works)
         return steps
 
     def frames(self, dataset_size: int | None) -> int:

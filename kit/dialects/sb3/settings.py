@@ -201,9 +201,8 @@ class SB3Settings(WrappedDialect):
             raise SettingError("train_freq", given, "is no pair of number and unit", [(1, "step")])
         unit = one_of("train_freq", given[1], ("step", "episode"))
         if unit == "episode" and self.n_envs > 1:
-            raise SettingError(
-                "train_freq", given, "counts episodes, which needs n_envs=1", [(1, "step")]
-            )
+            why = "counts episodes, which needs n_envs=1"
+            raise SettingError("train_freq", given, why, [(1, "step")])
         return whole_number("train_freq", given[0], 1), unit
 
     def rollout(self) -> int:

@@ -42,10 +42,9 @@ class ActionCode(nn.Module):
         vector = isinstance(space, spaces.Box) and len(leaves[0].shape) == 1
         if not (self.discrete or vector):
             kinds = ", ".join(str(leaf.space or leaf.dtype) for leaf in leaves)
+            why = f"has actions no world model reads: {kinds}"
             works = "use an environment with a Discrete action space, or a Box of one dimension"
-            raise SettingError(
-                "env.id", env.name, f"has actions no world model reads: {kinds}", works
-            )
+            raise SettingError("env.id", env.name, why, works)
         self.key = leaves[0].key
         low, high = torch.zeros(0), torch.zeros(0)
         if self.discrete:

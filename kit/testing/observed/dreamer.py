@@ -33,7 +33,6 @@ def _figures(made: Dreamer, plan: StepPlan, length: int | None) -> dict[str, Any
         "gradient_steps_per_driver_step": steps,
         "first_driver_step_with_gradient_step": first_training(plan),
         "ratio_gradient_steps_per_step": ratio,
-        "random_action_policy_steps": 0,
     }
     return figures | (_resets(plan, length) if length is not None else {})
 

@@ -40,7 +40,8 @@ def _settings(case: Mapping[str, Any], params: dict[str, Any]) -> Nip:
 
 def _figures(settings: Nip, plan: StepPlan) -> dict[str, Any]:
     made = settings.resolved()
-    count, steps = plan.iterations, gradient_steps(plan)
+    count, steps, each = plan.iterations, gradient_steps(plan), made.steps_of_each()
+    tests = min(made.num_test_iterations, 1) if made.test_run else made.num_test_iterations
     return (
         _environments(made)
         | of_plan(plan)
@@ -51,7 +52,7 @@ def _figures(settings: Nip, plan: StepPlan) -> dict[str, Any]:
             "lr_first_gradient_step_per_iteration": [
                 made.learning_rate(k) if steps[k - 1] else None for k in listed(plan)
             ],
-            "test_batched_steps_and_frames": _test(made),
+            "test_batched_steps_and_frames": [tests * each, made.test_rollouts() * each],
         }
     )
 
@@ -72,12 +73,6 @@ def _environments(made: Nip) -> dict[str, Any]:
         length = made.max_message_rounds or each
         normalized[name] = list(made.normalization_frames(frames // each, length))
     return figures | {"normalization_batched_steps_and_frames": normalized}
-
-
-def _test(made: Nip) -> list[int]:
-    each, rollouts = made.steps_of_each(), made.test_rollouts()
-    batches = min(made.num_test_iterations, 1) if made.test_run else made.num_test_iterations
-    return [batches * each, rollouts * each]
 
 
 def _before_failure(settings: Nip, error: SettingError) -> dict[str, Any]:

@@ -79,7 +79,6 @@ def _figures(
         "policy_steps_per_iteration": plan.policy_steps_per_iteration,
         "train_env_instances": plan.num_envs * ranks,
         "eval_when": "once, after the last iteration, on rank 0",
-        "random_action_policy_steps": plan.after(plan.iterations).random_policy_steps,
         "gradient_steps_per_iteration_per_rank": steps,
         "gradient_steps_total_per_rank": total,
         "gradient_steps_total_all_ranks": total * ranks,
