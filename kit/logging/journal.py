@@ -171,12 +171,10 @@ class Journal:
         self._numbers = {name: list(values) for name, values in state_dict["numbers"].items()}
         saved = list(state_dict["loggers"])
         for logger in self.loggers:  # which may be others than before
-            for entry in saved:
-                if entry[0] == _kind(logger):
-                    logger.load_state_dict(entry[1])
-                    saved.remove(entry)
-                    self._resumed.append(logger)
-                    break
+            place = next((n for n, (kind, _) in enumerate(saved) if kind == _kind(logger)), None)
+            if place is not None:
+                logger.load_state_dict(saved.pop(place)[1])
+                self._resumed.append(logger)
 
 
 def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dict[str, float]:

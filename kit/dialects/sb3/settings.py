@@ -195,7 +195,7 @@ class SB3Settings(WrappedDialect):
         if isinstance(given, str):  # "1,episode"
             number, _, unit = given.strip("()[] ").partition(",")
             given = (int(number) if number.strip().isdecimal() else number, unit.strip(" '\""))
-        if not isinstance(given, (tuple, Sequence)) or isinstance(given, str):
+        if not isinstance(given, Sequence):
             return whole_number("train_freq", given, 1), "step"
         if len(given) != 2:
             raise SettingError("train_freq", given, "is no pair of number and unit", [(1, "step")])

@@ -24,7 +24,7 @@ def stages(shape: tuple[int, ...]) -> int:
     Raises:
         SettingError: if it cannot be halved so.
     """
-    count = max(int(math.log2(min(shape[:2]) / SMALLEST)), 0) if min(shape[:2]) >= SMALLEST else 0
+    count = int(math.log2(max(min(shape[:2]) / SMALLEST, 1)))
     if not count or any(side % 2**count for side in shape[:2]):
         why = "is an image whose sides are not at least 8 pixels and multiples of a power of two"
         raise SettingError("observation", list(shape), why, "resize it to 64 x 64")
