@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from textwrap import fill
 from typing import Any
@@ -48,13 +48,6 @@ def plural(value: int, one: str) -> str:
     return f"{value:,} {one}{'' if value == 1 else 's'}"
 
 
-def sizes(counts: Mapping[int, int]) -> str:
-    """The number of minibatches of each size: ``40 x 64, 1 x 40``."""
-    if not counts:
-        return "none"
-    return ", ".join(f"{times:,} x {size:,}" for size, times in counts.items())
-
-
 def plan_table(plan: PlannedCounts, ledger: StepLedger | None = None) -> str:
     """The counts asked for, planned and (given a ledger) counted."""
     rows = [*_setting_rows(plan), *_count_rows(plan, ledger)]
@@ -79,7 +72,9 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
     if plan.update_epochs is not None:
         first = plan.first_training_iteration if plan.is_exact else None
         if first is not None and first <= plan.iterations:
-            rows.append(("minibatches of an iteration", sizes(plan.minibatch_counts(first))))
+            counts = plan.minibatch_counts(first).items()
+            sizes = ", ".join(f"{times:,} x {size:,}" for size, times in counts)
+            rows.append(("minibatches of an iteration", sizes or "none"))
         else:
             rows.append(("update epochs", number(plan.update_epochs)))
     elif plan.replay_ratio is not None:
