@@ -160,7 +160,7 @@ MUTATIONS = [
         ("self._left[: episodes % num_envs] += 1", "pass"),
         ("not self._left.any()", "not self._left.all()"),
         ("    policy.eval()\n", ""),
-        ("        policy.train(training)", "        pass"),
+        ("            module.training = training", "            pass"),
         ("self.env = env.eval()", "self.env = env"),
     ),
     *_of(
