@@ -19,6 +19,7 @@ from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
+from kit.envs.spaces import key_from_list, key_to_list, path_of
 from kit.fast.nested import entry, leaves, nested
 from kit.steps import SettingError, StepPlan
 from kit.steps.minibatches import epoch_sizes
@@ -383,14 +384,14 @@ def _plain(rows: TensorDictBase) -> dict[str, Any]:
     keys = sorted(rows.keys(True, True), key=str)
     return {
         "batch_size": list(rows.batch_size),
-        "keys": [list(key) if isinstance(key, tuple) else key for key in keys],
+        "keys": [*map(key_to_list, keys)],
         "values": [rows.get(key) for key in keys],
     }
 
 
 def _from_plain(rows: dict[str, Any]) -> TensorDictBase:
-    keys = [tuple(key) if isinstance(key, list) else key for key in rows["keys"]]
-    return TensorDict(dict(zip(keys, rows["values"])), rows["batch_size"])
+    entries = dict(zip(map(key_from_list, rows["keys"]), rows["values"]))
+    return TensorDict(entries, rows["batch_size"])
 
 
 def valid_rows(batch: TensorDictBase, keys: Sequence[Any] = ()) -> TensorDictBase:
@@ -403,8 +404,7 @@ def valid_rows(batch: TensorDictBase, keys: Sequence[Any] = ()) -> TensorDictBas
     mask = batch.get(("collector", "mask"), None)
     if mask is not None:
         return (batch.select(*keys, strict=False) if keys else batch)[mask]
-    paths = {(key,) if isinstance(key, str) else key for key in keys}
-    last = batch.ndim - 1
+    paths, last = {*map(path_of, keys)}, batch.ndim - 1
     rows = {
         path: value.flatten(0, last)
         for path, value in leaves(batch).items()

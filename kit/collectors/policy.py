@@ -13,7 +13,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules.utils import get_primers_from_module
 
 from kit.envs.backends.base import Mask
-from kit.envs.spaces import Key
+from kit.envs.spaces import Key, key_from_list, key_to_list, path_of
 from kit.fast.traced import Traced
 from kit.steps import SettingError
 from kit.steps.errors import one_of
@@ -292,10 +292,7 @@ class PolicyRunner:
         """
         if not self.is_recurrent or not (self._known or self._was_recurrent):
             return {"hidden": [], "starts": None}
-        hidden = [
-            [list(key) if isinstance(key, tuple) else key, value.clone()]
-            for key, value in self._hidden.items()
-        ]
+        hidden = [[key_to_list(key), value.clone()] for key, value in self._hidden.items()]
         return {"hidden": hidden, "starts": self._starts.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -306,10 +303,7 @@ class PolicyRunner:
             self.restart()
             return
         self._starts = state_dict["starts"].clone()
-        self._hidden = {
-            tuple(key) if isinstance(key, list) else key: value.clone()
-            for key, value in state_dict["hidden"]
-        }
+        self._hidden = {key_from_list(key): value.clone() for key, value in state_dict["hidden"]}
 
 
 _BY_ENVIRONMENT = frozenset({"action", "reward", "done", "terminated", "truncated", IS_INIT})
@@ -347,8 +341,8 @@ def check_writes(policy: Any, actions: Sequence[Key]) -> None:
     written = getattr(policy, "out_keys", None)
     if not written:
         return
-    known = {key[:n] for key in map(_path, written) for n in range(1, len(key) + 1)}
-    missing = [k for k in actions if not {_path(k)[:n] for n in (1, len(_path(k)))} & known]
+    known = {key[:n] for key in map(path_of, written) for n in range(1, len(key) + 1)}
+    missing = [k for k in actions if not {path_of(k), path_of(k)[:1]} & known]
     if missing:
         raise SettingError(
             "policy",
@@ -356,10 +350,6 @@ def check_writes(policy: Any, actions: Sequence[Key]) -> None:
             f"has out_keys={list(written)}, without the environment's action",
             f"out_keys={list(actions)}",
         )
-
-
-def _path(key: Key) -> tuple[str, ...]:
-    return key if isinstance(key, tuple) else (key,)
 
 
 def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:

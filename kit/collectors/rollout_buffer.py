@@ -16,7 +16,7 @@ from kit.collectors.policy import Tensors
 from kit.envs.backends.base import Mask, StepArrays, rows_of
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
-from kit.envs.spaces import Arrays, Key
+from kit.envs.spaces import Arrays, Key, path_of
 from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import nested
 
@@ -112,14 +112,14 @@ class RolloutBuffer:
     def entries(self) -> dict[tuple[str, ...], NDArray[Any]]:
         """The arrays of a batch by path, ``[steps, num_envs, ...]``."""
         whole = self.whole
-        found = {_path(key): array for key, array in self.acted_on.items()}
-        found |= {("next", *_path(key)): array for key, array in whole.next_observation.items()}
+        found = {path_of(key): array for key, array in self.acted_on.items()}
+        found |= {("next", *path_of(key)): array for key, array in whole.next_observation.items()}
         found["next", "reward"] = whole.reward[..., None]
         for name, flags in zip(_FLAGS, (self.done, whole.terminated, whole.truncated)):
             found["next", name] = flags[..., None]
         found["collector", "traj_ids"] = self.episode_ids
         if self.actions is not None:
-            found[_path(self.action_key)] = self.actions
+            found[path_of(self.action_key)] = self.actions
         return found
 
     def doubtful_actions(self) -> Tensors:
@@ -399,9 +399,9 @@ class EpisodeBuffer:
         place = _Places(spans, layout)
         batch = TensorDict({}, place.numbers.shape)
         for leaf in self.env.observation_leaves:
-            path: Any = leaf.key if isinstance(leaf.key, tuple) else (leaf.key,)
-            for name, key in (("acted_on", path), ("next_observation", ("next", *path))):
-                batch[key] = place.of(torch.from_numpy(self._observation(name, leaf.key)))
+            for name, above in (("acted_on", ()), ("next_observation", ("next",))):
+                values = torch.from_numpy(self._observation(name, leaf.key))
+                batch[(*above, *path_of(leaf.key))] = place.of(values)
         for name in ("reward", "terminated", "truncated"):
             batch["next", name] = place.of(torch.from_numpy(self._whole(name))).unsqueeze(-1)
         batch["next", "done"] = batch["next", "terminated"] | batch["next", "truncated"]
@@ -440,10 +440,6 @@ class _Places:
 
 
 # ---------------------------------------------------------------------- arrays
-def _path(key: Key) -> tuple[str, ...]:
-    return key if isinstance(key, tuple) else (key,)
-
-
 def _aligned(count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an array ``[count, *shape]`` whose blocks lie as if each were an array of its own.
 

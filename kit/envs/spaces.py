@@ -21,6 +21,21 @@ Arrays = dict[Key, NDArray[Any]]
 """Arrays by key; the leading dimension counts envs."""
 
 
+def path_of(key: Key) -> tuple[str, ...]:
+    """A key as a path from the root of a TensorDict."""
+    return key if isinstance(key, tuple) else (key,)
+
+
+def key_to_list(key: Key) -> Any:
+    """Return a key as a checkpoint holds it."""
+    return list(key) if isinstance(key, tuple) else key
+
+
+def key_from_list(key: Any) -> Key:
+    """Inverse of :func:`key_to_list`."""
+    return tuple(key) if isinstance(key, list) else key
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array of a space."""

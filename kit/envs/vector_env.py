@@ -16,7 +16,14 @@ from kit.envs.backends.base import EnvBackend, Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics, Infos
 from kit.envs.hanging import StepWatch
 from kit.envs.normalize import Normalizer
-from kit.envs.spaces import Arrays, Key, Leaf, empty, to_composite
+from kit.envs.spaces import (
+    Arrays,
+    Leaf,
+    empty,
+    key_from_list,
+    key_to_list,
+    to_composite,
+)
 from kit.envs.state import CannotCapture
 
 
@@ -325,13 +332,3 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
 
 StepWatch.CALLS |= {VectorEnv.step_arrays.__code__, VectorEnv.restart.__code__}
-
-
-def key_to_list(key: Key) -> Any:
-    """Return a key as a checkpoint holds it."""
-    return list(key) if isinstance(key, tuple) else key
-
-
-def key_from_list(key: Any) -> Key:
-    """Inverse of :func:`key_to_list`."""
-    return tuple(key) if isinstance(key, list) else key
