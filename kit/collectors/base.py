@@ -13,7 +13,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
+from torchrl.envs.utils import ExplorationType
 
+from kit.collectors.actor import Actor
+from kit.collectors.policy import FastPolicy, Policy, fast_policy_of
 from kit.envs.episodes import Episode
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Key
@@ -51,6 +54,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     env_steps: int
     episodes: int
     environment_errors: int
+    env: Any = None
     policy: Any = None
     frames_per_batch = requested_frames_per_batch = -1
     prefill_frames = 0
@@ -71,15 +75,32 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         self.total_frames = -1 if total_frames is None or total_frames < 0 else total_frames
         self.init_random_frames = whole_number("init_random_frames", init_random_frames or 0)
         self.exploration_frames = whole_number("exploration_frames", exploration_frames)
-        self._reset_counters()
+        for name in self._COUNTERS:
+            setattr(self, name, 0)
         self._finished: list[Episode] = []
         self._iter = -1
         self.closed = False
         self._random_numbers = RandomNumbers(seed, torch.device(device or "cpu"))
 
-    def _reset_counters(self) -> None:
-        for name in self._COUNTERS:
-            setattr(self, name, 0)
+    def _acting(
+        self,
+        exploration_policy: Policy | None,
+        exploration_type: ExplorationType,
+        fast_policy: FastPolicy | bool,
+    ) -> Actor:
+        """Who acts in ``env``, by ``policy``."""
+        how = fast_policy_of(fast_policy)
+        self.exact_policy = how != "auto"
+        return Actor(
+            self.env,
+            self.policy,
+            exploration_policy,
+            init_random_frames=self.init_random_frames,
+            exploration_frames=self.exploration_frames,
+            exploration_type=exploration_type,
+            device=self._random_numbers.device,
+            fast_policy=how,
+        )
 
     # ------------------------------------------------------------------ TorchRL's names
     @property
@@ -126,7 +147,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     @property
     def normalizer(self) -> Normalizer | None:
         """Running normalisation of the environments, if there is any."""
-        return getattr(getattr(self, "env", None), "normalizer", None)
+        return getattr(self.env, "normalizer", None)
 
     def take_episodes(self) -> list[Episode]:
         """Return the episodes that ended since the last call, and forget them."""

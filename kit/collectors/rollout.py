@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.actor import NO_CONTEXT, Actor
 from kit.collectors.base import KitCollector, StepsCollector, check_policy
-from kit.collectors.policy import FastPolicy, Policy, PolicyPath, Tensors, fast_policy_of
+from kit.collectors.policy import FastPolicy, Policy, PolicyPath, Tensors
 from kit.collectors.rollout_buffer import (
     CHUNK,
     SMALL,
@@ -166,9 +166,7 @@ class VectorCollector(StepsCollector):
         self.storing_device = torch.device(storing_device or device or "cpu")
         super().__init__(env.num_envs, device=self.policy_device, **counts)
         self.env, self.policy, self.reuse = env, policy, reuse
-        fast_policy = fast_policy_of(fast_policy)
-        self.exact_policy = fast_policy != "auto"
-        self._actor = _actor(self, exploration_policy, exploration_type, fast_policy)
+        self._actor = self._acting(exploration_policy, exploration_type, fast_policy)
         self._statistics = EpisodeStatistics(self.num_envs)
         self._episode_ids = EpisodeIds(self.num_envs)
         self._on_host = self.storing_device.type == self.policy_device.type == "cpu"
@@ -405,9 +403,7 @@ class EpisodeCollector(KitCollector):
         self.env, self.policy = as_vector_env(create_env_fn), policy
         super().__init__(self.env.num_envs, device=self.policy_device, **counts)
         self.idle_env_steps = 0
-        fast_policy = fast_policy_of(fast_policy)
-        self.exact_policy = fast_policy != "auto"
-        self._actor = _actor(self, exploration_policy, exploration_type, fast_policy)
+        self._actor = self._acting(exploration_policy, exploration_type, fast_policy)
         self._strayed = np.zeros(self.num_envs, np.bool_)
 
     @property
@@ -578,24 +574,6 @@ class EpisodeSchedule:
         if strayed.any():
             self._collector.env.restart(strayed)
             self._collector._strayed &= ~strayed
-
-
-def _actor(
-    collector: VectorCollector | EpisodeCollector,
-    exploration_policy: Policy | None,
-    exploration_type: ExplorationType,
-    fast_policy: FastPolicy,
-) -> Actor:
-    return Actor(
-        collector.env,
-        collector.policy,
-        exploration_policy,
-        init_random_frames=collector.init_random_frames,
-        exploration_frames=collector.exploration_frames,
-        exploration_type=exploration_type,
-        device=collector.policy_device,
-        fast_policy=fast_policy,
-    )
 
 
 def as_vector_env(create_env_fn: EnvBase | Callable[[], EnvBase]) -> VectorEnv:

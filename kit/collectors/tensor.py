@@ -100,16 +100,8 @@ class TensorCollector(StepsCollector):
         self.storing_device = torch.device(storing_device or self.device)
         self.policy = policy
         fast = fast_policy_of(fast_policy) != "module"
-        self._actor = Actor(
-            self.env,
-            policy,
-            exploration_policy,
-            init_random_frames=self.init_random_frames,
-            exploration_frames=self.exploration_frames,
-            exploration_type=exploration_type,
-            device=self.device,
-            fast_policy="exact" if fast else "module",
-        )
+        how: FastPolicy = "exact" if fast else "module"
+        self._actor = self._acting(exploration_policy, exploration_type, how)
         self._steps = TensorSteps(
             self.env,
             self._actor,
