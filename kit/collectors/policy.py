@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -183,19 +182,12 @@ class PolicyRunner:
 
     def peek(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
         """Return the outputs of a call that changes no hidden state, buffer or random number."""
-        with self._without_traces():
-            pool = {IS_INIT: self._starts, **tensors, **self._hidden}
-            return self._keep_hidden(self._call(pool), pool)
-
-    @contextlib.contextmanager
-    def _without_traces(self) -> Iterator[None]:
-        """Restore hidden state, buffers, random numbers and plain attributes afterwards."""
         generator, hidden, starts = torch.get_rng_state(), self._hidden, self._starts
         buffers = list(self.policy.buffers()) if isinstance(self.policy, nn.Module) else []
         saved = [buffer.clone() for buffer in buffers]
         settings = self._traced.watch.settings()
         try:
-            yield
+            return self.call_module(tensors)
         finally:
             torch.set_rng_state(generator)
             self._hidden, self._starts = hidden, starts

@@ -312,7 +312,6 @@ class EpisodeBuffer:
         self.env = env
         self.steps = 0
         self._chunks: list[RolloutBuffer] = []
-        self._arrays: dict[str, NDArray[Any]] = {}
 
     def rows(self) -> Iterator[Row]:
         """Yield rows without end."""
@@ -328,25 +327,18 @@ class EpisodeBuffer:
         """Return an array of :class:`StepArrays` for all time steps, ``[steps, num_envs, ...]``."""
         return self._joined([getattr(chunk.whole, name) for chunk in self._chunks])
 
-    def _observation(self, name: str, key: Key) -> NDArray[Any]:
-        """Return observations of all time steps, ``[steps, num_envs, ...]``.
-
-        Args:
-            name: ``acted_on`` or ``next_observation``.
-            key: of the observation.
-        """
-        chunks = self._chunks
-        if name == "acted_on":
-            return self._joined([chunk.acted_on[key] for chunk in chunks])
-        return self._joined([chunk.whole.next_observation[key] for chunk in chunks])
-
     def _joined(self, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return (parts[0] if len(parts) == 1 else np.concatenate(parts))[: self.steps]
 
     def acted_on(self) -> Arrays:
         """Return the observations acted on, ``[steps, num_envs, ...]``."""
-        keys = [leaf.key for leaf in self.env.observation_leaves]
-        return {key: self._observation("acted_on", key) for key in keys}
+        keys = self._chunks[0].acted_on
+        return {key: self._joined([one.acted_on[key] for one in self._chunks]) for key in keys}
+
+    def _following(self) -> Arrays:
+        """Return the observations that steps led to, ``[steps, num_envs, ...]``."""
+        chunks = [chunk.whole.next_observation for chunk in self._chunks]
+        return {key: self._joined([chunk[key] for chunk in chunks]) for key in chunks[0]}
 
     def episodes(self, spans: Sequence[Span]) -> list[Episode]:
         """Return the episode columns of the batch."""
@@ -371,11 +363,8 @@ class EpisodeBuffer:
         Raises:
             EnvironmentFault: if an observation or reward of an episode is one of them.
         """
-        keys = [leaf.key for leaf in self.env.observation_leaves]
-        arrays: list[tuple[Key, NDArray[Any]]] = [("reward", self._whole("reward"))]
-        arrays += [(key, self._observation("next_observation", key)) for key in keys]
-        arrays += [(key, self._observation("acted_on", key)) for key in keys]
-        for what, values in arrays:
+        observations = (*self._following().items(), *self.acted_on().items())
+        for what, values in (("reward", self._whole("reward")), *observations):
             if first_infinite(values) is None:  # most often; idle environments may hold NaN
                 continue
             for span in spans:
@@ -398,10 +387,10 @@ class EpisodeBuffer:
         """
         place = _Places(spans, layout)
         batch = TensorDict({}, place.numbers.shape)
-        for leaf in self.env.observation_leaves:
-            for name, above in (("acted_on", ()), ("next_observation", ("next",))):
-                values = torch.from_numpy(self._observation(name, leaf.key))
-                batch[(*above, *path_of(leaf.key))] = place.of(values)
+        seen, following = self.acted_on(), self._following()
+        for key in seen:
+            batch[key] = place.of(torch.from_numpy(seen[key]))
+            batch[("next", *path_of(key))] = place.of(torch.from_numpy(following[key]))
         for name in ("reward", "terminated", "truncated"):
             batch["next", name] = place.of(torch.from_numpy(self._whole(name))).unsqueeze(-1)
         batch["next", "done"] = batch["next", "terminated"] | batch["next", "truncated"]
