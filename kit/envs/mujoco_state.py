@@ -23,11 +23,16 @@ def capture(value: Any, encode: Callable[[Any, str], Any], where: str) -> dict[s
         return {
             "arrays": {name: encode(array.copy(), where) for name, array in _arrays(value)},
             "vectors": {name: encode(array.copy(), where) for name, array in _arrays(value.opt)},
-            "options": {name: getattr(value.opt, name) for name in _numbers(value.opt)},
+            "options": {n: v for n, v in _public(value.opt) if type(v) in (int, float)},
         }
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(value.model, kind))
+    mujoco.mj_getState(value.model, value, state, kind)
     return {
         "model": encode(value.model, f"{where}.model"),
-        "integration": encode(_integration_state(value), where),
+        "integration": encode(state, where),
         "derived": {name: encode(array.copy(), where) for name, array in _derived(value)},
     }
 
@@ -66,24 +71,11 @@ def _write(
             array[...] = decode(saved[name])
 
 
-def _integration_state(data: Any) -> Array:
-    import mujoco
-
-    kind = mujoco.mjtState.mjSTATE_INTEGRATION
-    state = np.empty(mujoco.mj_stateSize(data.model, kind))
-    mujoco.mj_getState(data.model, data, state, kind)
-    return state
-
-
 def _arrays(owner: Any) -> Iterator[tuple[str, Array]]:
     """The arrays of a model or of its options, but for textures: large, and only drawn."""
     for name, value in _public(owner):
         if isinstance(value, np.ndarray) and value.size and name != "tex_data":
             yield name, value
-
-
-def _numbers(options: Any) -> list[str]:
-    return [name for name, value in _public(options) if type(value) in (int, float)]
 
 
 def _derived(data: Any) -> Iterator[tuple[str, Array]]:

@@ -37,9 +37,8 @@ _DRAWS = frozenset({"pygame", "glfw", "OpenGL", "pyglet"})
 _ARGUMENTS = frozenset({"_saved_kwargs", "_cached_spec", "_ezpickle_args", "_ezpickle_kwargs"})
 """attributes in which Gymnasium keeps the arguments of a layer"""
 _ATOMS = (bool, int, float, str)
-_MUTABLE = {kind.__name__: kind for kind in (list, set, deque)}
-_MAPPINGS: dict[str, type[dict[Any, Any]]] = {
-    kind.__name__: kind for kind in (dict, OrderedDict, Counter)
+_CONTAINERS: dict[str, Any] = {
+    kind.__name__: kind for kind in (list, set, deque, dict, OrderedDict, Counter)
 }
 _PUT_BACK = frozenset({"object", "function", "partial", "space", "mujoco"})
 """kinds of values restored into a present one"""
@@ -234,16 +233,14 @@ class _Encoder:
         return written
 
     def _container(self, value: Any, where: str) -> dict[str, Any]:
-        if type(value) not in _MUTABLE.values():
-            raise CannotCapture(f"{where} is a {type(value).__name__}")
+        name = type(value).__name__
+        if type(value) not in _CONTAINERS.values():
+            raise CannotCapture(f"{where} is a {name}")
+        if isinstance(value, dict):
+            named = [[self(k, where), self._item(v, f"{where}[{k!r}]")] for k, v in value.items()]
+            return {name: named}
         length = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
-        return {type(value).__name__: self._items(value, where), **length}
-
-    def _mapping(self, value: dict[Any, Any], where: str) -> dict[str, Any]:
-        if type(value) not in _MAPPINGS.values():
-            raise CannotCapture(f"{where} is a {type(value).__name__}")
-        items = [[self(k, where), self._item(v, f"{where}[{k!r}]")] for k, v in value.items()]
-        return {type(value).__name__: items}
+        return {name: self._items(value, where), **length}
 
     def _array(self, value: np.ndarray[Any, Any], where: str) -> dict[str, Any]:
         owner = value
@@ -295,8 +292,7 @@ class _Encoder:
 
     _WRITERS: tuple[tuple[Any, Callable[..., dict[str, Any]]], ...] = (
         (np.ndarray, _array),
-        ((list, set, deque), _container),
-        (dict, _mapping),
+        ((list, set, deque, dict), _container),
         (np.random.Generator, _generator),
         (np.random.RandomState, _random_state),
         (random.Random, _python_random),
@@ -391,7 +387,7 @@ class _Decoder:
             return self._enum(value, present)
         if "scalar" in value:
             return self._array(value["scalar"])[()]
-        for name, kind in (*_MUTABLE.items(), *_MAPPINGS.items()):
+        for name, kind in _CONTAINERS.items():
             if name in value:
                 return self._container(name, kind, value)
         for name, read in self._READERS.items():

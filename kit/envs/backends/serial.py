@@ -141,7 +141,8 @@ class SerialBackend(EnvBackend):
             ended: environments whose episode ended are appended.
 
         Returns:
-            Whether all have stepped; otherwise the one that was appended last has failed.
+            Whether all have stepped; otherwise the one that was appended last has failed, was
+            rebuilt, and its episode truncated.
         """
         envs, reward, number, value = self.envs, result.reward, 0, 0.0
         observation, shape = result.observation.get(self._key), self._shape
@@ -164,7 +165,9 @@ class SerialBackend(EnvBackend):
         except FAULTS as error:
             _check_api(error, value)
             ended.append(number)
-            self._mend(number, error, result)
+            self._rebuild(number, error, "step()")
+            hold(number, result, self.present)
+            result.truncated[number] = True
             return False
         return True
 
@@ -177,16 +180,6 @@ class SerialBackend(EnvBackend):
         if value in (0, 1):
             return bool(value)
         raise EnvironmentFault(self.name, self.first + number, f"returned {value!r} as {name}")
-
-    def _mend(self, number: int, error: BaseException, result: StepArrays) -> None:
-        """Rebuild an environment that failed, and truncate its episode.
-
-        Raises:
-            EnvironmentFault: if no restart is left.
-        """
-        self._rebuild(number, error, "step()")
-        hold(number, result, self.present)
-        result.truncated[number] = True
 
     def _write(self, number: int, seen: Any, arrays: Arrays) -> None:
         values = []
