@@ -179,6 +179,9 @@ class ReplayBatches:
         self.n_step = n_step
         self._direct = DirectRows(buffer)
         self.sequences = buffer.sampler if isinstance(buffer.sampler, SequenceSampler) else None
+        self._hindsight = buffer if isinstance(buffer, HindsightReplayBuffer) else None
+        storage: Any = buffer.storage
+        self._once = storage if isinstance(storage, ObservationStorage) else None
         self._ordered = self._rely_on_order()
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
             works = "use n_step=1: rewards are computed again for single transitions"
@@ -306,12 +309,11 @@ class ReplayBatches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows that are filled, where writer and sampler are, the steps that wait."""
-        filled, once = self._filled(), self._stored_once
-        stored = self.buffer.storage.get if once is None else once.rows
+        filled, once = self._filled(), self._once
         waiting = None if self.n_step is None else self.n_step._buffer
         return {
             "filled": filled,
-            "rows": _plain(stored(slice(filled))) if filled else {},
+            "rows": _plain(self._rows(slice(filled))) if filled else {},
             "observations": None if once is None else once.observations(),
             "writer": self.buffer.writer.state_dict(),
             "sampler": dict(self.buffer.sampler.state_dict()),
@@ -321,7 +323,7 @@ class ReplayBatches:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        filled, once = int(state_dict["filled"]), self._stored_once
+        filled, once = int(state_dict["filled"]), self._once
         if filled:
             store = self.buffer.storage.set if once is None else once.set_rows
             store(range(filled), _from_plain(state_dict["rows"]))
@@ -334,14 +336,10 @@ class ReplayBatches:
         if self._hindsight is not None:
             self._hindsight.load_episodes_state(state_dict["episodes"])
 
-    @property
-    def _hindsight(self) -> HindsightReplayBuffer | None:
-        return self.buffer if isinstance(self.buffer, HindsightReplayBuffer) else None
-
-    @property
-    def _stored_once(self) -> ObservationStorage | None:
+    def _rows(self, index: Any) -> TensorDictBase:
+        """Stored rows as they are, without observations that are stored once."""
         storage: Any = self.buffer.storage
-        return storage if isinstance(storage, ObservationStorage) else None
+        return storage.get(index) if self._once is None else self._once.rows(index)  # type: ignore[no-any-return]
 
     def _filled(self) -> int:
         """Places along the storage's first dimension that hold something."""
@@ -364,11 +362,9 @@ class ReplayBatches:
         if self._hindsight is not None:
             self._hindsight.close_open_episodes()
         cursor = int(self.buffer.writer.state_dict()["_cursor"])
-        once = self._stored_once
-        stored = self.buffer.storage.get if once is None else once.rows
         places = min(num_envs, filled) if self.buffer.storage.ndim == 1 else 1
         for number in range(places):
-            _close(stored((cursor - 1 - number) % filled))
+            _close(self._rows((cursor - 1 - number) % filled))
 
 
 def _close(rows: TensorDictBase) -> None:

@@ -204,27 +204,23 @@ def check_whole(path: Path) -> None:
         SettingError: if a file cannot be read.
     """
     with _readable(path):
-        _check_whole(path)
-
-
-def _check_whole(path: Path) -> None:
-    try:
-        text = (path / _SUMS).read_bytes().decode(errors="replace")
-    except FileNotFoundError:
-        text = ""
-    *lines, _ = text.splitlines() or [""]
-    if not lines or _sealed(lines) != text:
-        raise _damaged(path, _SUMS, "is damaged or missing")
-    sums = {name: checksum for checksum, _, name in (line.partition(" ") for line in lines)}
-    for entry in sorted(path.rglob("*")):
-        name = entry.relative_to(path).as_posix()
-        if entry.is_symlink() or not (entry.is_dir() or name in sums or name == _SUMS):
-            raise _damaged(path, name, "was not written with it")
-    for name, checksum in sums.items():
-        if not (path / name).is_file():
-            raise _damaged(path, name, "is missing")
-        if _checksum(path / name) != checksum:
-            raise _damaged(path, name, "is not as it was written")
+        try:
+            text = (path / _SUMS).read_bytes().decode(errors="replace")
+        except FileNotFoundError:
+            text = ""
+        *lines, _ = text.splitlines() or [""]
+        if not lines or _sealed(lines) != text:
+            raise _damaged(path, _SUMS, "is damaged or missing")
+        sums = {name: checksum for checksum, _, name in (line.partition(" ") for line in lines)}
+        for entry in sorted(path.rglob("*")):
+            name = entry.relative_to(path).as_posix()
+            if entry.is_symlink() or not (entry.is_dir() or name in sums or name == _SUMS):
+                raise _damaged(path, name, "was not written with it")
+        for name, checksum in sums.items():
+            if not (path / name).is_file():
+                raise _damaged(path, name, "is missing")
+            if _checksum(path / name) != checksum:
+                raise _damaged(path, name, "is not as it was written")
 
 
 def _damaged(path: Path, name: str, what: str) -> Damaged:
