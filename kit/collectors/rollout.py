@@ -6,7 +6,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,23 +38,33 @@ from kit.steps.errors import one_of, whole_number
 Layout = Literal["padded", "flat"]
 
 
-class Schedule(Protocol):
-    """Says which environments take the next step of a rollout, if any."""
+class Schedule:
+    """Says which environments take the next step of a rollout: all, for as long as there are rows.
+
+    Args:
+        num_envs: number of environments.
+        policy_steps: of all environments before.
+    """
 
     policy_steps: int
     """of all environments so far."""
-    active: Mask | None
+    active: Mask | None = None
     """environments that take the next step; ``None``: all."""
-    stands_still: Mask | None
+    stands_still: Mask | None = None
     """``active`` where the other environments can stand still, else ``None``."""
-    done: bool
+    done = False
     """whether there is no further step."""
+
+    def __init__(self, num_envs: int, policy_steps: int = 0) -> None:
+        self.num_envs, self.policy_steps = num_envs, policy_steps
 
     def stepped(self, result: StepArrays) -> None:
         """Take note of a step."""
+        self.policy_steps += self.num_envs
 
     def begins(self, result: StepArrays) -> Mask:
         """Return which environments begin an episode with the step after the last."""
+        return result.terminated | result.truncated
 
 
 def rollout(
@@ -81,30 +91,6 @@ def rollout(
             actor.end_episodes(schedule.begins(row))
         if schedule.done:
             return
-
-
-class EveryStep:
-    """All environments take every step, for as long as there are rows.
-
-    Args:
-        num_envs: number of environments.
-        policy_steps: of all environments before.
-    """
-
-    active: Mask | None = None
-    stands_still: Mask | None = None
-    done = False
-
-    def __init__(self, num_envs: int, policy_steps: int) -> None:
-        self.num_envs, self.policy_steps = num_envs, policy_steps
-
-    def stepped(self, result: StepArrays) -> None:
-        """Count the steps."""
-        self.policy_steps += self.num_envs
-
-    def begins(self, result: StepArrays) -> Mask:
-        """Return where an episode ended."""
-        return result.terminated | result.truncated
 
 
 class VectorCollector(StepsCollector):
@@ -189,7 +175,7 @@ class VectorCollector(StepsCollector):
             self.env.restart()
             self._restart()
         buffer = self._begin(steps)
-        schedule = EveryStep(self.num_envs, self.policy_steps)
+        schedule = Schedule(self.num_envs, self.policy_steps)
         try:
             with self._actor.begin(self.policy_steps, steps, buffer.actions):
                 alone = steps == 1  # its reward alone is normalised in a third of the time
@@ -488,7 +474,7 @@ class EpisodeCollector(KitCollector):
             self._strayed[...] = False
 
 
-class EpisodeSchedule:
+class EpisodeSchedule(Schedule):
     """Decides which environments begin an episode, and keeps where in the memory episodes are.
 
     Args:
@@ -501,13 +487,13 @@ class EpisodeSchedule:
     """
 
     def __init__(self, collector: EpisodeCollector, min_steps: int, min_episodes: int) -> None:
+        super().__init__(collector.num_envs, collector.policy_steps)
         self.min_steps, self.min_episodes = min_steps, min_episodes
-        self.policy_steps = collector.policy_steps
         self.spans: list[Span] = []
         self._collector = collector
         self._open: dict[int, Span] = {}
         self._time = 0
-        self._playing = self._begun = self._begin(np.ones(collector.num_envs, np.bool_))
+        self._playing = self._begun = self._begin(np.ones(self.num_envs, np.bool_))
         self._update()
 
     def _update(self) -> None:

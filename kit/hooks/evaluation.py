@@ -14,9 +14,9 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.actor import Actor
 from kit.collectors.base import RandomNumbers
-from kit.collectors.rollout import rollout
+from kit.collectors.rollout import Schedule, rollout
 from kit.collectors.rollout_buffer import Row, first_infinite
-from kit.envs.backends.base import Mask, StepArrays
+from kit.envs.backends.base import StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
@@ -129,7 +129,7 @@ def _rows(env: VectorEnv) -> Iterator[Row]:
         observation = step.observation
 
 
-class _Shares:
+class _Shares(Schedule):
     """Every environment steps until all have played their share of the episodes.
 
     Args:
@@ -141,20 +141,13 @@ class _Shares:
     """
 
     def __init__(self, env: VectorEnv, episodes: int) -> None:
-        num_envs, self._env = env.num_envs, env
-        self.policy_steps = 0
-        self.active: Mask | None = None
-        self.stands_still: Mask | None = None
-        self.done = False
+        super().__init__(env.num_envs)
+        self._env = env
         self.steps = 0  # of each environment
         self.finished: list[Episode] = []
-        self._statistics = EpisodeStatistics(num_envs)
-        self._left = np.full(num_envs, episodes // num_envs)
-        self._left[: episodes % num_envs] += 1
-
-    def begins(self, result: StepArrays) -> Mask:
-        """Where an episode ended."""
-        return result.terminated | result.truncated
+        self._statistics = EpisodeStatistics(self.num_envs)
+        self._left = np.full(self.num_envs, episodes // self.num_envs)
+        self._left[: episodes % self.num_envs] += 1
 
     def stepped(self, result: StepArrays) -> None:
         """Count the episodes that ended.
