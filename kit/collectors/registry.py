@@ -68,7 +68,7 @@ def make_collector(
     _check_fits(make, plan)
     _check_arguments(make, kwargs)
     if exploration_policy is not None or plan.exploration_steps:
-        kwargs |= _per_process(plan, exploration_frames=plan.exploration_steps)
+        kwargs["exploration_frames"] = plan.exploration_steps // plan.world_size
         kwargs["exploration_policy"] = exploration_policy
     if make is Collector:
         return _torchrl(env, policy, plan, seed=seed, rank=rank, device=device, **kwargs)
@@ -162,17 +162,14 @@ def _amounts(plan: StepPlan) -> dict[str, Any]:
     prefill = plan.prefill_steps
     local = plan.local_prefill_steps * plan.world_size if prefill and plan.is_exact else prefill
     at_random = max(plan.random_steps, local if plan.prefill_random else 0)
-    amounts: dict[str, Any] = _per_process(
-        plan, init_random_frames=at_random, prefill_frames=prefill
-    )
-    amounts["total_frames"] = -1 if total is None else total // plan.world_size
+    amounts: dict[str, Any] = {
+        "init_random_frames": at_random // plan.world_size,
+        "prefill_frames": prefill // plan.world_size,
+        "total_frames": -1 if total is None else total // plan.world_size,
+    }
     episodes = ["min_episodes", "min_steps", "episode_length"]
     batch = episodes if plan.collects_episodes else ["frames_per_batch"]
     return amounts | {name: getattr(plan, name) for name in batch}
-
-
-def _per_process(plan: StepPlan, **totals: int) -> dict[str, int]:
-    return {name: total // plan.world_size for name, total in totals.items()}
 
 
 def _written_in_torch(env: Any, device: torch.device | str | None) -> Any:

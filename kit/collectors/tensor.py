@@ -180,9 +180,9 @@ class TensorCollector(StepsCollector):
 
     # ------------------------------------------------------------------ after a batch
     def _count(self, memory: TensorMemory) -> None:
-        self.policy_steps += memory.steps * self.num_envs
-        self._ended.add(memory)
         frames = memory.steps * self.num_envs
+        self.policy_steps += frames
+        self._ended.add(memory)
         self._env_steps += memory.step["env_steps"].sum() if memory.repeats else frames
 
     def _trajectories(self, memory: TensorMemory) -> Tensor:
