@@ -193,22 +193,19 @@ class AsyncCollector(KitCollector):
             self._arrived.append(value)
 
     def _receive(self) -> tuple[str, Any]:
-        while True:
-            wait([self._pipe, self._process.sentinel])
-            try:
-                if not self._pipe.poll():
-                    raise self._death()
-                kind, value = self._pipe.recv()
-            except (EOFError, OSError) as error:
-                raise self._death() from error
-            if kind == "error":
-                raise value
-            if kind == "slot":
-                self._slots[value[0]] = value[1]
-                continue
-            if kind == "batch":
-                value["batch"] = self._slots[value.pop("slot")]
-            return kind, value
+        wait([self._pipe, self._process.sentinel])
+        try:
+            if not self._pipe.poll():
+                raise self._death()
+            kind, value = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._death() from error
+        if kind == "error":
+            raise value
+        if kind == "batch":
+            self._slots |= value.pop("new_slots")
+            value["batch"] = self._slots[value.pop("slot")]
+        return kind, value
 
     def _death(self) -> EnvironmentFault:
         what = f"the process that collects died ({how_it_ended(self._process)})"
@@ -439,8 +436,10 @@ class _Served:
         batch = collector.collect()
         self.made += 1
         normalizer = collector.normalizer
+        slot, new_slots = self._store(batch.cpu())
         facts = {
-            "slot": self._store(batch.cpu()),
+            "slot": slot,
+            "new_slots": new_slots,
             "version": version,
             "counters": {name: getattr(collector, name) for name in collector._COUNTERS},
             "episodes": [tuple(episode) for episode in collector.take_episodes()],
@@ -453,16 +452,15 @@ class _Served:
         for (path, name), value in self._settings.pop(version, {}).items():
             setattr(self.collector.policy.get_submodule(path), name, value)
 
-    def _store(self, batch: TensorDictBase) -> int:
-        """Write a batch to the shared buffer whose turn it is; return its number."""
+    def _store(self, batch: TensorDictBase) -> tuple[int, dict[int, TensorDictBase]]:
+        """Write a batch to the shared buffer whose turn it is; its number, and it if it is new."""
         number = (self.made - 1) % (self.max_staleness + 2)
         slot = self._slots.get(number)
-        if slot is None or _signature(slot) != _signature(batch):
-            slot = self._slots[number] = batch.clone().share_memory_()
-            self.pipe.send(("slot", (number, slot)))
-        else:
+        if slot is not None and _signature(slot) == _signature(batch):
             slot.copy_(batch)
-        return number
+            return number, {}
+        slot = self._slots[number] = batch.clone().share_memory_()
+        return number, {number: slot}
 
 
 def _signature(batch: TensorDictBase) -> tuple[Any, ...]:
