@@ -85,10 +85,8 @@ def gradients_of(
     """The gradients of the sum of a group's losses."""
     parts = [losses.get(name).float() for name in group.losses or losses_among(losses.keys())]
     total = sum(parts[1:], parts[0])
-    if not total.requires_grad:
-        return [None] * len(group.parameters)
     learning = [p for p in group.parameters if p.requires_grad]  # others were frozen meanwhile
-    if not learning:
+    if not (learning and total.requires_grad):
         return [None] * len(group.parameters)
     found = iter(torch.autograd.grad(total, learning, retain_graph=retain_graph, allow_unused=True))
     return [next(found) if p.requires_grad else None for p in group.parameters]

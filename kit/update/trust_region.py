@@ -167,9 +167,7 @@ class TrustRegion(OptimizationStepper):
 
     def _gradient(self, of: Tensor, **how: Any) -> Tensor:
         """The gradient of a number as one vector; zero where a parameter has no part in it."""
-        found = torch.autograd.grad(of, self.parameters, allow_unused=True, **how)
-        given = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found)]
-        return vector_of(given)
+        return vector_of(torch.autograd.grad(of, self.parameters, materialize_grads=True, **how))
 
     def _set(self, vector: Tensor) -> None:
         """Change the parameters where they are."""
