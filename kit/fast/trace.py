@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Reversible, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +130,7 @@ def record(
             outputs = function(*inputs)
         return recorder.finish(outputs), outputs
     except NotTraceable:
-        recorder.restore()
+        _restore(recorder.saved.values())
         raise
     finally:
         torch.distributions.Distribution.set_default_validate_args(checked)
@@ -154,7 +154,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._viewed: dict[int, Tensor] = {}
         self._alive: list[Any] = []
         self._made: set[int] = set()
-        self._saved: dict[Any, tuple[Tensor, Tensor]] = {}
+        self.saved: dict[Any, tuple[Tensor, Tensor]] = {}
         self._became: dict[int, int] = {}  # memory of nodes that were replaced
         self._inputs = [self._placeholder(tensor, varies=True) for tensor in inputs]
 
@@ -245,12 +245,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _save_changed(self, function: Any, args: Any, kwargs: Any) -> None:
         """Save, before an operation writes to them, tensors that the function has not made."""
         for tensor in tensors_in(_written(function, args, kwargs)):
-            if _memory(tensor) not in self._made and _place(tensor) not in self._saved:
-                self._saved[_place(tensor)] = (tensor, tensor.clone())
-
-    def restore(self) -> None:
-        """Give the tensors that were changed in place their values back."""
-        _restore([*self._saved.values()])
+            if _memory(tensor) not in self._made and _place(tensor) not in self.saved:
+                self.saved[_place(tensor)] = (tensor, tensor.clone())
 
     # ------------------------------------------------------------------ reads on the host
     def _allow_read(self, node: fx.Node) -> None:
@@ -261,7 +257,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _refuse_what_decides_otherwise_next_time(self) -> None:
         """Refuse a function that writes to what it has read on the host: a counter of its calls."""
-        written = {_memory(tensor) for tensor, _ in self._saved.values()}
+        written = {_memory(tensor) for tensor, _ in self.saved.values()}
         if written & {_memory(tensor) for tensor in self.read.values()}:
             raise NotTraceable("it reads a tensor on the host that it writes to")
 
@@ -295,7 +291,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = [number for number, node in enumerate(self._inputs) if node.users]
         constants = [node for node in self.graph.nodes if node in self._constants and node.users]
         given = {_memory(node.meta["value"]): n for n, node in enumerate(self._inputs)}
-        changed = [tensor for tensor, _ in self._saved.values()]
+        changed = [tensor for tensor, _ in self.saved.values()]
         recording = Recording(
             self.graph,
             inputs=[self._inputs[number].meta["value"] for number in read],
@@ -303,7 +299,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inputs_changed=sorted({given[_memory(t)] for t in changed if _memory(t) in given}),
             constants=[node.meta["value"] for node in constants],
             changed=[tensor for tensor in changed if _memory(tensor) not in given],
-            before=[*self._saved.values()],
+            before=[*self.saved.values()],
             _settings=[*self.read.values()],
             _pinned=list(self._viewed.values()),
         )
@@ -315,7 +311,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return recording
 
 
-def _restore(saved: Sequence[tuple[Tensor, Tensor]]) -> None:
+def _restore(saved: Reversible[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
         for tensor, value in reversed(saved):
             tensor.copy_(value)
