@@ -32,3 +32,10 @@ class EnvironmentFault(RuntimeError):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.name, self.env, self.what, self.policy_step)
+
+
+def fault_of(name: str, env: int | None, error: BaseException, call: str) -> EnvironmentFault:
+    """Return an error raised in ``call`` as a fault of the environment ``name``."""
+    if isinstance(error, EnvironmentFault):
+        return error
+    return EnvironmentFault(name, env, f"{call} raised {type(error).__name__}: {error}")

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from kit.envs.errors import FAULTS, EnvironmentFault
+from kit.envs.errors import FAULTS, fault_of
 from kit.steps.errors import SettingError, whole_number
 
 MakeEnv = Callable[..., gym.Env[Any, Any]]
@@ -208,10 +208,10 @@ def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[A
         raise SettingError("env.id", spec.id, f"cannot be made: {reason}") from None
     except TypeError as error:
         if not kwargs:
-            raise _not_made(spec.id, error) from error
+            raise fault_of(spec.id, None, error, "making it") from error
         raise SettingError("env.kwargs", kwargs, f"are refused by {spec.id}: {error}") from None
     except FAULTS as error:
-        raise _not_made(spec.id, error) from error
+        raise fault_of(spec.id, None, error, "making it") from error
 
 
 def _call(make: MakeEnv | Wrapper, kwargs: dict[str, Any], *inner: Any) -> Any:
@@ -220,11 +220,8 @@ def _call(make: MakeEnv | Wrapper, kwargs: dict[str, Any], *inner: Any) -> Any:
     except SettingError:
         raise
     except FAULTS as error:
-        raise _not_made(getattr(make, "__name__", type(make).__name__), error) from error
-
-
-def _not_made(name: str, error: BaseException) -> EnvironmentFault:
-    return EnvironmentFault(name, None, f"making it raised {type(error).__name__}: {error}")
+        name = getattr(make, "__name__", type(make).__name__)
+        raise fault_of(name, None, error, "making it") from error
 
 
 def _register_atari(id: str) -> None:

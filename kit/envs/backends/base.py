@@ -201,13 +201,6 @@ def infos_of_arrays(info: Mapping[str, Any], ended: Mask) -> dict[int, dict[str,
     return found
 
 
-def fault_of(name: str, env: int | None, error: BaseException, call: str) -> EnvironmentFault:
-    """Return an error raised in ``call`` as a fault of the environment ``name``."""
-    if isinstance(error, EnvironmentFault):
-        return error
-    return EnvironmentFault(name, env, f"{call} raised {type(error).__name__}: {error}")
-
-
 def rebuilt_seed(seed: int, faults: int) -> int:
     """Return the seed of an env that was rebuilt: the same in every run with the same faults."""
     return int(np.random.SeedSequence((seed, faults)).generate_state(1, np.uint32)[0])

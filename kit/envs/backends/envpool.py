@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, infos_of_arrays
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
+from kit.envs.errors import fault_of
 from kit.envs.spaces import Arrays
 from kit.envs.state import CannotCapture
 from kit.steps.errors import SettingError, nearest_first

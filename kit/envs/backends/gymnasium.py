@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, infos_of_arrays
-from kit.envs.errors import FAULTS, EnvironmentFault
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
+from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.spaces import Arrays
 from kit.envs.state import CannotCapture, capture, restore
 from kit.steps.errors import SettingError

@@ -15,12 +15,11 @@ from kit.envs.backends.base import (
     EnvBackend,
     Mask,
     StepArrays,
-    fault_of,
     hold,
     info_numbers,
     rebuilt_seed,
 )
-from kit.envs.errors import FAULTS, EnvironmentFault
+from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.single_env import ActionRepeat, seed_spaces
 from kit.envs.spaces import Arrays
 from kit.envs.state import Shared, capture, layers, restore

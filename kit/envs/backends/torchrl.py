@@ -6,14 +6,13 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, GymWrapper, SerialEnv, TransformedEnv
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, infos_of_arrays
-from kit.envs.errors import FAULTS
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
+from kit.envs.errors import FAULTS, fault_of
 from kit.envs.spaces import ActionConverter, Arrays, Key, Leaf
 from kit.envs.state import CannotCapture, capture, restore
 from kit.envs.vector_env import VectorEnv
@@ -158,13 +157,11 @@ class TorchRLBackend(EnvBackend):
 
 
 def _leaves(spec: Composite) -> list[Leaf]:
-    found = []
-    for key in spec.keys(True, True):
-        entry = spec[key]
-        dtype = torch.empty(0, dtype=entry.dtype).numpy().dtype
-        shape = tuple(entry.shape[1:])
-        found.append(Leaf(key, (), None, shape, np.dtype(dtype)))
-    return found
+    entries = [(key, spec[key]) for key in spec.keys(True, True)]
+    return [
+        Leaf(key, (), None, tuple(one.shape[1:]), torch.empty(0, dtype=one.dtype).numpy().dtype)
+        for key, one in entries
+    ]
 
 
 def _below(env: EnvBase) -> list[Any]:

@@ -27,9 +27,9 @@ import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 from numpy.typing import NDArray
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, fault_of, hold, rebuilt_seed
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, rebuilt_seed
 from kit.envs.backends.serial import MakeCopy, SerialBackend
-from kit.envs.errors import FAULTS, EnvironmentFault
+from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.hanging import end_process, is_main_thread, is_parents_affair
 from kit.envs.spaces import Arrays, Leaf
 from kit.envs.state import CannotCapture, capture_process, restore_process, seed_process
