@@ -270,12 +270,9 @@ class ReplayBatches:
         """
         filled = self._direct.filled or len(self.buffer)
         if not filled:
-            raise SettingError(
-                "learning_starts",
-                plan.learning_starts,
-                "comes before the replay buffer holds a transition",
-                "begin later: transitions of n_step steps wait for n_step more",
-            )
+            why = "comes before the replay buffer holds a transition"
+            works = "begin later: transitions of n_step steps wait for n_step more"
+            raise SettingError("learning_starts", plan.learning_starts, why, works)
         size = plan.minibatch_size or filled
         if plan.sequence_length is not None:
             size *= plan.sequence_length

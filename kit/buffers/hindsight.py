@@ -66,12 +66,9 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
     def extend(self, tensordicts: TensorDictBase, **kwargs: Any) -> Tensor:
         """Store rows, all environments of a time step after each other."""
         if len(tensordicts) % self.num_envs:
-            raise SettingError(
-                "num_envs",
-                self.num_envs,
-                f"does not divide the {len(tensordicts)} rows that are stored at once",
-                "collect with steps_per_env: whole episodes are not of one length",
-            )
+            why = f"does not divide the {len(tensordicts)} rows that are stored at once"
+            works = "collect with steps_per_env: whole episodes are not of one length"
+            raise SettingError("num_envs", self.num_envs, why, works)
         index: Tensor = super().extend(tensordicts, **kwargs)
         self._note(tensordicts.get(self.end_key).reshape(-1, self.num_envs).cpu())
         return index

@@ -68,12 +68,8 @@ class Actor:
         fast_policy: FastPolicy = "exact",
     ) -> None:
         if (exploration_policy is None) != (exploration_frames == 0):
-            raise SettingError(
-                "exploration_frames",
-                exploration_frames,
-                f"does not go with exploration_policy={type(exploration_policy).__name__}",
-                "give both or none",
-            )
+            why = f"does not go with exploration_policy={type(exploration_policy).__name__}"
+            raise SettingError("exploration_frames", exploration_frames, why, "give both or none")
         self.env, self.num_envs = env, env.num_envs
         self.device = torch.device(device)
         self._on_cpu = self.device.type == "cpu"

@@ -283,13 +283,10 @@ class StepsCollector(KitCollector):
         batches, left = divmod(total - self.prefill_frames, self.frames_per_batch)
         if left or batches < 0:
             near = self.prefill_frames + max(batches, 0) * self.frames_per_batch
-            raise SettingError(
-                "total_frames",
-                total,
-                f"is not a whole number of batches of {self.frames_per_batch} policy steps"
-                + (f" after {self.prefill_frames} of prefill" if self.prefill_frames else ""),
-                [n for n in (near, near + self.frames_per_batch) if n],
-            )
+            why = f"is not a whole number of batches of {self.frames_per_batch} policy steps"
+            why += f" after {self.prefill_frames} of prefill" if self.prefill_frames else ""
+            works = [n for n in (near, near + self.frames_per_batch) if n]
+            raise SettingError("total_frames", total, why, works)
 
     @property
     def is_prefill(self) -> bool:
@@ -376,24 +373,16 @@ def _steps_per_env(num_envs: int, frames: int | None, steps: int | None) -> int:
     frames = whole_number("frames_per_batch", frames, at_least=1)
     _multiple("frames_per_batch", frames, num_envs)
     if steps is not None and steps * num_envs != frames:
-        raise SettingError(
-            "steps_per_env",
-            steps,
-            f"contradicts frames_per_batch={frames} with {num_envs} envs",
-            [frames // num_envs],
-        )
+        why = f"contradicts frames_per_batch={frames} with {num_envs} envs"
+        raise SettingError("steps_per_env", steps, why, [frames // num_envs])
     return frames // num_envs
 
 
 def _multiple(field: str, value: int, of: int) -> None:
     if value % of:
         down = value // of * of
-        raise SettingError(
-            field,
-            value,
-            f"is not a multiple of the {of} envs, which all step at once",
-            [n for n in (down, down + of) if n],
-        )
+        why = f"is not a multiple of the {of} envs, which all step at once"
+        raise SettingError(field, value, why, [n for n in (down, down + of) if n])
 
 
 def copy_weights(source: Any, policy: Any) -> None:
@@ -416,12 +405,9 @@ def copy_weights(source: Any, policy: Any) -> None:
     different = sorted(n for n in {*shapes, *others} if shapes.get(n) != others.get(n))
     if different:
         name = different[0]
-        raise SettingError(
-            "weights",
-            name,
-            f"has shape {others.get(name)}, {shapes.get(name)} in the policy",
-            "send the weights of a policy that is built in the same way",
-        )
+        why = f"has shape {others.get(name)}, {shapes.get(name)} in the policy"
+        works = "send the weights of a policy that is built in the same way"
+        raise SettingError("weights", name, why, works)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])

@@ -228,12 +228,10 @@ class PolicyRunner:
 
     def _takes_no_tensordict(self, what: str) -> SettingError:
         reads = self._given[0] if len(self._given) == 1 else list(self._given)
-        return SettingError(
-            "policy",
-            getattr(self.policy, "__name__", type(self.policy).__name__),
-            f"is called with a TensorDict and {what}",
-            f"wrap it: TensorDictModule(policy, in_keys=[{reads!r}], out_keys=['action'])",
-        )
+        name = getattr(self.policy, "__name__", type(self.policy).__name__)
+        why = f"is called with a TensorDict and {what}"
+        works = f"wrap it: TensorDictModule(policy, in_keys=[{reads!r}], out_keys=['action'])"
+        return SettingError("policy", name, why, works)
 
     # ------------------------------------------------------------------ hidden state
     def _keep_hidden(self, outputs: Mapping[Key, Tensor], pool: Tensors) -> Sequence[Tensor]:
@@ -316,12 +314,9 @@ def _check_reads(policy: Any, given: Sequence[Key], first: Tensors) -> None:
     known = {*given, *first, *hidden, *groups, IS_INIT}
     missing = [key for key in wanted if key not in known]
     if missing:
-        raise SettingError(
-            "policy",
-            type(policy).__name__,
-            f"reads {missing}, which neither the environment nor the collector has",
-            f"keys there are: {list(given)}",
-        )
+        why = f"reads {missing}, which neither the environment nor the collector has"
+        works = f"keys there are: {list(given)}"
+        raise SettingError("policy", type(policy).__name__, why, works)
 
 
 def check_writes(policy: Any, actions: Sequence[Key]) -> None:
@@ -336,12 +331,8 @@ def check_writes(policy: Any, actions: Sequence[Key]) -> None:
     known = {key[:n] for key in map(path_of, written) for n in range(1, len(key) + 1)}
     missing = [k for k in actions if not {path_of(k), path_of(k)[:1]} & known]
     if missing:
-        raise SettingError(
-            "policy",
-            type(policy).__name__,
-            f"has out_keys={list(written)}, without the environment's action",
-            f"out_keys={list(actions)}",
-        )
+        why = f"has out_keys={list(written)}, without the environment's action"
+        raise SettingError("policy", type(policy).__name__, why, f"out_keys={list(actions)}")
 
 
 def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:

@@ -30,12 +30,8 @@ def atari_wrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         raise SettingError("preprocess", "atari", "needs OpenCV", install) from None
     except ValueError:
         why = "holds actions for 4 frames, and the environment does so, too"
-        raise SettingError(
-            "preprocess",
-            "atari",
-            why,
-            "use an id with NoFrameskip, such as ale_py:PongNoFrameskip-v4",
-        ) from None
+        works = "use an id with NoFrameskip, such as ale_py:PongNoFrameskip-v4"
+        raise SettingError("preprocess", "atari", why, works) from None
 
 
 def pixel_wrappers(preprocess: str = "none", frame_stack: int = 1) -> list[Wrapper]:

@@ -48,12 +48,9 @@ def make_single_env(
     else:
         env = _call(id, kwargs or {})
         if not isinstance(env, gym.Env):
-            raise SettingError(
-                "env.id",
-                id,
-                f"makes a {type(env).__name__}, which is no gymnasium.Env",
-                "return one Gymnasium environment, or pass an environment of TorchRL",
-            )
+            why = f"makes a {type(env).__name__}, which is no gymnasium.Env"
+            works = "return one Gymnasium environment, or pass an environment of TorchRL"
+            raise SettingError("env.id", id, why, works)
     for wrapper in wrappers:
         env = _call(wrapper, {}, env)
     if action_mask:

@@ -64,10 +64,9 @@ def check_names(groups: Sequence[Group], losses: Sequence[str]) -> None:
             raise SettingError("optimizer", name, "is not a loss of the loss module", losses)
     left = [name for name in losses if name not in named]
     if named and left:
-        raise SettingError(
-            "optimizer", named, f"leaves {' and '.join(left)} without an optimiser",
-            "name an optimiser for it as well (several losses may share one)"
-        )  # fmt: skip
+        why = f"leaves {' and '.join(left)} without an optimiser"
+        works = "name an optimiser for it as well (several losses may share one)"
+        raise SettingError("optimizer", named, why, works)
 
 
 def declared_losses(loss_module: nn.Module, groups: Sequence[Group]) -> list[str]:

@@ -63,12 +63,9 @@ class EnvPoolBackend(EnvBackend):
         try:
             from envpool import list_all_envs, make_gymnasium
         except Exception as error:  # some releases look for files that others bring
-            raise SettingError(
-                "env.vectorization",
-                "envpool",
-                f"needs the package envpool, which cannot be imported ({error})",
-                "pip install 'torchrl-kit[envpool]'",
-            ) from None
+            why = f"needs the package envpool, which cannot be imported ({error})"
+            works = "pip install 'torchrl-kit[envpool]'"
+            raise SettingError("env.vectorization", "envpool", why, works) from None
         if id not in list_all_envs():
             near = nearest_first(id, list_all_envs())[:3]
             raise SettingError("env.id", id, "is not an environment of EnvPool", near)

@@ -39,12 +39,9 @@ class GymnasiumBackend(EnvBackend):
         mode = vector.metadata.get("autoreset_mode")
         self._resets_by_mask = mode == AutoresetMode.DISABLED
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-            raise SettingError(
-                "autoreset_mode",
-                mode,
-                f"of {type(vector).__name__} spends a policy step on each reset",
-                ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"],
-            )
+            why = f"of {type(vector).__name__} spends a policy step on each reset"
+            works = ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"]
+            raise SettingError("autoreset_mode", mode, why, works)
         self._describe(
             name, vector.num_envs, vector.single_observation_space, vector.single_action_space
         )

@@ -189,11 +189,8 @@ class SerialBackend(EnvBackend):
                 value = None
             if np.shape(value) != leaf.shape or value is None:
                 what = f"{leaf.key} of shape {np.shape(value)}" if value is not None else "nothing"
-                raise EnvironmentFault(
-                    self.name,
-                    self.first + number,
-                    f"returned {what} as {leaf.key}, its space says shape {leaf.shape}",
-                )
+                what = f"returned {what} as {leaf.key}, its space says shape {leaf.shape}"
+                raise EnvironmentFault(self.name, self.first + number, what)
             values.append(value)
         for leaf, value in zip(self.observation_leaves, values):
             arrays[leaf.key][number] = value
@@ -249,12 +246,9 @@ def _check_api(error: BaseException, reward: Any) -> None:
         SettingError: if the environment has another interface than Gymnasium's.
     """
     if isinstance(error, ValueError) and "unpack (expected 5, got 4)" in str(error):
-        raise SettingError(
-            "env.step()",
-            "observation, reward, done, info",
-            "are four values, as in Gym before 0.26",
-            "return observation, reward, terminated, truncated, info",
-        ) from error
+        returned, why = "observation, reward, done, info", "are four values, as in Gym before 0.26"
+        works = "return observation, reward, terminated, truncated, info"
+        raise SettingError("env.step()", returned, why, works) from error
     if np.ndim(reward):
         why = f"is an array of shape {np.shape(reward)}"
         raise SettingError("env.reward", reward, why, "return one number, as float(reward[0])")
