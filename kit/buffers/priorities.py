@@ -100,11 +100,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         return index, {"priority_weight": torch.as_tensor(weight, dtype=self.dtype)}
 
     def update_priority(
-        self,
-        index: int | Tensor,
-        priority: float | Tensor,
-        *,
-        storage: Storage | None = None,
+        self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
         """Set priorities.
 

@@ -275,10 +275,7 @@ class VectorCollector(StepsCollector):
         self._restart()
 
     def shutdown(
-        self,
-        timeout: float | None = None,
-        close_env: bool = True,
-        raise_on_error: bool = True,
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
         """Close the environments; the collector cannot be used afterwards."""
         del timeout

@@ -17,13 +17,7 @@ from kit.envs.backends.gymnasium import GymnasiumBackend, make_native
 from kit.envs.backends.serial import SerialBackend
 from kit.envs.backends.workers import WorkersBackend
 from kit.envs.normalize import Normalizer
-from kit.envs.single_env import (
-    MakeEnv,
-    Wrapper,
-    find_spec,
-    gives_action_mask,
-    make_single_env,
-)
+from kit.envs.single_env import MakeEnv, Wrapper, find_spec, gives_action_mask, make_single_env
 from kit.envs.vector_env import VectorEnv, env_seeds
 from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 

@@ -103,10 +103,7 @@ class EnvBackend(ABC):
 
     @abstractmethod
     def reset(
-        self,
-        observation: Arrays,
-        seeds: Sequence[int] | None = None,
-        mask: Mask | None = None,
+        self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
         """Start new episodes in all envs, or in those of ``mask``, and write their observations.
 

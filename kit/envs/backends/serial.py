@@ -11,14 +11,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.envs.backends.base import (
-    EnvBackend,
-    Mask,
-    StepArrays,
-    hold,
-    info_numbers,
-    rebuilt_seed,
-)
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, info_numbers, rebuilt_seed
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.single_env import ActionRepeat, seed_spaces
 from kit.envs.spaces import Arrays
@@ -48,13 +41,7 @@ class SerialBackend(EnvBackend):
     steps_some = True
 
     def __init__(
-        self,
-        make: MakeCopy,
-        num_envs: int,
-        name: str = "env",
-        *,
-        restarts: int = 0,
-        first: int = 0,
+        self, make: MakeCopy, num_envs: int, name: str = "env", *, restarts: int = 0, first: int = 0
     ) -> None:
         self.make, self.restarts, self.first = make, restarts, first
         self.envs = [make() for _ in range(num_envs)]
@@ -72,10 +59,7 @@ class SerialBackend(EnvBackend):
         self._next_seeds: dict[int, int] = {}
 
     def reset(
-        self,
-        observation: Arrays,
-        seeds: Sequence[int] | None = None,
-        mask: Mask | None = None,
+        self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
     ) -> None:
         """Reset envs one by one."""
         if seeds is not None:
