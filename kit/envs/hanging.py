@@ -62,17 +62,11 @@ def is_parents_affair(in_main_thread: bool) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
-    if in_main_thread:
-        die_with_parent(signal.SIGKILL)
-
-
-def die_with_parent(number: int) -> None:
-    """Have Linux send a signal to this process when its parent dies; nothing happens elsewhere."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os.kill(os.getpid(), number)
+    if in_main_thread and sys.platform == "linux":
+        before = os.getppid()
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != before:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def is_main_thread() -> bool:

@@ -237,10 +237,8 @@ def _similar(id: str) -> list[str]:
 
 def _install(error: Exception) -> str:
     text = str(error).lower()
-    for package, extra in _EXTRAS.items():
-        if package in text:
-            return f"pip install 'torchrl-kit[{extra}]'"
-    return str(error)
+    found = [extra for package, extra in _EXTRAS.items() if package in text]
+    return f"pip install 'torchrl-kit[{found[0]}]'" if found else str(error)
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ def _outputs(
     graph: fx.Graph, node: fx.Node, touched: Callable[[fx.Node], bool], replace: Replace
 ) -> None:
     """``(W x')'`` with the weights of all members in one matrix is ``x W'`` for each."""
-    found = _chain(node.args[0], (_SWAPS, _VIEWS, {aten.mm.default}))
+    found = _chain(node.args[0], ({aten.transpose.int}, _VIEWS, {aten.mm.default}))
     if found is None or found[2].args[1].target is not aten.t.default:
         return
     swap, view, product = found
@@ -103,7 +103,8 @@ def _gradient_of_inputs(
 ) -> None:
     """The gradient of outputs, with the members' side by side, times all weights."""
     left, weights = node.args
-    found = _chain(left, ({aten.t.default}, _VIEWS, {aten.clone.default}, _SWAPS))
+    targets = {aten.t.default}, _VIEWS, {aten.clone.default}, {aten.transpose.int}
+    found = _chain(left, targets)
     if found is None or not _is_swapped(found[3]) or any(map(touched, found)):
         return
     gradient = found[3].args[0]
@@ -123,9 +124,6 @@ def _gradient_of_inputs(
     _replace_if_alike(node, product, replace)
 
 
-_SWAPS = frozenset({aten.transpose.int})
-
-
 def _is_swapped(node: Any) -> bool:
     """Whether a node swaps the last two of three dimensions."""
     swaps = node.target is aten.transpose.int and tuple(node.args[1:]) in _SWAPPED
@@ -143,16 +141,12 @@ def _chain(node: Any, targets: Any) -> list[Any] | None:
     return found
 
 
-def _values(arguments: Any) -> Any:
-    return fx.map_arg(arguments, lambda node: node.meta["value"])
-
-
 def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
     """Insert an operation, and what it gives now."""
     node = graph.call_function(target, args, kwargs)
-    inputs = node.all_input_nodes
+    inputs, values = node.all_input_nodes, fx.map_arg(args, lambda one: one.meta["value"])
     node.meta = {
-        "value": target(*_values(args), **(kwargs or {})),
+        "value": target(*values, **(kwargs or {})),
         "varies": any(one.meta["varies"] for one in inputs),
         "settings": {k: t for one in inputs for k, t in one.meta["settings"].items()},
     }

@@ -86,7 +86,8 @@ class Watch:
     def _look(self) -> None:
         self._places = [place for one in self.watched for place in _places(one)] + _OF_ALL_MODULES
         self._copies = [[*one] if isinstance(one, list) else dict(one) for one in self._places]
-        self._parameters = [p for one in self.watched for p in _parameters(one)]
+        modules = [one for one in self.watched if isinstance(one, nn.Module)]
+        self._parameters = [parameter for one in modules for parameter in one.parameters()]
         # Most are empty, and most entries of a module's attributes are those that all modules have.
         self._empty = [place for place in self._places if not place]
         self._modules = [place for place in self._places if _is_module(place)]
@@ -143,10 +144,6 @@ def _with_contents(attributes: Any) -> Iterator[Any]:
     for name, value in attributes.items():
         if name not in _OF_MODULES and isinstance(value, (dict, list)):
             yield value
-
-
-def _parameters(watched: Any) -> Iterator[Tensor]:
-    return watched.parameters() if isinstance(watched, nn.Module) else iter(())
 
 
 def _names(place: Any) -> Any:

@@ -263,16 +263,13 @@ def stateful_parts(
     """
     found = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
     found |= normalization_of(collector, evaluate)
-    policies = [getattr(collector, name, None) for name in _POLICIES]
+    policies = [getattr(collector, name, None) for name in ("policy", "exploration_policy")]
     found["policies"] = PolicyState(policies, parts["loss_module"])
     for name, hook in hooks.items():
         stateless = getattr(type(hook), "state_dict", None) is Hook.state_dict
         if hasattr(hook, "load_state_dict") and not stateless:
             found[f"hook {name}"] = hook
     return found
-
-
-_POLICIES = ("policy", "exploration_policy")
 
 
 class PolicyState:
