@@ -103,12 +103,6 @@ class RolloutBuffer:
             np.logical_or(whole.terminated, whole.truncated, out=self.done)
             episodes.number(self.done, self.episode_ids)
 
-    @property
-    def episode_rewards(self) -> NDArray[np.float32]:
-        """Rewards before normalisation, ``[steps, num_envs]``."""
-        raw = self.whole.raw_reward
-        return self.whole.reward if raw is None else raw
-
     def entries(self) -> dict[tuple[str, ...], NDArray[Any]]:
         """The arrays of a batch by path, ``[steps, num_envs, ...]``."""
         whole = self.whole
@@ -182,9 +176,9 @@ class Batches:
         self._pairs_at_ends = [(copies[key], entries[key]) for key in _AT_ENDS]
         self._ids, self._numbered = copies["collector", "traj_ids"], -1
         # For the counts, as what was handed out may have been changed.
-        whole = buffer.whole._replace(reward=buffer.episode_rewards)
-        self._counts = [np.zeros((count, *a.shape), a.dtype) for a in whole[2:6]]
-        self._count_pairs = list(zip(self._counts, whole[2:6]))
+        counted = buffer.whole.counted
+        self._counts = [np.zeros((count, *a.shape), a.dtype) for a in counted]
+        self._count_pairs = list(zip(self._counts, counted))
         self._size = buffer.env.num_envs, buffer.steps
         self._tensordicts: Sequence[TensorDictBase] = ()
         if count > 1:
@@ -237,8 +231,8 @@ class Batches:
         self._counted = self._used
         if self._count:
             return [array[new].reshape(shape) for array in self._counts]
-        whole = self._buffer.whole._replace(reward=self._buffer.episode_rewards)
-        return [*whole[2:6]] if new.stop > new.start else [array[:0] for array in whole[2:6]]
+        counted = self._buffer.whole.counted
+        return [*counted] if new.stop > new.start else [array[:0] for array in counted]
 
 
 class EpisodeIds:

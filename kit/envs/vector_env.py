@@ -233,13 +233,9 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.step_arrays(actions, result)
         self._now.fresh = result.terminated | result.truncated
         self._now.env_steps = result.env_steps
-        reward = result.reward if result.raw_reward is None else result.raw_reward
+        reward, terminated, truncated, env_steps = result.counted
         self._now.finished += self._now.accounts.add(
-            reward[None],
-            result.terminated[None],
-            result.truncated[None],
-            result.env_steps[None],
-            self.take_infos(),
+            reward[None], terminated[None], truncated[None], env_steps[None], self.take_infos()
         )
         del self._now.finished[:-_KEPT]
         step = self._tensordict(result.next_observation)

@@ -161,9 +161,9 @@ class _Shares(Schedule):
                 text = f"returned {found[2]} as {what}"
                 raise EnvironmentFault(self._env.name, found[1], text)
         self.steps += 1
-        reward = result.reward if result.raw_reward is None else result.raw_reward
-        flags, infos = (result.terminated[None], result.truncated[None]), self._env.take_infos()
-        for episode in self._statistics.add(reward[None], *flags, result.env_steps[None], infos):
+        reward, terminated, truncated, env_steps = result.counted
+        counted = reward[None], terminated[None], truncated[None], env_steps[None]
+        for episode in self._statistics.add(*counted, self._env.take_infos()):
             if self._left[episode.env]:
                 self._left[episode.env] -= 1
                 self.finished.append(episode)

@@ -43,6 +43,12 @@ class StepArrays(NamedTuple):
     raw_reward: NDArray[np.float32] | None = None
     """rewards before normalisation, where they are normalised, ``[num_envs]``."""
 
+    @property
+    def counted(self) -> tuple[NDArray[np.float32], Mask, Mask, NDArray[np.int32]]:
+        """What episodes are counted by: rewards before normalisation, both flags, env steps."""
+        reward = self.reward if self.raw_reward is None else self.raw_reward
+        return reward, self.terminated, self.truncated, self.env_steps
+
     def rows(self) -> Iterator[StepArrays]:
         """Yield one after the other of many steps, as views."""
         raw = itertools.repeat(None) if self.raw_reward is None else self.raw_reward
