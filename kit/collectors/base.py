@@ -16,7 +16,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.actor import Actor
-from kit.collectors.policy import FastPolicy, Policy, fast_policy_of
+from kit.collectors.policy import FastPolicy, Policy, PolicyPath, fast_policy_of
 from kit.envs.episodes import Episode
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Key
@@ -55,6 +55,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     episodes: int
     environment_errors: int
     env: Any = None
+    _actor: Actor
     policy: Any = None
     frames_per_batch = requested_frames_per_batch = -1
     prefill_frames = 0
@@ -82,16 +83,16 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         self.closed = False
         self._random_numbers = RandomNumbers(seed, torch.device(device or "cpu"))
 
-    def _acting(
+    def _let_act(
         self,
         exploration_policy: Policy | None,
         exploration_type: ExplorationType,
         fast_policy: FastPolicy | bool,
-    ) -> Actor:
-        """Who acts in ``env``, by ``policy``."""
+    ) -> None:
+        """Have ``policy`` act in ``env``, or what acts before it."""
         how = fast_policy_of(fast_policy)
         self.exact_policy = how != "auto"
-        return Actor(
+        self._actor = Actor(
             self.env,
             self.policy,
             exploration_policy,
@@ -143,6 +144,11 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     @abc.abstractmethod
     def _collect(self) -> TensorDictBase:
         """Take policy steps, count them and return the batch."""
+
+    @property
+    def policy_path(self) -> PolicyPath:
+        """How the policy is called, and why not faster; of one that is called in this process."""
+        return self._actor.path
 
     @property
     def normalizer(self) -> Normalizer | None:

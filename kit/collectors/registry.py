@@ -71,7 +71,7 @@ def make_collector(
         kwargs["exploration_frames"] = plan.exploration_steps // plan.world_size
         kwargs["exploration_policy"] = exploration_policy
     if make is Collector:
-        return _torchrl(env, policy, plan, seed=seed, rank=rank, device=device, **kwargs)
+        return _torchrl(env, policy, plan, device, **kwargs)
     kwargs |= {"seed": process_seed(seed, rank), "device": device}
     if make is AsyncCollector:
         kwargs["storing_device"], kwargs["policy_device"] = device or "cpu", device
@@ -197,14 +197,13 @@ def _torchrl(
     env: EnvBase,
     policy: Policy | None,
     plan: StepPlan,
-    *,
-    seed: int,
-    rank: int,
     device: torch.device | str | None,
     **kwargs: Any,
 ) -> BaseCollector:
-    """Make TorchRL's collector, which has batches of one size and random ones at the beginning."""
-    del seed, rank  # TorchRL's policies use PyTorch's random numbers, environments have their own
+    """Make TorchRL's collector, which has batches of one size and random ones at the beginning.
+
+    There is no seed: its policies use PyTorch's random numbers, environments have their own.
+    """
     amounts = _amounts(plan)
     for field in ("prefill_frames", "exploration_frames"):
         if kwargs.pop(field, 0) or amounts.pop(field, 0):

@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.actor import NO_CONTEXT, Actor
 from kit.collectors.base import KitCollector, StepsCollector, check_policy
-from kit.collectors.policy import FastPolicy, Policy, PolicyPath, Tensors
+from kit.collectors.policy import FastPolicy, Policy, Tensors
 from kit.collectors.rollout_buffer import (
     CHUNK,
     SMALL,
@@ -152,15 +152,10 @@ class VectorCollector(StepsCollector):
         self.storing_device = torch.device(storing_device or device or "cpu")
         super().__init__(env.num_envs, device=self.policy_device, **counts)
         self.env, self.policy, self.reuse = env, policy, reuse
-        self._actor = self._acting(exploration_policy, exploration_type, fast_policy)
+        self._let_act(exploration_policy, exploration_type, fast_policy)
         self._statistics = EpisodeStatistics(self.num_envs)
         self._episode_ids = EpisodeIds(self.num_envs)
         self._on_host = self.storing_device.type == self.policy_device.type == "cpu"
-
-    @property
-    def policy_path(self) -> PolicyPath:
-        """How the policy is called, and why not faster."""
-        return self._actor.path
 
     # ------------------------------------------------------------------ one batch
     def _prepared(self) -> AbstractContextManager[Any]:
@@ -386,13 +381,8 @@ class EpisodeCollector(KitCollector):
         self.env, self.policy = as_vector_env(create_env_fn), policy
         super().__init__(self.env.num_envs, device=self.policy_device, **counts)
         self.idle_env_steps = 0
-        self._actor = self._acting(exploration_policy, exploration_type, fast_policy)
+        self._let_act(exploration_policy, exploration_type, fast_policy)
         self._strayed = np.zeros(self.num_envs, np.bool_)
-
-    @property
-    def policy_path(self) -> PolicyPath:
-        """How the policy is called, and why not faster."""
-        return self._actor.path
 
     # ------------------------------------------------------------------ one batch
     def _collect(self) -> TensorDictBase:

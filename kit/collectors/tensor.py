@@ -18,7 +18,6 @@ from kit.collectors.policy import (
     IS_INIT,
     FastPolicy,
     Policy,
-    PolicyPath,
     PolicyRunner,
     Tensors,
     fast_policy_of,
@@ -101,7 +100,7 @@ class TensorCollector(StepsCollector):
         self.policy = policy
         fast = fast_policy_of(fast_policy) != "module"
         how: FastPolicy = "exact" if fast else "module"
-        self._actor = self._acting(exploration_policy, exploration_type, how)
+        self._let_act(exploration_policy, exploration_type, how)
         self._steps = TensorSteps(
             self.env,
             self._actor,
@@ -111,11 +110,6 @@ class TensorCollector(StepsCollector):
         )
         self._episode = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self._begun = self._outer is not None and self._outer.is_started
-
-    @property
-    def policy_path(self) -> PolicyPath:
-        """How the policy is called, and why not faster."""
-        return self._actor.path
 
     # ------------------------------------------------------------------ one batch
     def _collect_steps(self, steps: int) -> TensorDictBase:
