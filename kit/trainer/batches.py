@@ -100,8 +100,7 @@ class CountedBatches:
 
     def metrics(self) -> dict[str, float]:
         """The collector's own metrics: ``collector/staleness``, for one."""
-        found: dict[str, float] = self.collector.metrics()
-        return found
+        return dict(self.collector.metrics())
 
     def take_episodes(self) -> list[Episode]:
         """The episodes that ended since the last call, as far as they are known.
@@ -119,8 +118,7 @@ class CountedBatches:
         return found
 
     def _episodes(self) -> list[Episode]:
-        found: list[Episode] = self.collector.take_episodes()
-        return found
+        return list(self.collector.take_episodes())
 
     # ------------------------------------------------------------------ in and out
     @property
@@ -136,12 +134,11 @@ class CountedBatches:
 
     def state_dict(self) -> dict[str, Any]:
         """Counts and the collector's state."""
-        collector = dict(self.collector.state_dict())
         return {
             "taken": self._taken,
             "policy_steps": self._policy_steps,
             "evaluation_faults": self.evaluation_faults,
-            "collector": collector,
+            "collector": dict(self.collector.state_dict()),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

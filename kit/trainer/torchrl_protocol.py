@@ -145,10 +145,8 @@ class TorchRLProtocol:
         """Policy steps so far, in all processes."""
         return self.ledger.policy_steps
 
-    @property
-    def collected_frames(self) -> int:
-        """Policy steps so far, under TorchRL's name."""
-        return self.ledger.policy_steps
+    collected_frames = policy_steps
+    """under TorchRL's name."""
 
     @property
     def _optim_count(self) -> int:
