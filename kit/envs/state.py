@@ -40,7 +40,7 @@ _ATOMS = (bool, int, float, str)
 _CONTAINERS: dict[str, Any] = {
     kind.__name__: kind for kind in (list, set, deque, dict, OrderedDict, Counter)
 }
-_PUT_BACK = frozenset({"object", "function", "partial", "space", "mujoco"})
+_PUT_BACK = frozenset({"object", "function", "partial", "space", "mujoco", "shown"})
 """kinds of values restored into a present one"""
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
@@ -450,7 +450,7 @@ class _Decoder:
     def _fill(self, value: dict[str, Any], present: Any) -> Any:
         """Put the state of an object back into the one in its place, or into a copy of it."""
         if "shown" in value:
-            self._demand(isinstance(present, np.ndarray), "an array of MuJoCo's", present)
+            self._demand(isinstance(present, np.ndarray), "array of MuJoCo's", present)
             return present
         if "of" in value:
             return getattr(self(value["of"], getattr(present, "__self__", None)), value["function"])

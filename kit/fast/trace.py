@@ -14,6 +14,7 @@ of an action); :meth:`Recording.is_valid` notices when these change.
 from __future__ import annotations
 
 import operator
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Reversible, Sequence
@@ -419,8 +420,13 @@ def _is_read_by_a_library() -> bool:
 
 
 def _host_read() -> str:
-    frames = [f for f in traceback.extract_stack() if "torch/" not in f.filename.replace("\\", "/")]
-    frames = [f for f in frames if "/kit/fast/" not in f.filename]
+    own = (_folder(torch.__file__), _folder(__file__))
+    frames = [f for f in traceback.extract_stack() if not f.filename.startswith(own)]
     where = frames[-1] if frames else None
     place = f"{where.filename.split('site-packages/')[-1]}:{where.lineno}" if where else "unknown"
     return f"it reads a tensor on the host at {place}: {where.line if where else ''}"
+
+
+def _folder(file: str) -> str:
+    """The folder that a file is in, with what separates its name."""
+    return os.path.join(os.path.dirname(file), "")

@@ -554,7 +554,8 @@ FALLS = """
 """
 
 
-def test_a_model_that_is_known_by_its_data_alone_is_too():
+@pytest.fixture
+def falls():
     mujoco = pytest.importorskip("mujoco")
 
     class Falls(gym.Env):
@@ -565,7 +566,18 @@ def test_a_model_that_is_known_by_its_data_alone_is_too():
             mujoco.mj_step(self.data.model, self.data, 10)
             return float(self.data.qpos[2])
 
-    one, other = Falls(), Falls()
+    return Falls
+
+
+def test_memory_of_mujoco_is_not_put_where_its_place_may_be_empty(falls):
+    env = falls()
+    env.parts = [env.data.qpos]
+    with pytest.raises(CannotCapture, match=r"^Falls\.parts\[0\] is a ndarray"):
+        capture(env)
+
+
+def test_a_model_that_is_known_by_its_data_alone_is_too(falls):
+    one, other = falls(), falls()
     one.data.model.opt.gravity[2] = -3.0
     restore(other, capture(one))
-    assert one.height() == other.height() != Falls().height()
+    assert one.height() == other.height() != falls().height()
