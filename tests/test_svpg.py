@@ -179,7 +179,10 @@ def test_every_minibatch_has_the_same_share_of_each_particle():
 
 
 def test_a_single_particle_is_the_learner_itself():
-    same = {"max_grad_norm": None, "learning_rate": 1e-2, "hidden_sizes": [8], "anneal": "constant"}
+    same = {
+        "entropy_coeff": 0.0, "max_grad_norm": None, "learning_rate": 1e-2, "hidden_sizes": [8],
+        "anneal": "constant",
+    }  # fmt: skip
     one = built(num_particles=1, temperature=1.0, **same)
     one.run()
     plain = a2c.build(
