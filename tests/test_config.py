@@ -175,6 +175,12 @@ def test_what_is_wrong_is_named_with_what_works(values, message):
     assert str(raised.value).startswith(message)
 
 
+def test_an_error_is_one_line_whatever_the_value_is():
+    with pytest.raises(SettingError, match=re.escape(r"what works: ['a\nb'].")) as raised:
+        check(recipes.bc.Config(dataset="a\nb"))  # type: ignore[arg-type]
+    assert len(str(raised.value).splitlines()) == 1
+
+
 def test_limits_are_included():
     lowest = {"count": 1, "maybe": 1, "weight": 0.0, "discount": 0.0, "rate": 2e-38}
     assert from_plain(Settings, lowest) == Settings(**lowest)

@@ -61,9 +61,9 @@ def show(value: Any, *, text: bool = False) -> str:
 
     Args:
         value: anything.
-        text: whether a string is shown without quotation marks.
+        text: whether a string is shown without quotation marks, if it can be read so.
     """
-    if text and isinstance(value, str):
+    if text and isinstance(value, str) and value.isprintable():
         return value
     try:
         shown = " ".join(repr(value).splitlines())
