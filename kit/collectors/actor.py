@@ -265,15 +265,12 @@ class Actor:
         The keys are those of the policy. Where another acted that does not write them, they are
         zero.
         """
-        steps = self._recorded
-        found = {
-            key: torch.stack([outputs[number] for outputs in steps], dim=1)
-            for number, key in enumerate(self._keys if steps else ())
-        }
-        if self.numpy is None or not self.numpy.steps:
-            return found
-        last = self.numpy.outputs()
-        return {k: torch.cat([found[k], v], dim=1) for k, v in last.items()} if found else last
+        last = self.numpy.outputs() if self.numpy is not None and self.numpy.steps else {}
+        if not self._recorded:
+            return last
+        outputs = zip(self._keys, zip(*self._recorded))
+        found = {key: torch.stack(steps, dim=1) for key, steps in outputs}
+        return {k: torch.cat([found[k], v], dim=1) for k, v in last.items()} or found
 
     @property
     def is_recurrent(self) -> bool:

@@ -178,7 +178,7 @@ class Batches:
         # For the counts, as what was handed out may have been changed.
         counted = buffer.whole.counted
         self._counts = [np.zeros((count, *a.shape), a.dtype) for a in counted]
-        self._count_pairs = list(zip(self._counts, counted))
+        self._pairs += zip(self._counts, counted)
         self._size = buffer.env.num_envs, buffer.steps
         self._tensordicts: Sequence[TensorDictBase] = ()
         if count > 1:
@@ -207,7 +207,7 @@ class Batches:
             if not buffer.any_done:
                 buffer.episode_ids[...] = episodes.present
         else:
-            for copies, array in (*self._pairs, *self._count_pairs):
+            for copies, array in self._pairs:
                 copies[number] = array
             if self._numbered != episodes.changes:  # once for all in which no episode ends
                 self._ids[number:] = episodes.present

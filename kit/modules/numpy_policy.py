@@ -47,7 +47,7 @@ _AHEAD = 128
 add, dot, maximum = np.add, np.dot, np.maximum  # of a module they are looked up at every use
 
 _FORWARD = itertools.repeat("forward")
-_ZERO = np.zeros(1, np.float32)
+_ZERO = np.float32(0)
 
 
 def _relu(values: Array, out: Array) -> None:
@@ -346,7 +346,8 @@ def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]
             if num_envs * weight.numel() > MOST_PRODUCTS:
                 raise NotInNumpy(f"a layer makes {num_envs * weight.numel()} multiplications")
             memory = np.empty((num_envs, layer.out_features), np.float32)
-            found.append((weight.numpy().T, bias.numpy(), memory, None))
+            # One row is added to one row in a quarter of the time that a vector takes.
+            found.append((weight.numpy().T, bias.numpy()[None], memory, None))
         elif type(layer) in ACTIVATIONS and found:
             found[-1] = (*found[-1][:3], ACTIVATIONS[type(layer)])
         else:

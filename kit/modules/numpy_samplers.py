@@ -108,7 +108,7 @@ class _Normal(Sampler):
     """Mean plus deviation times noise; the deviation is the same in all states."""
 
     def refresh(self) -> None:
-        self._scale = self.head.log_scale.detach().exp().numpy()
+        self._scale = self.head.log_scale.detach().exp().numpy()[None]
 
     def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
         return add(columns, multiply(noise, self._scale, out), out)  # type: ignore[no-any-return]
@@ -123,7 +123,7 @@ class _TanhNormal(Sampler):
     def __init__(self, head: Any, num_envs: int) -> None:
         super().__init__(head, num_envs)
         low, high = (head.keywords[name].numpy() for name in ("low", "high"))
-        self._middle, self._half = (high + low) / 2, (high - low) / 2
+        self._middle, self._half = (high + low)[None] / 2, (high - low)[None] / 2
         self._bounds = self._middle.item(0), self._half.item(0)
         self._limit = np.float32(1 - torch.finfo(torch.float32).resolution)  # TorchRL's safe tanh
         # Python computes one number faster than NumPy an array of one.
@@ -223,7 +223,7 @@ class ScaledSampler(Sampler):
         super().__init__(head, num_envs)
         self._noise, self._bounds = noise, bounds
         self.draws_any = noise is not None
-        self._centre, self._half = head.centre.numpy(), head.half_range.numpy()
+        self._centre, self._half = head.centre.numpy()[None], head.half_range.numpy()[None]
 
     def refresh(self) -> None:
         """Read mean and deviation of the noise."""
