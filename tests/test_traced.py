@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import math
 import random
+import runpy
 import threading
 import warnings
 
@@ -386,6 +388,15 @@ def test_what_changes_before_every_call_is_not_recorded_for_ever():
 # ---------------------------------------------------------------------- eager
 def deciding(given):
     return {"y": given["x"] if float(given["x"].sum()) > 0 else -given["x"]}
+
+
+def test_a_decision_in_a_folder_that_is_named_as_pytorch_is_has_its_place_named(tmp_path):
+    (tmp_path / "torch").mkdir()
+    file = tmp_path / "torch" / "own.py"
+    file.write_text(inspect.getsource(deciding))
+    module = runpy.run_path(str(file))
+    with pytest.warns(UserWarning, match=r"torch/own\.py:2: return"):
+        Traced(module["deciding"], name="the function")({"x": torch.ones(())})
 
 
 def test_a_decision_on_the_host_is_eager_and_the_reason_says_where():

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
@@ -434,6 +437,14 @@ def test_keys_are_known_when_every_set_of_due_losses_has_been_seen():
     # The actor's first step makes Adam's state, its second is recorded, its third is verified.
     assert known == [False] * 8 + [True] * 4
     assert {"observation", "action", ("next", "observation")} <= set(update.keys_read)
+
+
+@given(periods=st.lists(st.integers(1, 12), min_size=1, max_size=3))
+def test_losses_are_due_together_in_no_other_way_than_in_some_step(periods):
+    update = object.__new__(Update)
+    update.groups = [SimpleNamespace(period=period) for period in periods]
+    steps = range(1, math.lcm(*periods) + 1)
+    assert update._ever_due() == {update._due(step) for step in steps}
 
 
 def test_accumulated_and_open_steps_keep_the_periods():

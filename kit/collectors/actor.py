@@ -268,7 +268,7 @@ class Actor:
         last = self.numpy.outputs() if self.numpy is not None and self.numpy.steps else {}
         if not self._recorded:
             return last
-        outputs = zip(self._keys, zip(*self._recorded))
+        outputs = zip(self._keys, zip(*self._recorded), strict=True)
         found = {key: torch.stack(steps, dim=1) for key, steps in outputs}
         return {k: torch.cat([found[k], v], dim=1) for k, v in last.items()} or found
 

@@ -238,7 +238,14 @@ class Update(OptimizationStepper):
                     self._update_targets()
 
     def _due(self, gradient_step: int) -> Due:
-        return _due(gradient_step, [group.period for group in self.groups])
+        return tuple([n for n, g in enumerate(self.groups) if gradient_step % g.period == 0])
+
+    def _ever_due(self) -> set[Due]:
+        """All sets of groups that are due at one gradient step or another."""
+        periods = [group.period for group in self.groups]
+        # Groups that are due together are so at the least common multiple of their periods, too.
+        some = (itertools.combinations(periods, count) for count in range(len(periods) + 1))
+        return {self._due(math.lcm(*together)) for together in itertools.chain(*some)}
 
     # ------------------------------------------------------------------ the fast path
     @property
@@ -253,7 +260,7 @@ class Update(OptimizationStepper):
         for traced in self._traced.values():
             traced.refresh()
         known = {due: traced for (due, _), traced in self._traced.items() if traced.replays}
-        if _all_due(tuple([group.period for group in self.groups])) - known.keys():
+        if self._ever_due() - known.keys():
             return []
         return sorted({key for t in self._traced.values() for key in t.keys_read}, key=str)
 
@@ -422,16 +429,6 @@ def _in_layout_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
 
 
 # ---------------------------------------------------------------------- settings
-def _due(gradient_step: int, periods: Sequence[int]) -> Due:
-    return tuple([n for n, period in enumerate(periods) if gradient_step % period == 0])
-
-
-@functools.cache
-def _all_due(periods: tuple[int, ...]) -> frozenset[Due]:
-    """All that is ever due at once."""
-    return frozenset(_due(step, periods) for step in range(math.lcm(*periods)))
-
-
 def _positive(field: str, value: float | None) -> float | None:
     if value is not None and not value > 0:
         raise SettingError(field, value, "is not positive", [None, 0.5])
