@@ -59,13 +59,14 @@ def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "polic
     axes = figure.subplots()
     steps, returns = _column(rows, axis, "episode/return")
     if len(steps):
-        axes.plot(steps, returns, color="#9aa5b1", linewidth=1.2, label="training episodes")
+        (training,) = axes.plot(steps, returns, color="#9aa5b1", lw=1.0, label="training episodes")
+        training.set_zorder(2.5)  # above the thicker line, so that both are seen at the maximum
     steps, returns = _column(rows, axis, "evaluation/return")
     if len(steps):
         _, std = _column(rows, axis, "evaluation/return_std")
         band = (returns - std, returns + std)
         axes.fill_between(steps, *band, color="#1f6feb", alpha=0.18, linewidth=0)
-        axes.plot(steps, returns, "o-", color="#1f6feb", markersize=4, label="evaluation (± std)")
+        axes.plot(steps, returns, "o-", color="#1f6feb", lw=2.5, ms=5, label="evaluation (± std)")
     axes.set_xlabel(axis.replace("_", " "))
     axes.set_ylabel("return of an episode")
     axes.set_title(title)
