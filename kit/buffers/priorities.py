@@ -93,11 +93,11 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         tree: PriorityTree = self._sum_tree
         share = torch.rand(batch_size, dtype=torch.float64, device=self.device, generator=self._rng)
         places = tree.find(tree.array(share))
-        weight = (tree[places] / tree.min()) ** -self._beta
+        weight = torch.as_tensor((tree[places] / tree.min()) ** -self._beta)
         index: Any = torch.as_tensor(places)
         if storage.ndim > 1:
             index = unravel_index(index, storage.shape)
-        return index, {"priority_weight": torch.as_tensor(weight, dtype=self.dtype)}
+        return index, {"priority_weight": weight.to(self.dtype)}
 
     def update_priority(
         self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None
@@ -119,17 +119,18 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             assert storage is not None
             strides = torch.tensor((*storage.shape[1:], 1)).flip(0).cumprod(0).flip(0)
             index = (index * strides.to(self.device)).sum(-1)
-        index = index.reshape(-1)
+        index = index.reshape(-1) if index.ndim != 1 else index
         if not len(index):
             return
         priority = torch.as_tensor(priority, dtype=torch.float32, device=self.device).detach()
         if priority.shape != index.shape:
             priority = priority.reshape(-1).expand(index.shape)
         if index.is_cpu:  # a GPU is not asked
-            if (beyond := int(index.max())) >= self._max_capacity:
+            least, most = map(int, index.aminmax())
+            if most >= self._max_capacity:
                 works = f"0 to {self._max_capacity - 1}"
-                raise IndexError(f"place {beyond} is not in the buffer; what works: {works}")
-            if int(index.min()) < 0:
+                raise IndexError(f"place {most} is not in the buffer; what works: {works}")
+            if least < 0:
                 written = index >= 0
                 self.update_priority(index[written], priority[written], storage=storage)
                 return

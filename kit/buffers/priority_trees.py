@@ -115,6 +115,8 @@ class PriorityTree:
 class CompiledPriorityTree(PriorityTree):
     """A tree in host memory: TorchRL's, compiled from C++. Its arrays are NumPy's.
 
+    Places are not checked: C++ looks at no limits.
+
     The smallest value is that of the smallest block. Of each block of values a lower bound is kept,
     which is made exact again only where it is the lowest of all.
 
@@ -125,14 +127,13 @@ class CompiledPriorityTree(PriorityTree):
     def __init__(self, size: int) -> None:
         self.size, self.device = size, torch.device("cpu")
         self._tree: Any = _compiled_trees().SumSegmentTreeFp64(size)
-        self._values = np.zeros(size + 1)  # a place more, that writes of masked values can go to
-        blocks = size // _BLOCK + 1
+        blocks = -(-size // _BLOCK)
         self._bounds, self._is_bound = np.full(blocks, np.inf), np.zeros(blocks, dtype=bool)
 
     @property
     def values(self) -> Tensor:
         """All values, ``[size]``."""
-        return torch.from_numpy(self._values)[: self.size]
+        return torch.from_numpy(self[np.arange(self.size)])
 
     def array(self, tensor: Tensor) -> NDArray[Any]:
         """A tensor in host memory as an array of NumPy."""
@@ -146,51 +147,44 @@ class CompiledPriorityTree(PriorityTree):
         """The smallest positive value; infinite if there is none."""
         while self._is_bound[block := int(self._bounds.argmin())]:
             first = block * _BLOCK
-            values = self._values[first : min(first + _BLOCK, self.size)]
+            values = self[np.arange(first, min(first + _BLOCK, self.size))]
             self._bounds[block] = values.min(where=values > 0, initial=np.inf)
             self._is_bound[block] = False
         return float(self._bounds[block])
 
     def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
-        return self._values[places]
+        values: NDArray[np.float64] = self._tree.at(places)
+        return values
 
     def __setitem__(self, places: NDArray[np.int64], values: NDArray[np.floating[Any]]) -> None:
-        if not places.size:
-            return
-        # C++ takes numbers as they lie in memory, and looks at no limits.
+        # C++ takes numbers as they lie in memory.
         places = np.ascontiguousarray(places)
         values = np.ascontiguousarray(values, dtype=np.float64)
-        if places.min() < 0:
-            raise IndexError(f"place {places.min()} of a tree of {self.size} values")
-        self._values[places] = values
         self._tree.update(places, values)
         block = places // _BLOCK
-        np.minimum.at(self._bounds, block, np.where(values > 0, values, np.inf))
+        np.minimum.at(self._bounds, block, values)  # below a block's smallest where one is zero
         self._is_bound[block] = True
 
     def find(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
         """Places ``[batch]`` whose part of the sum contains the given shares of it, ``[batch]``."""
         total = self._tree.query(0, self.size)
         _check_sum(total)
-        # Above 0: a share of nothing belongs to the first positive value.
-        wanted = np.maximum(share * total, _SMALLEST)
-        place = self._found(wanted)
-        while not (found := self._values[place]).all():
-            # Rounding led beyond the last positive value of a branch.
-            wanted = np.where(found > 0, wanted, np.nextafter(wanted, 0.0))
-            place = self._found(wanted)
+        wanted = share * total
+        place: NDArray[np.int64] = self._tree.scan_lower_bound(wanted)
+        while not (found := self[place]).all():
+            # A share of nothing, which belongs to the first positive value, or rounding led beyond
+            # the last one of a branch.
+            lower = np.maximum(np.nextafter(wanted, 0.0), _SMALLEST)
+            wanted = np.where(found > 0, wanted, lower)
+            place = self._tree.scan_lower_bound(wanted)
         return place
 
-    def _found(self, wanted: NDArray[np.float64]) -> NDArray[np.int64]:
-        place: NDArray[np.int64] = self._tree.scan_lower_bound(wanted)
-        return np.minimum(place, self.size)  # a power of two is searched
-
     def __getstate__(self) -> dict[str, Any]:
-        return {"size": self.size, "values": self._values}
+        return {"size": self.size, "values": self.values}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["size"])  # type: ignore[misc]
-        self[np.arange(self.size)] = state["values"][:-1]
+        self[np.arange(self.size)] = state["values"].numpy()
 
 
 def _check_sum(total: float) -> None:
