@@ -12,6 +12,7 @@ from kit.buffers.batches import (
     valid_rows,
 )
 from kit.buffers.hindsight import HindsightReplayBuffer
+from kit.buffers.n_step import NStep
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.records import SequenceReplay
@@ -24,6 +25,7 @@ __all__ = [
     "HindsightReplayBuffer",
     "MinibatchGroup",
     "Minibatches",
+    "NStep",
     "ObservationStorage",
     "PrioritizedSampler",
     "ReplayBatches",

@@ -12,10 +12,10 @@ from torch import Tensor
 from torchrl.data import HERReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers.samplers import SliceSampler
-from torchrl.envs.transforms import MultiStepTransform
 
 from kit.buffers.direct import DirectRows
 from kit.buffers.hindsight import HindsightReplayBuffer
+from kit.buffers.n_step import NStep, close
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
@@ -174,7 +174,7 @@ class ReplayBatches:
     ``[num_envs, steps]`` as they are.
     """
 
-    def __init__(self, buffer: ReplayBuffer, n_step: MultiStepTransform | None = None) -> None:
+    def __init__(self, buffer: ReplayBuffer, n_step: NStep | None = None) -> None:
         self.buffer = buffer
         self.n_step = n_step
         self._direct = DirectRows(buffer)
@@ -185,7 +185,7 @@ class ReplayBatches:
         self._ordered = self._rely_on_order()
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
             works = "use n_step=1: rewards are computed again for single transitions"
-            raise SettingError("n_step", n_step.n_steps, "does not go with hindsight", works)
+            raise SettingError("n_step", n_step.steps, "does not go with hindsight", works)
         prioritized = isinstance(buffer.sampler, TorchRLPrioritizedSampler)
         if prioritized and not isinstance(buffer.sampler, PrioritizedSampler):
             name = type(buffer.sampler).__name__
@@ -208,11 +208,10 @@ class ReplayBatches:
         if mask is not None:
             batch, by_step = self._without_padding(batch, mask), False
         if self.n_step is not None:
-            if self.n_step._buffer is None:  # it keeps the end of the first batch, which is reused
-                batch = batch.clone()
-            batch = self.n_step.inv(batch)
-            if batch is None:
+            complete = self.n_step(batch)
+            if complete is None:
                 return
+            batch = complete
         if by_step:
             if self._direct.extend(batch):
                 return
@@ -227,7 +226,7 @@ class ReplayBatches:
         episodes = batch[mask]
         if self.n_step is not None and int(episodes["next", "done"].sum()) < len(batch):
             why = "would sum rewards beyond the end of a batch, which cuts episodes in pieces"
-            raise SettingError("n_step", self.n_step.n_steps, why, "collect without split_trajs")
+            raise SettingError("n_step", self.n_step.steps, why, "collect without split_trajs")
         return episodes
 
     def _rely_on_order(self) -> list[Any]:
@@ -307,14 +306,14 @@ class ReplayBatches:
     def state_dict(self) -> dict[str, Any]:
         """Return the rows that are filled, where writer and sampler are, the steps that wait."""
         filled, once = self._filled(), self._once
-        waiting = None if self.n_step is None else self.n_step._buffer
+        waiting = None if self.n_step is None else self.n_step.waiting
         return {
             "filled": filled,
             "rows": _plain(self._rows(slice(filled))) if filled else {},
             "observations": None if once is None else once.observations(),
             "writer": self.buffer.writer.state_dict(),
             "sampler": dict(self.buffer.sampler.state_dict()),
-            "waiting": None if waiting is None else _plain(waiting.contiguous()),
+            "waiting": None if waiting is None else _plain(waiting),
             "episodes": self._hindsight.episodes_state() if self._hindsight else None,
         }
 
@@ -329,7 +328,7 @@ class ReplayBatches:
         self.buffer.writer.load_state_dict(state_dict["writer"])
         self.buffer.sampler.load_state_dict(state_dict["sampler"])
         if self.n_step is not None and state_dict["waiting"] is not None:
-            self.n_step._buffer = _from_plain(state_dict["waiting"])
+            self.n_step.waiting = _from_plain(state_dict["waiting"])
         if self._hindsight is not None:
             self._hindsight.load_episodes_state(state_dict["episodes"])
 
@@ -350,8 +349,8 @@ class ReplayBatches:
 
         For a run that is resumed with environments that could not give their state.
         """
-        if self.n_step is not None and self.n_step._buffer is not None:
-            _close(self.n_step._buffer[..., -1])
+        if self.n_step is not None and self.n_step.waiting is not None:
+            self.n_step.close_open_episodes()
             return
         filled = self._filled()
         if not filled:
@@ -361,15 +360,7 @@ class ReplayBatches:
         cursor = int(self.buffer.writer.state_dict()["_cursor"])
         places = min(num_envs, filled) if self.buffer.storage.ndim == 1 else 1
         for number in range(places):
-            _close(self._rows((cursor - 1 - number) % filled))
-
-
-def _close(rows: TensorDictBase) -> None:
-    """Mark transitions in place as the last of their episodes: truncated, if they do not end."""
-    done, truncated = (rows.get(("next", name), None) for name in ("done", "truncated"))
-    if truncated is not None:
-        truncated |= ~done
-    done.fill_(True)
+            close(self._rows((cursor - 1 - number) % filled))
 
 
 def _plain(rows: TensorDictBase) -> dict[str, Any]:

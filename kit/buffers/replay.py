@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
-from torchrl.envs.transforms import MultiStepTransform
 
 from kit.buffers.batches import ReplayBatches
+from kit.buffers.n_step import NStep
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
@@ -85,9 +85,7 @@ def make_replay_buffer(
     )
     if n_step == 1:
         return ReplayBatches(buffer)
-    # Without done_keys=[] the flags would be those of the first step: bootstrapping from the value
-    # of a terminal state.
-    return ReplayBatches(buffer, MultiStepTransform(n_step, gamma, done_keys=[]))
+    return ReplayBatches(buffer, NStep(n_step, gamma))
 
 
 def _check_stored_once(

@@ -6,11 +6,15 @@ import io
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement, SliceSampler
+from torchrl.envs.transforms import MultiStepTransform
 
 from kit.buffers import (
+    NStep,
     PrioritizedSampler,
     ReplayBatches,
     RolloutBatches,
@@ -297,6 +301,28 @@ def test_rewards_of_several_steps_are_summed_up_to_the_end_of_the_episode(split)
         )  # fmt: skip
         assert found == pytest.approx(expected.pop(t)), t
     assert not expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    envs=st.integers(1, 3),
+    sizes=st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    steps=st.integers(2, 5),
+    ends=st.sampled_from([0.0, 0.2, 0.6]),
+    seed=st.integers(0, 1_000),
+)
+def test_transitions_of_several_steps_are_those_of_torchrl(envs, sizes, steps, ends, seed):
+    torch.manual_seed(seed)
+    ours, theirs = NStep(steps, 0.9), MultiStepTransform(steps, 0.9, done_keys=[])
+    for start, size in enumerate(sizes):
+        batch = batch_of(envs, size, start=100 * start)
+        batch["next", "reward"] = torch.rand(envs, size, 1)
+        batch["next", "done"] = torch.rand(envs, size, 1) < ends
+        found, expected = ours(batch), theirs.inv(batch.clone())
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            expected = expected.exclude("gamma", "nonterminal", ("next", "original_reward"))
+            torch.testing.assert_close(found.to_dict(), expected.to_dict())
 
 
 def test_rewards_of_several_steps_are_summed_within_whole_episodes_without_their_padding():
