@@ -297,11 +297,12 @@ class ReplayBatches:
         if not isinstance(buffer.sampler, PrioritizedSampler):
             return
         assert isinstance(buffer, TensorDictReplayBuffer)
-        if buffer.priority_key not in minibatch.keys(True):
+        errors = entry(minibatch, buffer.priority_key)
+        if errors is None:
             why = f"needs {buffer.priority_key!r}, which the loss does not write"
             works = "use a loss that writes it, such as DQNLoss, or RandomSampler"
             raise SettingError("sampler", "PrioritizedSampler", why, works)
-        buffer.update_tensordict_priority(minibatch)
+        self._direct.update_priority(minibatch, errors)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows that are filled, where writer and sampler are, the steps that wait."""

@@ -13,8 +13,10 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from kit.buffers.observations import ObservationStorage
+from kit.buffers.priorities import PrioritizedSampler
+from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
-from kit.fast.nested import leaves, nested
+from kit.fast.nested import entry, leaves, nested
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -22,6 +24,7 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.dtype in _OF_NUMPY and not tensor.requires_grad
 
 
+_SAMPLERS = (RandomSampler, PrioritizedSampler, SequenceSampler)
 _OF_NUMPY = frozenset(
     {torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8}
     | {torch.int8, torch.int16, torch.int32, torch.int64}
@@ -64,8 +67,8 @@ class DirectRows:
     """Writes and samples rows of a plain replay buffer, entry by entry.
 
     What is stored, sampled and drawn at random is what TorchRL's ``extend`` and ``sample`` store,
-    sample and draw; with less Python in between. Plain is a buffer of one dimension in memory,
-    written in turn, sampled uniformly, without transforms or threads.
+    sample and draw; with less Python in between. Plain is a buffer of one dimension, written in
+    turn, sampled uniformly, by priority or in sequences, without transforms or threads.
 
     Args:
         buffer: the replay buffer.
@@ -86,6 +89,7 @@ class DirectRows:
         self._transforms = buffer._transform.transforms
         self._shown: Any = None
         self._rows: dict[tuple[str, ...], _Rows] = {}
+        self._prioritized = False
 
     def _look(self) -> bool:
         """Whether there are rows and nothing else is asked of the buffer.
@@ -93,9 +97,11 @@ class DirectRows:
         Transforms and samplers may come later; rows are looked up again where the storage has
         others.
         """
-        uniform = type(self.buffer._sampler) is RandomSampler and not len(self._transforms)
-        if not (self._may_be_plain and uniform and self.storage.initialized):
+        kind = type(self.buffer._sampler)
+        known = kind in _SAMPLERS and not len(self._transforms)
+        if not (self._may_be_plain and known and self.storage.initialized):
             return False
+        self._prioritized = kind is PrioritizedSampler
         rows = self.storage._storage
         if rows is not self._shown:
             self._shown = rows
@@ -124,6 +130,8 @@ class DirectRows:
         own = values if self._once is None else self._once.without_observations(values)
         if end > self.storage.max_size or own.keys() != self._rows.keys():
             return False
+        if self._prioritized and entry(batch, self.buffer.priority_key) is not None:
+            return False
         if self._once is not None:
             read = [path for path in values if path not in own or path == ("next", "done")]
             self._once.store({p: values[p].transpose(0, 1).flatten(0, 1) for p in read})
@@ -135,7 +143,18 @@ class DirectRows:
         self.storage._bump_mutation_revision()
         self.writer._cursor = end % self.storage.max_size
         self.writer._write_count += count
+        self._tell(start, end)
         return True
+
+    def _tell(self, start: int, end: int) -> None:
+        """Tell samplers which rows are new, also those of other buffers with the same storage."""
+        sampler, told = self.buffer._sampler, self.storage._attached_entities
+        if type(sampler) is RandomSampler and len(told) == 1:
+            return
+        index = torch.arange(start, end, device=self.storage.device)
+        for buffer in told:
+            buffer.mark_update(index)
+        sampler.extend(index)
 
     def sample(self, size: int) -> TensorDictBase | None:
         """Draw a minibatch ``[size]``; ``None`` where the buffer is empty, or not plain."""
@@ -143,11 +162,23 @@ class DirectRows:
         filled = self.filled
         if not filled:
             return None
-        index = torch.randint(  # as RandomSampler draws
-            0, filled, (size,), generator=storage._rng, device=storage.device
-        )
+        sampler, told = self.buffer._sampler, {}
+        if type(sampler) is RandomSampler:  # which checks much
+            on = {"generator": storage._rng, "device": storage.device}
+            index = torch.randint(0, filled, (size,), **on)
+        else:
+            index, told = sampler.sample(storage, size)
         places = index.numpy() if on_host(index) else None
         drawn = {path: rows.read(index, places) for path, rows in self._rows.items()}
         if self._once is not None:
             drawn |= self._once.read(index.numpy())
+        drawn |= {(name,): value for name, value in told.items()}
         return nested({("index",): index, **drawn}, [size])
+
+    def update_priority(self, minibatch: TensorDictBase, errors: Tensor) -> None:
+        """Set the priorities of a minibatch ``[size]`` to its errors."""
+        index = entry(minibatch, "index")
+        if self._may_be_plain and index is not None and index.shape == errors.shape:
+            self.buffer._sampler.update_priority(index, errors)
+        else:
+            self.buffer.update_tensordict_priority(minibatch)

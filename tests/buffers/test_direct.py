@@ -6,9 +6,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.envs.transforms import RenameTransform
 
-from kit.buffers import ReplayBatches, make_replay_buffer
+from kit.buffers import PrioritizedSampler, ReplayBatches, SequenceSampler, make_replay_buffer
 from kit.buffers.writer import SliceWriter
 
 
@@ -29,16 +30,29 @@ def batch(first, num_envs=2, steps=3):
     )
 
 
-def torchrls(size, minibatch_size):
+def torchrls(size, minibatch_size, sampler=None):
     """The same buffer, as TorchRL extends and samples it."""
     return TensorDictReplayBuffer(
-        storage=LazyTensorStorage(size), writer=SliceWriter(), batch_size=minibatch_size
+        storage=LazyTensorStorage(size),
+        writer=SliceWriter(),
+        sampler=sampler,
+        batch_size=minibatch_size,
     )
 
 
+SAMPLERS = {
+    "uniformly": lambda num_envs: RandomSampler(),
+    "by priority": lambda num_envs: PrioritizedSampler(20, alpha=0.6, beta=0.4),
+    "in sequences": lambda num_envs: SequenceSampler(1, num_envs),
+}
+
+
+@pytest.mark.parametrize("drawn", SAMPLERS)
 @pytest.mark.parametrize(("num_envs", "steps"), [(1, 1), (2, 3), (4, 1)])
-def test_what_is_stored_and_sampled_is_bitwise_torchrls(num_envs, steps):
-    ours, theirs = make_replay_buffer(20, 8), torchrls(20, 8)
+def test_what_is_stored_and_sampled_is_bitwise_torchrls(num_envs, steps, drawn):
+    make_sampler = SAMPLERS[drawn]
+    ours = make_replay_buffer(20, 8, sampler=make_sampler(num_envs))
+    theirs = torchrls(20, 8, make_sampler(num_envs))
     for number in range(15):  # round the end of the storage, in one piece and in two
         new = batch(10 * number, num_envs, steps)
         revision = ours.buffer.storage._mutation_revision
@@ -55,10 +69,33 @@ def test_what_is_stored_and_sampled_is_bitwise_torchrls(num_envs, steps):
         for key in found.keys(True, True):
             assert torch.equal(found[key], wanted[key])
             assert found[key].dtype == wanted[key].dtype
+        errors = torch.rand(8)
+        ours.update_priority(found.set("td_error", errors))
+        theirs.update_tensordict_priority(wanted.set("td_error", errors))
     assert len(ours.buffer) == len(theirs)
     for key, value in theirs.storage.get(range(len(theirs))).items(True, True):
         assert torch.equal(ours.buffer.storage.get(range(len(theirs)))[key], value)
     assert ours.buffer.writer.state_dict() == theirs.writer.state_dict()
+    states = [dict(buffer.sampler.state_dict()) for buffer in (ours.buffer, theirs)]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_errors_that_come_with_a_batch_are_its_first_priorities():
+    sampler = PrioritizedSampler(20, alpha=1.0, beta=0.4, eps=0.0)
+    buffer = make_replay_buffer(20, 4, sampler=sampler)
+    for number in range(2):
+        new = batch(6 * number)
+        buffer.extend(new.set("td_error", new["action"] + 1.0))
+    assert sampler.state_dict()["values"].tolist() == [1, 4, 2, 5, 3, 6, 7, 10, 8, 11, 9, 12]
+
+
+def test_other_buffers_of_the_same_storage_are_told_what_is_new():
+    buffer = make_replay_buffer(20, 4)
+    sampler = PrioritizedSampler(20, alpha=1.0, beta=0.4, eps=0.0)
+    other = TensorDictReplayBuffer(storage=buffer.buffer.storage, sampler=sampler, batch_size=4)
+    for number in range(2):
+        buffer.extend(batch(6 * number))
+    assert other.sampler.state_dict()["values"].tolist() == [1.0] * 12
 
 
 def test_the_batch_stays_as_it_is_and_a_sample_belongs_to_who_draws_it():
