@@ -224,6 +224,7 @@ class Experiment:
             "device": cfg.device,
             "store_next_observation": cfg.store_next_observation,
             "stacked_frames": cfg.stacked_frames,
+            "folder": cfg.buffer_folder,
         }
         return make_replay_buffer(**{**settings, **changes})
 

@@ -148,6 +148,7 @@ EFFECTS: dict[str, Effect] = {
     "n_step": Effect(3, weights, {"n_step": 1}),
     "store_next_observation": Effect(False, part("buffer.buffer.storage"), {"n_step": 1}),
     "stacked_frames": Effect(2, refused),
+    "buffer_folder": Effect(".", part("buffer.buffer.storage.folder")),
     # networks
     "hidden_sizes": Effect([6]),
     "activation": Effect("silu"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import kit.config.checks
+import kit.config.memory
 import recipes.dqn
 import recipes.dreamerv3
 import recipes.ppo
@@ -54,6 +56,17 @@ def test_a_replay_buffer_that_does_not_fit_is_refused_with_the_largest_that_does
     assert 0.95 * 100 * MIB < largest * ROW < 100 * MIB
     recipes.sac.build(recipes.sac.Config(runs=None, buffer_size=largest)).shutdown()
     assert refused(recipes.sac, buffer_size=largest + 1).field == "buffer_size"
+
+
+def test_a_replay_buffer_on_a_disk_needs_room_there_and_no_memory(machine, tmp_path, monkeypatch):
+    machine(100 * MIB)
+    on_disk = {"buffer_folder": str(tmp_path)}
+    recipes.sac.build(recipes.sac.Config(runs=None, buffer_size=10 * MIB, **on_disk)).shutdown()
+    free = SimpleNamespace(free=100 * MIB)
+    monkeypatch.setattr(kit.config.memory.shutil, "disk_usage", lambda folder: free)
+    error = refused(recipes.sac, buffer_size=10 * MIB, **on_disk)
+    assert f"0.1 GiB of free space in {tmp_path}" in str(error)
+    assert refused(recipes.sac, buffer_folder=str(tmp_path / "none")).field == "buffer_folder"
 
 
 def test_latents_that_the_replay_keeps_count(machine):

@@ -232,14 +232,23 @@ ONCE = {"replay_buffer_ignore_obs_next": True}
 NEWEST = {**ONCE, "replay_buffer_save_only_last_obs": True, "replay_buffer_stack_num": 4}
 
 
-@pytest.mark.parametrize("stored", [{"store_next_observation": False}, {"stacked_frames": 4}])
+STORED: list[dict[str, Any]] = [
+    {"store_next_observation": False},
+    {"stacked_frames": 4},
+    {"buffer_folder": "."},
+    {"buffer_folder": ".", "stacked_frames": 4},
+]
+
+
+@pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize(("name", "env"), [("dqn", "CartPole-v1"), ("td3", "Pendulum-v1")])
 def test_what_is_learned_does_not_depend_on_what_is_stored_of_observations(name, env, stored):
     how = {"env": EnvConfig(id=env, num_envs=2, kwargs=STACK), "n_step": 1}
     trainers = [built(name, **how, **more) for more in ({}, stored)]
     for trainer in trainers:
         trainer.run()
-    assert isinstance(trainers[1].buffer.buffer.storage, ObservationStorage)
+    once = isinstance(trainers[1].buffer.buffer.storage, ObservationStorage)
+    assert once == (stored.keys() != {"buffer_folder"})
     assert_equal(*map(weights, trainers))
 
 
@@ -260,8 +269,9 @@ def test_tianshous_three_fields_act_in_its_words(words):
     assert_equal(weights(with_words), weights(without))
 
 
-def test_a_run_that_stores_frames_resumes_bit_for_bit(tmp_path):
-    how: Any = {"env": EnvConfig(num_envs=2, kwargs=STACK), "stacked_frames": 4, "n_step": 1}
+@pytest.mark.parametrize("stored", STORED[1:], ids=str)
+def test_a_run_resumes_bit_for_bit_whatever_its_buffer_stores(stored, tmp_path):
+    how: Any = {"env": EnvConfig(num_envs=2, kwargs=STACK), "n_step": 1, **stored}
     whole = built("dqn", **how)
     whole.run()
     broken = built("dqn", **how)

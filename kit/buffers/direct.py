@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 
+from kit.buffers.disk import TransitionStorage
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
@@ -79,7 +80,7 @@ class DirectRows:
         self.storage, self.writer = buffer.storage, buffer.writer
         self._may_be_plain = (
             type(buffer) is TensorDictReplayBuffer
-            and type(self.storage) in (LazyTensorStorage, ObservationStorage)
+            and type(self.storage) in (LazyTensorStorage, TransitionStorage, ObservationStorage)
             and type(self.writer) is SliceWriter
             and self.storage.ndim == 1
             and not getattr(buffer, "_prefetch", False)

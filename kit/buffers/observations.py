@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path as Folder
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import LazyTensorStorage
 
+from kit.buffers.disk import TransitionStorage
 from kit.fast.nested import leaves
 from kit.steps import SettingError
 
@@ -21,8 +22,8 @@ Path = tuple[str, ...]
 Array = NDArray[Any]
 
 
-class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore]
-    """TorchRL's storage of transitions in memory, with each observation stored once.
+class ObservationStorage(TransitionStorage):
+    """TorchRL's storage of transitions, with each observation stored once.
 
     The next observation of a transition is the observation of the following one of the same
     environment; only where an episode ends is it stored on its own. Of an observation that is a
@@ -35,10 +36,18 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
             the newest alone is stored. Before an episode's first frame there is that frame again
             (Gymnasium's ``FrameStackObservation``). 1: observations are stored as they are.
         num_envs: environments that write in turn.
+        folder: on whose disk it is; ``None``: it is in memory.
     """
 
-    def __init__(self, max_size: int, *, stacked_frames: int = 1, num_envs: int = 1) -> None:
-        super().__init__(max_size, compilable=True)
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        stacked_frames: int = 1,
+        num_envs: int = 1,
+        folder: Folder | str | None = None,
+    ) -> None:
+        super().__init__(max_size, folder, compilable=True)
         self.frames, self.num_envs = stacked_frames, num_envs
         self._written = 0  # transitions so far: each has a number, the place of its observation
         self._memories: dict[Path, _Frames] = {}
@@ -114,8 +123,8 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
                 why = f"are not in {'.'.join(path)} of shape {tuple(shape)}"
                 raise SettingError("stacked_frames", self.frames, why, shape[:1][: len(shape) - 1])
             frame = shape[1:] if self.frames > 1 else shape
-            kind = values[path].numpy().dtype
-            self._memories[path] = _Frames(np.zeros((places, *frame), kind))
+            memory = self.zeros((places, *frame), values[path].dtype)
+            self._memories[path] = _Frames(memory.numpy())
         self._begins = np.zeros(places, np.bool_)
         self._ends = np.full(self.max_size, -1)
 
@@ -243,9 +252,9 @@ class ObservationStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore
         self._begins, self._ends = state["begins"].numpy().copy(), state["ends"].numpy().copy()
         self._memories = {}
         for path, values, last in zip(state["paths"], state["values"], state["last"]):
-            memory = np.zeros((len(self._begins), *values.shape[1:]), values.numpy().dtype)
-            memory[: len(values)] = values.numpy()
-            self._memories[tuple(path)] = _Frames(memory, last.numpy().copy())
+            memory = self.zeros((len(self._begins), *values.shape[1:]), values.dtype)
+            memory[: len(values)] = values
+            self._memories[tuple(path)] = _Frames(memory.numpy(), last.numpy().copy())
 
 
 class _Frames:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 
 from kit.buffers.batches import ReplayBatches
+from kit.buffers.disk import TransitionStorage
 from kit.buffers.n_step import NStep
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.sequences import SequenceSampler
@@ -28,8 +30,9 @@ def make_replay_buffer(
     device: torch.device | str = "cpu",
     store_next_observation: bool = True,
     stacked_frames: int = 1,
+    folder: Path | str | None = None,
 ) -> ReplayBatches:
-    """Make TorchRL's replay buffer of transitions in memory, which is allocated when first used.
+    """Make TorchRL's replay buffer of transitions, whose memory is allocated when first used.
 
     Args:
         size: transitions it holds; the oldest are overwritten.
@@ -46,10 +49,13 @@ def make_replay_buffer(
             observation once (see :class:`~kit.buffers.ObservationStorage`).
         stacked_frames: frames in an observation of which the newest alone is stored; 1: all that an
             observation has. With more, next observations are not stored either.
+        folder: on whose disk transitions are kept, for more than memory holds, in files that are
+            mapped to memory; ``None``: they are in memory.
 
     Raises:
         SettingError: if a minibatch is larger than the buffer, sequences are combined with another
-            sampler or several steps, or observations stored once with one of these or a GPU.
+            sampler or several steps, observations stored once with one of these, or a GPU with
+            observations stored once or a folder.
     """
     size = whole_number("buffer_size", size, at_least=1)
     n_step = whole_number("n_step", n_step, at_least=1)
@@ -71,12 +77,15 @@ def make_replay_buffer(
             works = "use n_step=1, and let the loss sum rewards along the sequence"
             raise SettingError("n_step", n_step, "does not go with sequences", works)
         sampler = SequenceSampler(length)
+    if folder is not None and torch.device(device).type != "cpu":
+        why = f"does not go with a buffer on {device}"
+        raise SettingError("buffer_folder", str(folder), why, "use device=cpu")
     # "Compilable" counters are numbers; the others lock memory shared with other processes.
-    storage = LazyTensorStorage(size, device=device, compilable=True)
+    storage = TransitionStorage(size, folder, device=device, compilable=True)
     stacked_frames = whole_number("stacked_frames", stacked_frames, at_least=1)
     if stacked_frames > 1 or not store_next_observation:
         _check_stored_once(stacked_frames, n_step, sequence_length, torch.device(device))
-        storage = ObservationStorage(size, stacked_frames=stacked_frames)
+        storage = ObservationStorage(size, stacked_frames=stacked_frames, folder=folder)
     buffer = TensorDictReplayBuffer(
         storage=storage,
         writer=SliceWriter(compilable=True),

@@ -20,7 +20,13 @@ from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
 from kit.config.actor_critic import ActorCriticConfig
-from kit.config.memory import check_memory, memory_of_machine, needs_of
+from kit.config.memory import (
+    buffer_need,
+    check_memory,
+    memory_of_machine,
+    needs_of,
+    room_of_disk,
+)
 from kit.config.parts import accepts
 from kit.config.settings import EnvConfig, OfflineConfig, ReplayConfig, RunConfig
 from kit.steps import SettingError, StepPlan
@@ -93,7 +99,7 @@ def device(name: str) -> None:
 
 
 def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
-    """Refuse settings that need more memory than the machine, or its device, has.
+    """Refuse settings that need more memory than the machine, its device or a disk has.
 
     Args:
         plan: of the run.
@@ -110,6 +116,8 @@ def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
     frames = getattr(cfg, "stacked_frames", 1)
     both = getattr(cfg, "store_next_observation", True) and frames == 1
     stored = rest + latent + (2 * seen if both else seen // frames)
+    if (folder := getattr(cfg, "buffer_folder", None)) is not None:
+        check_memory([buffer_need(cfg, stored)], *room_of_disk(folder))
     needs = list(needs_of(cfg, plan, 2 * seen + rest, inputs, stored))
     if torch.device(cfg.device).type == "cuda":
         on_host = {"env.num_envs", "steps.steps_per_env", "steps.min_steps"}

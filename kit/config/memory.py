@@ -6,6 +6,8 @@ import bisect
 import functools
 import operator
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -97,8 +99,8 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> It
         inputs: numbers in an observation.
         stored: bytes of a transition in the replay buffer.
     """
-    if hasattr(cfg, "buffer_size"):
-        yield Need("buffer_size", cfg.buffer_size, lambda size: size * stored)
+    if hasattr(cfg, "buffer_size") and getattr(cfg, "buffer_folder", None) is None:
+        yield buffer_need(cfg, stored)
     steps = plan.frames_per_batch if plan.is_exact else plan.min_steps or 0
     envs, length = plan.num_envs, -(-steps // plan.num_envs)
     if plan.collects_episodes:
@@ -115,6 +117,11 @@ def needs_of(cfg: Any, plan: StepPlan, row: int, inputs: int, stored: int) -> It
         layers = 1 if getattr(cfg, "shared_body", False) else 2
         each = 3 * BYTES_PER_WEIGHT * layers
         yield Need("recurrent_size", cfg.recurrent_size, lambda size: each * size * size)
+
+
+def buffer_need(cfg: Any, stored: int) -> Need:
+    """The replay buffer, in memory or on a disk, with so many bytes for each transition."""
+    return Need("buffer_size", cfg.buffer_size, lambda size: size * stored)
 
 
 def _of_minibatches(cfg: Any, count: int, sequence: int, row: int, inputs: int) -> Iterator[Need]:
@@ -183,6 +190,20 @@ def memory_of_machine() -> tuple[int, str]:
     if limits and min(limits) < machine:
         return min(limits), "memory that this process may use"
     return machine, "memory of this machine"
+
+
+def room_of_disk(folder: str) -> tuple[int, str]:
+    """Bytes that are free on the disk of a folder, and the disk in words.
+
+    Raises:
+        SettingError: if nothing can be written there.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return shutil.disk_usage(folder).free, f"free space in {folder}"
+    except OSError as error:
+        why = f"cannot be written to: {error.strerror}"
+        raise SettingError("buffer_folder", folder, why, "name a folder that exists") from None
 
 
 def _control_groups() -> Iterator[str]:

@@ -124,6 +124,8 @@ class OffPolicyConfig(ReplayConfig):
     """Whether the buffer stores both observations of a transition; false: each one once."""
     stacked_frames: Frames = 1
     """Frames in an observation of which the buffer stores the newest alone; 1: all it has."""
+    buffer_folder: str | None = None
+    """Folder on whose disk the buffer is, for more than memory holds; null: it is in memory."""
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,17 @@ import torch
 from torch import Tensor
 from torchrl.checkpoint import StateDictCheckpointAdapter
 
+from kit.buffers.disk import zeros_on_disk
+from kit.config.memory import memory_of_machine
 from kit.steps import SettingError
 
 LARGE = 2**25
 """Bytes from which on a tensor is written in pieces."""
 PIECE = 2**23
 """Bytes of a piece, about; rows of a replay buffer are changed in turn, so few pieces change."""
+
+IN_MEMORY = 1 / 4
+"""Share of the memory of the machine up to which a tensor is read into memory."""
 
 _MARK = "pieces of a tensor"
 
@@ -88,11 +94,25 @@ def _written(tensor: Tensor, folder: Path, known: Path | None) -> dict[str, Any]
     return {_MARK: names, "like": tensor[:0].clone(), "rows": len(tensor)}
 
 
+def _empty_like(like: Tensor, rows: int, folder: Path) -> Tensor:
+    """A tensor of so many rows, on the disk if memory may not hold it beside that which it is for.
+
+    Args:
+        like: the same without rows.
+        rows: of the tensor.
+        folder: on the disk.
+    """
+    shape = rows, *like.shape[1:]
+    if math.prod(shape) * like.itemsize > memory_of_machine()[0] * IN_MEMORY:
+        return zeros_on_disk(shape, like.dtype, folder)
+    return torch.empty(shape, dtype=like.dtype)
+
+
 def _together(value: Any, folder: Path) -> Any:
     """The state with its large tensors."""
     if isinstance(value, dict) and _MARK in value:
         like: Tensor = value["like"]
-        whole = torch.empty(value["rows"], *like.shape[1:], dtype=like.dtype)
+        whole = _empty_like(like, value["rows"], folder)
         target, start = whole.reshape(-1).view(torch.uint8).numpy(), 0
         for name in value[_MARK]:
             with (folder / Path(name).name).open("rb") as file:  # in this folder alone

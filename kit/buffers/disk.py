@@ -1,0 +1,77 @@
+"""Memory in files, for more transitions than fit in memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import LazyTensorStorage
+
+from kit.steps import SettingError
+
+
+def zeros_on_disk(shape: Sequence[int], dtype: torch.dtype, folder: Path | str) -> Tensor:
+    """A tensor of zeros in a file that is mapped to memory.
+
+    The file has no name: its space is free again when the process ends, however it ends.
+
+    Args:
+        shape: of the tensor.
+        dtype: of its numbers.
+        folder: where the file is.
+
+    Raises:
+        SettingError: if the folder cannot be written to, or its disk has no room.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # Taken now: where a mapped page finds the disk full, the process is killed.
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            memory = np.memmap(file, np.uint8, "r+", shape=max(size, 1))
+    except OSError as error:
+        why = f"cannot hold {size / 2**30:,.1f} GiB of replay buffer: {error.strerror}"
+        works = "use another disk, or fewer transitions"
+        raise SettingError("buffer_folder", str(folder), why, works) from None
+    return torch.from_numpy(memory)[:size].view(dtype).view(torch.Size(shape))
+
+
+class TransitionStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore]
+    """TorchRL's storage of transitions, whose memory may be on a disk.
+
+    ``LazyMemmapStorage`` is TorchRL's for that: its files stay behind when a process is killed, and
+    a full disk kills the process.
+
+    Args:
+        max_size: transitions it holds; the oldest are overwritten.
+        folder: where its files are; ``None``: it is in memory.
+        **settings: of TorchRL's ``LazyTensorStorage``.
+    """
+
+    def __init__(self, max_size: int, folder: Path | str | None = None, **settings: Any) -> None:
+        super().__init__(max_size, **settings)
+        self.folder = folder
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor of zeros, in memory or on the disk."""
+        if self.folder is None:
+            return torch.zeros(*shape, dtype=dtype)
+        return zeros_on_disk(shape, dtype, self.folder)
+
+    def _init_standard(self, data: TensorDictBase) -> None:
+        if self.folder is None:
+            super()._init_standard(data)
+            return
+        size = self.max_size
+        self._storage = data.apply(
+            lambda one: self.zeros((size, *one.shape), one.dtype), batch_size=[size, *data.shape]
+        )
+        self.initialized = True

@@ -1,0 +1,102 @@
+"""Replay memory on a disk: the same transitions, in files that leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from kit.buffers import PrioritizedSampler, make_replay_buffer
+from kit.buffers.disk import zeros_on_disk
+from kit.steps import SettingError
+from kit.trainer import pieces
+from kit.trainer.checkpoint import Checkpoints
+from tests.buffers.test_batches import batch_of
+from tests.test_checkpoint import Part
+
+KINDS = {
+    "uniform": {},
+    "n-step": {"n_step": 3},
+    "sequences": {"sequence_length": 2},
+    "observations once": {"store_next_observation": False},
+}
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that no file stands behind."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    found = next(line for line in status if line.startswith("RssAnon"))
+    return int(found.split()[1]) * 1024
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_what_is_stored_and_drawn_is_what_memory_gives(kind, dtype, tmp_path):
+    in_memory = make_replay_buffer(20, 4, **KINDS[kind])
+    on_disk = make_replay_buffer(20, 4, folder=tmp_path, **KINDS[kind])
+    for number in range(9):
+        batch = batch_of(2, 3, start=6 * number)
+        batch["observation"], batch["next", "observation"] = (
+            batch[key].to(dtype) for key in ("observation", ("next", "observation"))
+        )
+        in_memory.extend(batch)
+        on_disk.extend(batch)
+    torch.manual_seed(0)
+    expected = in_memory._sample(4)
+    torch.manual_seed(0)
+    assert (on_disk._sample(4) == expected).all()
+    assert (on_disk.buffer[:] == in_memory.buffer[:]).all()
+
+
+def test_priorities_are_in_memory_whatever_they_are_of(tmp_path):
+    sampler = PrioritizedSampler(20, alpha=0.6, beta=0.4)
+    replay = make_replay_buffer(20, 4, sampler=sampler, folder=tmp_path)
+    for number in range(9):
+        replay.extend(batch_of(2, 3, start=6 * number))
+    drawn = replay._sample(4)
+    replay.update_priority(drawn.set("td_error", torch.arange(4.0)))
+    assert torch.equal(replay.buffer[:]["observation"][drawn["index"]], drawn["observation"])
+
+
+@pytest.mark.parametrize("kind", [{}, {"store_next_observation": False}], ids=str)
+def test_transitions_take_no_memory_and_leave_no_file(kind, tmp_path):
+    replay = make_replay_buffer(100_000, 4, folder=tmp_path, **kind)
+    before = anonymous_memory()
+    for number in range(1_000):
+        batch = batch_of(1, 100, start=100 * number)
+        for rows in (batch, batch["next"]):  # 1 KiB each: 98 MiB, or twice as much
+            rows["observation"] = rows["observation"].expand(1, 100, 256).clone()
+        replay.extend(batch)
+    assert anonymous_memory() - before < 2**24
+    assert len(replay.buffer) == 100_000
+    assert os.listdir(tmp_path) == []
+    newest = replay.buffer[-1]
+    assert newest["observation"].unique().tolist() == [99_999]
+    assert newest["next", "observation"].unique().tolist() == [100_000]
+
+
+def test_a_folder_that_cannot_hold_it_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"buffer_folder=.*cannot hold .* GiB of replay buffer"):
+        zeros_on_disk((2**52,), torch.float32, tmp_path)
+    with pytest.raises(SettingError, match=r"buffer_folder=.*cannot hold .*No such file"):
+        zeros_on_disk((2,), torch.float32, tmp_path / "none")
+    with pytest.raises(SettingError, match=r"buffer_folder=.*does not go with a buffer on cuda"):
+        make_replay_buffer(20, 4, folder=tmp_path, device="cuda")
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (5, 3), ()])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64])
+def test_a_tensor_on_the_disk_is_one_of_zeros(shape, dtype, tmp_path):
+    assert torch.equal(zeros_on_disk(shape, dtype, tmp_path), torch.zeros(shape, dtype=dtype))
+
+
+def test_a_checkpoint_of_more_than_memory_holds_is_read_to_the_disk(tmp_path, monkeypatch):
+    large = torch.arange(2**24, dtype=torch.int32)
+    path = Checkpoints(tmp_path, {"part": Part(large)}).save(1, {})
+    monkeypatch.setattr(pieces, "IN_MEMORY", 0)
+    before, other = anonymous_memory(), Part()
+    Checkpoints(tmp_path, {"part": other}).load(path)
+    assert anonymous_memory() - before < large.nbytes / 2
+    assert torch.equal(other.value, large)
