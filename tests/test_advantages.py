@@ -259,15 +259,12 @@ def test_a_batch_of_one_dimension_is_estimated_as_one_row(kind, settings):
             torch.testing.assert_close(found[key], expected[key])
 
 
-@pytest.mark.filterwarnings("ignore:GAE runs eagerly")
-def test_flat_batches_of_ever_other_lengths_keep_few_programs():
+def test_flat_batches_of_ever_other_lengths_keep_one_program():
     estimator = GAE(gamma=0.9, value_network=network(double=True), n_step=2)
-    kept = []
     for steps in range(1, 31):
         batch = estimator(batch_of(1, steps)[0])
-        kept.append(estimator._traced.programs)
+        assert estimator._traced.programs <= 1
         assert batch["advantage"].shape == (steps, 1)
-    assert (max(kept), kept[-1]) == (20, 0)
 
 
 def test_vtrace_by_given_parameters_is_refused():

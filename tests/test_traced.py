@@ -350,13 +350,28 @@ def test_an_attribute_that_is_set_to_what_it_was_is_no_change():
     assert not watch.changed()
 
 
-def test_shapes_that_never_come_again_are_not_recorded_for_ever():
+def test_shapes_that_never_come_again_are_not_recorded():
     linear = nn.Linear(3, 2)
     run = traced(linear)
     for rows in range(1, 60):
         given = torch.randn(rows, 3)
         assert torch.equal(run({"x": given})["y"], linear(given))
-    assert run.programs == 0
+    assert run.programs == 1
+    for _ in range(3):
+        run({"x": given})
+    assert (run.programs, run.replays) == (2, True)
+
+
+def test_where_products_may_round_otherwise_every_shape_is_recorded_but_not_for_ever(monkeypatch):
+    monkeypatch.setattr("kit.fast.traced.are_faster", lambda: True)
+    linear = nn.Linear(3, 2)
+    run = Traced(lambda given: {"y": linear(given["x"])}, linear, name="", fast_products=True)
+    kept = []
+    for rows in range(1, 60):
+        run({"x": torch.randn(rows, 3)})
+        kept.append(run.programs)
+    assert kept[:20] == [*range(1, 21)]
+    assert kept[-1] == 0
     assert run.reason == "almost every call has inputs of another shape"
 
 

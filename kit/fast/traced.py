@@ -29,6 +29,9 @@ _PATIENCE = 20
 """After so many recordings in a row without a replay, dropped or never called again with inputs of
 their shape (whole episodes), a function runs eagerly."""
 
+_REMEMBERED = 1_000
+"""Signatures that are remembered."""
+
 _FIRST_CALLS = 3
 """After so many recordings in a row that changed what it depends on, a function runs eagerly."""
 
@@ -37,11 +40,11 @@ class Traced:
     """A function of tensors that is recorded, verified once, and then replayed without Python.
 
     There is one program for each signature: shapes, types and strides of the inputs that are read.
-    The first call with a new signature records the function while it runs, and so does the first
-    with an input of another name, which may be optional. The second runs both the program
-    and the function, from the same random numbers (of the CPU and of all devices) and the same
+    The first call records the function while it runs, and so does the first with an input of
+    another name, which may be optional; other signatures are recorded when they come again. The
+    next call runs both the program and the function, from the same random numbers (of the CPU and of all devices) and the same
     values of everything that they change in place, and compares all outputs and all changed tensors
-    bitwise; the function's results stay. From the third call on the program is replayed alone:
+    bitwise; the function's results stay. From then on the program is replayed alone:
     same kernels, same order, same random numbers, bitwise the same results.
 
     A function that cannot be recorded (it decides something on the host, draws random numbers of
@@ -99,6 +102,7 @@ class Traced:
         self._rounds_otherwise = False  # since a program with faster products
         self._keys: list[Key] = []
         self._programs: dict[Any, _Program] = {}
+        self._once: set[Any] = set()  # signatures that came once
         self._seen = Names(set(), {})
         self._wasted = self._own_changes = 0
 
@@ -151,6 +155,7 @@ class Traced:
         """Drop all programs."""
         self._wasted += bool(self._programs) and not self.replays
         self._programs.clear()
+        self._once.clear()
         self._keys = []
 
     # ------------------------------------------------------------------ a call
@@ -161,10 +166,13 @@ class Traced:
         if not has_only(inputs, self._seen):
             self.clear()
         values = [entry(inputs, key) for key in self._keys]
-        program = self._programs.get(_signature(values))
+        signature = _signature(values)
+        program = self._programs.get(signature)
         if program is None:
             self._forget_what_never_came_again()
-            return self.function(inputs.copy()) if self.reason else self._record(inputs)
+            if self.reason or self._has_not_come_yet(signature):
+                return self.function(inputs.copy())
+            return self._record(inputs)
         if not program.verified:
             return self._verify(program, inputs, values)
         outputs = program(values)
@@ -180,6 +188,18 @@ class Traced:
         self._programs = seen_again
         if not (seen_again or self._rounds_otherwise):
             self._keys, self.reason = [], "almost every call has inputs of another shape"
+
+    def _has_not_come_yet(self, signature: Any) -> bool:
+        """Whether a signature besides others is new: recording costs as much as ten calls.
+
+        Where products may round otherwise all are recorded, so that a resumed run rounds alike.
+        """
+        if self._fast_products or not self._programs or signature in self._once:
+            return False
+        if len(self._once) >= _REMEMBERED:
+            self._once.clear()
+        self._once.add(signature)
+        return True
 
     def _record(self, inputs: Inputs) -> Outputs:
         given = inputs.copy()
@@ -346,7 +366,7 @@ class _RandomNumbers:
 
     def drawn_on_the_host(self) -> bool:
         """Whether Python or NumPy has drawn a random number since."""
-        return repr(self._host_states()) != repr(self._states)  # arrays have no truth value
+        return not _alike(self._host_states(), self._states)
 
     def restore(self) -> None:
         """Put them back."""
@@ -355,6 +375,17 @@ class _RandomNumbers:
             torch.cuda.set_rng_state_all(self._cuda)
         for one, state in zip(self._on_the_host, self._states):
             one.__setstate__(state)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two states of random number generators are equal."""
+    try:
+        return bool(one == other)
+    except ValueError:  # arrays have no truth value
+        if isinstance(one, np.ndarray):
+            return np.array_equal(one, other)
+        pairs = zip(one.values(), other.values()) if isinstance(one, dict) else zip(one, other)
+        return all(_alike(*pair) for pair in pairs)
 
 
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)

@@ -121,7 +121,9 @@ class Trainer(TorchRLProtocol):
         self.last_metrics: Mapping[str, Tensor] | None = None
         self._checkpoints: Checkpoints | None = None
         self._prefill: TensorDictBase | None = None
-        if isinstance(update, OptimizationStepper) and not isinstance(update, Update):
+        if isinstance(update, Update):
+            update.shapes_vary = plan.collects_episodes and plan.minibatch_size is None
+        elif isinstance(update, OptimizationStepper):
             update.register(self)
         for hook in checks.hooks_as_list(hooks):
             self.add(hook)

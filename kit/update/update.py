@@ -102,11 +102,15 @@ class Update(OptimizationStepper):
 
     Attributes:
         optimizer_step_count: gradient steps made.
+        shapes_vary: whether minibatches are whole batches of ever other lengths. To record each
+            would cost more than faster products save: ``"auto"`` is ``"exact"`` then.
 
     Raises:
         SettingError: if a setting contradicts itself or the losses. What the loss returns may only
             be known when it is called; the error is then raised before that loss's optimiser steps.
     """
+
+    shapes_vary = False
 
     def __init__(
         self,
@@ -287,7 +291,7 @@ class Update(OptimizationStepper):
                 name=type(self.loss_module).__name__,
                 executor="inductor" if self.compile is True else "auto",
                 read_only=kind == "step",
-                fast_products=self.compile == "auto",
+                fast_products=self.compile == "auto" and not self.shapes_vary,
             )
         return self._traced[due, kind]
 
