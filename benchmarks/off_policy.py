@@ -11,7 +11,8 @@ in its learning phase. "Trainer" is what is left of an iteration: counting, cade
 
 By priority: places of 256 of 1,000,000 transitions with their weights, and these transitions' new
 priorities, each repeated alone and both in turns, as in a run. With TorchRL's compiled tree, which
-is taken wherever it can be loaded, and with that of tensors.
+is taken wherever it can be loaded, and with that of tensors. "As a run": a transition of Pendulum
+is stored, a minibatch is drawn with all its entries, and its priorities are set.
 
 Figures are processor time (``time.process_time``) on one thread, medians of the rounds.
 """
@@ -203,6 +204,12 @@ def by_priority(compiled: bool) -> dict[str, Callable[[], float]]:
         sampler.update_priority(places, torch.rand(len(places)))
     drawn = [sampler.sample(storage, DRAWN)[0] for _ in range(STEPS)]
     errors = torch.rand(STEPS, DRAWN)
+    replay, transition = replay_by_priority(make_tree)
+
+    def as_a_run(number: int) -> None:
+        replay.extend(transition)
+        minibatch = replay._sample(DRAWN)
+        replay.update_priority(minibatch.set("td_error", errors[number]))
 
     def draw(number: int) -> torch.Tensor:
         places: torch.Tensor = sampler.sample(storage, DRAWN)[0]
@@ -221,7 +228,26 @@ def by_priority(compiled: bool) -> dict[str, Callable[[], float]]:
         "draw": case(draw),
         "set": case(lambda number: sampler.update_priority(drawn[number], errors[number])),
         "in turns": case(lambda number: sampler.update_priority(draw(number), errors[number])),
+        "as a run": case(as_a_run),
     }
+
+
+def replay_by_priority(make_tree: Any) -> tuple[Any, TensorDict]:
+    """Return a full replay buffer with priorities, and a transition to store."""
+    from kit.buffers import PrioritizedSampler, make_replay_buffer, priorities
+    from kit.collectors import VectorCollector
+    from kit.envs import make_env
+
+    with patch.object(priorities, "make_priority_tree", make_tree):
+        sampler = PrioritizedSampler(TRANSITIONS, alpha=0.6, beta=0.4)
+    replay = make_replay_buffer(TRANSITIONS, DRAWN, sampler=sampler)
+    collector = VectorCollector(make_env(PENDULUM, 1), None, steps_per_env=1_000)
+    batch = collector.collect()
+    for _ in range(TRANSITIONS // batch.numel()):
+        replay.extend(batch)
+    collector.shutdown()
+    sampler.update_priority(torch.arange(TRANSITIONS), torch.rand(TRANSITIONS))
+    return replay, batch[:, :1].clone()
 
 
 # ---------------------------------------------------------------------- results
