@@ -13,6 +13,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from kit.buffers.disk import TransitionStorage
+from kit.buffers.hindsight import HindsightReplayBuffer
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
@@ -79,7 +80,7 @@ class DirectRows:
         self.buffer = buffer
         self.storage, self.writer = buffer.storage, buffer.writer
         self._may_be_plain = (
-            type(buffer) is TensorDictReplayBuffer
+            type(buffer) in (TensorDictReplayBuffer, HindsightReplayBuffer)
             and type(self.storage) in (LazyTensorStorage, TransitionStorage, ObservationStorage)
             and type(self.writer) is SliceWriter
             and self.storage.ndim == 1
@@ -145,6 +146,8 @@ class DirectRows:
         self.writer._cursor = end % self.storage.max_size
         self.writer._write_count += count
         self._tell(start, end)
+        if isinstance(self.buffer, HindsightReplayBuffer):
+            self.buffer.note(batch.get(self.buffer.end_key).reshape(batch.shape).t())
         return True
 
     def _tell(self, start: int, end: int) -> None:
@@ -174,7 +177,10 @@ class DirectRows:
         if self._once is not None:
             drawn |= self._once.read(index.numpy())
         drawn |= {(name,): value for name, value in told.items()}
-        return nested({("index",): index, **drawn}, [size])
+        minibatch = nested({("index",): index, **drawn}, [size])
+        if isinstance(self.buffer, HindsightReplayBuffer):
+            self.buffer.relabel(minibatch, index)
+        return minibatch
 
     def update_priority(self, minibatch: TensorDictBase, errors: Tensor) -> None:
         """Set the priorities of a minibatch ``[size]`` to its errors."""

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import HERReplayBuffer
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data import HERReplayBuffer, TensorDictReplayBuffer
 
 from kit.buffers.writer import SliceWriter
 from kit.steps import SettingError
@@ -70,7 +69,7 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
             works = "collect with steps_per_env: whole episodes are not of one length"
             raise SettingError("num_envs", self.num_envs, why, works)
         index: Tensor = super().extend(tensordicts, **kwargs)
-        self._note(tensordicts.get(self.end_key).reshape(-1, self.num_envs).cpu())
+        self.note(tensordicts.get(self.end_key).reshape(-1, self.num_envs))
         return index
 
     def add(self, data: TensorDictBase) -> Tensor:
@@ -78,11 +77,12 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         index: Tensor = super().add(data)
         if self.num_envs > 1:
             raise SettingError("num_envs", self.num_envs, "does not add single rows", "use extend")
-        self._note(data.get(self.end_key).reshape(1, 1).cpu())
+        self.note(data.get(self.end_key).reshape(1, 1))
         return index
 
-    def _note(self, done: Tensor) -> None:
+    def note(self, done: Tensor) -> None:
         """Note where the episodes of new rows begin and end; ``done`` is ``[steps, num_envs]``."""
+        done = done.cpu()
         first = self._rows // self.num_envs
         self._rows += done.numel()
         for env in range(self.num_envs):
@@ -115,9 +115,33 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
         size: int = self._storage.max_size
         return newest - (newest - places) % size
 
-    # ------------------------------------------------------------------ TorchRL's look-up of goals
-    def _get_episode_ends(self, storage: Storage) -> Tensor:
-        return torch.zeros(1)  # not used: an episode is found by where it was written
+    # ------------------------------------------------------------------ goals of samples
+    def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+        data, told = TensorDictReplayBuffer._sample(self, batch_size)
+        self.relabel(data, told["index"])
+        return data, told
+
+    def relabel(self, minibatch: TensorDictBase, index: Tensor) -> None:
+        """Give the first rows other goals and the rewards of these, ``her_ratio`` of all.
+
+        TorchRL's steps, which reads all entries of the rows that goals are taken from.
+
+        Args:
+            minibatch: ``[batch]``; written to.
+            index: places of its rows.
+        """
+        self._validate_storage_keys()
+        rows = int(len(index) * self.her_ratio)
+        if not rows:
+            return
+        begins, ends = self._get_episode_range(index[:rows], index)
+        goals = self._sample_goal_indices(index[:rows], begins, ends, len(self._storage))
+        achieved = self._storage._storage.get(self.achieved_goal_key)[goals]
+        relabelled = minibatch[:rows]
+        for key in (self.goal_key, self._next_key(self.goal_key)):
+            if relabelled.get(key, None) is not None:
+                relabelled.set_(key, achieved)
+        relabelled.set_(self.reward_key, self.reward_fn(relabelled))
 
     def _get_episode_range(self, idx: Tensor, episode_ends: Tensor) -> tuple[Tensor, Tensor]:
         """Time steps at which the episodes of places begin and end, as far as they are stored."""
