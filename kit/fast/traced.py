@@ -42,10 +42,10 @@ class Traced:
     There is one program for each signature: shapes, types and strides of the inputs that are read.
     The first call records the function while it runs, and so does the first with an input of
     another name, which may be optional; other signatures are recorded when they come again. The
-    next call runs both the program and the function, from the same random numbers (of the CPU and of all devices) and the same
-    values of everything that they change in place, and compares all outputs and all changed tensors
-    bitwise; the function's results stay. From then on the program is replayed alone:
-    same kernels, same order, same random numbers, bitwise the same results.
+    next call runs both the program and the function, from the same random numbers (of the CPU and
+    of all devices) and the same values of everything that they change in place, and compares all
+    outputs and all changed tensors bitwise; the function's results stay. From then on the program
+    is replayed alone: same kernels, same order, same random numbers, bitwise the same results.
 
     A function that cannot be recorded (it decides something on the host, draws random numbers of
     Python or NumPy, changes its own attributes), or whose program does not agree, runs eagerly from
