@@ -69,8 +69,8 @@ class DirectRows:
     """Writes and samples rows of a plain replay buffer, entry by entry.
 
     What is stored, sampled and drawn at random is what TorchRL's ``extend`` and ``sample`` store,
-    sample and draw; with less Python in between. Plain is a buffer of one dimension, written in
-    turn, sampled uniformly, by priority or in sequences, without transforms or threads.
+    sample and draw; with less Python in between. Plain is a buffer of one dimension, sampled
+    uniformly, by priority or in sequences, without transforms or threads.
 
     Args:
         buffer: the replay buffer.
@@ -82,7 +82,6 @@ class DirectRows:
         self._may_be_plain = (
             type(buffer) in (TensorDictReplayBuffer, HindsightReplayBuffer)
             and type(self.storage) in (LazyTensorStorage, TransitionStorage, ObservationStorage)
-            and type(self.writer) is SliceWriter
             and self.storage.ndim == 1
             and not getattr(buffer, "_prefetch", False)
             and not self.writer.tracks_generations
@@ -121,9 +120,10 @@ class DirectRows:
     def extend(self, batch: TensorDictBase) -> bool:
         """Store a batch ``[num_envs, steps]`` in the order of time; return whether that was done.
 
-        It is not where the batch does not fit in one piece or has other entries.
+        It is not where the batch does not fit in one piece or has other entries, or another writer
+        than the kit's decides where it goes.
         """
-        if not self._look():
+        if type(self.writer) is not SliceWriter or not self._look():
             return False
         count, start = batch.numel(), self.writer._cursor
         end = start + count

@@ -80,6 +80,18 @@ def test_what_is_stored_and_sampled_is_bitwise_torchrls(num_envs, steps, drawn):
     torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
+def test_a_buffer_with_torchrls_writer_is_sampled_as_torchrl_samples_it():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=8)
+    replay = ReplayBatches(buffer)
+    for number in range(5):
+        replay.extend(batch(6 * number))
+        torch.manual_seed(number)
+        found = replay._sample(8)
+        assert replay._direct.filled == len(buffer)
+        torch.manual_seed(number)
+        assert (found == buffer.sample()).all()
+
+
 def test_errors_that_come_with_a_batch_are_its_first_priorities():
     sampler = PrioritizedSampler(20, alpha=1.0, beta=0.4, eps=0.0)
     buffer = make_replay_buffer(20, 4, sampler=sampler)
