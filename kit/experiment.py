@@ -40,7 +40,7 @@ from kit.config.plain import check
 from kit.dialects import as_plan
 from kit.dialects.carried import take
 from kit.envs import VectorEnv, make_env
-from kit.hooks import BestPolicy, Evaluator, LearningCurve, StopWhen, TimeLimit
+from kit.hooks import BestPolicy, Evaluator, LearningCurve, ScaleReward, StopWhen, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.modules.shared_body import with_shared_body
 from kit.steps import SettingError, StepPlan
@@ -276,6 +276,8 @@ class Experiment:
         hooks = checks.listed("hooks", wired.pop("hooks", ()))
         theirs = checks.listed("hooks", given.pop("hooks", ()))
         loggers = checks.listed("logger", given.pop("logger", ()))
+        if isinstance(cfg, OffPolicyConfig) and (cfg.standardize_reward or cfg.reward_scale != 1):
+            hooks.append(ScaleReward(cfg.reward_scale, cfg.standardize_reward))
         if cfg.time_limit is not None:
             hooks.append(TimeLimit(cfg.time_limit))
         if cfg.keep_best and not any(isinstance(hook, BestPolicy) for hook in theirs):

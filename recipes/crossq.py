@@ -45,7 +45,9 @@ class Config(NetworkConfig, OffPolicyConfig):
     renorm_warmup: Natural = 100_000
     """Gradient steps with batch normalisation, before running statistics renormalise."""
     initial_alpha: Positive = 1.0
-    """Initial entropy temperature; it is learned."""
+    """Initial entropy temperature."""
+    fixed_alpha: bool = False
+    """Whether the temperature stays as it is; otherwise it is learned."""
     target_entropy: Finite | None = None
     """Target entropy of the policy; null: minus the number of action dimensions."""
     learning_rate: Positive = 1e-3
@@ -63,13 +65,14 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     shape: dict[str, Any] = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
     critic = make_action_value(env, **shape, after=lambda n: [BatchRenorm(n, **statistics)])
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
-    alpha = sac.temperature(env, cfg.initial_alpha, cfg.target_entropy)
+    alpha = sac.temperature(env, cfg)
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)
     loss.make_value_estimator(gamma=cfg.gamma)
+    owned = sac.optimizers(loss, lr=cfg.learning_rate, betas=(cfg.beta_1, 0.999))
     update = Update(
         loss,
-        sac.optimizers(loss, lr=cfg.learning_rate, betas=(cfg.beta_1, 0.999)),
-        every={"loss_actor": cfg.policy_delay, "loss_alpha": cfg.policy_delay},
+        owned,
+        every=dict.fromkeys(owned.keys() - {"loss_qvalue"}, cfg.policy_delay),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
     )

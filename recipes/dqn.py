@@ -14,7 +14,7 @@ from torch.optim import Adam
 
 from kit.config import Count, HiddenSizes, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
-from kit.hooks import AnnealExploration, AnnealLearningRate
+from kit.hooks import AnnealLearningRate, anneal_epsilon
 from kit.modules import make_q_network
 from kit.modules.exploration import EpsilonGreedy
 from kit.trainer import Trainer
@@ -41,10 +41,14 @@ class Config(OffPolicyConfig):
     """Loss of torchrl.objectives, or module:Class."""
     double_dqn: bool = True
     """Whether the online network chooses the action whose target value is used."""
+    epsilon_start: UnitInterval = 1.0
+    """Probability of a random action at first."""
     epsilon_end: UnitInterval = 0.04
-    """Probability of a random action after the exploration phase; it begins at 1."""
+    """Probability of a random action after the exploration phase."""
     exploration_share: Positive = 0.16
     """Share of the run in which epsilon falls linearly."""
+    epsilon_decay: UnitInterval | None = None
+    """Factor of epsilon from an iteration to the next; null: it falls linearly."""
     tau: UnitInterval | None = None
     """Polyak coefficient of the target network; null: 0.005, or 1 if it is updated more rarely."""
     target_update_every: Count = 1
@@ -67,19 +71,14 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     options = {"delay_value": True, "double_dqn": cfg.double_dqn, "loss_function": "smooth_l1"}
     loss = experiment.make_loss(make_loss or cfg.loss, network, **options)
     loss.make_value_estimator(gamma=cfg.gamma)
-    explore = EpsilonGreedy(env, eps_init=1.0, eps_end=float(cfg.epsilon_end))
+    explore = EpsilonGreedy(env, eps_init=cfg.epsilon_start, eps_end=cfg.epsilon_end)
     policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
-    update = Update(
-        loss,
-        optimizer,
-        max_grad_norm=cfg.max_grad_norm,
-        compile=cfg.compile,
-        target_updater=make_target_updater(loss, cfg.tau, cfg.target_update_every),
-        target_update_every=cfg.target_update_every,
-    )
-    exploration = AnnealExploration(explore, share_of_run=cfg.exploration_share)
-    hooks = [AnnealLearningRate(optimizer, cfg.anneal), exploration]
+    every = cfg.target_update_every
+    limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
+    targets = make_target_updater(loss, cfg.tau, every)
+    update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
+    hooks = [AnnealLearningRate(optimizer, cfg.anneal), anneal_epsilon(explore, cfg)]
     buffer = experiment.make_replay_buffer()
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
 

@@ -16,7 +16,7 @@ from torchrl.envs.transforms import SignTransform
 from kit.config import Count, Frames, HiddenSizes, Positive, UnitInterval
 from kit.envs.pixels import pixel_wrappers
 from kit.experiment import EnvConfig, Experiment, OffPolicySteps, main
-from kit.hooks import AnnealExploration, AnnealLearningRate
+from kit.hooks import AnnealLearningRate, anneal_epsilon
 from kit.modules import NATURE, make_q_network
 from kit.modules.exploration import EpsilonGreedy
 from kit.steps import SettingError
@@ -70,15 +70,14 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     options = {"delay_value": True, "double_dqn": cfg.double_dqn, "loss_function": "smooth_l1"}
     loss = experiment.make_loss(make_loss or cfg.loss, network, **options)
     loss.make_value_estimator(gamma=cfg.gamma)
-    explore = EpsilonGreedy(env, eps_init=1.0, eps_end=float(cfg.epsilon_end))
+    explore = EpsilonGreedy(env, eps_init=cfg.epsilon_start, eps_end=cfg.epsilon_end)
     policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
     every = cfg.target_update_every
     limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
     targets = make_target_updater(loss, cfg.tau, every)
     update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
-    exploration = AnnealExploration(explore, share_of_run=cfg.exploration_share)
-    hooks = [AnnealLearningRate(optimizer, cfg.anneal), exploration]
+    hooks = [AnnealLearningRate(optimizer, cfg.anneal), anneal_epsilon(explore, cfg)]
     buffer = experiment.make_replay_buffer()
     if cfg.clip_reward and cfg.n_step > 1:
         why = f"takes the sign of sums of n_step={cfg.n_step} rewards, not of each reward"

@@ -49,13 +49,14 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         before=lambda width: [Dropout(cfg.dropout), LayerNorm(width)],
     )
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
-    alpha = sac.temperature(env, cfg.initial_alpha, cfg.target_entropy)
+    alpha = sac.temperature(env, cfg)
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)
     loss.make_value_estimator(gamma=cfg.gamma)
+    owned = sac.optimizers(loss, lr=cfg.learning_rate)
     update = Update(
         loss,
-        sac.optimizers(loss, lr=cfg.learning_rate),
-        every={"loss_actor": cfg.policy_delay, "loss_alpha": cfg.policy_delay},
+        owned,
+        every=dict.fromkeys(owned.keys() - {"loss_qvalue"}, cfg.policy_delay),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),

@@ -15,7 +15,7 @@ from torch.optim import Adam
 from kit.buffers import PrioritizedSampler
 from kit.config import Atoms, Finite, NotNegative, UnitInterval, checks
 from kit.experiment import Experiment, main
-from kit.hooks import Anneal, AnnealExploration, AnnealLearningRate
+from kit.hooks import Anneal, AnnealLearningRate, anneal_epsilon
 from kit.modules import make_q_network
 from kit.modules.exploration import EpsilonGreedy
 from kit.trainer import Trainer
@@ -64,8 +64,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal)]
     policy = TensorDictSequential(network)
     if not cfg.noisy:
-        explore = EpsilonGreedy(env, eps_init=1.0, eps_end=float(cfg.epsilon_end))
-        hooks.append(AnnealExploration(explore, share_of_run=cfg.exploration_share))
+        explore = EpsilonGreedy(env, eps_init=cfg.epsilon_start, eps_end=cfg.epsilon_end)
+        hooks.append(anneal_epsilon(explore, cfg))
         policy = TensorDictSequential(network, explore)
     sampler = None
     if cfg.priority_exponent:
@@ -85,7 +85,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 def _refuse_unused(cfg: Config) -> None:
     """Refuse settings of what is left out."""
     if cfg.noisy:
-        checks.unused(cfg, ("epsilon_end", "exploration_share"), "noise on weights explores")
+        epsilon = ("epsilon_start", "epsilon_end", "epsilon_decay", "exploration_share")
+        checks.unused(cfg, epsilon, "noise on weights explores")
     if cfg.head != "c51":
         checks.unused(cfg, ("support",), f"head={cfg.head} has none")
     if cfg.head == "value":

@@ -60,7 +60,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         num_qvalue_nets=cfg.num_critics,
         sub_sample_len=cfg.num_target_critics,
         loss_function="l2",
-        **sac.temperature(env, cfg.initial_alpha, cfg.target_entropy),
+        **sac.temperature(env, cfg),
         min_alpha=1e-6,
     )
     if cfg.n_step > 1 and type(loss).__module__.startswith("torchrl."):
@@ -68,10 +68,11 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         raise SettingError("loss", type(loss).__name__, why, ["kit.losses:REDQLoss"])
     _ = getattr(loss, "target_entropy", None)  # a buffer that TorchRL registers when first read
     loss.make_value_estimator(gamma=cfg.gamma)
+    owned = sac.optimizers(loss, lr=cfg.learning_rate)
     update = Update(
         loss,
-        sac.optimizers(loss, lr=cfg.learning_rate),
-        every={"loss_actor": cfg.policy_delay, "loss_alpha": cfg.policy_delay},
+        owned,
+        every=dict.fromkeys(owned.keys() - {"loss_qvalue"}, cfg.policy_delay),
         max_grad_norm=cfg.max_grad_norm,
         compile=cfg.compile,
         target_updater=SoftUpdate(loss, tau=cfg.tau),

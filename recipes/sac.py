@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Finite, NetworkConfig, Networks, Positive, UnitInterval
+from kit.config import Finite, NetworkConfig, Networks, Positive, UnitInterval, checks
 from kit.envs import VectorEnv
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
@@ -33,7 +33,9 @@ class Config(NetworkConfig, OffPolicyConfig):
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     initial_alpha: Positive = 1.0
-    """Initial entropy temperature; it is learned."""
+    """Initial entropy temperature."""
+    fixed_alpha: bool = False
+    """Whether the temperature stays as it is; otherwise it is learned."""
     target_entropy: Finite | None = None
     """Target entropy of the policy; null: minus the number of action dimensions."""
     learning_rate: Positive = 1e-3
@@ -46,16 +48,21 @@ def make_policy(env: VectorEnv, sizes: list[int], activation: str) -> TensorDict
     return make_actor(env, sizes, activation, **how).select_out_keys("action")
 
 
-def temperature(env: VectorEnv, initial: float, target: float | None) -> dict[str, float]:
+def temperature(env: VectorEnv, cfg: Any) -> dict[str, Any]:
     """Arguments of the loss that decide the entropy temperature."""
-    entropy = -float(env.action_spec.shape[1:].numel())
-    return {"alpha_init": initial, "target_entropy": entropy if target is None else target}
+    if cfg.fixed_alpha:
+        checks.unused(cfg, ["target_entropy"], "fixed_alpha=true has none")
+    target = cfg.target_entropy
+    target = -float(env.action_spec.shape[1:].numel()) if target is None else target
+    how = {"alpha_init": cfg.initial_alpha, "fixed_alpha": cfg.fixed_alpha}
+    return {**how, "target_entropy": target}
 
 
 def optimizers(loss: Any, **settings: Any) -> dict[str, Adam]:
     """An optimiser for each loss, so that those of actor and temperature may be delayed."""
     critics, actor = loss.qvalue_network_params.parameters(), loss.actor_network_params.parameters()
-    owned = {"loss_qvalue": critics, "loss_actor": actor, "loss_alpha": [loss.log_alpha]}
+    owned = {"loss_qvalue": critics, "loss_actor": actor}
+    owned |= {} if loss.fixed_alpha else {"loss_alpha": [loss.log_alpha]}
     return {name: Adam(own, fused=True, **settings) for name, own in owned.items()}
 
 
@@ -65,9 +72,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     env = experiment.make_env(actions="continuous")
     actor = make_policy(env, cfg.hidden_sizes, cfg.activation)
     critic = make_action_value(env, cfg.hidden_sizes, cfg.activation)
-    form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
-    alpha = temperature(env, cfg.initial_alpha, cfg.target_entropy)
-    loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)
+    form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2", **temperature(env, cfg)}
+    loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form)
     loss.make_value_estimator(gamma=cfg.gamma)
     update = Update(
         loss,

@@ -50,7 +50,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         make_action_value(env, cfg.hidden_sizes, cfg.activation, outputs=cfg.num_quantiles),
         num_qvalue_nets=cfg.num_critics,
         top_quantiles_to_drop_per_net=cfg.dropped_quantiles,
-        **sac.temperature(env, cfg.initial_alpha, cfg.target_entropy),
+        **sac.temperature(env, cfg),
     )
     loss.make_value_estimator(gamma=cfg.gamma)
     update = Update(

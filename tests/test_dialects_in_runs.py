@@ -266,3 +266,9 @@ def test_the_settings_of_the_run_are_those_it_trained_with_and_a_resume_keeps_th
     main(ppo.Config, build, [f"resume={run}", "progress=false"])
     assert [group["lr"] for group in again[0].optimizer.param_groups] == [0.5]
     assert float(again[0].advantage.gamma) == 0.5
+
+
+def test_an_episode_that_ends_before_the_length_that_is_said_names_that_setting():
+    steps = Pyrado(max_iter=2, min_steps=20, num_epoch=1, batch_size=9, env_max_steps=500)
+    with pytest.raises(SettingError, match=r"episode_length=500 is not that of all episodes"):
+        ppo.build(ppo.Config(steps=steps, runs=None, progress=False)).run()

@@ -145,6 +145,8 @@ EFFECTS: dict[str, Effect] = {
     # families
     "gamma": Effect(0.5),
     "buffer_size": Effect(32),
+    "reward_scale": Effect(0.5),
+    "standardize_reward": Effect(True),
     "n_step": Effect(3, weights, {"n_step": 1}),
     "store_next_observation": Effect(False, part("buffer.buffer.storage"), {"n_step": 1}),
     "stacked_frames": Effect(2, refused),
@@ -171,6 +173,7 @@ EFFECTS: dict[str, Effect] = {
     "policy_noise": Effect(0.9),
     "noise_clip": Effect(0.01),
     "initial_alpha": Effect(0.1),
+    "fixed_alpha": Effect(True),
     "target_entropy": Effect(5.0),
     "head": Effect("value"),
     "atoms": Effect(7),
@@ -239,7 +242,9 @@ EFFECTS: dict[str, Effect] = {
     "min_q_weight": Effect(10.0),
     "num_random": Effect(3),
     # exploration
+    "epsilon_start": Effect(0.1, weights, {"noisy": False}),
     "epsilon_end": Effect(1.0, weights, {"noisy": False}),
+    "epsilon_decay": Effect(0.1, weights, {"noisy": False}),
     "exploration_share": Effect(1.0, weights, {"noisy": False}),
     "exploration_noise": Effect(0.9),
 }

@@ -118,6 +118,10 @@ class ReplayConfig(RunConfig):
 class OffPolicyConfig(ReplayConfig):
     """Settings of every off-policy recipe: minibatches are sampled from a replay buffer."""
 
+    reward_scale: Positive = 1.0
+    """Factor of the rewards that are learned from; returns are logged as they are."""
+    standardize_reward: bool = False
+    """Whether rewards of a minibatch get mean 0 and deviation 1, before they are scaled."""
     n_step: Count = 1
     """Rewards summed into one before bootstrapping (n-step returns)."""
     store_next_observation: bool = True

@@ -135,7 +135,9 @@ class Dialect(ABC):
 
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
         """The algorithm of a recipe, or its family if the library does not have it."""
-        return algo if family is None or algo in self.ALGORITHMS else family
+        if family is None or algo in self.ALGORITHMS:
+            return algo
+        return self.ALIASES.get(_letters(str(algo)), family)
 
     def _guess(self) -> str:
         """The algorithm that the given settings imply."""

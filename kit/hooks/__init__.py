@@ -12,6 +12,7 @@ from kit.hooks.annealing import (
     AnnealLearningRate,
     EndOfExploration,
     anneal_coefficients,
+    anneal_epsilon,
 )
 from kit.hooks.base import Hook
 from kit.hooks.best import BestPolicy
@@ -20,6 +21,7 @@ from kit.hooks.critic import FitCritic, fit_critic
 from kit.hooks.curve import LearningCurve, draw_curve
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
+from kit.hooks.rewards import ScaleReward
 
 __all__ = [
     "Anneal",
@@ -34,10 +36,12 @@ __all__ = [
     "LearningCurve",
     "NaNGuard",
     "NotFinite",
+    "ScaleReward",
     "StopWhen",
     "TargetKL",
     "TimeLimit",
     "anneal_coefficients",
+    "anneal_epsilon",
     "draw_curve",
     "fit_critic",
 ]

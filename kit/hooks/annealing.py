@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kit.config import checks
 from kit.hooks.base import Hook, HookedTrainer, Kind
-from kit.steps import Schedule, SettingError, make_schedule
+from kit.steps import Decay, Schedule, SettingError, make_schedule
 from kit.steps.counts import can_count
 
 if TYPE_CHECKING:
@@ -302,6 +303,24 @@ class AnnealExploration(Anneal):
         for module, noise in found:
             start, end = (float(getattr(module, f"{noise}_{which}")) for which in ("init", "end"))
             self.values.append(_Value(module, noise, start=start, end=end))
+
+
+def anneal_epsilon(explore: nn.Module, cfg: Any) -> AnnealExploration:
+    """The hook that lowers epsilon as the settings of DQN say.
+
+    Args:
+        explore: the module of the policy that acts at random with probability epsilon.
+        cfg: settings with ``epsilon_start`` and ``epsilon_decay``, or ``exploration_share``.
+
+    Raises:
+        SettingError: if settings of the linear fall are given beside ``epsilon_decay``.
+    """
+    if cfg.epsilon_decay is None:
+        return AnnealExploration(explore, share_of_run=cfg.exploration_share)
+    without_end = f"epsilon_decay={cfg.epsilon_decay} has no end"
+    checks.unused(cfg, ("epsilon_end", "exploration_share"), without_end)
+    falling = Decay(cfg.epsilon_start, cfg.epsilon_decay)
+    return AnnealExploration(explore, falling, counter="iterations")
 
 
 class EndOfExploration(Hook):

@@ -15,6 +15,7 @@ from kit.steps.schedule import Due, RunSchedule
 from kit.steps.schedules import (
     Constant,
     Cosine,
+    Decay,
     Exponential,
     Linear,
     Piecewise,
@@ -27,6 +28,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Counts",
+    "Decay",
     "Difference",
     "Due",
     "Every",

@@ -97,6 +97,24 @@ class Exponential(_Ramp):
 
 
 @dataclass(frozen=True)
+class Decay:
+    """``start`` times a constant factor per unit of the counter, without end."""
+
+    start: float
+    """value when the counter is 0."""
+    factor: float
+    """value at a count over that at the count before."""
+
+    def __post_init__(self) -> None:
+        for field in ("start", "factor"):
+            object.__setattr__(self, field, real_number(field, getattr(self, field)))
+
+    def __call__(self, count: int) -> float:
+        """The value at ``count``."""
+        return self.start * self.factor ** max(count, 0)
+
+
+@dataclass(frozen=True)
 class Piecewise:
     """Constant pieces: ``values[i]`` from ``boundaries[i - 1]`` on, up to ``boundaries[i]``."""
 

@@ -85,6 +85,10 @@ class CountedBatches:
         separate = plan.prefill_steps > 0 and not plan.prefill_is_iteration
         iteration = self._taken - separate
         expected = plan.collected(iteration) if iteration else plan.local_prefill_steps
+        if self.collected != expected and plan.collects_episodes:
+            why = f"is not that of all episodes: they are {self.collected} policy steps in a batch"
+            works = f"leave out what says so, as episodes may end earlier; planned were {expected}"
+            raise SettingError("episode_length", plan.episode_length, why, works)
         if self.collected != expected:
             why = f"gave a batch of {self.collected} policy steps, shape {tuple(batch.shape)}"
             name = type(self.collector).__name__

@@ -177,8 +177,19 @@ def test_pyrados_sac_has_a_learning_rate_of_its_own():
     assert "lr=0.0003 (here learning_rate=0.001)" in carry(Pyrado(algo="sac"), sac.Config())[1][0]
 
 
-def test_rewards_that_are_not_standardised_are_those_of_recipes():
-    assert carry(Pyrado(algo="sac", standardize_rew=False), sac.Config())[0] == {}
+def test_pyrados_rewards_and_temperature_act_in_sac():
+    given = Pyrado(algo="sac", standardize_rew=False, rew_scale=0.1, learn_ent_coeff=False)
+    expected = {"standardize_reward": False, "reward_scale": 0.1, "fixed_alpha": True}
+    assert carry(given, sac.Config())[0] == expected
+    assert "standardize_rew=True" in " ".join(carry(Pyrado(algo="sac"), sac.Config())[1])
+
+
+def test_pyrados_epsilon_acts_in_dqn():
+    given = Pyrado(algo="dql", eps_init=0.5, eps_schedule_gamma=0.99)
+    assert carry(given, dqn.Config())[0] == {"epsilon_start": 0.5, "epsilon_decay": 0.99}
+    assert given.algorithm_for("dqn", "off_policy") == "dql"
+    constant = Pyrado(algo="dql", eps_schedule_gamma=1.0)
+    assert carry(constant, dqn.Config())[0] == {"epsilon_decay": 1.0}
 
 
 def test_epsilon_and_target_updates_act_in_dqn_in_its_gradient_steps():

@@ -89,6 +89,7 @@ class PyradoSettings(WrappedDialect):
         **dict.fromkeys(("ppo", "ppo2", "a2c", "svpg"), ON_POLICY),
         **dict.fromkeys(("dql", "sac"), OFF_POLICY),
     }
+    ALIASES: ClassVar = {"dqn": "dql"}
     IMPLIED: ClassVar = {"sac": ("memory_size", "num_init_memory_steps", "num_updates_per_step")}
     DEFAULTS: ClassVar = _DEFAULTS
     CANNOT: ClassVar = {"collects_episodes": (True, "it collects rollouts")}
@@ -136,16 +137,17 @@ class PyradoSettings(WrappedDialect):
     """share of the target that a soft target update keeps (SAC)."""
     ent_coeff_init: float = acts("initial_alpha", 0.2, only="sac")
     """first weight of the entropy (SAC)."""
-    learn_ent_coeff: bool = refused("SAC learns its entropy coefficient", True, only="sac")
+    learn_ent_coeff: bool = acts("fixed_alpha", True, lambda learn, _: not learn, only="sac")
     """whether that weight is learnt, by an optimiser of its own (SAC)."""
-    standardize_rew: bool = refused("use env.normalize_reward", True, accepted=(False,), only="sac")
+    standardize_rew: bool = acts("standardize_reward", True, only="sac")
     """whether rewards get mean 0 and standard deviation 1 (SAC)."""
-    rew_scale: float = refused("scale the rewards in the environment", 1.0, only="sac")
+    rew_scale: float = acts("reward_scale", 1.0, only="sac")
     """factor of the rewards (SAC)."""
     eps_init: float = acts("epsilon_start", 1.0, only="dql")
     """first probability of a random action (DQL)."""
-    eps_schedule_gamma: float = refused("use epsilon_end and exploration_share", 1.0, only="dql")
-    """factor of that probability per iteration (DQL)."""
+    eps_schedule_gamma: float | None = acts("epsilon_decay", only="dql")
+    """factor of that probability per iteration (DQL), which pyrado asks for; ``None``: the
+    recipe's schedule."""
     eps_clip: float = acts("clip_epsilon", 0.1, only=_CLIPPED)
     """clip range of the probability ratio (PPO, PPO2)."""
     vfcn_coeff: float = acts("critic_coeff", 0.5, lambda value, _: value / 2, only=_JOINT)

@@ -1,0 +1,45 @@
+"""Rewards as they are learned from."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from tensordict import TensorDictBase
+
+from kit.hooks.base import Hook, Kind
+from kit.steps.errors import SettingError, real_number
+
+_REWARD = ("next", "reward")
+_LEAST = 1e-8
+"""Standard deviation that rewards are divided by, at least."""
+
+
+class ScaleReward(Hook):
+    """Standardises and scales the rewards of every minibatch; returns are logged as they are.
+
+    Args:
+        scale: factor of the rewards (Haarnoja et al. 2018, section 5.2): the larger, the less the
+            entropy counts beside them.
+        standardize: whether they get mean 0 and standard deviation 1 before that, over the
+            minibatch.
+
+    Raises:
+        SettingError: if the scale is not positive.
+    """
+
+    kind: Kind = "step"
+    operations: ClassVar = {"process_optim_batch": "scaled"}
+
+    def __init__(self, scale: float = 1.0, standardize: bool = False) -> None:
+        self.scale, self.standardize = real_number("reward_scale", scale), standardize
+        if self.scale <= 0:
+            raise SettingError("reward_scale", scale, "is not positive", [1.0])
+
+    def scaled(self, minibatch: TensorDictBase) -> TensorDictBase:
+        """Replace the rewards of a minibatch, which belongs to the gradient step alone."""
+        reward = minibatch.get(_REWARD)
+        if self.standardize:
+            deviation, mean = torch.std_mean(reward, correction=0)
+            reward = (reward - mean) / deviation.clamp_min(_LEAST)
+        return minibatch.set(_REWARD, reward * self.scale)

@@ -1,0 +1,64 @@
+"""Rewards that are learned from are standardised and scaled; returns are as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import recipes.sac
+from kit.experiment import EnvConfig, OffPolicySteps
+from kit.hooks import ScaleReward
+from kit.steps import SettingError
+
+
+def minibatch(rewards: list[float]) -> TensorDict:
+    reward = torch.tensor(rewards).unsqueeze(-1)
+    return TensorDict({"next": {"reward": reward}}, [len(rewards)])
+
+
+def rewards_of(found: TensorDict) -> list[float]:
+    return found["next", "reward"].flatten().tolist()
+
+
+def test_rewards_are_scaled():
+    assert rewards_of(ScaleReward(0.5).scaled(minibatch([1.0, -2.0, 4.0]))) == [0.5, -1.0, 2.0]
+
+
+def test_rewards_of_a_minibatch_are_standardised_and_then_scaled():
+    found = ScaleReward(3.0, standardize=True).scaled(minibatch([1.0, 3.0]))
+    assert rewards_of(found) == [-3.0, 3.0]
+
+
+def test_equal_rewards_are_standardised_to_zero():
+    found = ScaleReward(standardize=True).scaled(minibatch([5.0, 5.0, 5.0]))
+    assert rewards_of(found) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_a_scale_that_is_not_positive_is_refused(scale):
+    with pytest.raises(SettingError, match="reward_scale="):
+        ScaleReward(scale)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"reward_scale": 0.01}, {"standardize_reward": True}], ids=str
+)
+def test_a_run_learns_from_other_rewards_and_logs_and_stores_its_own(settings):
+    steps = OffPolicySteps(total_policy_steps=400, learning_starts=64, evaluation_every=None)
+    env = EnvConfig(id="Pendulum-v1", num_envs=1)
+    how = {"steps": steps, "env": env, "runs": None, "progress": False, "seed": 3}
+    trainers = [recipes.sac.build(recipes.sac.Config(**how, **more)) for more in ({}, settings)]
+    seen: list[list[float]] = [[], []]
+    for trainer, found in zip(trainers, seen):
+        trainer.register_op("post_optim_log", lambda m, found=found: found.append(rewards_of(m)))
+        trainer.run()
+    stored = trainers[1].buffer.buffer[:]["next", "reward"]
+    assert float(stored.min()) < -1.0
+    assert max(map(min, seen[0])) < -1.0
+    if "reward_scale" in settings:
+        assert min(map(min, seen[1])) > -0.17  # a hundredth of Pendulum's least, -16.3
+    else:
+        assert all(abs(sum(rewards)) < 1e-2 for rewards in seen[1])
+    returns = [trainer.journal.latest["episode/return"] for trainer in trainers]
+    assert all(value < -200.0 for value in returns)
