@@ -275,17 +275,22 @@ class ReplayBatches:
         size = plan.minibatch_size or filled
         if plan.sequence_length is not None:
             size *= plan.sequence_length
-        for _ in range(limit):
-            several = range(plan.minibatches_per_gradient_step or 1)
-            drawn = [self._sample(size) for _ in several]
-            yield drawn if self.sequences is None else [self.sequences.cut(m) for m in drawn]
+        each = plan.minibatches_per_gradient_step or 1
+        drawn = self._samples(size, limit * each)
+        while group := list(islice(drawn, each)):
+            yield group if self.sequences is None else [self.sequences.cut(m) for m in group]
+
+    def _samples(self, size: int, count: int) -> Iterator[TensorDictBase]:
+        """Draw minibatches of so many transitions."""
+        for minibatch in self._direct.samples(size, count):
+            count -= 1
+            yield minibatch
+        own = () if self.buffer.batch_size == size else (size,)
+        for _ in range(count):
+            yield self.buffer.sample(*own)
 
     def _sample(self, size: int) -> TensorDictBase:
-        sampled = self._direct.sample(size)
-        if sampled is None:
-            own = self.buffer.batch_size == size
-            sampled = self.buffer.sample() if own else self.buffer.sample(size)
-        return sampled  # type: ignore[no-any-return, unused-ignore]
+        return next(self._samples(size, 1))
 
     def update_priority(self, minibatch: TensorDictBase) -> None:
         """Set the priorities of a minibatch to its new errors, where the sampler has priorities.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ def on_host(tensor: Tensor) -> bool:
     """Whether NumPy can show a tensor, without waiting for a device."""
     return tensor.is_cpu and tensor.dtype in _OF_NUMPY and not tensor.requires_grad
 
+
+AT_ONCE = 2**20
+"""Bytes of minibatches that are drawn at once, about."""
 
 _SAMPLERS = (RandomSampler, PrioritizedSampler, SequenceSampler)
 _OF_NUMPY = frozenset(
@@ -91,6 +95,7 @@ class DirectRows:
         self._shown: Any = None
         self._rows: dict[tuple[str, ...], _Rows] = {}
         self._prioritized = False
+        self._row_bytes = 0
 
     def _look(self) -> bool:
         """Whether there are rows and nothing else is asked of the buffer.
@@ -110,6 +115,8 @@ class DirectRows:
             index = self._rows.pop(("index",), None)
             if index is not None:  # the same whatever is written there
                 index.tensor.copy_(torch.arange(len(index.tensor)))
+            observed = 0 if self._once is None else self._once.observed_bytes
+            self._row_bytes = 8 + observed + sum(r.tensor[0].nbytes for r in self._rows.values())
         return True
 
     @property
@@ -160,27 +167,37 @@ class DirectRows:
             buffer.mark_update(index)
         sampler.extend(index)
 
-    def sample(self, size: int) -> TensorDictBase | None:
-        """Draw a minibatch ``[size]``; ``None`` where the buffer is empty, or not plain."""
-        storage = self.storage
-        filled = self.filled
-        if not filled:
-            return None
-        sampler, told = self.buffer._sampler, {}
+    def samples(self, size: int, count: int) -> Iterator[TensorDictBase]:
+        """Draw minibatches ``[size]``; none where the buffer is empty, or not plain.
+
+        As many as are a mebibyte are drawn at once, but not by priority: priorities follow from the
+        gradient step before.
+        """
+        while count > 0 and self.filled:
+            fitting = 1 if self._prioritized else AT_ONCE // (size * self._row_bytes)
+            several = max(min(count, fitting), 1)
+            yield from self._drawn(size, several)
+            count -= several
+
+    def _drawn(self, size: int, several: int) -> Iterator[TensorDictBase]:
+        storage, sampler, rows = self.storage, self.buffer._sampler, several * size
+        told: dict[str, Any] = {}
         if type(sampler) is RandomSampler:  # which checks much
             on = {"generator": storage._rng, "device": storage.device}
-            index = torch.randint(0, filled, (size,), **on)
+            index = torch.randint(0, self.filled, (rows,), **on)
         else:
-            index, told = sampler.sample(storage, size)
+            index, told = sampler.sample(storage, rows)
         places = index.numpy() if on_host(index) else None
-        drawn = {path: rows.read(index, places) for path, rows in self._rows.items()}
+        drawn = {path: of_entry.read(index, places) for path, of_entry in self._rows.items()}
         if self._once is not None:
             drawn |= self._once.read(index.numpy())
         drawn |= {(name,): value for name, value in told.items()}
-        minibatch = nested({("index",): index, **drawn}, [size])
-        if isinstance(self.buffer, HindsightReplayBuffer):
-            self.buffer.relabel(minibatch, index)
-        return minibatch
+        drawn["index",] = index
+        for values in zip(*(torch.split(value, size) for value in drawn.values())):
+            minibatch = nested(dict(zip(drawn, values)), [size])
+            if isinstance(self.buffer, HindsightReplayBuffer):
+                self.buffer.relabel(minibatch, minibatch["index"])
+            yield minibatch
 
     def update_priority(self, minibatch: TensorDictBase, errors: Tensor) -> None:
         """Set the priorities of a minibatch ``[size]`` to its errors."""

@@ -183,6 +183,12 @@ class ObservationStorage(TransitionStorage):
                 raise SettingError("stacked_frames", self.frames, why, [1])
 
     # ------------------------------------------------------------------ reading
+    @property
+    def observed_bytes(self) -> int:
+        """Bytes of both observations of a transition, once the first is stored."""
+        frames: int = sum(memory.values[0].nbytes for memory in self._memories.values())
+        return 2 * self.frames * frames
+
     def get(self, index: Any) -> Any:
         """Read rows with both observations."""
         rows = super().get(index)

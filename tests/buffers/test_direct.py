@@ -9,8 +9,16 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.envs.transforms import RenameTransform
 
-from kit.buffers import PrioritizedSampler, ReplayBatches, SequenceSampler, make_replay_buffer
+from kit.buffers import (
+    PrioritizedSampler,
+    ReplayBatches,
+    SequenceSampler,
+    direct,
+    make_replay_buffer,
+)
+from kit.buffers.direct import DirectRows
 from kit.buffers.writer import SliceWriter
+from tests.tiny import off_policy_plan
 
 
 def batch(first, num_envs=2, steps=3):
@@ -108,6 +116,52 @@ def test_other_buffers_of_the_same_storage_are_told_what_is_new():
     for number in range(2):
         buffer.extend(batch(6 * number))
     assert other.sampler.state_dict()["values"].tolist() == [1.0] * 12
+
+
+@pytest.mark.parametrize("kind", ["uniformly", "in sequences", "observations once"])
+@pytest.mark.parametrize("each", [1, 2])
+def test_minibatches_that_are_drawn_at_once_are_those_of_single_draws(kind, each, monkeypatch):
+    how = {"sequence_length": 2} if kind == "in sequences" else {}
+    how |= {"store_next_observation": False} if kind == "observations once" else {}
+    replay = make_replay_buffer(20, 4, **how)
+    for number in range(5):
+        replay.extend(batch(6 * number))
+    plan = off_policy_plan(
+        minibatch_size=4, sequence_length=how.get("sequence_length"),
+        minibatches_per_gradient_step=each,
+    )  # fmt: skip
+    draws: list[int] = []
+    draw = DirectRows._drawn
+    counting = lambda self, size, several: draws.append(several) or draw(self, size, several)  # noqa: E731
+    monkeypatch.setattr(DirectRows, "_drawn", counting)
+    found = {}
+    for at_once in (0, 2**20):
+        monkeypatch.setattr(direct, "AT_ONCE", at_once)
+        torch.manual_seed(0)
+        found[at_once] = [m.clone() for group in replay.epoch(plan, 7) for m in group]
+    assert draws == [1] * 7 * each + [7 * each]
+    assert all((one == other).all() for one, other in zip(*found.values(), strict=True))
+
+
+def test_minibatches_that_are_drawn_at_once_share_no_memory():
+    replay = make_replay_buffer(20, 4)
+    replay.extend(batch(0))
+    for [minibatch] in replay.epoch(off_policy_plan(minibatch_size=4), 7):
+        assert minibatch["observation"].max() >= 0
+        minibatch.apply_(lambda value: value.fill_(-1) if value.is_floating_point() else value)
+
+
+def test_by_priority_every_minibatch_is_drawn_after_the_priorities_of_the_one_before():
+    sampler = PrioritizedSampler(20, alpha=1.0, beta=0.5, eps=0.0)
+    replay = make_replay_buffer(20, 4, sampler=sampler)
+    replay.extend(batch(0))
+    sampler.update_priority(torch.arange(6), torch.tensor([1.0, 0, 0, 0, 0, 0]))
+    drawn = []
+    for [minibatch] in replay.epoch(off_policy_plan(minibatch_size=4), 6):
+        place = int(minibatch["index"][0])
+        drawn.append(minibatch["index"].unique().tolist())
+        sampler.update_priority(torch.tensor([place, (place + 1) % 6]), torch.tensor([0.0, 1.0]))
+    assert drawn == [[place] for place in range(6)]
 
 
 def test_the_batch_stays_as_it_is_and_a_sample_belongs_to_who_draws_it():
