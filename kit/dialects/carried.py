@@ -39,7 +39,7 @@ def _described(use: Acts | Refused) -> str:
     if isinstance(use, Refused):
         return use.why
     if use.family is None:
-        return use.setting
+        return use.setting if use.also is None else f"{use.setting}, {use.also.setting}"
     other = "elsewhere it counts" if use.otherwise is None else _described(use.otherwise)
     return f"{use.setting} ({use.family.replace('_', '-')}), {other}"
 
@@ -107,8 +107,9 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
             values |= _taken(name, changed[name], use, said, config)
         elif isinstance(use, Acts) and flat(theirs)[name] is not None:
             value, ours = flat(theirs)[name], _setting(config, use)
-            meant = use.value(value, theirs)
-            if ours not in ([], [meant]):
+            of_default = _meant(use, value, theirs)
+            meant = None if of_default is None else of_default[use.setting]
+            if of_default is not None and ours not in ([], [meant]):
                 here = f"here {use.setting}={ours[0]}"
                 if ours == [value]:  # the same number in another formula
                     here = f"that is {use.setting}={meant}, here {ours[0]}"
@@ -164,29 +165,33 @@ def _equivalent(
 ) -> tuple[str, Any] | None:
     """The field of another library that sets what ``use`` sets, and its value."""
     meant = _meant(use, given, said)
-    if meant is None:
+    if meant is None or isinstance(use, Refused):
         return None
     for name, other in theirs.items():
         if "." in name:
             continue
-        for value in (given, meant[1]):
+        for value in (given, meant[use.setting]):
             if _meant(other, value, made) == meant:
                 return name, value
     return None
 
 
-def _meant(use: Acts | Refused, value: Any, settings: Dialect) -> tuple[str, Any] | None:
-    """The setting of recipes that a field sets, and its value; ``None`` if there is none."""
+def _meant(use: Acts | Refused, value: Any, settings: Dialect) -> dict[str, Any] | None:
+    """The settings of recipes that a field sets, and their values; ``None`` if there are none."""
+    if isinstance(use, Refused):
+        return None
     try:
-        return (use.setting, use.value(value, settings)) if isinstance(use, Acts) else None
+        own = {use.setting: use.value(value, settings)}
     except (SettingError, ArithmeticError, AttributeError, TypeError, ValueError):
         return None
+    also = {} if use.also is None else _meant(use.also, value, settings) or {}
+    return own | {name: value for name, value in also.items() if value is not None}
 
 
 def _taken(
     name: str, given: Any, use: Acts | Refused, said: Dialect, config: Any
 ) -> dict[str, Any]:
-    """The recipe's setting that a changed field sets, and its value."""
+    """The recipe's settings that a changed field sets, and their values."""
     if isinstance(use, Refused):
         if given in use.accepted:
             return {}
@@ -201,7 +206,9 @@ def _taken(
         why = f"of {said.LIBRARY} contradicts {use.setting}={show(ours[0])}"
         works = f"leave one of them out: both mean {use.setting}"
         raise SettingError(name, given, why, works)
-    return {use.setting: meant}
+    if use.also is None or use.also.value(value, said) is None:
+        return {use.setting: meant}
+    return {use.setting: meant, **_taken(name, given, use.also, said, config)}
 
 
 def _setting(config: Any, use: Acts) -> list[Any]:

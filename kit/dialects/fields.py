@@ -47,6 +47,8 @@ class Acts:
     """family of algorithms in which it acts; ``None``: all."""
     otherwise: Acts | Refused | None = None
     """its use in other families; ``None``: it counts."""
+    also: Acts | None = None
+    """a second setting that it sets, where its value for that is not ``None``."""
 
 
 def counts(plan: str = "", default: Any = None, *, only: Any = ()) -> Any:

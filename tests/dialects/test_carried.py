@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kit.dialects import DIALECTS, GAE, SB3, CleanRL, Nip, Pyrado, Sheeprl, Tianshou, dialect
-from kit.dialects.carried import carry, flat, take, use_of
+from kit.dialects.carried import carry, carry_over, flat, take, use_of
 from kit.dialects.fields import Acts, uses
 from kit.steps import SettingError
-from recipes import dqn, ppo, sac
+from recipes import a2c, dqn, ppo, sac
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
 
 
@@ -274,7 +274,10 @@ def test_the_kits_own_words_take_nothing():
         (SB3(use_sde=True, algo="ppo"), "use_sde=True"),
         (Tianshou(replay_buffer_stack_num=4), "replay_buffer_stack_num=4 .*used up at once"),
         (Tianshou(stop_rew=3.0), "stop_rew=3.0 of tianshou is stop_at_return"),
-        (Pyrado(algo="ppo", critic=GAE(num_epoch=3)), r"critic\.num_epoch=3 .*use critic_epochs"),
+        (
+            Pyrado(algo="ppo", critic=GAE(num_epoch=3)),
+            r"critic\.num_epoch=3 .* critic_epochs, which",
+        ),
     ],
 )
 def test_what_a_recipe_cannot_do_is_refused_by_name(given, message):
@@ -282,9 +285,45 @@ def test_what_a_recipe_cannot_do_is_refused_by_name(given, message):
         carry(given, Recipe())
 
 
-def test_a_fixed_entropy_coefficient_is_refused():
-    with pytest.raises(SettingError, match=r"ent_coef=0\.1 is fixed.*auto_0\.1"):
-        carry(SB3(algo="sac", ent_coef=0.1), OffPolicyRecipe())
+@pytest.mark.parametrize(
+    ("given", "fixed"),
+    [
+        (SB3(algo="sac", ent_coef=0.1), {"fixed_alpha": True}),
+        (SB3(algo="sac", ent_coef="auto_0.1"), {}),
+        (CleanRL(algo="sac", alpha=0.1, autotune=False), {"fixed_alpha": True}),
+        (Pyrado(algo="sac", ent_coeff_init=0.1, learn_ent_coeff=False), {"fixed_alpha": True}),
+        (Pyrado(algo="sac", ent_coeff_init=0.1), {}),
+    ],
+)
+def test_an_entropy_coefficient_is_fixed_or_learnt_as_the_library_says(given, fixed):
+    assert carry(given, sac.Config())[0] == {"initial_alpha": 0.1, **fixed}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (SB3(algo="sac", ent_coef=0.0), "ent_coef=0.0 is not positive"),
+        (CleanRL(algo="sac", alpha=0.1), "alpha=0.1 is learnt, from 1; use autotune=false"),
+    ],
+)
+def test_an_entropy_coefficient_without_effect_is_refused(given, message):
+    with pytest.raises(SettingError, match=message):
+        carry(given, sac.Config())
+
+
+def test_a_fixed_entropy_coefficient_is_not_translated_to_one_that_is_learnt():
+    sheeprl = Sheeprl(algo="sac")
+    assert carry_over(SB3(algo="sac", ent_coef=0.1), sheeprl, ()) == {"ent_coef": 0.1}
+    assert carry_over(SB3(algo="sac", ent_coef="auto_0.1"), sheeprl, ()) == {}
+    assert sheeprl.alpha == 0.1
+
+
+def test_pyrados_critic_acts_where_it_learns_by_itself():
+    given = Pyrado(algo="ppo", critic=GAE(num_epoch=3, batch_size=32, lr=1e-4))
+    expected = {"critic_epochs": 3, "critic_minibatch_size": 32, "critic_learning_rate": 1e-4}
+    assert carry(given, ppo.Config())[0] == expected
+    with pytest.raises(SettingError, match="critic=3 has no effect in a2c, whose critic learns"):
+        carry(Pyrado(algo="a2c", critic=GAE(num_epoch=3)), a2c.Config())
 
 
 def test_a_setting_in_the_kits_words_that_contradicts_is_refused():

@@ -64,6 +64,13 @@ def _target_period(value: Any, args: Any) -> int:
     return int(value // every)
 
 
+def _fixed_alpha(value: Any, args: Any) -> Any:
+    """The entropy coefficient, which CleanRL reads where it is not learnt."""
+    if args.autotune is not False:
+        raise SettingError("alpha", value, "is learnt, from 1", "use autotune=false as well")
+    return value
+
+
 @dataclass
 class CleanRLSettings(WrappedDialect):
     """``Args`` of CleanRL's files; ``None`` stands for the default of the file."""
@@ -138,11 +145,9 @@ class CleanRLSettings(WrappedDialect):
     each epoch (PPO)."""
     tau: float = acts("tau", only=OFF_POLICY)
     """Polyak coefficient of the target networks (off-policy)."""
-    alpha: float = refused(
-        "the entropy coefficient is learnt: say initial_alpha of the recipe", only=_SACS
-    )
+    alpha: float = acts("initial_alpha", None, _fixed_alpha, only=_SACS)
     """fixed entropy coefficient (SAC without autotune)."""
-    autotune: bool = refused("SAC learns its entropy coefficient", accepted=(True,), only=_SACS)
+    autotune: bool = acts("fixed_alpha", None, lambda learnt, _: not learnt, only=_SACS)
     """whether the entropy coefficient is learnt (SAC)."""
     start_e: float = acts("epsilon_start", only=_DQNS)
     """first epsilon (DQN)."""

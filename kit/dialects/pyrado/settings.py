@@ -21,7 +21,6 @@ EVALUATION_ROLLOUTS = 100
 """Rollouts of one evaluation of a value-based algorithm."""
 
 _CLIPPED, _JOINT = ("ppo", "ppo2"), ("ppo2", "a2c", "svpg")
-_ONE = "use critic_epochs, critic_minibatch_size and critic_learning_rate, where a recipe has them"
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "a2c": {"batch_size": 32, "num_epoch": 1, "lr": 5e-4},
     "ppo": {"batch_size": 64, "num_epoch": 3, "lr": 5e-4},
@@ -47,6 +46,14 @@ def _log_std(value: Any, settings: Any) -> float:
     return log(value)
 
 
+def _of_critic(value: Any, settings: Any) -> Any:
+    """A setting of the critic's own updates."""
+    if settings.algo != "ppo":
+        why = f"has no effect in {settings.algo}, whose critic learns with the policy"
+        raise SettingError("critic", value, why, "leave it out")
+    return value
+
+
 @dataclass
 class GAE:
     """Settings of pyrado's critic, which has an optimiser of its own (not so in PPO2 and A2C)."""
@@ -55,9 +62,9 @@ class GAE:
     """discount factor per step."""
     lamda: float = acts("gae_lambda", 0.95)
     """trade-off between bias (0) and variance (1)."""
-    num_epoch: int = refused(_ONE, 10)
+    num_epoch: int = acts("critic_epochs", 10, _of_critic)
     """passes over the collected rollouts in one update of the critic."""
-    batch_size: int = refused(_ONE, 64)
+    batch_size: int = acts("critic_minibatch_size", 64, _of_critic)
     """transitions in a minibatch of the critic."""
     standardize_adv: bool = acts("normalize_advantage", True)
     """whether advantages get mean 0 and standard deviation 1."""
@@ -65,7 +72,7 @@ class GAE:
     """``RunningStandardizer``: of all advantages so far; ``None``: of those of each batch."""
     max_grad_norm: float | None = refused("the policy's max_grad_norm is the critic's, too")
     """largest norm of the gradients; ``None``: any."""
-    lr: float = refused(_ONE, 5e-4)
+    lr: float = acts("critic_learning_rate", 5e-4, _of_critic)
     """learning rate."""
     lr_scheduler: str | None = refused("use anneal")
     """learning-rate scheduler, one step per epoch."""

@@ -15,7 +15,15 @@ from typing import Annotated, Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
-from kit.steps.errors import LARGEST, Count, Natural, SettingError, one_of, whole_number
+from kit.steps.errors import (
+    LARGEST,
+    Count,
+    Natural,
+    SettingError,
+    one_of,
+    real_number,
+    whole_number,
+)
 
 # fmt: off
 _ACTOR_CRITIC = {"gamma": 0.99, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
@@ -74,12 +82,19 @@ def _target_period(value: Any, settings: Any) -> int:
 
 
 def _alpha(value: Any, settings: Any) -> float:
-    """``auto_0.1``: the first entropy coefficient of SAC, which is learnt."""
+    """The entropy coefficient of SAC: its first value where it is learnt, such as ``auto_0.1``."""
     del settings
     name, _, first = str(value).partition("_")
-    if name != "auto":
-        raise SettingError("ent_coef", value, "is fixed, and SAC learns it here", [f"auto_{value}"])
-    return float(first or 1.0)
+    coefficient = float(first or 1.0) if name == "auto" else real_number("ent_coef", value)
+    if coefficient <= 0:
+        raise SettingError("ent_coef", value, "is not positive", [0.01])
+    return coefficient
+
+
+def _is_fixed(value: Any, settings: Any) -> bool | None:
+    """Whether the entropy coefficient of SAC is a number, and stays as it is."""
+    del settings
+    return None if str(value).startswith("auto") else True
 
 
 @dataclass
@@ -152,9 +167,9 @@ class SB3Settings(WrappedDialect):
         "entropy_coeff",
         only=(ON_POLICY, "sac"),
         family=ON_POLICY,
-        otherwise=Acts("initial_alpha", _alpha),
+        otherwise=Acts("initial_alpha", _alpha, also=Acts("fixed_alpha", _is_fixed)),
     )
-    """weight of the entropy; for SAC ``auto``, or ``auto_0.1`` with its first value."""
+    """weight of the entropy; for SAC also ``auto``: learnt, from 1, or ``auto_0.1``: from 0.1."""
     vf_coef: float = acts("critic_coeff", only=ON_POLICY)
     """weight of the value loss (PPO, A2C)."""
     max_grad_norm: float = acts("max_grad_norm", only=(ON_POLICY, "dqn"))
