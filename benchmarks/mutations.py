@@ -157,7 +157,7 @@ MUTATIONS = [
     ),
     *_of(
         "kit/hooks/evaluation.py", "tests/hooks/test_evaluation.py tests/test_evaluate.py",
-        ("self._left[: episodes % num_envs] += 1", "pass"),
+        ("self._left[: episodes % self.num_envs] += 1", "pass"),
         ("not self._left.any()", "not self._left.all()"),
         ("    policy.eval()\n", ""),
         ("            module.training = training", "            pass"),
@@ -165,9 +165,19 @@ MUTATIONS = [
     ),
     *_of(
         "kit/buffers/batches.py", "tests/buffers/test_batches.py tests/test_checkpoint.py",
+        ('self._order = state_dict["order"].clone()', "pass"),
+    ),
+    *_of(
+        "kit/buffers/n_step.py", "tests/buffers/test_batches.py tests/test_checkpoint.py",
         ("        truncated |= ~done", "        truncated |= done"),
         ("    done.fill_(True)", "    pass"),
-        ('self._order = state_dict["order"].clone()', "pass"),
+        ("            going = going & ~done.narrow(axis, step, count)\n", ""),
+        ("self.gamma**step * reward", "reward"),
+    ),
+    *_of(
+        "kit/buffers/direct.py", "tests/buffers/test_direct.py",
+        ("        self._tell(start, end)\n", ""),
+        ("fitting = 1 if self._prioritized else", "fitting ="),
     ),
     *_of(
         "kit/trainer/stages.py", "tests/test_stages.py",
@@ -178,8 +188,9 @@ MUTATIONS = [
         "sac",
         ("tau", "tau=cfg.tau", "tau=0.005"),
         ("num_critics", '"num_qvalue_nets": cfg.num_critics', '"num_qvalue_nets": 2'),
-        ("initial_alpha", '"alpha_init": initial,', '"alpha_init": 1.0,'),
-        ("target_entropy", "entropy if target is None else target", "entropy"),
+        ("initial_alpha", '"alpha_init": cfg.initial_alpha,', '"alpha_init": 1.0,'),
+        ("fixed_alpha", '"fixed_alpha": cfg.fixed_alpha', '"fixed_alpha": False'),
+        ("target_entropy", "    target = cfg.target_entropy", "    target = None"),
         ("learning_rate", "lr=cfg.learning_rate", "lr=1e-3"),
         ("gamma", "gamma=cfg.gamma", "gamma=0.99"),
         ("max_grad_norm", "max_grad_norm=cfg.max_grad_norm", "max_grad_norm=None"),
@@ -196,8 +207,9 @@ MUTATIONS = [
     *_passed_on(
         "dqn",
         ("double_dqn", '"double_dqn": cfg.double_dqn', '"double_dqn": True'),
-        ("epsilon_end", "eps_end=float(cfg.epsilon_end)", "eps_end=0.04"),
-        ("target_update_every", "=cfg.target_update_every,", "=1,"),
+        ("epsilon_start", "eps_init=cfg.epsilon_start", "eps_init=1.0"),
+        ("epsilon_end", "eps_end=cfg.epsilon_end", "eps_end=0.04"),
+        ("target_update_every", "    every = cfg.target_update_every", "    every = 1"),
         ("anneal", "optimizer, cfg.anneal", 'optimizer, "linear"'),
     ),
     *_passed_on(
