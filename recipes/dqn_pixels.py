@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
-from torchrl.envs.transforms import SignTransform
 
 from kit.config import Count, Frames, HiddenSizes, Positive, UnitInterval
 from kit.envs.pixels import pixel_wrappers
 from kit.experiment import EnvConfig, Experiment, OffPolicySteps, main
-from kit.hooks import AnnealLearningRate, anneal_epsilon
+from kit.hooks import AnnealLearningRate, SignReward, anneal_epsilon
 from kit.modules import NATURE, make_q_network
 from kit.modules.exploration import EpsilonGreedy
 from kit.steps import SettingError
@@ -77,13 +76,13 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
     targets = make_target_updater(loss, cfg.tau, every)
     update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
-    hooks = [AnnealLearningRate(optimizer, cfg.anneal), anneal_epsilon(explore, cfg)]
+    hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal), anneal_epsilon(explore, cfg)]
     buffer = experiment.make_replay_buffer()
     if cfg.clip_reward and cfg.n_step > 1:
         why = f"takes the sign of sums of n_step={cfg.n_step} rewards, not of each reward"
         raise SettingError("clip_reward", True, why, "use clip_reward=false, or n_step=1")
     if cfg.clip_reward:
-        buffer.buffer.append_transform(SignTransform(in_keys=[("next", "reward")]))
+        hooks.append(SignReward())
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
 
 

@@ -214,7 +214,7 @@ EFFECTS: dict[str, Effect] = {
     "num_particles": Effect(1),
     "anneal_clip": Effect("linear", weights, {**SEVERAL_EPOCHS, "clip_epsilon": 1e-3}),
     # images
-    "clip_reward": Effect(False, lambda run: len(run.trainer.buffer.buffer._transform)),
+    "clip_reward": Effect(False, lambda run: "sign_reward" in run.trainer.registered_modules),
     "preprocess": Effect("atari", refused),
     "frame_stack": Effect(2),
     "convolutions": Effect([[4, 4, 2]]),

@@ -21,7 +21,7 @@ from kit.hooks.critic import FitCritic, fit_critic
 from kit.hooks.curve import LearningCurve, draw_curve
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
-from kit.hooks.rewards import ScaleReward
+from kit.hooks.rewards import ScaleReward, SignReward
 
 __all__ = [
     "Anneal",
@@ -37,6 +37,7 @@ __all__ = [
     "NaNGuard",
     "NotFinite",
     "ScaleReward",
+    "SignReward",
     "StopWhen",
     "TargetKL",
     "TimeLimit",

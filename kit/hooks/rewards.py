@@ -43,3 +43,14 @@ class ScaleReward(Hook):
             deviation, mean = torch.std_mean(reward, correction=0)
             reward = (reward - mean) / deviation.clamp_min(_LEAST)
         return minibatch.set(_REWARD, reward * self.scale)
+
+
+class SignReward(Hook):
+    """Replaces the rewards of every minibatch by their signs (Mnih et al. 2015, methods)."""
+
+    kind: Kind = "step"
+    operations: ClassVar = {"process_optim_batch": "signs"}
+
+    def signs(self, minibatch: TensorDictBase) -> TensorDictBase:
+        """Replace the rewards of a minibatch, which belongs to the gradient step alone."""
+        return minibatch.set(_REWARD, minibatch.get(_REWARD).sign())

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 import recipes.sac
 from kit.experiment import EnvConfig, OffPolicySteps
-from kit.hooks import ScaleReward
+from kit.hooks import ScaleReward, SignReward
 from kit.steps import SettingError
 
 
@@ -33,6 +33,10 @@ def test_rewards_of_a_minibatch_are_standardised_and_then_scaled():
 def test_equal_rewards_are_standardised_to_zero():
     found = ScaleReward(standardize=True).scaled(minibatch([5.0, 5.0, 5.0]))
     assert rewards_of(found) == [0.0, 0.0, 0.0]
+
+
+def test_signs_of_rewards_are_learned_from():
+    assert rewards_of(SignReward().signs(minibatch([5.0, 0.0, -0.5]))) == [1.0, 0.0, -1.0]
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
