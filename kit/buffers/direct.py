@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,12 @@ class _Rows:
         if self.array is None or places is None:
             return self.tensor[index]
         return torch.from_numpy(self.array.take(places, 0))
+
+
+def _parts(rows: Mapping[tuple[str, ...], Tensor], size: int) -> list[dict[Any, Tensor]]:
+    """Rows by path as minibatches of ``size`` of them, in the same memory."""
+    of_each = zip(*(torch.split(value, size) for value in rows.values()))
+    return [dict(zip(rows, values)) for values in of_each]
 
 
 class DirectRows:
@@ -193,8 +199,9 @@ class DirectRows:
             drawn |= self._once.read(index.numpy())
         drawn |= {(name,): value for name, value in told.items()}
         drawn["index",] = index
-        for values in zip(*(torch.split(value, size) for value in drawn.values())):
-            minibatch = nested(dict(zip(drawn, values)), [size])
+        parts = [drawn] if several == 1 else _parts(drawn, size)
+        for part in parts:
+            minibatch = nested(part, [size])
             if isinstance(self.buffer, HindsightReplayBuffer):
                 self.buffer.relabel(minibatch, minibatch["index"])
             yield minibatch
