@@ -201,8 +201,8 @@ def room_of_disk(folder: str) -> tuple[int, str]:
     try:
         with tempfile.TemporaryFile(dir=folder):
             return shutil.disk_usage(folder).free, f"free space in {folder}"
-    except OSError as error:
-        why = f"cannot be written to: {error.strerror}"
+    except (OSError, ValueError) as error:  # ValueError: no name of a file at all
+        why = f"cannot be written to: {getattr(error, 'strerror', None) or error}"
         raise SettingError("buffer_folder", folder, why, "name a folder that exists") from None
 
 
