@@ -207,8 +207,8 @@ MUTATIONS = [
     *_passed_on(
         "dqn",
         ("double_dqn", '"double_dqn": cfg.double_dqn', '"double_dqn": True'),
-        ("epsilon_start", "eps_init=cfg.epsilon_start", "eps_init=1.0"),
-        ("epsilon_end", "eps_end=cfg.epsilon_end", "eps_end=0.04"),
+        ("epsilon_start", "start, end = cfg.epsilon_start,", "start, end = 1.0,"),
+        ("epsilon_end", "min(cfg.epsilon_start, cfg.epsilon_end)", "0.04"),
         ("target_update_every", "    every = cfg.target_update_every", "    every = 1"),
         ("anneal", "optimizer, cfg.anneal", 'optimizer, "linear"'),
     ),

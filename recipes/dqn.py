@@ -71,7 +71,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     options = {"delay_value": True, "double_dqn": cfg.double_dqn, "loss_function": "smooth_l1"}
     loss = experiment.make_loss(make_loss or cfg.loss, network, **options)
     loss.make_value_estimator(gamma=cfg.gamma)
-    explore = EpsilonGreedy(env, eps_init=cfg.epsilon_start, eps_end=cfg.epsilon_end)
+    start, end = cfg.epsilon_start, min(cfg.epsilon_start, cfg.epsilon_end)
+    explore = EpsilonGreedy(env, eps_init=start, eps_end=end)
     policy = TensorDictSequential(network, explore).select_out_keys("action").to(cfg.device)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, fused=True)
     every = cfg.target_update_every

@@ -64,7 +64,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal)]
     policy = TensorDictSequential(network)
     if not cfg.noisy:
-        explore = EpsilonGreedy(env, eps_init=cfg.epsilon_start, eps_end=cfg.epsilon_end)
+        start, end = cfg.epsilon_start, min(cfg.epsilon_start, cfg.epsilon_end)
+        explore = EpsilonGreedy(env, eps_init=start, eps_end=end)
         hooks.append(anneal_epsilon(explore, cfg))
         policy = TensorDictSequential(network, explore)
     sampler = None

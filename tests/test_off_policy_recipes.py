@@ -208,6 +208,14 @@ def test_rewards_are_learned_from_by_their_signs_and_reported_as_they_are():
     assert [minibatch["next", "reward"].max().item() for minibatch in seen] == [1.0, 7.0]
 
 
+@pytest.mark.parametrize("name", ["dqn", "rainbow"])
+def test_an_epsilon_that_would_rise_is_refused(name):
+    how = {"noisy": False} if name == "rainbow" else {}
+    with pytest.raises(SettingError, match=r"epsilon_end=0.04 is above epsilon_start=0.01"):
+        built(name, epsilon_start=0.01, **how)
+    built(name, epsilon_start=0.01, epsilon_decay=0.9, **how).shutdown()
+
+
 def test_the_sign_of_a_sum_of_rewards_is_not_learned_from():
     with pytest.raises(SettingError, match="clip_reward=True takes the sign of sums of n_step=3"):
         built("dqn_pixels", env=EnvConfig("kit.testing.envs:kit/Glimpse-v0", 1),

@@ -313,9 +313,13 @@ def anneal_epsilon(explore: nn.Module, cfg: Any) -> AnnealExploration:
         cfg: settings with ``epsilon_start`` and ``epsilon_decay``, or ``exploration_share``.
 
     Raises:
-        SettingError: if settings of the linear fall are given beside ``epsilon_decay``.
+        SettingError: if epsilon would rise, or settings of the linear fall are given beside
+            ``epsilon_decay``.
     """
     if cfg.epsilon_decay is None:
+        if cfg.epsilon_end > cfg.epsilon_start:
+            why = f"is above epsilon_start={cfg.epsilon_start}, and epsilon falls"
+            raise SettingError("epsilon_end", cfg.epsilon_end, why, [cfg.epsilon_start])
         return AnnealExploration(explore, share_of_run=cfg.exploration_share)
     without_end = f"epsilon_decay={cfg.epsilon_decay} has no end"
     checks.unused(cfg, ("epsilon_end", "exploration_share"), without_end)
