@@ -844,3 +844,11 @@ def test_a_parameter_that_is_frozen_in_the_middle_of_a_run_stays_as_it_is(compil
         plain_step(theirs, other, expected)
     assert torch.equal(frozen, before)
     assert_same(state_of(ours, own), state_of(theirs, other))
+
+
+@pytest.mark.parametrize(("minibatch_size", "vary"), [(4, False), (None, True)])
+def test_minibatches_that_are_the_whole_of_a_growing_buffer_are_known_to_vary(minibatch_size, vary):
+    plan = off_policy_plan(minibatch_size=minibatch_size)
+    trainer = Trainer(plan, **sac_parts(plan))
+    assert trainer.update.shapes_vary == vary
+    trainer.run()

@@ -35,7 +35,9 @@ def zeros_on_disk(shape: Sequence[int], dtype: torch.dtype, folder: Path | str) 
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             # Taken now: where a mapped page finds the disk full, the process is killed.
-            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            file.truncate(max(size, 1))
+            if hasattr(os, "posix_fallocate"):  # not on every system
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))
             memory = np.memmap(file, np.uint8, "r+", shape=max(size, 1))
     except OSError as error:
         why = f"cannot hold {size / 2**30:,.1f} GiB of replay buffer: {error.strerror}"

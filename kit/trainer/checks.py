@@ -12,6 +12,7 @@ from torchrl.trainers import OptimizationStepper
 
 from kit.buffers import RolloutBatches
 from kit.hooks.annealing import Anneal
+from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import SettingError, StepPlan
 from kit.trainer.stages import Stages
 from kit.update import TrustRegion, Update
@@ -179,7 +180,9 @@ def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterat
     if update is None and not stages["optimizer"]:
         yield "update", None, _UNDONE, "give an Update, or register a hook at stage 'optimizer'"
     rollouts = isinstance(buffer, RolloutBatches)
-    if plan.replay_ratio is not None and rollouts and not stages["process_optim_batch"]:
+    owners = [getattr(op.function, "__self__", None) for op in stages["process_optim_batch"]]
+    draws = [owner for owner in owners if not isinstance(owner, (ScaleReward, SignReward))]
+    if plan.replay_ratio is not None and rollouts and not draws:
         samples = f"replay_ratio={plan.replay_ratio} counts samples of a replay buffer"
         works = "give make_replay_buffer(...) or a TorchRL replay buffer"
         yield "buffer", None, f"keeps the last batch only, where {samples}", works

@@ -122,7 +122,8 @@ class Trainer(TorchRLProtocol):
         self._checkpoints: Checkpoints | None = None
         self._prefill: TensorDictBase | None = None
         if isinstance(update, Update):
-            update.shapes_vary = plan.collects_episodes and plan.minibatch_size is None
+            vary = not (plan.is_exact if plan.on_policy else plan.offline)
+            update.shapes_vary = vary and plan.minibatch_size is None
         elif isinstance(update, OptimizationStepper):
             update.register(self)
         for hook in checks.hooks_as_list(hooks):

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import recipes.dqn
 from kit.buffers import PrioritizedSampler, make_replay_buffer
 from kit.buffers.disk import zeros_on_disk
+from kit.evaluate import SavedRun
+from kit.experiment import OffPolicySteps
 from kit.steps import SettingError
 from kit.trainer import pieces
 from kit.trainer.checkpoint import Checkpoints
@@ -90,6 +93,19 @@ def test_a_folder_that_cannot_hold_it_is_refused(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int64])
 def test_a_tensor_on_the_disk_is_one_of_zeros(shape, dtype, tmp_path):
     assert torch.equal(zeros_on_disk(shape, dtype, tmp_path), torch.zeros(shape, dtype=dtype))
+
+
+def test_a_saved_run_is_played_where_the_folder_of_its_buffer_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    steps = OffPolicySteps(total_policy_steps=64, learning_starts=32, evaluation_every=None)
+    recipes.dqn.build(
+        recipes.dqn.Config(steps=steps, buffer_folder="scratch", progress=False)
+    ).run()
+    (tmp_path / "scratch").rmdir()
+    run = SavedRun(next(Path("runs").glob("*/*/*")))
+    assert run.evaluator(1, seed=0)(0)["evaluation/return"] > 0
+    run.close()
 
 
 def test_a_checkpoint_of_more_than_memory_holds_is_read_to_the_disk(tmp_path, monkeypatch):

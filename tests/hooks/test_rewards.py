@@ -66,3 +66,11 @@ def test_a_run_learns_from_other_rewards_and_logs_and_stores_its_own(settings):
         assert all(abs(sum(rewards)) < 1e-2 for rewards in seen[1])
     returns = [trainer.journal.latest["episode/return"] for trainer in trainers]
     assert all(value < -200.0 for value in returns)
+
+
+@pytest.mark.parametrize("settings", [{}, {"reward_scale": 0.5}], ids=str)
+def test_off_policy_learning_from_the_last_batch_alone_is_refused(settings):
+    config = recipes.sac.Config(runs=None, progress=False, **settings)
+    trainer = recipes.sac.build(config, buffer=None)
+    with pytest.raises(SettingError, match="keeps the last batch only"):
+        trainer.run()
