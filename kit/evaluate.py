@@ -69,7 +69,7 @@ class SavedRun:
         check_names(config, folder, trust, how, Path(recipe.__file__ or ""))
         env = dict(config.get("env", {}))
         if env.get("vectorization") == "async":
-            env["vectorization"] = "sync"
+            env["vectorization"], env["step_timeout"] = "sync", None
             env["kwargs"] = {k: v for k, v in env["kwargs"].items() if k != "num_workers"}
         cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env})
         with datasets_left_unread():  # that of the run need not be on this machine

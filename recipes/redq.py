@@ -61,7 +61,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         sub_sample_len=cfg.num_target_critics,
         loss_function="l2",
         **sac.temperature(env, cfg),
-        min_alpha=1e-6,
+        min_alpha=1e-12,  # TorchRL's REDQLoss bounds it by itself, to 0.1 and 10
+        max_alpha=1e12,
     )
     if cfg.n_step > 1 and type(loss).__module__.startswith("torchrl."):
         why = f"discounts what follows n_step={cfg.n_step} rewards only once"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from torch import Tensor
 from torchrl.data import HERReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers.samplers import SliceSampler
+from torchrl.envs.transforms import MultiStepTransform, Reward2GoTransform
 
 from kit.buffers.direct import DirectRows
 from kit.buffers.hindsight import HindsightReplayBuffer
@@ -178,6 +180,7 @@ class ReplayBatches:
         self.buffer = buffer
         self.n_step = n_step
         self._direct = DirectRows(buffer)
+        self._transforms = buffer._transform
         self.sequences = buffer.sampler if isinstance(buffer.sampler, SequenceSampler) else None
         self._hindsight = buffer if isinstance(buffer, HindsightReplayBuffer) else None
         storage: Any = buffer.storage
@@ -204,6 +207,8 @@ class ReplayBatches:
         by_step = batch.ndim == 2 and self.buffer.storage.ndim == 1
         for part in self._ordered if by_step else ():
             self._tell_environments(part, batch)
+        if by_step and len(batch) > 1:
+            self._refuse_transforms(len(batch))
         mask = entry(batch, ("collector", "mask"))
         if mask is not None:
             batch, by_step = self._without_padding(batch, mask), False
@@ -229,6 +234,17 @@ class ReplayBatches:
             raise SettingError("n_step", self.n_step.steps, why, "collect without split_trajs")
         return episodes
 
+    def _joining(self) -> list[str]:
+        """Names of the buffer's transforms that join steps to those that follow."""
+        joining = (MultiStepTransform, Reward2GoTransform)
+        return [type(one).__name__ for one in self._transforms if isinstance(one, joining)]
+
+    def _refuse_transforms(self, num_envs: int) -> None:
+        for name in self._joining():
+            why = f"would join steps of other environments: {num_envs} write in turn"
+            works = "use make_replay_buffer(n_step=...), or LazyTensorStorage(..., ndim=2)"
+            raise SettingError("transform", name, why, works)
+
     def _rely_on_order(self) -> list[Any]:
         """The parts that rely on the order in which environments write."""
         relies = (SequenceSampler, SliceSampler, HERReplayBuffer, ObservationStorage)
@@ -240,7 +256,7 @@ class ReplayBatches:
     @property
     def joins_steps(self) -> bool:
         """Whether steps are joined to those that follow, until an episode ends."""
-        return self.n_step is not None or bool(self._ordered)
+        return self.n_step is not None or bool(self._ordered) or bool(self._joining())
 
     def _tell_environments(self, ordered: Any, batch: TensorDictBase) -> None:
         """Say how many environments write in turn."""
@@ -319,6 +335,7 @@ class ReplayBatches:
             "observations": None if once is None else once.observations(),
             "writer": self.buffer.writer.state_dict(),
             "sampler": dict(self.buffer.sampler.state_dict()),
+            "transforms": dict(self._transforms.state_dict()),
             "waiting": None if waiting is None else _plain(waiting),
             "episodes": self._hindsight.episodes_state() if self._hindsight else None,
         }
@@ -326,6 +343,7 @@ class ReplayBatches:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         filled, once = int(state_dict["filled"]), self._once
+        self.buffer.storage._empty()  # rows that are set are added to those that there are
         if filled:
             store = self.buffer.storage.set if once is None else once.set_rows
             store(range(filled), _from_plain(state_dict["rows"]))
@@ -333,15 +351,20 @@ class ReplayBatches:
             once.load_observations(state_dict["observations"])
         self.buffer.writer.load_state_dict(state_dict["writer"])
         self.buffer.sampler.load_state_dict(state_dict["sampler"])
-        if self.n_step is not None and state_dict["waiting"] is not None:
-            self.n_step.waiting = _from_plain(state_dict["waiting"])
+        self._transforms.load_state_dict(state_dict["transforms"])
+        if self.n_step is not None:
+            waiting = state_dict["waiting"]
+            self.n_step.waiting = None if waiting is None else _from_plain(waiting)
+        if self._joining():
+            what = f"steps that {' and '.join(self._joining())} holds back are in no checkpoint"
+            warnings.warn(f"{what}: they are missing now, use n_step=... instead", stacklevel=2)
         if self._hindsight is not None:
             self._hindsight.load_episodes_state(state_dict["episodes"])
 
     def _rows(self, index: Any) -> TensorDictBase:
         """Stored rows as they are, without observations that are stored once."""
-        storage: Any = self.buffer.storage
-        return storage.get(index) if self._once is None else self._once.rows(index)  # type: ignore[no-any-return]
+        rows = self.buffer.storage.get(index) if self._once is None else self._once.rows(index)
+        return torch.stack(rows) if isinstance(rows, list) else rows  # type: ignore[no-any-return]
 
     def _filled(self) -> int:
         """Places along the storage's first dimension that hold something."""

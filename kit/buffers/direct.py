@@ -94,6 +94,8 @@ class DirectRows:
             and type(self.storage) in (LazyTensorStorage, TransitionStorage, ObservationStorage)
             and self.storage.ndim == 1
             and not getattr(buffer, "_prefetch", False)
+            and getattr(buffer, "_sample_unit", None) is None
+            and getattr(buffer._collate_fn, "__name__", "") == "_collate_id"  # none of its own
             and not self.writer.tracks_generations
         )
         self._once = self.storage if isinstance(self.storage, ObservationStorage) else None

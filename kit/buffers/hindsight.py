@@ -136,7 +136,11 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
             return
         begins, ends = self._get_episode_range(index[:rows], index)
         goals = self._sample_goal_indices(index[:rows], begins, ends, len(self._storage))
-        achieved = self._storage._storage.get(self.achieved_goal_key)[goals]
+        stored = self._storage._storage.get(self.achieved_goal_key)
+        if stored is None:  # observations are stored elsewhere, once
+            achieved = self._storage.get(goals).get(self.achieved_goal_key)
+        else:
+            achieved = stored[goals]
         relabelled = minibatch[:rows]
         for key in (self.goal_key, self._next_key(self.goal_key)):
             if relabelled.get(key, None) is not None:

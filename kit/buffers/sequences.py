@@ -44,13 +44,9 @@ class SequenceSampler(Sampler):  # type: ignore[misc, unused-ignore]
             raise SettingError("num_envs", num_envs, why, [self.num_envs])
         self.num_envs = num_envs
 
-    def extend(self, index: Any) -> None:
-        """Count transitions that were written."""
-        self._rows += len(index)
-
-    def add(self, index: Any) -> None:
-        """Count a transition that was written."""
-        self._rows += 1
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Count transitions that were written, by this buffer or another with this storage."""
+        self._rows += index.numel() if isinstance(index, Tensor) else 1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draw sequences.

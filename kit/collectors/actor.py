@@ -45,6 +45,7 @@ class Actor:
         exploration_type: whether the policies sample.
         device: where the policies run.
         fast_policy: see :class:`~kit.collectors.VectorCollector`.
+        keeps_outputs: whether outputs become entries of batches.
 
     Attributes:
         runner: calls the policy; ``None`` where actions are always random.
@@ -52,7 +53,7 @@ class Actor:
 
     Raises:
         SettingError: if one of exploration policy and frames is given without the other, or a
-            policy reads a key that is never written.
+            policy reads a key that is never written, or writes one of the environment's.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Actor:
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         device: torch.device | str = "cpu",
         fast_policy: FastPolicy = "exact",
+        keeps_outputs: bool = True,
     ) -> None:
         if (exploration_policy is None) != (exploration_frames == 0):
             why = f"does not go with exploration_policy={type(exploration_policy).__name__}"
@@ -86,7 +88,7 @@ class Actor:
             )
 
         for one in (policy, exploration_policy):
-            check_writes(one, self.action_keys)
+            check_writes(one, self.action_keys, keys if keeps_outputs else ())
         self.runner, self.explorer = runner(policy), runner(exploration_policy)
         self._runners = [one for one in (self.runner, self.explorer) if one is not None]
         self._random = RandomActions(env)
@@ -95,7 +97,7 @@ class Actor:
         self._places: list[tuple[Key, int]] = []
         self._zeros: dict[Key, Tensor] = {}
         self._recorded: list[Sequence[Tensor]] = []
-        self.keeps_outputs = True
+        self.keeps_outputs = keeps_outputs
         self.numpy: NumpyPolicy | None = None
         self._wants_numpy = fast_policy == "auto" and policy is not None
         self._not_in_numpy = "" if self._wants_numpy else f"fast_policy={fast_policy!r}"

@@ -319,11 +319,11 @@ def _check_reads(policy: Any, given: Sequence[Key], first: Tensors) -> None:
         raise SettingError("policy", type(policy).__name__, why, works)
 
 
-def check_writes(policy: Any, actions: Sequence[Key]) -> None:
-    """Refuse a policy whose declared outputs have no action.
+def check_writes(policy: Any, actions: Sequence[Key], observations: Sequence[Key] = ()) -> None:
+    """Refuse a policy whose declared outputs have no action, or the name of an observation.
 
     Raises:
-        SettingError: if one is missing.
+        SettingError: if one is missing, or an output would take the place of an observation.
     """
     written = getattr(policy, "out_keys", None)
     if not written:
@@ -333,6 +333,11 @@ def check_writes(policy: Any, actions: Sequence[Key]) -> None:
     if missing:
         why = f"has out_keys={list(written)}, without the environment's action"
         raise SettingError("policy", type(policy).__name__, why, f"out_keys={list(actions)}")
+    both = [key for key in written if key in observations]
+    if both:
+        why = f"writes {both}, in place of what the environment gave: batches would hold that"
+        works = "rename the output, or the observation"
+        raise SettingError("policy", type(policy).__name__, why, works)
 
 
 def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:

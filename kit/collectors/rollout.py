@@ -85,7 +85,9 @@ def rollout(
     recurrent = actor.is_recurrent
     for observation, row in rows:
         actions = actor(observation, schedule.policy_steps, schedule.active)
-        env.step_arrays(actions, row, schedule.stands_still, rewards=rewards)
+        env.step_arrays(
+            actions, row, schedule.stands_still, rewards=rewards, played=schedule.active
+        )
         schedule.stepped(row)
         if recurrent:
             actor.end_episodes(schedule.begins(row))

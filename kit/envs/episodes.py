@@ -40,6 +40,11 @@ def info_means(episodes: Iterable[Episode]) -> dict[str, float]:
     return {name: statistics.fmean(known) for name, known in values.items()}
 
 
+def _sum(rewards: NDArray[np.float32]) -> float:
+    """Their sum, one after the other; NumPy's own sums some of them first."""
+    return float(np.add.accumulate(rewards, dtype=np.float64)[-1]) if len(rewards) else 0.0
+
+
 _SUMS = ("returns", "lengths", "env_steps")
 
 
@@ -65,8 +70,8 @@ class EpisodeStatistics:
     ) -> list[Episode]:
         """Take in time steps and return the episodes that ended in them, in the order they ended.
 
-        Rewards are added one after the other, so that it makes no difference how many are taken in
-        at a time.
+        Rewards of an episode are added one after the other, so that it makes no difference how many
+        are taken in at a time, or what came before.
 
         Args:
             reward: ``[steps, num_envs]``, before normalisation.
@@ -81,28 +86,37 @@ class EpisodeStatistics:
             made = np.broadcast_to(np.arange(1, steps + 1)[:, None], reward.shape)
         else:
             made = env_steps.cumsum(axis=0, dtype=np.int64)
+        self.returns = returns[-1].copy()
         finished: list[Episode] = []
-        # Of an open episode: what was summed before its first step, and where that is.
-        before = np.zeros(len(self.returns), self.returns.dtype)
+        begun: dict[int, int] = {}  # where episodes begin that have begun in these steps
         steps_ended, envs = (terminated | truncated).nonzero()
         for step, env in zip(steps_ended.tolist(), envs.tolist()):
+            first = begun.get(env)
+            whole = returns[step + 1, env] if first is None else _sum(reward[first : step + 1, env])
             finished.append(
                 Episode(
                     env=env,
-                    episode_return=float(returns[step + 1, env] - before[env]),
+                    episode_return=float(whole),
                     length=int(self.lengths[env]) + step + 1,
                     env_steps=int(self.env_steps[env] + made[step, env]),
                     terminated=bool(terminated[step, env]),
                     info=infos.get((step, env), {}),
                 )
             )
-            before[env] = returns[step + 1, env]
+            begun[env] = step + 1
             self.lengths[env] = -(step + 1)
             self.env_steps[env] = -made[step, env]
-        self.returns = returns[-1] - before
+        for env, step in begun.items():
+            self.returns[env] = _sum(reward[step:, env])
         self.lengths += steps
         self.env_steps += made[-1]
         return finished
+
+    def cut(self, mask: NDArray[np.bool_]) -> list[Episode]:
+        """The open episodes of the environments of ``mask``, truncated here from outside."""
+        sums = (self.returns.tolist(), self.lengths.tolist(), self.env_steps.tolist())
+        open_ones = [(env, *(values[env] for values in sums)) for env in np.flatnonzero(mask)]
+        return [Episode(int(env), *own, terminated=False) for env, *own in open_ones if own[1]]
 
     def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
         """Begin new episodes, in all environments or those of ``mask``."""

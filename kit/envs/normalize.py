@@ -174,6 +174,7 @@ class Normalizer:
         active: Mask | None = None,
         recovered: Mask | None = None,
         rewards: bool = True,
+        taught: Mask | None = None,
     ) -> None:
         """Normalise a step in place; the rewards before it go to ``raw_reward``.
 
@@ -183,6 +184,7 @@ class Normalizer:
             active: environments that were stepped; ``None``: all.
             recovered: environments whose ``next_observation`` repeats the last; ``None``: none.
             rewards: whether rewards are normalised; otherwise later, by :meth:`rewards`.
+            taught: those of the stepped environments that the statistics take in; ``None``: all.
         """
         if learn and not self._on_host:
             self.to("cpu")
@@ -196,7 +198,7 @@ class Normalizer:
         for key, moments in self._observation.items():
             values, following = result.observation[key], result.next_observation[key]
             if learn and self._learns(moments):
-                _learn(moments, values[seen])
+                _learn(moments, values[seen if taught is None else taught])
             if any_ended:
                 self._apply(moments, (values, seen), (following, stepped))
             else:
@@ -207,6 +209,7 @@ class Normalizer:
         assert result.raw_reward is not None
         result.raw_reward[...] = result.reward
         if learn:
+            rows = rows if taught is None else taught
             returns = self._returns[rows]
             returns *= self.gamma
             returns += result.reward[rows]

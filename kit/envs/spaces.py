@@ -76,7 +76,8 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
         field: what the space is, for the error.
 
     Raises:
-        SettingError: if the space is of another kind.
+        SettingError: if the space is of another kind, or an observation has the name of another
+            entry of batches.
     """
     found = []
     for path, inner in _walk(space, ()):
@@ -87,6 +88,9 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
             )
             raise SettingError(field, inner, "is a space this kit has no array for", works)
         full = (root, *path) if root == "action" or not path else path
+        if root == "observation" and full[0] in _OTHERS:
+            works = f"rename it, to last_{full[0]} for example"
+            raise SettingError(field, full[0], "is an entry of every batch already", works)
         key: Key = full[0] if len(full) == 1 else full
         shape = tuple(int(size) for size in inner.shape or ())
         found.append(Leaf(key, path, inner, shape, _stored_type(inner)))
@@ -94,6 +98,9 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
         raise SettingError(field, space, "has no entry", "give it at least one")
     return found
 
+
+_OTHERS = {"action", "reward", "done", "terminated", "truncated", "next", "collector", "_reset"}
+"""Entries of batches that are no observations."""
 
 _KINDS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 

@@ -35,7 +35,7 @@ class _Present:
     def __init__(self, observation: Arrays) -> None:
         self.observation = observation
         self.started = False
-        self.env_steps = np.zeros(0, np.int32)
+        self.env_steps, self.made = np.zeros(0, np.int32), 0
         num_envs = len(next(iter(observation.values())))
         self.fresh = np.zeros(num_envs, np.bool_)
         self.accounts = EpisodeStatistics(num_envs)
@@ -83,6 +83,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.observation_leaves: list[Leaf] = backend.observation_leaves
         self.action_leaves: list[Leaf] = backend.action_leaves
         self._seed: int | None = seed
+        self._first_seed, self._begun_again = seed, 0
         self._now = _Present(empty(self.observation_leaves, self.num_envs))
         self._make_specs()
 
@@ -141,6 +142,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         active: Mask | None = None,
         *,
         rewards: bool = True,
+        played: Mask | None = None,
     ) -> None:
         """Step all envs, or those of ``active``.
 
@@ -150,13 +152,16 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             active: envs to step, where ``backend.steps_some``; the others stand still.
             rewards: whether they are normalised, if any are; otherwise later, those of many steps
                 by :meth:`normalize_rewards`.
+            played: envs whose step is part of a batch, from which alone running normalisation
+                learns; ``None``: all that are stepped.
 
         Raises:
             EnvironmentFault: if an env raises or returns something impossible.
         """
         recovered = self.backend.step(actions, result, active)
         if self.normalizer is not None:
-            self.normalizer.step(result, self.training, active, recovered, rewards)
+            taught = played if active is None else None
+            self.normalizer.step(result, self.training, active, recovered, rewards, taught)
         now = self._now
         now.observation = result.observation
         for env, info in self.backend.infos.items() if self.backend.infos else ():
@@ -193,6 +198,11 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         return self._now.env_steps
 
     @property
+    def env_steps_made(self) -> int:
+        """Env steps of all envs in steps with TensorDicts so far."""
+        return self._now.made
+
+    @property
     def needs_raw_reward(self) -> bool:
         """Whether ``StepArrays.raw_reward`` must be given: rewards are normalised."""
         return self.normalizer is not None and self.normalizer.reward is not None
@@ -221,6 +231,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             forced = chosen & ~self._now.fresh
             if forced.any():
                 self._now.observation = {k: v.copy() for k, v in self._now.observation.items()}
+                self._now.finished += self._now.accounts.cut(forced)  # by a limit of TorchRL's
                 self.restart(forced)
         self._now.fresh = np.ones(self.num_envs, np.bool_)
         return self._tensordict(self._now.observation)
@@ -233,6 +244,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.step_arrays(actions, result)
         self._now.fresh = result.terminated | result.truncated
         self._now.env_steps = result.env_steps
+        self._now.made += int(result.env_steps.sum())
         reward, terminated, truncated, env_steps = result.counted
         self._now.finished += self._now.accounts.add(
             reward[None], terminated[None], truncated[None], env_steps[None], self.take_infos()
@@ -256,6 +268,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     def _set_seed(self, seed: int | None) -> None:
         self._seed = seed
+        self._first_seed = self._first_seed if seed is None else seed
         self._now.started = False
 
     # ------------------------------------------------------------------ in and out
@@ -275,6 +288,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             "faults": self.backend.faults,
             "envs": states,
             "not_resumable": self.not_resumable,
+            "begun_again": self._begun_again,
             "observation": [
                 [key_to_list(key), torch.from_numpy(value.copy())]
                 for key, value in self._now.observation.items()
@@ -297,8 +311,9 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         if not state["started"]:
             self._seed, self._now.started = state["seed"], False
             return True
+        self._begun_again = int(state["begun_again"])
         if state["envs"] is None:
-            self.restart()
+            self._begin_again()
             return False
         observation = empty(self.observation_leaves, self.num_envs)
         self.backend.reset(observation, env_seeds(0, self.num_envs))
@@ -306,13 +321,21 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             self.backend.set_full_states(state["envs"])
         except CannotCapture as reason:
             self.not_resumable = str(reason)
-            self.restart()
+            self._begin_again()
             return False
         for key, value in state["observation"]:
             observation[key_from_list(key)][...] = value.numpy()
         self._now.observation = observation
         self._seed, self._now.started = None, True
         return True
+
+    def _begin_again(self) -> None:
+        """Begin new episodes, other than those with which this run or its continuations began."""
+        self._begun_again += 1
+        entropy = (self._first_seed, self._begun_again, 0)
+        self._seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        self._now.started = False
+        self.restart()
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the envs."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import operator
+from argparse import Namespace
 from collections.abc import Iterator
-from types import NoneType
+from types import NoneType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-from tensordict import TensorDictParams
+from tensordict import TensorDictBase, TensorDictParams
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -39,11 +40,12 @@ class Watch:
 
     A parameter changed in place goes unnoticed, as it should: programs read parameters where they
     live. Noticed are: another value of an attribute (a coefficient kept as a float, training or
-    evaluation mode), or in an attribute that is a dictionary or a list; a submodule, or a module
+    evaluation mode), or in an attribute that is a dictionary, a list, a dataclass or a namespace of
+    settings; a submodule, or a module
     that is an attribute only; a hook (of a module, of all modules, of a parameter), a parameter or
     a buffer that was added, removed or replaced; whether a parameter requires gradients; other
-    settings or another state of an optimiser. What changes inside of any other object goes
-    unnoticed: in an array, in a set, in an object with attributes of its own, in a list in a list.
+    settings or another state of an optimiser. What changes inside of anything else goes unnoticed:
+    in an array, in a set, in an object of another kind, in a list in a list.
 
     Args:
         watched: ``nn.Module``s, optimisers and other objects, of which attributes are watched; what
@@ -139,11 +141,24 @@ def _modules(watched: nn.Module) -> Iterator[nn.Module]:
 
 
 def _with_contents(attributes: Any) -> Iterator[Any]:
-    """Yield a dictionary, and the dictionaries and lists in it."""
+    """Yield a dictionary, and the dictionaries, lists and settings in it."""
     yield attributes
     for name, value in attributes.items():
-        if name not in _OF_MODULES and isinstance(value, (dict, list)):
+        if name in _OF_MODULES:
+            continue
+        if isinstance(value, (dict, list)):
             yield value
+        elif isinstance(value, SimpleNamespace | Namespace) or _is_record(value):
+            yield vars(value)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is an instance of a dataclass."""
+    return (
+        hasattr(value, "__dataclass_fields__")
+        and hasattr(value, "__dict__")
+        and not isinstance(value, (type, TensorDictBase, nn.Module))
+    )
 
 
 def _names(place: Any) -> Any:

@@ -63,8 +63,8 @@ class Evaluator:
         self.seed = seed
         self.exploration_type = exploration_type
         self.device = torch.device(device or _device_of(policy))
-        self._actor = Actor(env, policy, exploration_type=exploration_type, device=self.device)
-        self._actor.keeps_outputs = False
+        how = {"exploration_type": exploration_type, "device": self.device}
+        self._actor = Actor(env, policy, **how, keeps_outputs=False)
 
     def __call__(self, number: int = 0) -> dict[str, float]:
         """Evaluate once.

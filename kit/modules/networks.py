@@ -94,6 +94,11 @@ def _choices(spec: Any) -> list[int] | None:
     if isinstance(spec, (Bounded, Unbounded, Binary)):
         return None
     if isinstance(spec, MultiCategorical):
+        if spec.ndim > 2:  # environments, and one dimension of choices
+            nvec = spec.nvec[0]
+            why = f"has {nvec.ndim} dimensions, and networks here read choices along one"
+            works = f"reshape it in a wrapper: MultiDiscrete({nvec.flatten().tolist()})"
+            raise SettingError("observation_space.nvec", nvec.tolist(), why, works)
         return [int(count) for count in spec.nvec.reshape(-1, spec.shape[-1])[0]]
     if isinstance(spec, Categorical):
         return [int(spec.n)]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -160,8 +161,9 @@ class CountedBatches:
 class TorchRLBatches(CountedBatches):
     """Takes batches from a collector of TorchRL, which yields batches only.
 
-    Policy steps are counted here, env steps are taken to be ``action_repeat`` for each of them, as
-    TorchRL does, and finished episodes are counted on the device. Batches get the shape
+    Policy steps are counted here, and finished episodes on the device. Env steps are those that an
+    environment of the kit in this process has made; others do not tell, and are taken to make
+    ``action_repeat`` for each policy step, as TorchRL does. Batches get the shape
     ``[num_envs, steps]``, and processes are sent the policy's weights before each batch.
     """
 
@@ -169,13 +171,19 @@ class TorchRLBatches(CountedBatches):
         super().__init__(collector, plan)
         self._ended: Tensor | int = 0
         self._returns: list[Tensor] = []
+        env = getattr(collector, "env", None)
+        env = env.base_env if isinstance(env, TransformedEnv) else env
+        self._own = env if isinstance(env, VectorEnv) else None
+        self._env_steps = self._begun_again = 0
 
     def _take(self, iterator: Iterator[TensorDictBase]) -> TensorDictBase:
         policy = getattr(self.collector, "policy", None)
         trained = isinstance(policy, nn.Module) and next(policy.parameters(), None) is not None
         if self._taken and trained:
             self.collector.update_policy_weights_()
+        before = 0 if self._own is None else self._own.env_steps_made
         batch = next(iterator)
+        self._env_steps += 0 if self._own is None else self._own.env_steps_made - before
         if batch.ndim == 1:
             batch = batch.unsqueeze(0)
         elif batch.ndim > 2:  # of several workers
@@ -194,7 +202,8 @@ class TorchRLBatches(CountedBatches):
     def count_environment(self, ledger: StepLedger) -> None:
         """Bring env steps and episodes of ``ledger`` up to date; reads the device."""
         ledger.environment_errors = self.evaluation_faults
-        ledger.local_env_steps = self._policy_steps * self.plan.action_repeat
+        taken_to_be = self._policy_steps * self.plan.action_repeat
+        ledger.local_env_steps = taken_to_be if self._own is None else self._env_steps
         ledger.local_episodes = int(self._ended)
 
     def metrics(self) -> dict[str, float]:
@@ -202,10 +211,8 @@ class TorchRLBatches(CountedBatches):
         return {}
 
     def _episodes(self) -> list[Episode]:
-        env = getattr(self.collector, "env", None)
-        env = env.base_env if isinstance(env, TransformedEnv) else env
-        if isinstance(env, VectorEnv):  # it knows rewards before normalisation
-            return env.take_episodes()
+        if self._own is not None:  # it knows rewards before normalisation
+            return self._own.take_episodes()
         returns, self._returns = self._returns, []
         known = [value for part in returns for value in part[~part.isnan()].tolist()]
         return [Episode(0, value, 0, 0, terminated=False) for value in known]
@@ -216,12 +223,18 @@ class TorchRLBatches(CountedBatches):
 
     def state_dict(self) -> dict[str, Any]:
         """Counts and the collector's state."""
-        return {**super().state_dict(), "ended": int(self._ended)}
+        counts = {"env_steps": self._env_steps, "begun_again": self._begun_again}
+        return {**super().state_dict(), **counts, "ended": int(self._ended)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
         super().load_state_dict(state_dict)
-        self._ended = int(state_dict["ended"])
+        self._ended, self._env_steps = int(state_dict["ended"]), int(state_dict["env_steps"])
+        # Other episodes than those with which the run began.
+        self._begun_again = int(state_dict["begun_again"]) + 1
+        entropy = (torch.initial_seed(), self._begun_again)
+        self.collector.set_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+        self.collector.reset()
 
 
 class _NoCollector(KitCollector):

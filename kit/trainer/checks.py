@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import gymnasium as gym
 from torchrl.envs import TransformedEnv
 from torchrl.trainers import OptimizationStepper
 
 from kit.buffers import RolloutBatches
+from kit.collectors.asynchronous import AsyncCollector
+from kit.collectors.base import KitCollector
 from kit.hooks.annealing import Anneal
 from kit.hooks.rewards import ScaleReward, SignReward
-from kit.steps import SettingError, StepPlan
+from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.stages import Stages
 from kit.update import TrustRegion, Update
 
@@ -107,10 +110,35 @@ def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
     if steps and isinstance(frames, int) and frames > 0 and frames != plan.frames_per_batch:
         why = "policy steps in a batch are not those of the plan"
         yield "collector", frames, why, [plan.frames_per_batch]
+    acts = isinstance(collector, KitCollector) and getattr(collector, "policy", None) is not None
+    if not acts or not plan.is_exact:
+        return
+    total = plan.policy_steps_after(plan.iterations)
+    random, asked = plan.random_steps_until(total), collector.init_random_frames
+    if min(asked, total) != random:
+        why = f"of the collector are not the plan's {random} policy steps with random actions"
+        yield "init_random_frames", asked, why, [random]
 
 
-def in_evaluation(plan: StepPlan, evaluate: Any) -> Iterator[Refusal]:
-    """An evaluator that leaves evaluations undone, or plays another number of episodes."""
+def in_counts(collector: Any, ledger: StepLedger) -> Iterator[Refusal]:
+    """A collector that has collected what the run does not know of."""
+    collected = collector.policy_steps if isinstance(collector, KitCollector) else 0
+    if collected > ledger.local_policy_steps:
+        why = f"has collected {collected:,} policy steps before, which are not in this run"
+        yield "collector", type(collector).__name__, why, "make another one"
+
+
+def in_resumed(plan: StepPlan, ledger: StepLedger, checkpoint: Any) -> Iterator[Refusal]:
+    """A checkpoint of a run that had other counts by now than the plan would have."""
+    known_later = ("env_steps", "evaluations")  # the last one is made at the end of a plan
+    found = [one for one in ledger.compare(plan) if one.name not in known_later]
+    if found:
+        why = f"was written under another plan: {', '.join(map(str, found))}"
+        yield "resume_from", str(checkpoint), why, "resume with the settings that it had"
+
+
+def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Refusal]:
+    """An evaluator that disturbs training, leaves evaluations undone, or plays other episodes."""
     evaluations = plan.evaluation_every or plan.evaluation_every_iterations
     evaluations = evaluations or plan.initial_evaluations or plan.final_evaluation
     if evaluate is None and evaluations:
@@ -120,6 +148,20 @@ def in_evaluation(plan: StepPlan, evaluate: Any) -> Iterator[Refusal]:
     if evaluate is not None and evaluate.episodes != plan.evaluation_episodes:
         why = "episodes are not those of the plan"
         yield "evaluate", evaluate.episodes, why, [plan.evaluation_episodes]
+    elsewhere = isinstance(collector, AsyncCollector)  # its environments are another process's
+    if not elsewhere and _stepped_by(evaluate) & _stepped_by(collector):
+        why = "plays in the environments that training steps, whose episodes it would cut"
+        yield "evaluate", type(evaluate).__name__, why, "make others for it: make_env(...)"
+
+
+def _stepped_by(part: Any) -> set[int]:
+    """Identities of the environments that a collector or an evaluator steps in this process."""
+    env = getattr(part, "env", None)
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    backend = getattr(base, "backend", None)
+    single = [one.unwrapped for one in getattr(backend, "envs", ()) if isinstance(one, gym.Env)]
+    found = (base, backend, getattr(backend, "env", None), *single)
+    return {id(one) for one in found if one is not None}
 
 
 # ---------------------------------------------------------------------- gradient steps

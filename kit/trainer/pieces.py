@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import MemoryMappedTensor
 from torch import Tensor
 from torchrl.checkpoint import StateDictCheckpointAdapter
 
@@ -66,8 +67,11 @@ def _apart(value: Any, folder: Path, known: Path | None) -> Any:
             return value
         if value.is_cpu and value.nbytes >= LARGE and value.ndim:
             return _written(value.detach(), folder, known)
-        # Of a view PyTorch would write all of its memory.
-        return value.clone() if value.nbytes < value.untyped_storage().nbytes() else value
+        # Of a view PyTorch would write all of its memory, and a mapped file not at all.
+        mapped = isinstance(value, MemoryMappedTensor)
+        value = value.as_subclass(Tensor) if mapped else value
+        whole = value.nbytes == value.untyped_storage().nbytes() and not mapped
+        return value if whole else value.clone()
     if type(value) is dict:
         return {name: _apart(inner, folder, known) for name, inner in value.items()}
     if type(value) in (list, tuple):

@@ -159,6 +159,11 @@ class TorchRLProtocol:
             return
         for metrics in self.stages.log(stage, *arguments):
             metrics.pop("log_pbar", None)  # TorchRL's mark for its progress bar
+            counters = self.ledger.counters().keys() & metrics.keys()
+            if counters:
+                name = min(counters)
+                why = "is a counter of every row, and would be replaced by the metric of a hook"
+                raise SettingError("metric", name, why, f"another name, as hook/{name}")
             self.journal.note(metrics)
             self._publish(metrics)
 

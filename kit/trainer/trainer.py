@@ -107,7 +107,7 @@ class Trainer(TorchRLProtocol):
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
         checks.refuse(
             checks.in_collection(plan, collector, minibatches, advantage),
-            checks.in_evaluation(plan, evaluate),
+            checks.in_evaluation(plan, evaluate, collector),
         )
         super().__init__(
             plan, collector, update, minibatches,
@@ -154,6 +154,7 @@ class Trainer(TorchRLProtocol):
         checks.refuse(
             checks.in_learning_rates(self.registered_modules),
             checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
+            checks.in_counts(self.collector, self.ledger),
         )
         with self._lifecycle():
             if self.ledger.iterations == 0:
@@ -326,10 +327,15 @@ class Trainer(TorchRLProtocol):
         return self.last_checkpoint
 
     def load(self, checkpoint: Path | str) -> Trainer:
-        """Continue from a checkpoint of a trainer that was built in the same way."""
+        """Continue from a checkpoint of a trainer that was built in the same way.
+
+        Raises:
+            SettingError: if it does not fit, or was written under another plan.
+        """
         self.last_checkpoint = Path(checkpoint)
         Checkpoints(self.last_checkpoint.parent, self._parts()).load(self.last_checkpoint)
         self._saved_at = self.ledger.iterations
+        checks.refuse(checks.in_resumed(self.plan, self.ledger, checkpoint))
         if isinstance(self.evaluate, Evaluator):
             self.evaluate.faults = self.batches.evaluation_faults
         if not self.batches.exact_resume:

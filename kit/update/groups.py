@@ -56,13 +56,17 @@ def losses_among(names: Iterable[Any]) -> list[str]:
     return [name for name in names if isinstance(name, str) and name.startswith("loss")]
 
 
-def check_names(groups: Sequence[Group], losses: Sequence[str]) -> None:
-    """Refuse an optimiser for a loss that does not exist, and a loss without an optimiser."""
+def check_names(groups: Sequence[Group], losses: Sequence[str], loss_module: nn.Module) -> None:
+    """Refuse an optimiser for a loss that does not exist, and a loss without an optimiser.
+
+    A temperature that is fixed needs none: TorchRL's losses of it depend on no parameter.
+    """
     named = [name for group in groups for name in group.losses]
+    fixed = {"loss_alpha"} if getattr(loss_module, "fixed_alpha", False) else set()
     for name in named:
         if name not in losses:
             raise SettingError("optimizer", name, "is not a loss of the loss module", losses)
-    left = [name for name in losses if name not in named]
+    left = [name for name in losses if name not in {*named, *fixed}]
     if named and left:
         why = f"leaves {' and '.join(left)} without an optimiser"
         works = "name an optimiser for it as well (several losses may share one)"

@@ -129,7 +129,7 @@ class Update(OptimizationStepper):
         self.groups = groups_of(optimizer, every or {})
         declared = declared_losses(loss_module, self.groups)
         if declared:
-            check_names(self.groups, declared)
+            check_names(self.groups, declared, loss_module)
         self.max_grad_norm = _positive("max_grad_norm", max_grad_norm)
         self.clip_value = _positive("clip_value", clip_value)
         if max_grad_norm is not None and clip_value is not None:
@@ -352,7 +352,8 @@ class Update(OptimizationStepper):
             works = f"it returns {list(losses.keys())}"
             raise SettingError("loss_module", type(self.loss_module).__name__, why, works)
         later = {name for n, g in enumerate(self.groups) if n not in due for name in g.losses}
-        check_names(self.groups, [*names, *sorted(later & LEFT_OUT - {*names})])
+        expected = [*names, *sorted(later & LEFT_OUT - {*names})]
+        check_names(self.groups, expected, self.loss_module)
         there = [n for n, group in enumerate(self.groups) if {*group.losses} <= {*names}]
         for group in (self.groups[number] for number in there):
             if all(gradient is None for gradient in gradients_of(group, losses, retain_graph=True)):

@@ -31,7 +31,20 @@ def notes(settings: SB3Settings, plan: StepPlan) -> Iterator[str]:
             f"eval_freq counts vector steps: {settings.eval_freq:,} of them are "
             f"{settings.eval_freq * settings.n_envs:,} timesteps."
         )
+    yield from _evaluations(settings, plan)
     yield from (_on_policy if plan.on_policy else _off_policy)(settings, plan)
+
+
+def _evaluations(settings: SB3Settings, plan: StepPlan) -> Iterator[str]:
+    if settings.eval_freq is None or not plan.is_exact:
+        return
+    theirs = plan.total_policy_steps // settings.n_envs // settings.eval_freq
+    ours = plan.after(plan.iterations).evaluations - plan.initial_evaluations
+    if theirs != ours:
+        yield (
+            f"Stable-Baselines3 evaluates {theirs:,} times: within rollouts, too, several times "
+            f"with the same weights; here one evaluation follows a rollout: {ours:,}."
+        )
 
 
 def _on_policy(settings: SB3Settings, plan: StepPlan) -> Iterator[str]:

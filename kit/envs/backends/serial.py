@@ -45,6 +45,9 @@ class SerialBackend(EnvBackend):
     ) -> None:
         self.make, self.restarts, self.first = make, restarts, first
         self.envs = [make() for _ in range(num_envs)]
+        if len({id(env.unwrapped) for env in self.envs}) < num_envs:
+            why = "returns the same environment again, and each of several needs its own"
+            raise SettingError("env.id", name, why, "make it inside: lambda: gym.make(...)")
         self._shared = Shared(self.envs[0])
         one = self.envs[0]
         self._describe(name, num_envs, one.observation_space, one.action_space)

@@ -33,7 +33,8 @@ class TorchRLBackend(EnvBackend):
             environment of the kit below the transforms does.
 
     Raises:
-        SettingError: if it has several batch dimensions or several rewards.
+        SettingError: if it has several batch dimensions or several rewards, or an environment of
+            the kit below normalises.
     """
 
     uses_torch = True
@@ -64,6 +65,11 @@ class TorchRLBackend(EnvBackend):
         while isinstance(below, TransformedEnv):
             below = below.base_env
         self._own = below if isinstance(below, VectorEnv) else None
+        if self._own is not None and self._own.normalizer is not None:
+            name = "observation" if self._own.normalizer.observation else "reward"
+            why = "below transforms would go on learning in evaluations, and change returns"
+            works = "leave it out there, and give it to the outer make_env(...)"
+            raise SettingError(f"env.normalize_{name}", True, why, works)
         self.name = type(below).__name__ if self._own is None else self._own.name
 
     def _rows(self, spec: Composite) -> Composite:
