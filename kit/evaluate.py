@@ -14,10 +14,13 @@ import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
+import torch
 from torchrl.envs.utils import ExplorationType
 
 from kit.buffers.datasets import datasets_left_unread
@@ -25,9 +28,11 @@ from kit.cli.launch import errors_in_one_line
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import find_run, read_config
 from kit.cli.trust import check_names, check_recipe, trusted_names
+from kit.collectors.actor import Actor
 from kit.config.plain import from_plain
 from kit.envs import EnvironmentFault
-from kit.hooks.evaluation import Evaluator
+from kit.envs.spaces import empty
+from kit.hooks.evaluation import Evaluator, evaluated
 from kit.logging.files import make_folder, not_written
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
@@ -57,8 +62,13 @@ class SavedRun:
     """
 
     def __init__(
-        self, folder: Path, trust: Collection[str] = (), how: str = "trust=", best: bool = False
+        self,
+        folder: Path | str,
+        trust: Collection[str] | str = (),
+        how: str = "trust=",
+        best: bool = False,
     ) -> None:
+        folder, trust = Path(folder), [trust] if isinstance(trust, str) else trust
         self.folder, config = folder, read_config(folder)
         checkpoint = Checkpoints.latest(folder / "checkpoints")
         if checkpoint is None:
@@ -100,6 +110,15 @@ class SavedRun:
             particles=own.particles,
         )
 
+    def policy(self, deterministic: bool = True) -> SavedPolicy:
+        """The policy as a function of what a Gymnasium environment returns.
+
+        Args:
+            deterministic: whether it does not sample; otherwise it acts as in training.
+        """
+        kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+        return SavedPolicy(self.evaluator(1, 0, vectorization="sync"), kind)
+
     def record(self, video: Path, seed: int) -> dict[str, float]:
         """Play one episode and write it to an MP4 file.
 
@@ -111,8 +130,6 @@ class SavedRun:
             SettingError: if the environment cannot be drawn or a package is missing.
             NotSaved: if the file cannot be written.
         """
-        import gymnasium as gym
-
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
         with tempfile.TemporaryDirectory() as frames:
 
@@ -146,6 +163,71 @@ class SavedRun:
         if self.trainer.collector is not None:  # offline there is none
             self.trainer.collector.shutdown(raise_on_error=False)
         self.trainer.evaluate.close()
+
+
+class SavedPolicy:
+    """A saved policy outside of the kit: an observation of Gymnasium goes in, an action comes out.
+
+    Observations are normalised as they were in training, hidden state is kept from call to call,
+    and the action is a member of the environment's action space.
+
+    Args:
+        evaluator: of one environment, which itself is not stepped.
+        exploration_type: whether actions are sampled.
+    """
+
+    def __init__(self, evaluator: Evaluator, exploration_type: ExplorationType) -> None:
+        self._env, self._module = evaluator.env, evaluator.policy
+        self._actor = Actor(
+            self._env,
+            self._module,
+            exploration_type=exploration_type,
+            device=evaluator.device,
+            keeps_outputs=False,
+        )
+
+    def make_env(self, **kwargs: Any) -> gym.Env[Any, Any]:
+        """Make the environment that it was trained in, with its wrappers.
+
+        Args:
+            **kwargs: of the environment that differ: ``render_mode="human"``.
+        """
+        backend = self._env.make_again(num_envs=1, vectorization="sync", **kwargs).backend
+        (env,) = backend.envs
+        return env
+
+    def reset(self) -> None:
+        """Forget the hidden state: an episode begins."""
+        self._actor.restart()
+
+    def __call__(self, observation: Any, info: Mapping[str, Any] | None = None) -> Any:
+        """Choose an action.
+
+        Args:
+            observation: of one environment, as ``reset`` and ``step`` return it.
+            info: where the actions that are allowed are in it (``action_mask``); an environment of
+                :meth:`make_env` has them in its observation.
+
+        Raises:
+            SettingError: if an entry of the observation is missing or has another shape.
+        """
+        given = observation
+        if info and "action_mask" in info and not isinstance(observation, Mapping):
+            given = {"observation": observation, "action_mask": info["action_mask"]}
+        arrays = empty(self._env.observation_leaves, 1)
+        for leaf in self._env.observation_leaves:
+            try:
+                arrays[leaf.key][0] = np.reshape(leaf.of(given), leaf.shape)
+            except (KeyError, TypeError, IndexError, ValueError):
+                works = f"give {leaf.key} of shape {leaf.shape}, as an environment of make_env()"
+                raise SettingError("observation", observation, "does not fit", works) from None
+        if self._env.normalizer is not None:
+            self._env.normalizer.first(arrays, learn=False)
+        with evaluated(self._module):
+            self._actor.prepare()
+            with torch.no_grad(), self._actor.begin():
+                actions = self._actor(arrays)
+        return self._env.backend.convert.rows(actions)[0]
 
 
 _ALONE = {

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torchrl.collectors import BaseCollector
 
-from kit.buffers import ReplayBatches, make_replay_buffer
+from kit.buffers import NStep, ReplayBatches, make_replay_buffer
 from kit.buffers.datasets import (
     StoredBatches,
     are_left_unread,
@@ -287,6 +287,7 @@ class Experiment:
             hooks.append(StopWhen("evaluation/return", reached=cfg.stop_at_return))
         hooks += theirs
         chosen = {**wired, **given}
+        self._check_buffer(given.get("buffer"))
         self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:
@@ -313,6 +314,17 @@ class Experiment:
         self._outside.put_back()
         torch.set_num_threads(self._threads)
         return trainer
+
+    def _check_buffer(self, buffer: Any) -> None:
+        """Refuse a replay buffer of the caller's whose returns are not those of the settings."""
+        cfg = self.cfg
+        if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayBatches):
+            return
+        own = buffer.n_step or NStep(1, cfg.gamma)
+        for name, value in {"n_step": own.steps, "gamma": own.gamma}.items():
+            if getattr(cfg, name) != value:
+                why = f"is not that of the given replay buffer, {value}"
+                raise SettingError(name, getattr(cfg, name), why, [value])
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
         """Compute a loss that is not the recipe's own once, on a batch of zeros."""

@@ -189,6 +189,10 @@ class ReplayBatches:
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
             works = "use n_step=1: rewards are computed again for single transitions"
             raise SettingError("n_step", n_step.steps, "does not go with hindsight", works)
+        capacity = getattr(buffer.sampler, "_max_capacity", storage.max_size)
+        if capacity < storage.max_size:
+            why = f"is less than the {storage.max_size} transitions that the buffer holds"
+            raise SettingError("max_capacity", capacity, why, [storage.max_size])
         prioritized = isinstance(buffer.sampler, TorchRLPrioritizedSampler)
         if prioritized and not isinstance(buffer.sampler, PrioritizedSampler):
             name = type(buffer.sampler).__name__

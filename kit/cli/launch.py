@@ -278,7 +278,10 @@ def _parsed(argument: str) -> Any:
         key, value = _split(argument)
         reason = str(error).splitlines()[0].rstrip(".")
         why = f"cannot be read: {reason}"
-        raise SettingError(key, value, why, f"quote it: '{key}=\"...\"'") from None
+        works = f"quote it: '{key}=\"...\"'"
+        if value[:1] in ("[", "{"):
+            works = f"write it without spaces, as {key}=[64,64], or quote the whole argument"
+        raise SettingError(key, value, why, works) from None
 
 
 def _check_value(argument: str, sweeps: bool) -> None:

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from kit.config.plain import field_docs
@@ -14,7 +15,7 @@ from kit.dialects import DIALECTS, as_plan, dialect
 from kit.dialects.base import Dialect
 from kit.dialects.carried import flat, use_of
 from kit.dialects.explain import explain
-from kit.dialects.files import make, settings_of
+from kit.dialects.files import left_unread, make, settings_of
 from kit.dialects.timeline import picture
 from kit.dialects.translate import compare_text, translate
 from kit.steps.counts import can_count
@@ -109,6 +110,9 @@ def _verb(verbs: Any, name: str, run: Callable[..., str], text: str) -> Any:
 def _explain(given: argparse.Namespace) -> str:
     explanation = explain(_settings(given.words))
     explanation.settings |= _typed(given.words)
+    if unread := _unread(given.words):
+        said = ", ".join(f"{name}={value}" for name, value in unread.items())
+        explanation.notes.insert(0, f"Not read from {given.words[1]}: {said}.")
     if given.plot:
         _plot(explanation.plan, given.plot, explanation.title)
     if given.json:
@@ -132,6 +136,7 @@ def _translate(given: argparse.Namespace) -> str:
     if name == KIT:
         return _to_kit(source, given.json)
     made = translate(source, dialect(name), settings_of(words))
+    made.left_out |= _unread(given.words)
     made.typed = _typed(given.words)
     return _json(made.to_dict()) if given.json else made.text()
 
@@ -227,6 +232,14 @@ def _settings(words: Sequence[str]) -> Dialect | StepPlan:
     if name not in DIALECTS:
         raise SettingError("dialect", name, "is not known", nearest_first(name, [*DIALECTS, KIT]))
     return make(dialect(name), settings, path)
+
+
+def _unread(words: Sequence[str]) -> dict[str, Any]:
+    """The settings of a file of another library that mean nothing here."""
+    name, *rest = words
+    if not rest or "=" in rest[0] or name not in DIALECTS:
+        return {}
+    return left_unread(dialect(name), Path(rest[0]), settings_of(rest[1:]).get("env"))
 
 
 def _typed(words: Sequence[str]) -> dict[str, Any]:

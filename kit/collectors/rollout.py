@@ -26,6 +26,7 @@ from kit.collectors.rollout_buffer import (
     RolloutBuffer,
     Row,
     Span,
+    check_masks,
 )
 from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.episodes import EpisodeStatistics, Infos
@@ -219,6 +220,7 @@ class VectorCollector(StepsCollector):
         if buffer.has_infinite():
             self._take_in()
             buffer.check_finite(self.env.name, self._statistics, taken)
+        check_masks(self.env, buffer.acted_on, taken)
         return outputs
 
     def _count(self, buffer: RolloutBuffer) -> None:
@@ -421,6 +423,7 @@ class EpisodeCollector(KitCollector):
         taken = self.policy_steps // self.num_envs
         check_policy(outputs, acted_on, self._actor.action_keys, taken)
         buffer.check_finite(self.env.name, spans)
+        check_masks(self.env, acted_on, taken)
         return outputs
 
     def _count(self, buffer: EpisodeBuffer, schedule: EpisodeSchedule) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -441,6 +442,32 @@ def _some(flags: Mask) -> bool:
 def may_be_infinite(values: NDArray[Any]) -> bool:
     """Whether an entry is infinite or NaN: then the product with itself is, a call of BLAS."""
     return values.dtype.kind == "f" and not np.vdot(values, values) < np.inf
+
+
+def check_masks(env: VectorEnv, acted_on: Arrays, taken: int) -> None:
+    """Refuse states in which the action mask forbids every action.
+
+    Args:
+        env: whose mask it is, if it has one.
+        acted_on: observations, ``[steps, num_envs, ...]``.
+        taken: time steps before these.
+
+    Raises:
+        EnvironmentFault: if there is one.
+    """
+    mask = acted_on.get("action_mask")
+    if mask is None or mask.ndim != 3:
+        return
+    space = env.action_leaves[0].space
+    choices = np.ravel(space.nvec) if isinstance(space, MultiDiscrete) else [mask.shape[-1]]
+    if sum(choices) != mask.shape[-1]:
+        return
+    starts = np.cumsum([0, *choices[:-1]])
+    allowed = np.logical_or.reduceat(mask.astype(np.bool_), starts, axis=-1)
+    if not allowed.all():
+        step, number, _ = np.argwhere(~allowed)[0].tolist()
+        what = "allows no action: every entry of its action_mask is false"
+        raise EnvironmentFault(env.name, number, what, taken + step)
 
 
 def first_infinite(values: NDArray[Any]) -> tuple[int, int, str] | None:

@@ -56,12 +56,18 @@ class Dialect(ABC):
     PATHS: ClassVar[Mapping[str, str]] = {}
     """dotted names in its configuration files, where they differ from the fields."""
 
+    UNSAID: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """settings of recipes that the library has no field for, as it has them, by algorithm."""
+
     algo: str | None = fact()
     """algorithm, in the library's spelling, or a family: ``on_policy``, ``off_policy``,
     ``offline``; ``None``: inferred from the settings."""
     version: str = fact(default="")
     """version of the library, or ``documented``: its documentation where the code differs; the
     first of ``VERSIONS``, if it is empty."""
+    defaults: str = fact(default="recipe")
+    """whose defaults hold in a run for all that is not given: those of the ``recipe``, or as far as
+    it has these settings those of the ``library``."""
 
     def __post_init__(self) -> None:
         if self.version == "":
@@ -115,6 +121,7 @@ class Dialect(ABC):
         """
         made = copy.copy(self)
         made.version = one_of("version", str(self.version), list(self.VERSIONS))  # 1.0 is a name
+        made.defaults = one_of("defaults", self.defaults, ["recipe", "library"])
         made.algo = self._algorithm(algo if algo is not None else self.algo)
         for name, value in made._defaults().items():
             if getattr(made, name) is None:

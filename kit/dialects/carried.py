@@ -5,13 +5,15 @@ sets the recipe's setting of the same meaning, such as ``lr`` of nip the ``learn
 *refused* by name: recipes do it in another way, or not at all.
 
 A field acts if it differs from the library's default. Otherwise the recipe keeps its own default,
-and the table of the run lists where the two differ.
+and the table of the run lists where the two differ, also in settings that the library has no field
+for. With ``defaults="library"`` the recipe takes all of these over that were not changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
@@ -102,6 +104,7 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
     default, changed = flat(type(given)()), flat(given)
     values: dict[str, Any] = {}
     kept: list[str] = []
+    unchanged = type(config)() if said.defaults == "library" else None
     for name, use in _uses_for(said).items():
         if changed[name] != default[name]:
             values |= _taken(name, changed[name], use, said, config)
@@ -110,14 +113,30 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
             of_default = _meant(use, value, theirs)
             meant = None if of_default is None else of_default[use.setting]
             if of_default is not None and ours not in ([], [meant]):
+                if unchanged is not None and ours == _setting(unchanged, use):
+                    values |= {name: v for name, v in of_default.items() if _has(config, name)}
+                    continue
                 here = f"here {use.setting}={ours[0]}"
                 if ours == [value]:  # the same number in another formula
                     here = f"that is {use.setting}={meant}, here {ours[0]}"
                 kept.append(f"{name}={value} ({here})")
+    unsaid = []
+    for name, wanted in said.UNSAID.get(str(said.algo), {}).items():
+        ours = _setting(config, Acts(name))
+        if name in values or ours in ([], [wanted]):
+            continue
+        if unchanged is not None and ours == _setting(unchanged, Acts(name)):
+            values[name] = wanted
+        else:
+            unsaid.append(f"{name}={wanted} (here {ours[0]})")
     taken = ", ".join(f"{name}={value}" for name, value in values.items())
     lines = [f"taken from {given.NAME}: {taken}"] if taken else []
     if kept:
         lines.append(f"defaults of {given.NAME} that do not act: {', '.join(kept)}")
+    if unsaid:
+        lines.append(f"otherwise in {given.NAME}, which has no word for it: {', '.join(unsaid)}")
+    if kept or unsaid:
+        lines.append(f"(steps.defaults=library takes these over from {given.NAME})")
     return values, lines
 
 
@@ -155,25 +174,32 @@ def carry_over(source: Dialect, target: Dialect, fixed: Collection[str]) -> dict
         found = _equivalent(use, flat(said)[name], said, theirs, made)
         if found is None:
             left_out[name] = changed[name]
-        elif found[0] not in fixed:
-            setattr(target, *found)
+            continue
+        for field, value in found.items():
+            if field not in fixed:
+                setattr(target, field, value)
     return left_out
 
 
 def _equivalent(
     use: Acts | Refused, given: Any, said: Dialect, theirs: Mapping[str, Any], made: Dialect
-) -> tuple[str, Any] | None:
-    """The field of another library that sets what ``use`` sets, and its value."""
+) -> dict[str, Any] | None:
+    """The fields of another library that set what ``use`` sets, and their values."""
     meant = _meant(use, given, said)
-    if meant is None or isinstance(use, Refused):
+    if meant is None:
         return None
-    for name, other in theirs.items():
-        if "." in name:
-            continue
-        for value in (given, meant[use.setting]):
-            if _meant(other, value, made) == meant:
-                return name, value
-    return None
+    found: dict[str, Any] = {}
+    for setting, wanted in meant.items():
+        flags = (True, False) if isinstance(wanted, str) else ()  # of a schedule
+        for name, value in itertools.product(theirs, (*flags, given, wanted)):
+            other = None if "." in name else _meant(theirs[name], value, made)
+            if other and setting in other and other.items() <= meant.items():
+                found[name] = value
+                break
+        else:
+            if made.UNSAID.get(str(made.algo), {}).get(setting, ...) != wanted:
+                return None
+    return found
 
 
 def _meant(use: Acts | Refused, value: Any, settings: Dialect) -> dict[str, Any] | None:
@@ -209,6 +235,10 @@ def _taken(
     if use.also is None or use.also.value(value, said) is None:
         return {use.setting: meant}
     return {use.setting: meant, **_taken(name, given, use.also, said, config)}
+
+
+def _has(config: Any, setting: str) -> bool:
+    return bool(_setting(config, Acts(setting)))
 
 
 def _setting(config: Any, use: Acts) -> list[Any]:

@@ -71,9 +71,10 @@ def acts(
     only: Any = (),
     family: str | None = None,
     otherwise: Acts | Refused | None = None,
+    also: Acts | None = None,
 ) -> Any:
     """A field that :class:`Acts`; ``default`` and ``only`` as for :func:`counts`."""
-    return _field(default, only, use=Acts(setting, value, family, otherwise))
+    return _field(default, only, use=Acts(setting, value, family, otherwise, also))
 
 
 def refused(why: str, default: Any = None, *, accepted: Any = (), only: Any = ()) -> Any:

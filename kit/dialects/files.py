@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,26 @@ def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str,
         raise SettingError("file", str(path), f"has no settings of {cls.LIBRARY}", names)
     algo = _algorithm(cls, content, path)
     return settings if "algo" in settings or not algo else settings | {"algo": algo}
+
+
+MANY = 12
+"""Settings of a file that are not read from which on it is taken to be about much else."""
+
+
+def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
+    """The settings of a file that no field means; of many, those that are spelt like one.
+
+    Args:
+        cls: the dialect.
+        path: the file.
+        choice: as for :func:`read`.
+    """
+    values = flat(_chosen(load(path), cls, choice, path))
+    unread = {name: value for name, value in values.items() if _field(cls, name) is None}
+    if len(unread) < MANY:
+        return unread
+    known = [*cls.names(), *cls.PATHS]
+    return {name: v for name, v in unread.items() if get_close_matches(name, known, 1, 0.85)}
 
 
 def _is_open(value: Any) -> bool:

@@ -114,9 +114,16 @@ class EpisodeStatistics:
 
     def cut(self, mask: NDArray[np.bool_]) -> list[Episode]:
         """The open episodes of the environments of ``mask``, truncated here from outside."""
-        sums = (self.returns.tolist(), self.lengths.tolist(), self.env_steps.tolist())
-        open_ones = [(env, *(values[env] for values in sums)) for env in np.flatnonzero(mask)]
-        return [Episode(int(env), *own, terminated=False) for env, *own in open_ones if own[1]]
+        return [
+            Episode(
+                env=env,
+                episode_return=float(self.returns[env]),
+                length=int(self.lengths[env]),
+                env_steps=int(self.env_steps[env]),
+                terminated=False,
+            )
+            for env in np.flatnonzero(mask & (self.lengths > 0)).tolist()
+        ]
 
     def restart(self, mask: NDArray[np.bool_] | None = None) -> None:
         """Begin new episodes, in all environments or those of ``mask``."""

@@ -24,6 +24,9 @@ from kit.logging.journal import episode_columns
 from kit.modules.particles import block
 from kit.steps.errors import whole_number
 
+_LONGEST = 1_000_000
+"""Policy steps of one episode after which an evaluation is given up: no end is in sight."""
+
 
 class Evaluator:
     """Plays whole episodes with deterministic actions and returns their mean and spread.
@@ -96,7 +99,7 @@ class Evaluator:
         schedule = _Shares(env, self.episodes)
         self._actor.restart()
         numbers = RandomNumbers(seed, self.device)
-        with numbers, _evaluated(self.policy):
+        with numbers, evaluated(self.policy):
             self._actor.prepare()
             with self._actor.begin():
                 try:
@@ -153,7 +156,8 @@ class _Shares(Schedule):
         """Count the episodes that ended.
 
         Raises:
-            EnvironmentFault: if a reward or an observation is infinite or NaN.
+            EnvironmentFault: if a reward or an observation is infinite or NaN, or an episode does
+                not end.
         """
         for what, values in (("reward", result.reward), *result.next_observation.items()):
             found = first_infinite(values[None])
@@ -168,10 +172,16 @@ class _Shares(Schedule):
                 self._left[episode.env] -= 1
                 self.finished.append(episode)
         self.done = not self._left.any()
+        if self.steps % _LONGEST == 0 and (self._statistics.lengths >= _LONGEST).any():
+            env = int(self._statistics.lengths.argmax())
+            text = f"has not ended its episode after {_LONGEST:,} policy steps; an evaluation plays"
+            raise EnvironmentFault(
+                self._env.name, env, f"{text} whole ones: give env.max_episode_steps"
+            )
 
 
 @contextlib.contextmanager
-def _evaluated(policy: object) -> Iterator[None]:
+def evaluated(policy: object) -> Iterator[None]:
     """Put a policy into evaluation mode, and each of its modules back into the mode it was in."""
     if not isinstance(policy, nn.Module):
         yield

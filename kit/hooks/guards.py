@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +12,7 @@ import torch
 
 from kit.hooks.base import Hook, HookedTrainer
 from kit.steps import SettingError
+from kit.steps.errors import nearest_first
 
 
 class NotFinite(RuntimeError):
@@ -106,7 +108,7 @@ class StopWhen(Hook):
     """
 
     kind = "step"
-    operations: ClassVar = {"log_row": "look"}
+    operations: ClassVar = {"log_row": "look", "shutdown": "end"}
 
     def __init__(
         self,
@@ -122,10 +124,19 @@ class StopWhen(Hook):
         self.sign = 1.0 if mode == "max" else -1.0
         self.best: float | None = None
         self.waited = 0
+        self._columns: set[str] = set()
+
+    def end(self) -> None:
+        """Say that the metric was in no row, if it was in none."""
+        if self.best is None and self._columns and self.trainer.stop_reason is None:
+            near = nearest_first(self.metric, sorted(self._columns))[0]
+            what = f"StopWhen never found {self.metric!r}, so nothing stopped the run"
+            warnings.warn(f"{what}; the column that is most like it is {near!r}", stacklevel=2)
 
     def look(self, row: dict[str, Any]) -> None:
         """Check a row."""
         if self.metric not in row:
+            self._columns |= row.keys()
             return
         value = row[self.metric] * self.sign
         trained = row.get("iterations", 1) > 0

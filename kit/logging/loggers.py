@@ -72,9 +72,10 @@ class CsvLogger(RowLogger):
         folder: where both files are.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._files = {name: _CsvFile(folder / f"{name}.csv") for name in ("metrics", "times")}
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        paths = {name: self.folder / f"{name}.csv" for name in ("metrics", "times")}
+        self._files = {name: _CsvFile(path) for name, path in paths.items()}
 
     def start(self) -> None:
         """Make the folder."""

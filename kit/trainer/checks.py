@@ -11,7 +11,7 @@ import gymnasium as gym
 from torchrl.envs import TransformedEnv
 from torchrl.trainers import OptimizationStepper
 
-from kit.buffers import RolloutBatches
+from kit.buffers import ReplayBatches, RolloutBatches
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
 from kit.hooks.annealing import Anneal
@@ -63,6 +63,7 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
     if plan.world_size > 1:
         why = "processes train together in the plan, and this is one process"
         yield "world_size", plan.world_size, why, [1]
+    yield from _in_buffer(plan, buffer)
     if plan.offline:
         nothing = "the plan collects nothing (steps_per_env=0)"
         if collector is not None:
@@ -79,6 +80,15 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
     else:
         yield from _in_environment(plan, collector)
         yield from _in_restarts(collector, buffer)
+
+
+def _in_buffer(plan: StepPlan, buffer: Any) -> Iterator[Refusal]:
+    """A replay buffer that says another size of minibatches than the plan."""
+    size = buffer.buffer.batch_size if isinstance(buffer, ReplayBatches) else None
+    planned = plan.minibatch_size and plan.minibatch_size * (plan.sequence_length or 1)
+    if None not in (size, planned) and size != planned:
+        why = f"of the replay buffer is not the plan's {planned} transitions"
+        yield "minibatch_size", size, why, [planned]
 
 
 def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:

@@ -55,6 +55,19 @@ _DQNS, _SACS = ("dqn", "dqn_atari"), ("sac", "sac_continuous_action")
 _DELAYED = tuple(name for name in _DEFAULTS if name.startswith(("sac", "td3", "ddpg")))
 
 
+_RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
+_NETWORKS: dict[str, Any] = {"hidden_sizes": [64, 64], "activation": "tanh"}
+_OF_CRITICS: dict[str, Any] = {**_RAW, "n_step": 1, "max_grad_norm": None, "activation": "relu"}
+_OF_DQN = {**_OF_CRITICS, "double_dqn": False, "dueling": False, "anneal": "constant"}
+_UNSAID: dict[str, dict[str, Any]] = {
+    "ppo": _RAW | _NETWORKS,
+    "ppo_continuous_action": dict.fromkeys(_RAW, True) | _NETWORKS,
+    "ppo_atari": _RAW | {"hidden_sizes": [512], "activation": "relu"},
+    "dqn": _OF_DQN | {"hidden_sizes": [120, 84]},
+    "dqn_atari": _OF_DQN | {"hidden_sizes": [512]},
+} | {name: _OF_CRITICS | {"hidden_sizes": [256, 256]} for name in _DELAYED}
+
+
 def _target_period(value: Any, args: Any) -> int:
     """Gradient steps between target updates, from steps."""
     every = args.train_frequency or 1
@@ -86,6 +99,7 @@ class CleanRLSettings(WrappedDialect):
         "sac": ("learning_starts", "batch_size", "policy_frequency"),
     }
     DEFAULTS: ClassVar = _DEFAULTS
+    UNSAID: ClassVar = _UNSAID
     TOTAL = "total_timesteps"
     CANNOT: ClassVar = {
         "world_size": (1, "each file is one process"),

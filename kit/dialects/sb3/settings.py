@@ -97,6 +97,37 @@ def _is_fixed(value: Any, settings: Any) -> bool | None:
     return None if str(value).startswith("auto") else True
 
 
+def _rate(value: Any, settings: Any) -> float:
+    """A number, also of a schedule ``lin_1e-3``."""
+    del settings
+    try:
+        return float(str(value).removeprefix("lin_"))
+    except ValueError:
+        why = "is neither a number nor a linear schedule"
+        raise SettingError("schedule", value, why, [0.001, "lin_0.001"]) from None
+
+
+def _schedule(value: Any, settings: Any) -> str | None:
+    """Whether it falls; ``None`` for a number."""
+    del settings
+    return "linear" if str(value).startswith("lin_") else None
+
+
+_RAW: dict[str, Any] = {
+    "env.normalize_observation": False,
+    "env.normalize_reward": False,
+}
+_UNSAID_ACTOR_CRITIC: dict[str, Any] = {**_RAW, "anneal": "constant", "hidden_sizes": [64, 64]}
+_UNSAID: dict[str, dict[str, Any]] = {
+    "ppo": _UNSAID_ACTOR_CRITIC | {"activation": "tanh"},
+    "a2c": _UNSAID_ACTOR_CRITIC | {"activation": "tanh"},
+    "dqn": _UNSAID_ACTOR_CRITIC | {"activation": "relu", "double_dqn": False, "dueling": False},
+    "sac": {**_RAW, "hidden_sizes": [256, 256], "activation": "relu"},
+    "td3": {**_RAW, "hidden_sizes": [400, 300], "activation": "relu"},
+    "ddpg": {**_RAW, "hidden_sizes": [400, 300], "activation": "relu"},
+}
+
+
 @dataclass
 class SB3Settings(WrappedDialect):
     """Settings of Stable-Baselines3; ``None`` stands for the default of the algorithm."""
@@ -116,6 +147,7 @@ class SB3Settings(WrappedDialect):
         "sac": ("train_freq", "gradient_steps", "learning_starts", "buffer_size"),
     }
     DEFAULTS: ClassVar = _DEFAULTS
+    UNSAID: ClassVar = _UNSAID
     TOTAL = "total_timesteps"
     CANNOT: ClassVar = {"world_size": (1, "it has one process")}
     PATHS: ClassVar = {"n_timesteps": "total_timesteps"}
@@ -145,8 +177,8 @@ class SB3Settings(WrappedDialect):
     """timesteps (DQN) or gradient steps (SAC) between target updates."""
     policy_delay: Count = acts("policy_delay", only=("td3", "ddpg"))
     """gradient steps of the critic per step of the actor (TD3, DDPG)."""
-    learning_rate: Any = acts("learning_rate")
-    """learning rate."""
+    learning_rate: Any = acts("learning_rate", None, _rate, also=Acts("anneal", _schedule))
+    """learning rate, which is constant; ``lin_1e-3`` (of RL Zoo): falls linearly to zero."""
     policy: str | None = refused(
         "recipes make their networks from hidden_sizes, as MlpPolicy", accepted=("MlpPolicy",)
     )
@@ -157,8 +189,10 @@ class SB3Settings(WrappedDialect):
     """discount."""
     gae_lambda: float = acts("gae_lambda", only=ON_POLICY)
     """weight of longer advantage estimates (PPO, A2C)."""
-    clip_range: float = acts("clip_epsilon", only="ppo")
-    """clipping range of the probability ratio (PPO)."""
+    clip_range: Any = acts(
+        "clip_epsilon", None, _rate, only="ppo", also=Acts("anneal_clip", _schedule)
+    )
+    """clipping range of the probability ratio (PPO), constant; ``lin_0.2``: falls linearly."""
     clip_range_vf: float | None = acts("clip_value", only="ppo")
     """clipping range of the value (PPO); ``None``: not clipped."""
     normalize_advantage: bool = acts("normalize_advantage", only=ON_POLICY)
