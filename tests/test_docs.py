@@ -59,6 +59,7 @@ SHORT = {
     ],
     "kit, off-policy": ["steps.total_policy_steps=256", "steps.learning_starts=128"],
     "sb3": ["steps.total_timesteps=1_024"],
+    "cleanrl": ["steps.total_timesteps=1_024", "steps.learning_starts=512"],
     "dreamer": ["steps.steps=256", "steps.batch_size=4", "steps.batch_length=16"],
     "dreamer-paper": [
         "steps.steps=800",

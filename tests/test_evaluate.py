@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import statistics
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
@@ -16,10 +19,12 @@ import recipes.dreamerv3
 import recipes.ppo
 import recipes.sac
 from kit.envs import make_env
+from kit.envs.vector_env import env_seeds
 from kit.evaluate import SavedRun, main
 from kit.experiment import EnvConfig
 from kit.hooks import Evaluator
 from kit.modules import make_actor
+from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from tests.tiny import Scripted
 from tests.world.runs import build
@@ -299,3 +304,45 @@ def test_spread_is_the_population_deviation():
     metrics = evaluator(0)
     assert metrics["evaluation/return_std"] == statistics.pstdev(returns) > 0
     assert metrics["evaluation/return_min"] == min(returns)
+
+
+# ---------------------------------------------------------------------- elsewhere
+def play(policy, env, seed: int) -> float:
+    """One episode in an environment of Gymnasium."""
+    observation, info = env.reset(seed=seed)
+    policy.reset()
+    total, done = 0.0, False
+    while not done:
+        action = policy(observation, info)
+        assert env.action_space.contains(action)
+        observation, reward, terminated, truncated, info = env.step(action)
+        total, done = total + float(reward), terminated or truncated
+    return total
+
+
+@pytest.mark.parametrize("kind", ["ppo", "ppo_recurrent", "sac"])
+def test_a_saved_policy_acts_in_plain_gymnasium_as_in_its_evaluations(kind, tmp_path):
+    recipe = importlib.import_module(f"recipes.{kind}")
+    on_policy = {"steps_per_env": 32, "update_epochs": 1, "minibatch_size": 64}
+    steps: Any = OnPolicySteps(total_policy_steps=256, evaluation_every=None, **on_policy)
+    if kind == "sac":
+        steps = OffPolicySteps(total_policy_steps=60, learning_starts=30, evaluation_every=None)
+    if kind == "ppo_recurrent":
+        steps.sequence_length, steps.minibatch_size = 16, 8
+    settings = {"runs": str(tmp_path), "progress": False, "steps": steps}
+    trainer = recipe.build(recipe.Config(**settings))
+    trainer.run()
+    saved = SavedRun(str(trainer.folder))
+    policy, evaluator = saved.policy(), saved.evaluator(1, seed=0)
+    for number in range(3):
+        evaluator.env.set_seed(number)
+        (episode,) = evaluator.play(number)
+        seed = int(np.random.SeedSequence((0, number)).generate_state(1)[0])
+        (seed,) = env_seeds(seed, 1)
+        for env in (policy.make_env(), gym.make(evaluator.env.name)):
+            assert play(policy, env, seed) == pytest.approx(episode.episode_return, rel=1e-6)
+
+
+def test_an_observation_that_does_not_fit_is_named(run):
+    with pytest.raises(SettingError, match=r"give observation of shape \(4,\)"):
+        SavedRun(run).policy()([1.0, 2.0])

@@ -13,7 +13,13 @@ import pytest
 from kit.cli.run_folder import read_config
 from kit.experiment import EnvConfig
 from kit.logging.journal import Journal
-from kit.logging.loggers import CsvLogger, TorchRLLogger, WandbLogger, make_loggers
+from kit.logging.loggers import (
+    CsvLogger,
+    TorchRLLogger,
+    WandbLogger,
+    make_loggers,
+    read_rows,
+)
 from kit.steps import SettingError, StepLedger
 from kit.steps.settings import OnPolicySteps
 from recipes.ppo import Config, build
@@ -354,3 +360,13 @@ def test_a_later_row_of_the_same_policy_step_is_dropped_when_a_run_is_resumed(tm
     logger.log_row({"policy_steps": 1, "loss": 0.7})
     CsvLogger(tmp_path).load_state_dict(saved)
     assert (tmp_path / "metrics.csv").read_text() == "policy_steps,loss\n1,0.5\n"
+
+
+def test_rows_of_a_run_are_read_from_its_folder(tmp_path):
+    trainer = ppo_trainer(logger=CsvLogger(str(tmp_path)), log_every=16)
+    trainer.run()
+    rows = read_rows(str(tmp_path))
+    assert [row["policy_steps"] for row in rows] == [16, 32, 48, 64]
+    assert all("time/seconds" in row for row in rows)
+    with pytest.raises(SettingError, match="has no rows"):
+        read_rows(tmp_path / "elsewhere")

@@ -9,6 +9,8 @@ import random
 import runpy
 import threading
 import warnings
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.testing import assert_close
 
 from kit.fast import executors
 from kit.fast.trace import NotTraceable, record
@@ -965,3 +968,27 @@ def test_values_that_are_not_finite_are_mended_as_by_an_eager_call():
     for _ in range(3):
         call({"x": torch.ones(2)})
     assert call({"x": torch.tensor([math.nan, 1.0])})["y"].tolist() == [0.0, 1.0]
+
+
+@dataclass
+class Coefficients:
+    """Settings of a loss, in an object of their own."""
+
+    beta: float = 1.0
+
+
+@pytest.mark.parametrize("kind", [Coefficients, lambda: SimpleNamespace(beta=1.0)])
+def test_a_change_in_settings_of_an_object_is_noticed(kind):
+    module = nn.Linear(3, 1)
+    module.settings = kind()
+    scaled = Traced(
+        lambda given: {"y": module(given["x"]) * module.settings.beta}, module, name="y"
+    )
+    x = torch.ones(2, 3)
+    first = [scaled({"x": x})["y"].clone() for _ in range(3)][-1]
+    module.settings.beta = 0.5
+    assert scaled.refresh()
+    assert_close(scaled({"x": x})["y"], first / 2)
+    module.settings = kind()
+    assert scaled.refresh()
+    assert_close(scaled({"x": x})["y"], first)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
-from kit.buffers import make_replay_buffer
+from kit.buffers import PrioritizedSampler, make_replay_buffer
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, make_env
-from kit.hooks import Console, NotFinite, StopWhen, TargetKL
+from kit.hooks import Console, Evaluator, NotFinite, StopWhen, TargetKL
 from kit.logging.journal import episode_columns
 from kit.modules import make_actor
 from kit.steps import SettingError
@@ -717,3 +717,75 @@ def test_episodes_that_are_left_without_an_end_are_refused_where_steps_are_joine
         SettingError, match="reset_at_each_iter=True leaves episodes without an end"
     ):
         Trainer(plan, **parts)
+
+
+# ---------------------------------------------------------------------- parts that do not fit
+def test_an_evaluator_in_the_environments_of_training_is_refused():
+    plan = on_policy_plan(evaluation_every=16, evaluation_episodes=2)
+    parts = ppo_parts(plan)
+    collector = parts["collector"]
+    shared = Evaluator(collector.env, collector.policy, episodes=2)
+    with pytest.raises(SettingError, match="plays in the environments that training steps"):
+        Trainer(plan, **parts, evaluate=shared)
+
+
+def test_an_evaluator_whose_function_returns_the_training_environment_is_refused():
+    plan, one = on_policy_plan(num_envs=1, steps_per_env=16, evaluation_episodes=2), Scripted()
+    parts = ppo_parts(plan.replace(evaluation_every=16), env=lambda: one)
+    other = Evaluator(make_env(lambda: one, 1), parts["collector"].policy, episodes=2)
+    with pytest.raises(SettingError, match="plays in the environments that training steps"):
+        Trainer(plan.replace(evaluation_every=16), **parts, evaluate=other)
+
+
+@pytest.mark.parametrize("random_steps", [0, 8, 16])
+def test_random_steps_that_are_not_the_plans_are_refused_when_it_is_built(random_steps):
+    plan = off_policy_plan()
+    parts = sac_parts(plan)
+    collector = parts.pop("collector")
+    settings = {"steps_per_env": 1, "init_random_frames": random_steps}
+    other = VectorCollector(collector.env, collector.policy, **settings)
+    with pytest.raises(SettingError, match=r"not the plan's 10 policy steps with random actions"):
+        Trainer(plan, **parts, collector=other)
+
+
+def test_a_collector_that_has_collected_before_is_refused():
+    trainer = ppo_trainer()
+    trainer.collector.collect()
+    with pytest.raises(SettingError, match=r"has collected 16 policy steps before"):
+        trainer.run()
+
+
+@pytest.mark.parametrize(
+    "change", [{"update_epochs": 3}, {"minibatch_size": 4}, {"total_policy_steps": 32}]
+)
+def test_a_checkpoint_of_another_plan_is_refused_when_it_is_loaded(tmp_path, change):
+    trainer = ppo_trainer(folder=tmp_path)
+    trainer.run()
+    other = on_policy_plan(**change)
+    with pytest.raises(SettingError, match=r"was written under another plan: .*planned"):
+        ppo_trainer(other, resume_from=trainer.last_checkpoint)
+
+
+def test_a_longer_plan_continues_a_run_that_has_ended(tmp_path):
+    trainer = ppo_trainer(folder=tmp_path)
+    trainer.run()
+    longer = on_policy_plan(total_policy_steps=128)
+    assert ppo_trainer(longer, resume_from=trainer.last_checkpoint).run().policy_steps == 128
+
+
+def test_a_metric_of_a_hook_with_the_name_of_a_counter_is_refused():
+    trainer = ppo_trainer()
+    trainer.register_op("post_steps_log", lambda batch: {"policy_steps": 1})
+    with pytest.raises(SettingError, match=r"metric='policy_steps' is a counter of every row"):
+        trainer.run()
+
+
+def test_a_replay_buffer_of_other_minibatches_than_the_plans_is_refused():
+    with pytest.raises(SettingError, match=r"minibatch_size=8 .* not the plan's 4 transitions"):
+        sac_trainer(buffer=make_replay_buffer(1_000, 8))
+
+
+def test_priorities_for_fewer_transitions_than_the_buffer_holds_are_refused():
+    sampler = PrioritizedSampler(500, alpha=0.6, beta=0.4)
+    with pytest.raises(SettingError, match=r"max_capacity=500 is less than the 1000 transitions"):
+        make_replay_buffer(1_000, 4, sampler=sampler)

@@ -65,9 +65,9 @@ class Dialect(ABC):
     version: str = fact(default="")
     """version of the library, or ``documented``: its documentation where the code differs; the
     first of ``VERSIONS``, if it is empty."""
-    defaults: str = fact(default="recipe")
-    """whose defaults hold in a run for all that is not given: those of the ``recipe``, or as far as
-    it has these settings those of the ``library``."""
+    library_defaults: bool = fact(default=False)
+    """whether a run has the library's defaults in place of the recipe's, as far as the recipe has
+    such a setting and it was not changed."""
 
     def __post_init__(self) -> None:
         if self.version == "":
@@ -121,7 +121,6 @@ class Dialect(ABC):
         """
         made = copy.copy(self)
         made.version = one_of("version", str(self.version), list(self.VERSIONS))  # 1.0 is a name
-        made.defaults = one_of("defaults", self.defaults, ["recipe", "library"])
         made.algo = self._algorithm(algo if algo is not None else self.algo)
         for name, value in made._defaults().items():
             if getattr(made, name) is None:

@@ -6,7 +6,7 @@ sets the recipe's setting of the same meaning, such as ``lr`` of nip the ``learn
 
 A field acts if it differs from the library's default. Otherwise the recipe keeps its own default,
 and the table of the run lists where the two differ, also in settings that the library has no field
-for. With ``defaults="library"`` the recipe takes all of these over that were not changed.
+for. With ``library_defaults`` the recipe takes all of these over that were not changed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
     default, changed = flat(type(given)()), flat(given)
     values: dict[str, Any] = {}
     kept: list[str] = []
-    unchanged = type(config)() if said.defaults == "library" else None
+    unchanged = type(config)() if said.library_defaults else None
     for name, use in _uses_for(said).items():
         if changed[name] != default[name]:
             values |= _taken(name, changed[name], use, said, config)
@@ -136,7 +136,7 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
     if unsaid:
         lines.append(f"otherwise in {given.NAME}, which has no word for it: {', '.join(unsaid)}")
     if kept or unsaid:
-        lines.append(f"(steps.defaults=library takes these over from {given.NAME})")
+        lines.append(f"(steps.library_defaults=true takes these over from {given.NAME})")
     return values, lines
 
 

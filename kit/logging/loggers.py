@@ -89,9 +89,13 @@ class CsvLogger(RowLogger):
             steps = {self.axis: row[self.axis]} if self.axis in row else {}
             self._files["times"].append({**steps, **times})
 
-    def rows(self) -> list[dict[str, float | int]]:
-        """The rows written so far, with their times."""
-        metrics, times = (file.rows_written() for file in self._files.values())
+    def rows(self, of_others: bool = False) -> list[dict[str, float | int]]:
+        """The rows written so far, with their times.
+
+        Args:
+            of_others: whether all that are in the files are meant, and not this logger's alone.
+        """
+        metrics, times = (file.rows_written(of_others) for file in self._files.values())
         if len(times) != len(metrics):
             times = [{} for _ in metrics]
         return [row | spent for row, spent in zip(metrics, times)]
@@ -104,6 +108,21 @@ class CsvLogger(RowLogger):
         """Drop the rows written later."""
         for name, file in self._files.items():
             file.load_state_dict(state_dict[name])
+
+
+def read_rows(folder: Path | str) -> list[dict[str, float | int]]:
+    """The rows that a run has logged to its folder, with their times.
+
+    Args:
+        folder: of the run, with ``metrics.csv``.
+
+    Raises:
+        SettingError: if there are none.
+    """
+    rows = CsvLogger(folder).rows(of_others=True)
+    if not rows:
+        raise SettingError("folder", str(folder), "has no rows", "give the folder of a run")
+    return rows
 
 
 class _CsvFile:
@@ -127,8 +146,8 @@ class _CsvFile:
         self.rows, self._last = self.rows + 1, _position(row)
         self._size = _size(self.path)
 
-    def rows_written(self) -> list[dict[str, float | int]]:
-        rows = self._read()[: self.rows]
+    def rows_written(self, of_others: bool = False) -> list[dict[str, float | int]]:
+        rows = self._read()[: None if of_others else self.rows]
         return [{name: _number(text) for name, text in row.items() if text} for row in rows]
 
     def _rows_left(self) -> list[dict[str, str]]:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement, SliceSampler
-from torchrl.envs.transforms import MultiStepTransform
+from torchrl.envs.transforms import MultiStepTransform, Reward2GoTransform
 
 from kit.buffers import (
     NStep,
@@ -25,6 +32,7 @@ from kit.buffers import (
 )
 from kit.steps import SettingError
 from kit.trainer import Trainer
+from kit.trainer.pieces import _apart
 from tests.tiny import assert_equal, off_policy_plan, on_policy_plan, sac_parts, weights
 
 
@@ -521,3 +529,75 @@ def test_slices_are_written_where_torchrl_writes(sizes):
     assert ours.writer.state_dict() == theirs.writer.state_dict()
     for key in ("row", "index"):
         assert torch.equal(ours[:][key], theirs[:][key]), key
+
+
+# ---------------------------------------------------------------------- parts of TorchRL's buffers
+@pytest.mark.parametrize("transform", [MultiStepTransform(3, 0.9), Reward2GoTransform()])
+def test_a_transform_that_joins_steps_is_refused_where_environments_write_in_turn(transform):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), transform=transform)
+    replay = ReplayBatches(buffer)
+    with pytest.raises(SettingError, match=r"would join steps of other environments: 2 write"):
+        replay.extend(batch_of(2, 8))
+    assert replay.joins_steps
+
+
+def test_what_a_transform_holds_back_is_said_to_be_lost():
+    def made():
+        buffer = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(100), transform=MultiStepTransform(3, 0.9)
+        )
+        return ReplayBatches(buffer)
+
+    replay = made()
+    replay.extend(batch_of(1, 8))
+    with pytest.warns(UserWarning, match="MultiStepTransform holds back are in no checkpoint"):
+        made().load_state_dict(through_a_file(replay.state_dict()))
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("rows", [0, 6])
+def test_a_restored_buffer_has_the_rows_of_the_checkpoint_and_no_others(n_step, rows):
+    """Whatever it held before: going back to an earlier checkpoint, or restoring twice."""
+    earlier = make_replay_buffer(50, 4, n_step=n_step)
+    if rows:
+        earlier.extend(batch_of(1, rows + n_step * (n_step > 1)))
+    state = through_a_file(earlier.state_dict())
+    replay = make_replay_buffer(50, 4, n_step=n_step)
+    replay.extend(batch_of(1, 40, start=1_000))
+    for _ in range(2):
+        replay.load_state_dict(state)
+        assert len(replay.buffer) == rows
+    replay.extend(batch_of(1, 10, start=2_000))
+    kept = replay.buffer.storage.get(slice(len(replay.buffer)))["number"].tolist()
+    assert kept[:rows] == [*range(rows)]
+    assert not [number for number in kept if 1_000 <= number < 2_000]
+
+
+def test_a_collate_function_and_a_sample_unit_of_the_buffer_act():
+    def halved(rows):
+        return rows.set("observation", rows["observation"] / 2)
+
+    plain = {"storage": LazyTensorStorage(100), "batch_size": 64}
+    buffer = TensorDictReplayBuffer(**plain, collate_fn=halved)
+    replay = ReplayBatches(buffer)
+    replay.extend(batch_of(1, 40))
+    ((minibatch,),) = replay.epoch(off_policy_plan(minibatch_size=64), 1)
+    assert (minibatch["observation"][:, 0] == minibatch["number"] / 2).all()
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("size", [100, 30])
+def test_lists_and_mapped_files_are_in_checkpoints(storage, size):
+    def made():
+        return ReplayBatches(TensorDictReplayBuffer(storage=storage(size), batch_size=4))
+
+    replay = made()
+    for start in range(0, 40, 8):
+        replay.extend(batch_of(1, 8, start))
+    restored = made()
+    restored.load_state_dict(through_a_file(_apart(replay.state_dict(), Path(), None)))
+    both = (replay, restored)
+    for one in both:
+        one.extend(batch_of(1, 8, 100))
+    kept = [[int(row["number"]) for row in one.buffer.storage.get(range(30))] for one in both]
+    assert kept[0] == kept[1]

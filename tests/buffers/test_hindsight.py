@@ -183,3 +183,19 @@ def test_goals_stay_in_their_episode_where_other_parts_rely_on_the_order_too(par
         replay.extend(episodes.batch(4))
     sample = buffer.sample()
     assert torch.equal(sample["where"][:, :2], sample["desired_goal"][:, :2])
+
+
+@pytest.mark.parametrize("strategy", ["future", "final"])
+def test_goals_of_observations_that_are_stored_once(strategy):
+    buffer = HindsightReplayBuffer(
+        lambda rows: torch.ones(len(rows), 1), her_ratio=1.0, strategy=strategy, batch_size=256,
+        storage=ObservationStorage(60), achieved_goal_key=("next", "achieved_goal"),
+    )  # fmt: skip
+    replay, episodes = ReplayBatches(buffer), Episodes(2, 3)
+    for steps in (9, 1, 30, 4):
+        batch = episodes.batch(steps)
+        batch["next", "achieved_goal"] = batch["achieved_goal"].clone()
+        batch["observation"], batch["next", "observation"] = batch["where"], batch["where"].clone()
+        replay.extend(batch)
+        sample = replay._sample(64)
+        assert (sample["observation"][:, :2] == sample["desired_goal"][:, :2]).all()

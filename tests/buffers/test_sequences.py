@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from kit.buffers import make_replay_buffer
+from kit.buffers import ReplayBatches, SequenceSampler, make_replay_buffer
 from kit.steps import SettingError
 from tests.tiny import off_policy_plan
 
@@ -99,3 +100,15 @@ def test_whole_episodes_can_be_stored_for_sequences_of_one_step_alone():
 
 def test_a_buffer_is_allocated_when_it_is_first_used():
     assert len(make_replay_buffer(10**15, 4).buffer) == 0
+
+
+def test_sequences_of_a_storage_that_another_buffer_fills_do_not_cross_the_write_head():
+    torch.manual_seed(0)
+    storage = LazyTensorStorage(30)
+    writes = ReplayBatches(TensorDictReplayBuffer(storage=storage, batch_size=4))
+    reads = TensorDictReplayBuffer(storage=storage, sampler=SequenceSampler(4), batch_size=16)
+    for start in range(0, 72, 8):
+        writes.extend(batch_of(1, 8, start))
+        if len(storage) >= 4:
+            time = reads.sample()["time"].reshape(-1, 4)
+            assert (time.diff(dim=1) == 1).all()

@@ -209,3 +209,15 @@ def test_who_goes_on_after_a_fault_gets_whole_episodes(tmp_path):
     assert lengths(batch) == [4, 4]
     assert batch["observation"][0].flatten().tolist() == [0, 1, 2, 3]
     assert collector.policy_steps == 8
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "native"])
+def test_normalisation_learns_from_steps_of_batches_alone(vectorization):
+    env = make_env("CartPole-v1", 4, vectorization=vectorization, normalize_observation=True)
+    collector = EpisodeCollector(env, None, min_episodes=5)
+    for _ in range(4):
+        collector.collect()
+    count = round(float(env.normalizer.observation["observation"].count))
+    assert vectorization == "sync" or collector.idle_env_steps > 50
+    # Every step, and the first observations of episodes that begin a batch.
+    assert collector.policy_steps + 4 <= count <= collector.policy_steps + 4 * 5

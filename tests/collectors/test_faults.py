@@ -9,6 +9,7 @@ import os
 import signal
 import warnings
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch
 from kit.collectors import AsyncCollector, EpisodeCollector, VectorCollector
 from kit.envs import make_env
 from kit.envs.errors import EnvironmentFault
+from kit.modules import make_actor
 from tests.envs.odd_envs import Raises, Steps
 
 
@@ -286,3 +288,32 @@ def test_the_death_of_the_process_that_collects_is_a_fault_and_leaves_nothing():
         list(itertools.islice(collector, 3))  # what was made before is delivered
     collector.shutdown()
     assert set(multiprocessing.active_children()) == before
+
+
+class Choice(gym.Env):
+    """Allows no action in its third step."""
+
+    action_space = gym.spaces.MultiDiscrete([2, 3])
+    observation_space = gym.spaces.Box(0, 1, (1,))
+
+    def _seen(self):
+        forbidden = [1, 1, 0, 0, 0] if self.count == 2 else [1, 0, 0, 1, 1]
+        return np.zeros(1, np.float32), {"action_mask": np.array(forbidden, np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self._seen()
+
+    def step(self, action):
+        self.count += 1
+        seen, info = self._seen()
+        return seen, 1.0, False, self.count >= 9, info
+
+
+@pytest.mark.parametrize("kind", [VectorCollector, EpisodeCollector])
+def test_a_state_without_an_action_is_a_fault(kind):
+    env = make_env(Choice, 2)
+    size = {"steps_per_env": 4} if kind is VectorCollector else {"min_episodes": 2}
+    collector = kind(env, make_actor(env), **size)
+    with pytest.raises(EnvironmentFault, match=r"env 0, after 2 policy steps: allows no action"):
+        collector.collect()

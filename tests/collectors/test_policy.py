@@ -251,3 +251,11 @@ def test_a_plain_module_or_function_of_tensors_is_refused_and_the_error_wraps_it
     collector = VectorCollector(guess(), policy, steps_per_env=2)
     with pytest.raises(SettingError, match=r"TensorDictModule\(policy, in_keys=\['observation'\]"):
         collector.collect()
+
+
+def test_a_policy_that_writes_an_observation_is_refused():
+    env = make_env("CartPole-v1", 2)
+    scaled = TensorDictModule(nn.Identity(), in_keys=["observation"], out_keys=["observation"])
+    policy = TensorDictSequential(scaled, make_actor(env))
+    with pytest.raises(SettingError, match=r"writes \['observation'\], in place of what the env"):
+        VectorCollector(env, policy, steps_per_env=4)

@@ -246,12 +246,13 @@ def test_the_recipes_settings_are_set_and_the_table_says_so():
 
 
 def test_the_table_names_the_defaults_that_a_recipe_does_not_follow():
-    (line,) = take(Nip(), Recipe(), "ppo")
+    line, hint = take(Nip(), Recipe(), "ppo")
+    assert hint == "(steps.library_defaults=true takes these over from nip)"
     assert line.startswith("defaults of nip that do not act: lr=0.003 (here learning_rate=0.001)")
     assert "gamma=0.9 (here gamma=0.99)" in line
     assert "lmbda" not in line  # the same in both
     assert Recipe().critic_coeff == 0.5
-    (line,) = take(CleanRL(), Recipe(), "ppo")
+    line, *_ = take(CleanRL(), Recipe(), "ppo")
     assert "vf_coef=0.5 (that is critic_coeff=0.25, here 0.5)" in line
 
 
@@ -355,3 +356,53 @@ def test_the_recipes_accept_every_dialect_at_its_defaults_and_change_nothing(rec
         config = recipe.Config()
         take(dialect(name)(), config, recipe.__name__.rpartition(".")[2], family)
         assert config == recipe.Config()
+
+
+# ---------------------------------------------------------------------- what has no word there
+def lines_of(given, config, algo) -> str:
+    return " ".join(carry(given, config, algo)[1])
+
+
+def test_settings_that_the_library_has_no_field_for_are_listed_where_they_differ():
+    told = lines_of(CleanRL(algo="dqn"), dqn.Config(), "dqn")
+    for name in ("n_step=1 (here 3)", "max_grad_norm=None (here 10.0)", "anneal=constant (here"):
+        assert name in told
+    told = lines_of(SB3(algo="ppo", learning_rate=1e-3), ppo.Config(), "ppo")
+    assert "env.normalize_observation=False (here True)" in told
+    assert "anneal=constant (here linear)" in told
+    told = lines_of(CleanRL(algo="ppo_continuous_action"), ppo.Config(), "ppo_continuous_action")
+    assert "normalize" not in told  # it normalises, too
+
+
+def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
+    config = dqn.Config(double_dqn=True, hidden_sizes=[32])
+    values, lines = carry(CleanRL(algo="dqn", library_defaults=True), config, "dqn")
+    assert values == {
+        "n_step": 1, "max_grad_norm": None, "anneal": "constant", "double_dqn": False,
+        "learning_rate": 2.5e-4, "tau": 1.0, "buffer_size": 10_000, "target_update_every": 50,
+        "epsilon_end": 0.05, "exploration_share": 0.5,
+    }  # fmt: skip
+    # What was changed stays, and is listed.
+    assert any("hidden_sizes=[120, 84] (here [32])" in line for line in lines)
+
+
+@pytest.mark.parametrize("rate", ["lin_1e-3", "lin_0.001"])
+def test_linear_schedules_of_the_zoo_act(rate):
+    given = SB3(algo="ppo", learning_rate=rate, clip_range="lin_0.3")
+    assert carry(given, ppo.Config(), "ppo")[0] == {
+        "learning_rate": 1e-3, "anneal": "linear", "clip_epsilon": 0.3, "anneal_clip": "linear",
+    }  # fmt: skip
+    with pytest.raises(SettingError, match="is neither a number nor a linear schedule"):
+        carry(SB3(algo="ppo", learning_rate="exp_1"), ppo.Config(), "ppo")
+    with pytest.raises(SettingError, match="is anneal, which this recipe does not have"):
+        carry(SB3(algo="sac", learning_rate="lin_1e-3"), sac.Config(), "sac")
+
+
+def test_a_schedule_is_translated_with_its_number():
+    target = CleanRL(algo="ppo")
+    left = carry_over(SB3(algo="ppo", learning_rate="lin_1e-3", clip_range="lin_0.2"), target, ())
+    assert (target.learning_rate, target.anneal_lr) == (1e-3, True)
+    assert left == {"clip_range": "lin_0.2"}
+    target = SB3(algo="ppo")
+    assert carry_over(CleanRL(algo="ppo", anneal_lr=False, gamma=0.9), target, ()) == {}
+    assert target.gamma == 0.9  # a constant rate is what it has

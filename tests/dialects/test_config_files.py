@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.cli.steps import main
 from kit.dialects import SB3, Dreamer, Pyrado, Sheeprl, Tianshou
-from kit.dialects.files import make, settings_of, value_of
+from kit.dialects.files import left_unread, make, settings_of, value_of
 from kit.steps import SettingError
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -113,3 +114,20 @@ def test_a_file_that_says_nothing_is_refused(tmp_path, content, why):
         path.write_text(content)
     with pytest.raises(SettingError, match=why):
         make(Sheeprl, {}, str(path))
+
+
+def test_what_is_not_read_of_a_file_is_said(tmp_path, capsys):
+    file = tmp_path / "ppo.yml"
+    file.write_text("CartPole-v1:\n  n_timestps: 1e4\n  normalize: true\n  n_steps: 32\n")
+    assert main(["explain", "sb3", str(file)]) == 0
+    assert "Not read from " in (told := capsys.readouterr().out.replace("\n  ", " "))
+    assert "n_timestps=10000.0, normalize=True." in told
+    assert main(["translate", "sb3", str(file), "--to", "cleanrl"]) == 0
+    assert "- normalize=True" in capsys.readouterr().out
+
+
+def test_of_a_file_about_much_else_only_what_is_spelt_like_a_field_is_said(tmp_path):
+    file = tmp_path / "config.yaml"
+    others = "".join(f"other_{number}: 1\n" for number in range(20))
+    file.write_text(f"{others}n_step: 3\ngama: 0.9\nn_steps: 8\n")
+    assert left_unread(SB3, file) == {"n_step": 3, "gama": 0.9}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.dialects import SB3
 from kit.steps import SettingError
 from kit.testing import check_observed
 
@@ -149,3 +150,10 @@ def test_the_loop_of_february_2024_is_a_version_of_its_own(version):
     observed = {"gradient_steps_per_iteration_per_rank": steps, "random_action_policy_steps": 8}
     case = {"system": "sheeprl", "version": version, "algo": "dreamer_v3", "params": params}
     assert check_observed({**case, "observed": observed})
+
+
+def test_evaluations_of_sb3_within_a_rollout_are_told():
+    often = SB3(algo="ppo", n_steps=6, batch_size=6, total_timesteps=42, eval_freq=3)
+    assert any("evaluates 14 times" in note and "rollout: 7." in note for note in often.notes())
+    seldom = SB3(algo="ppo", n_steps=6, batch_size=6, total_timesteps=42, eval_freq=12)
+    assert not any("evaluates" in note for note in seldom.notes())

@@ -14,16 +14,21 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Dict, Discrete
+from torchrl.collectors import Collector
+from torchrl.envs import StepCounter, TransformedEnv
 
+from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.envs.state import CannotCapture, capture, restore
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
+from kit.trainer import Trainer
 from recipes import dqn
 from recipes.ppo import Config, build
 from tests.envs.odd_envs import DrawsFromTheProcess
-from tests.tiny import assert_equal, on_policy_plan, ppo_trainer, weights
+from tests.tiny import assert_equal, on_policy_plan, ppo_parts, ppo_trainer, weights
 
 
 class Keeps(gym.Env):
@@ -581,3 +586,61 @@ def test_a_model_that_is_known_by_its_data_alone_is_too(falls):
     one.data.model.opt.gravity[2] = -3.0
     restore(other, capture(one))
     assert one.height() == other.height() != falls().height()
+
+
+class Locked(gym.Wrapper):
+    """Holds something that no checkpoint can."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.lock = threading.Lock()
+
+
+def test_a_run_that_is_not_resumed_exactly_plays_other_episodes_than_at_its_beginning():
+    def made():
+        env = make_env("CartPole-v1", 2, seed=5, wrappers=[Locked])
+        return VectorCollector(env, None, steps_per_env=30, seed=5)
+
+    def first_of_each(batch):
+        starts = batch["observation"][:, 0]
+        return {tuple(row) for row in starts.tolist()}
+
+    collector = made()
+    begun = [first_of_each(collector.collect())]
+    for _ in range(3):  # resumed again and again
+        state, collector = collector.state_dict(), made()
+        collector.load_state_dict(state)
+        assert not collector.exact_resume
+        begun.append(first_of_each(collector.collect()))
+    assert len(set().union(*begun)) == 8
+    again = made()
+    again.load_state_dict(state)
+    assert first_of_each(again.collect()) == begun[-1]  # the same checkpoint goes on alike
+
+
+@pytest.mark.parametrize("kind", ["vector", "transformed"])
+def test_a_collector_of_torchrl_counts_the_env_steps_of_the_kit_and_resumes_with_other_episodes(
+    kind, tmp_path
+):
+    plan = on_policy_plan(action_repeat=4, num_envs=2)
+
+    def made(**parts):
+        env = make_env("CartPole-v1", 2, seed=3, action_repeat=4)
+        env = TransformedEnv(env, StepCounter()) if kind == "transformed" else env
+        own = ppo_parts(plan)
+        actor = own["collector"].policy
+        collector = Collector(env, actor, frames_per_batch=16, total_frames=64)
+        first = []
+        trainer = Trainer(plan, **{**own, "collector": collector}, **parts)
+        trainer.register_op("pre_steps_log", lambda batch: first.append(batch["observation"][:, 0]))
+        return trainer, env, first
+
+    trainer, env, first = made(folder=tmp_path, checkpoint_every=32)
+    trainer.run()
+    base = env.base_env if kind == "transformed" else env
+    assert trainer.ledger.env_steps == base.env_steps_made < 4 * 64
+    halfway = min((tmp_path / "checkpoints").iterdir())
+    with pytest.warns(UserWarning, match="not bit-exact"):
+        resumed, _, again = made(resume_from=halfway)
+    assert resumed.run().policy_steps == 64
+    assert not torch.isclose(first[0], again[0]).all(-1).any()

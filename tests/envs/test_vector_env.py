@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
+import numpy as np
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torchrl.collectors import Collector
+from torchrl.envs import StepCounter, TransformedEnv
 
 from kit.collectors import VectorCollector
 from kit.envs import make_env
+from kit.envs.episodes import EpisodeStatistics
+from kit.steps import SettingError
+from tests.tiny import Scripted
 
 
 def collect(collector_of, batches: int = 4):
@@ -50,3 +59,60 @@ def test_a_forced_reset_begins_a_new_episode():
     env.rollout(4, break_when_any_done=False)
     assert [(e.env, e.length) for e in env.take_episodes()] == [(0, 4), (1, 4)]
     env.close()
+
+
+# ---------------------------------------------------------------------- what is refused or counted
+def test_one_object_is_not_several_environments():
+    one = Scripted()
+    with pytest.raises(SettingError, match="returns the same environment again"):
+        make_env(lambda: one, 3)
+    assert make_env(lambda: one, 1).num_envs == 1
+
+
+@pytest.mark.parametrize("name", ["action", "reward", "done", "next", "collector"])
+def test_an_observation_with_the_name_of_another_entry_is_refused(name):
+    space = gym.spaces.Dict({name: gym.spaces.Box(0, 1, (2,)), "position": gym.spaces.Discrete(3)})
+    with pytest.raises(SettingError, match=rf"'{name}' is an entry of every batch already; rename"):
+        make_env(lambda: Scripted(observation_space=space), 2)
+
+
+def test_an_episode_cut_by_a_limit_of_torchrl_is_an_episode():
+    env = make_env(lambda: Scripted(length=7), 2)
+    limited = TransformedEnv(env, StepCounter(3))
+    limited.rollout(6, break_when_any_done=False)
+    finished = env.take_episodes()
+    assert [(e.env, e.episode_return, e.length, e.terminated) for e in finished] == [
+        (0, 3.0, 3, False), (1, 3.0, 3, False),
+    ]  # fmt: skip
+    assert env.env_steps_made == 12
+
+
+def test_normalisation_below_transforms_is_refused():
+    inner = TransformedEnv(make_env("CartPole-v1", 2, normalize_observation=True), StepCounter())
+    with pytest.raises(SettingError, match=r"normalize_observation=True below transforms"):
+        make_env(inner)
+    inner = TransformedEnv(make_env("CartPole-v1", 2, normalize_reward=True), StepCounter())
+    with pytest.raises(SettingError, match=r"normalize_reward=True below transforms"):
+        make_env(inner)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.booleans()), min_size=1, max_size=30),
+    st.integers(1, 5),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_return_is_the_sum_of_its_own_rewards_however_they_are_taken_in(steps, at_a_time):
+    reward = np.array([[value] for value, _ in steps], np.float32)
+    ended = np.array([[end] for _, end in steps])
+    wanted, total = [], 0.0
+    for value, end in zip(reward[:, 0].tolist(), ended[:, 0].tolist()):
+        total += value
+        if end:
+            wanted.append(total)
+            total = 0.0
+    statistics, found = EpisodeStatistics(1), []
+    for start in range(0, len(reward), at_a_time):
+        part = slice(start, start + at_a_time)
+        found += statistics.add(reward[part], ended[part], np.zeros_like(ended[part]))
+    assert [episode.episode_return for episode in found] == wanted
+    assert statistics.returns.tolist() == [total]

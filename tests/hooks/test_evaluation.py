@@ -10,9 +10,10 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import GRUModule
 
-from kit.envs import make_env
+from kit.envs import EnvironmentFault, make_env
 from kit.hooks import Evaluator
 from kit.modules import make_actor
+from tests.tiny import Scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore:the policy runs eagerly")
 
@@ -93,3 +94,12 @@ def test_the_policy_runs_where_its_parameters_are():
     env = make_env("CartPole-v1", 2)
     assert Evaluator(env, make_actor(env).to("meta")).device == torch.device("meta")
     assert Evaluator(env, lambda tensordict: tensordict).device == torch.device("cpu")
+
+
+def test_an_episode_that_does_not_end_ends_the_evaluation(monkeypatch):
+    monkeypatch.setattr("kit.hooks.evaluation._LONGEST", 50)
+    env = make_env(lambda: Scripted(length=10**9), 2)
+    with pytest.raises(EnvironmentFault, match=r"after 50 policy steps.*env\.max_episode_steps"):
+        Evaluator(env, make_actor(env), episodes=2).play()
+    short = make_env(lambda: Scripted(length=49), 1)
+    assert len(Evaluator(short, make_actor(short), episodes=3).play()) == 3

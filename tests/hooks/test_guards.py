@@ -119,3 +119,8 @@ def test_the_rest_of_an_update_phase_is_skipped_when_the_policy_has_moved(target
 def test_a_divergence_of_nothing_is_refused():
     with pytest.raises(SettingError, match="target_kl=0 is not positive"):
         TargetKL(0)
+
+
+def test_a_metric_that_no_row_has_is_named_at_the_end_with_the_nearest_column():
+    with pytest.warns(UserWarning, match=r"never found 'scoer'.* most like it is 'score'"):
+        assert stopped_after(StopWhen("scoer", reached=1.0), [1.0, 2.0, 3.0, 4.0]) == (4, None)
