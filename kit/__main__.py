@@ -11,10 +11,11 @@ from kit.cli.terminal import terminal
 
 COMMANDS = {
     "steps": "explain, translate and compare hyper-parameters of several libraries",
+    "evaluate": "play the policy of a saved run, and record it to video",
     "record": "record the policy of a saved run to a data set",
 }
-"""What each command does. It is the module of this name in :mod:`kit.cli`, imported when it runs:
-``kit steps`` needs no PyTorch."""
+"""What each command does. Its module is imported when it runs: ``kit steps`` needs no PyTorch."""
+_MODULES = {"steps": "kit.cli.steps", "evaluate": "kit.evaluate", "record": "kit.cli.record"}
 
 
 @terminal()
@@ -31,14 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="kit",
         description="A modular component kit on TorchRL and tensordict.",
         epilog="\n".join(
-            ["commands:", *(f"  {name:<8} {text}" for name, text in COMMANDS.items())]
+            ["commands:", *(f"  {name:<9} {text}" for name, text in COMMANDS.items())]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=COMMANDS, help="see below; each has its own --help")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="arguments of the command")
     given = parser.parse_args(arguments)
-    return int(importlib.import_module(f"kit.cli.{given.command}").main(given.words))
+    return int(importlib.import_module(_MODULES[given.command]).main(given.words) or 0)
 
 
 if __name__ == "__main__":

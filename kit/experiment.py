@@ -399,7 +399,8 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
         except SettingError as error:
             group = "steps" if hasattr(steps, error.field) else "env"
             name = f"{group}.{error.field}"
-            raise SettingError(name, error.value, error.why, error.works, error.hint) from None
+            hint = error.hint.replace("rounding=", "steps.rounding=")
+            raise SettingError(name, error.value, error.why, error.works, hint) from None
     else:
         plan = as_plan(steps, algorithm, cfg.FAMILY)
         checks.family(plan, cfg.FAMILY)

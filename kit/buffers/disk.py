@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import tempfile
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl import torchrl_logger
 from torchrl.data import LazyTensorStorage
 
 from kit.steps import SettingError
@@ -70,7 +72,10 @@ class TransitionStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore]
 
     def _init_standard(self, data: TensorDictBase) -> None:
         if self.folder is None:
+            before = torchrl_logger.level
+            torchrl_logger.setLevel(max(before, logging.WARNING))  # it tells the shape
             super()._init_standard(data)
+            torchrl_logger.setLevel(before)
             return
         size = self.max_size
         self._storage = data.apply(

@@ -30,7 +30,7 @@ from kit.config.memory import (
 from kit.config.parts import accepts
 from kit.config.settings import EnvConfig, OfflineConfig, ReplayConfig, RunConfig
 from kit.steps import SettingError, StepPlan
-from kit.steps.errors import nearest_first, show
+from kit.steps.errors import nearest_first, place_of, show
 
 Actions = Literal["continuous", "discrete"]
 
@@ -92,6 +92,8 @@ def device(name: str) -> None:
         torch.zeros(1, device=name).item()
     except Exception as error:  # each backend of PyTorch has its own
         reason, works = str(error).splitlines()[0], ["cpu"]
+        if reason.startswith("Could not run"):
+            reason = "PyTorch has no backend for it here"
         if name.startswith("gpu"):
             reason = "PyTorch has no device of this name"
             works = [name.replace("gpu", "cuda"), "cpu"]
@@ -317,7 +319,7 @@ def fitting_loss(name: str, own: str) -> Iterator[None]:
     except SettingError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}{place_of(error)}"
         raise SettingError("loss", name, f"does not fit this recipe: {reason}", [own]) from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kit.steps.errors import place_of
+
 FAULTS = (Exception, SystemExit)
 """Errors of environments; simulators exit the process where they cannot continue."""
 
@@ -38,4 +40,5 @@ def fault_of(name: str, env: int | None, error: BaseException, call: str) -> Env
     """Return an error raised in ``call`` as a fault of the environment ``name``."""
     if isinstance(error, EnvironmentFault):
         return error
-    return EnvironmentFault(name, env, f"{call} raised {type(error).__name__}: {error}")
+    what = f"{call} raised {type(error).__name__}: {error}{place_of(error)}"
+    return EnvironmentFault(name, env, what)

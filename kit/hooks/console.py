@@ -50,7 +50,8 @@ class Console(Hook):
         self.console.print(f"\n[bold]{self.title}[/bold]\n" if self.title else "")
         lines = [plan.table()]
         if done:
-            lines.append(f"\nresumed at {done:,} {self._steps}")
+            complete = ": it was complete" if done == plan.length else ""
+            lines.append(f"\nresumed at {done:,} {self._steps}{complete}")
         if self.trainer.folder is not None:
             lines.append(f"\nrun folder: {self.trainer.folder}")
         self.console.print("\n".join([*lines, ""]), markup=False)

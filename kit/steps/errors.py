@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -199,3 +202,18 @@ def _checked(cls: type) -> list[tuple[str, Any, bool]]:
         elif kind is bool and not others:
             found.append((name, bool, may_be_none))
     return found
+
+
+def place_of(error: BaseException) -> str:
+    """Where in a file of the user's an error was raised: ``" (losses.py, line 12)"``, or nothing.
+
+    The innermost such line: neither in the kit, nor in Python's or an installed package.
+    """
+    own, installed = str(Path(__file__).parents[1]), {"site-packages", "dist-packages"}
+    library = sysconfig.get_paths()["stdlib"]
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        path = frame.f_code.co_filename
+        if path.startswith((own, library, "<")) or installed & set(Path(path).parts):
+            continue
+        return f" ({Path(path).name}, line {line})"
+    return ""

@@ -143,7 +143,7 @@ def _iterations(plan: PlannedCounts) -> int:
         prefill = f" after {first} of prefill" if first else ""
         why = f"is not a whole number of iterations of {each} policy steps{prefill}"
         works = sorted({first + n * each for n in (max(down, 1), max(down + 1, 1))})
-        raise _error(plan, "total_policy_steps", why, works, "or rounding='down' or 'up'")
+        raise _error(plan, "total_policy_steps", why, works, "or rounding=up or down")
     rounded = max(down, 0) if plan.rounding == "down" else max(down + 1, 0)
     _round(plan, "total_policy_steps", first + rounded * each)
     return rounded + before

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tensordict import TensorDictBase
 
 from kit.steps import SettingError
-from kit.steps.errors import show
+from kit.steps.errors import place_of, show
 
 Signature = Literal["fire", "pipe", "log", "losses", "optimizer", "summary", "row"]
 Needs = Literal["", "update", "collection"]
@@ -88,7 +88,7 @@ class HookError(RuntimeError):
     def __init__(self, hook: str, stage: str, error: BaseException) -> None:
         self.hook, self.stage, self.error = hook, stage, error
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        super().__init__(f"hook {hook} at stage {stage!r} raised {what}")
+        super().__init__(f"hook {hook} at stage {stage!r} raised {what}{place_of(error)}")
 
 
 @dataclass

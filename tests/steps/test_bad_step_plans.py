@@ -130,7 +130,7 @@ def test_the_message_reads_well():
         StepPlan(total_policy_steps=1001, num_envs=4)
     assert str(error.value) == (
         "total_policy_steps=1001 is not a whole number of iterations of 4 policy steps; what "
-        "works: 1000 or 1004; or rounding='down' or 'up'."
+        "works: 1000 or 1004; or rounding=up or down."
     )
 
 

@@ -80,7 +80,7 @@ class SerialBackend(EnvBackend):
                 own = self._next_seeds.pop(number, seed)
                 if own is not None:
                     seed_spaces(self.envs[number], own)
-                first, _ = self.envs[number].reset(seed=own)
+                first, _ = _two(self.envs[number].reset(seed=own))
                 self._write(number, first, arrays)
                 return
             except FAULTS as error:
@@ -220,6 +220,18 @@ class SerialBackend(EnvBackend):
         for env in self.envs:
             with contextlib.suppress(*FAULTS):
                 env.close()
+
+
+def _two(returned: Any) -> tuple[Any, Any]:
+    """What ``reset`` returned.
+
+    Raises:
+        SettingError: if it is not observation and info.
+    """
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned
+    why, works = "is an observation alone, as in Gym before 0.26", "return observation, info"
+    raise SettingError("env.reset()", type(returned).__name__, why, works)
 
 
 def _check_api(error: BaseException, reward: Any) -> None:
