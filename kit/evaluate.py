@@ -231,7 +231,7 @@ class SavedPolicy:
 
 
 _ALONE = {
-    "progress": False, "logger": "none", "resume": None, "runs": None,
+    "progress": False, "logger": "none", "resume": None, "start_from": None, "runs": None,
     "collector": None, "collector_kwargs": {},
 }  # fmt: skip
 """Settings of a trainer that is not run: it writes nothing and starts no process."""

@@ -23,8 +23,8 @@ from kit.buffers.datasets import (
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
-from kit.cli.run_folder import RunFolder
-from kit.collectors import make_collector
+from kit.cli.run_folder import RunFolder, find_run
+from kit.collectors import AsyncCollector, make_collector
 from kit.collectors.policy import Policy, first_values
 from kit.config import (
     EnvConfig,
@@ -46,6 +46,7 @@ from kit.modules.shared_body import with_shared_body
 from kit.steps import SettingError, StepPlan
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
+from kit.trainer.checkpoint import Checkpoints
 from kit.trainer.process import OwnNumbers
 from kit.update import in_precision
 
@@ -309,11 +310,26 @@ class Experiment:
                     "resume_from": run.checkpoint,
                 }
             trainer = Trainer(self.plan, **{**around, **chosen})
+            if cfg.start_from is not None and (run is None or run.checkpoint is None):
+                self._start_from(trainer, cfg.start_from)
         # The trainer keeps the seeded random numbers; the process has its own again.
         trainer.numbers.threads = cfg.threads
         self._outside.put_back()
         torch.set_num_threads(self._threads)
         return trainer
+
+    def _start_from(self, trainer: Trainer, name: str) -> None:
+        """Give a new run the weights and the normalisation of another one."""
+        folder = find_run(name, Path(self.cfg.runs or "runs"), self.name, "start_from")
+        checkpoint = Checkpoints.latest(folder / "checkpoints")
+        if checkpoint is None:
+            raise SettingError("start_from", str(folder), "has no checkpoint yet", "let it run on")
+        if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
+            why = "has a normalisation that the environments of another process would not have"
+            raise SettingError("start_from", str(folder), why, "use collector=vector")
+        trainer.load_policy(checkpoint)
+        if self._run is not None:  # "latest" is another one later
+            self._run.config["start_from"] = str(folder)
 
     def _check_buffer(self, buffer: Any) -> None:
         """Refuse a replay buffer of the caller's whose returns are not those of the settings."""

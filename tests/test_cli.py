@@ -149,7 +149,7 @@ def test_words_lists_the_vocabularies(kit):
     assert "critic.lamda=0.95  (acts: gae_lambda)" in kit("words pyrado")
     uses = {row["name"]: (row["use"], row["as"]) for row in json.loads(kit("words sb3 --json"))}
     assert uses["gradient_steps"] == ("counts", "")
-    assert uses["clip_range"] == ("acts", "clip_epsilon")
+    assert uses["clip_range"] == ("acts", "clip_epsilon, anneal_clip")
     assert uses["use_sde"][0] == "refused"
     assert len(json.loads(kit("words --json"))) == 10
 

@@ -12,19 +12,25 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kit.cli.run_folder
+import recipes.ppo
+import recipes.sac
 from kit.cli.lock import RunLock
 from kit.cli.run_folder import find_run, new_sweep
 from kit.config import EnvConfig
+from kit.evaluate import SavedRun
 from kit.hooks import Hook, StopWhen
 from kit.logging.files import NotSaved
 from kit.steps import SettingError
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
 from kit.trainer.stages import HookError
 from recipes.ppo import build
 from tests.short_runs import policy_steps_in, the_run, tiny_config
+from tests.tiny import assert_equal, weights
 
 
 class SameSecond(kit.cli.run_folder.datetime):
@@ -344,3 +350,54 @@ def test_settings_that_are_not_utf_8_are_said_in_one_line(tmp_path):
     (run / "config.yaml").write_bytes(b"recipe: caf\xe9")
     with pytest.raises(SettingError, match=r"has no readable config.yaml: .*utf-8"):
         build(tiny_config(tmp_path, resume=str(run)))
+
+
+# ---------------------------------------------------------------------- weights of another run
+@pytest.mark.parametrize("recipe", [recipes.ppo, recipes.sac])
+def test_a_run_starts_from_the_weights_and_the_normalisation_of_another(recipe, tmp_path):
+    """Its first evaluation is the last one of the other run."""
+    env = EnvConfig(
+        id="CartPole-v1" if recipe is recipes.ppo else "Pendulum-v1",
+        num_envs=2, normalize_observation=True,
+    )  # fmt: skip
+    if recipe is recipes.ppo:
+        one: Any = OnPolicySteps(total_policy_steps=256, steps_per_env=32, evaluation_every=256)
+        other: Any = OnPolicySteps(total_policy_steps=128, steps_per_env=16)
+    else:
+        one = OffPolicySteps(total_policy_steps=200, learning_starts=100, evaluation_every=200)
+        other = OffPolicySteps(total_policy_steps=120, learning_starts=110)
+    for steps in (one, other):
+        steps.evaluation_episodes, steps.minibatch_size = 2, 32
+    settings = {"env": env, "runs": str(tmp_path), "progress": False, "hidden_sizes": [8]}
+    first = recipe.build(recipe.Config(steps=one, **settings))
+    first.run()
+    wanted = first.evaluate(0)
+
+    second = recipe.build(recipe.Config(steps=other, start_from=str(first.folder), **settings))
+    assert second.ledger.policy_steps == 0
+    assert second.evaluate(0) == wanted
+    assert_equal(weights(first), weights(second))
+    second.run()
+    assert second.ledger.policy_steps == other.total_policy_steps
+    assert SavedRun(second.folder).trainer.evaluate is not None
+
+    shutil.rmtree(first.folder)  # a saved run needs the other one no more
+    assert SavedRun(second.folder).policy_steps == other.total_policy_steps
+    resumed = recipe.build(
+        recipe.Config(steps=other, start_from="elsewhere", resume=str(second.folder), **settings)
+    )
+    assert_equal(weights(second), weights(resumed))
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=32)
+    settings = {"steps": steps, "runs": str(tmp_path), "progress": False}
+    first = recipes.ppo.build(recipes.ppo.Config(hidden_sizes=[8], **settings))
+    with pytest.raises(SettingError, match=r"start_from=.* is not a run folder"):
+        recipes.ppo.build(recipes.ppo.Config(start_from="elsewhere", **settings))
+    first.run()
+    with pytest.raises(SettingError, match=r"cannot be loaded: loss_module.*\(9\) must match"):
+        recipes.ppo.build(recipes.ppo.Config(hidden_sizes=[9], start_from="latest", **settings))
+    same = {"hidden_sizes": [8], "start_from": "latest", **settings}
+    with pytest.raises(SettingError, match="use collector=vector"):
+        recipes.ppo.build(recipes.ppo.Config(collector="async", **same))

@@ -27,7 +27,7 @@ from kit.trainer.checkpoint import Checkpoints
 # Settings of logging and saving, not of the training: they may differ when a run is resumed.
 _FREE_TO_DIFFER = {
     "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",
-    "env.step_timeout",
+    "env.step_timeout", "start_from",
 }  # fmt: skip
 
 SWEEP_JOB: ContextVar[int | None] = ContextVar("SWEEP_JOB", default=None)

@@ -76,6 +76,8 @@ class RunConfig:
     """Folder in which each run gets a folder of its own; null: nothing is written."""
     resume: str | None = None
     """Run folder to resume, or "latest"."""
+    start_from: str | None = None
+    """Run folder whose last weights and normalisation a new run begins with, or "latest"."""
     log_every: Count | None = None
     """Policy steps between two rows of metrics; null: a hundredth of the run."""
     checkpoint_every: Count | None = None

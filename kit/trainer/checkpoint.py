@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -107,8 +108,13 @@ class Checkpoints:
         except Exception as error:
             if isinstance(error.__cause__, (NotSaved, SettingError)):
                 raise error.__cause__ from None  # of a part, which says what is wrong
-            reason = " ".join(str(error).split(". ")[0].split())
-            why = f"cannot be loaded: {type(error).__name__}: {reason}"
+            part = re.search(r"component '([^']+)'", str(error))
+            first: BaseException = error
+            while (earlier := first.__cause__ or first.__context__) is not None:
+                first = earlier  # those around it print whole networks
+            reason = " ".join(str(first).split(". ")[0].split())
+            what = f"{part[1]}: " if part else ""
+            why = f"cannot be loaded: {what}{type(first).__name__}: {reason}"
             works = "build the trainer as it was built when this was written"
             raise SettingError("checkpoint", str(path), why, works) from error
         return dict(result.manifest.get("metadata", {}))
