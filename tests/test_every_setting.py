@@ -113,6 +113,7 @@ EFFECTS: dict[str, Effect] = {
     "logger": Effect("tensorboard", lambda run: [f for f in run.files if "tfevents" in f]),
     "runs": Effect("elsewhere", lambda run: {f.split("/")[0] for f in run.files}),
     "resume": Effect("latest", lambda run: sum(f.endswith("config.yaml") for f in run.files)),
+    "start_from": Effect("latest"),
     "log_every": Effect(32, lambda run: run.rows),
     "checkpoint_every": Effect(
         32, lambda run: [f for f in run.files if f.endswith("32/manifest.json")]
@@ -242,9 +243,11 @@ EFFECTS: dict[str, Effect] = {
     "min_q_weight": Effect(10.0),
     "num_random": Effect(3),
     # exploration
-    "epsilon_start": Effect(0.1, weights, {"noisy": False}),
+    "epsilon_start": Effect(
+        0.1, weights, {"noisy": False, "exploration_share": 1.0, "steps.random_steps": 0}
+    ),
     "epsilon_end": Effect(1.0, weights, {"noisy": False}),
-    "epsilon_decay": Effect(0.1, weights, {"noisy": False}),
+    "epsilon_decay": Effect(1.0, weights, {"noisy": False}),
     "exploration_share": Effect(1.0, weights, {"noisy": False}),
     "exploration_noise": Effect(0.9),
 }
@@ -294,6 +297,9 @@ DISCRETE = {"env.id": Effect("Acrobot-v1"), "target_entropy": Effect(0.9)}
 
 STEPS = {"steps.steps_per_env": 2, "steps.min_steps": None, "steps.min_episodes": None}
 WHOLE_EPISODES = {
+    "checkpoint_every": Effect(
+        1_000, lambda run: sum(file.endswith("manifest.json") for file in run.files)
+    ),
     "collector": Effect("torchrl", refused),
     "collector_kwargs": Effect({"layout": "flat"}, part("collector.layout")),
     "steps.steps_per_env": Effect(4, refused),
@@ -460,7 +466,7 @@ def derive_loss(recipe: str) -> None:
     globals()["Other"] = type("Other", (resolve(name, "torchrl.objectives"),), {})
 
 
-WRITES = ("logger", "runs", "resume", "log_every", "checkpoint_every")
+WRITES = ("logger", "runs", "resume", "start_from", "log_every", "checkpoint_every")
 """Settings of what a run writes; the others are tried without a run folder."""
 BEFORE: dict[tuple[str, str], Outcome] = {}
 """Runs without a change, by recipe and other settings."""
@@ -485,6 +491,12 @@ def differs(recipe: str, name: str, tmp_path: Path, capsys: Any) -> bool:
             for more in ({}, {name: effect.value})
         )
         return bool(first == second)
+    if name == "start_from":  # the run before
+        runs = [
+            outcome(recipe, tmp_path, {**given, **more}, capsys)
+            for more in ({}, {name: effect.value})
+        ]
+        return bool(effect.look(runs[0]) != effect.look(runs[1]))
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir(), after.mkdir()
     if (recipe, str(given)) not in BEFORE:
