@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,10 @@ class Experiment:
         mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own
         if mistakable:
             checks.networks_of(make, own, len(networks))
-        with checks.fitting_loss(str(given), own) if mistakable else contextlib.nullcontext():
+        fitting = checks.fitting_loss(str(given), own) if mistakable else contextlib.nullcontext()
+        with fitting, warnings.catch_warnings():
+            # TorchRL's BCLoss declares no target networks, which it does not have.
+            warnings.filterwarnings("ignore", "The name target_")
             loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
         if hasattr(defaults, "tau"):
             checks.target_networks(loss, make, own)
