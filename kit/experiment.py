@@ -24,7 +24,7 @@ from kit.buffers.datasets import (
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
-from kit.cli.run_folder import RunFolder, find_run
+from kit.cli.run_folder import SWEEP_JOB, RunFolder, find_run
 from kit.collectors import AsyncCollector, make_collector
 from kit.collectors.policy import Policy, first_values
 from kit.config import (
@@ -297,12 +297,14 @@ class Experiment:
         chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:
             chosen["evaluate"] = self.make_evaluator(env, policy)
-        run = self._run
+        run, of_sweep = self._run, SWEEP_JOB.get()
+        title = f"{self.name} on {cfg.env.id}, seed {cfg.seed}"
+        title += f", {of_sweep[1]}" if of_sweep and of_sweep[1] else ""
         with contextlib.nullcontext() if run is None else run.taken() as self.folder:
             around: dict[str, Any] = {
                 "log_every": cfg.log_every,
                 "checkpoint_every": cfg.checkpoint_every,
-                "progress": cfg.progress and f"{self.name} on {cfg.env.id}, seed {cfg.seed}",
+                "progress": cfg.progress and title,
                 "hooks": hooks,
                 "logger": [*self._loggers(), *loggers],
             }

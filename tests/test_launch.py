@@ -87,10 +87,23 @@ def test_overrides_reach_the_run_and_its_settings_file():
     assert saved["steps"]["total_policy_steps"] == 32
 
 
-def test_a_sweep_makes_a_run_of_each_point():
-    ppo(*SHORT, "--multirun", "seed=0,1", "learning_rate=0.1,0.01")
+def test_a_sweep_makes_a_run_of_each_point_and_shows_them_side_by_side(capsys):
+    ppo(*SHORT, "progress=true", "--multirun", "seed=0,1", "learning_rate=0.1,0.01")
     made = [(s["seed"], s["learning_rate"]) for s in map(settings_of, runs())]
     assert sorted(made) == [(0, 0.01), (0, 0.1), (1, 0.01), (1, 0.1)]
+    shown = capsys.readouterr().out
+    assert "seed 1, " in shown  # in the title of a run
+    assert "learning_rate=0.01" in shown
+    (table,) = Path("runs").glob("ppo/sweeps/*/sweep.csv")
+    assert [path.name for path in table.parent.iterdir() if path.suffix == ".json"] == []
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["seed"], row["learning_rate"]) for row in rows] == [
+        ("0", "0.1"), ("0", "0.01"), ("1", "0.1"), ("1", "0.01"),
+    ]  # fmt: skip
+    assert all(Path(row["folder"], "metrics.csv").exists() for row in rows)
+    last = shown.split("run  seed  learning_rate")[1]
+    assert all(row["folder"] in last for row in rows)
+    assert "total_policy_steps" not in last  # the same in all
 
 
 @pytest.mark.parametrize("given", ["runs=here", 'runs="here"'])
@@ -108,7 +121,9 @@ def test_the_short_option_sweeps_too_wherever_it_stands():
 def test_a_point_of_a_sweep_that_makes_no_sense_leaves_the_others_alone(capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=-1,0")
-    assert capsys.readouterr().err == "\nerror: seed=-1 is less than 0; what works: 0.\n"
+    out, err = capsys.readouterr()
+    assert err == "\nerror: seed=-1 is less than 0; what works: 0.\n"
+    assert "sweep.csv" in out
     assert [settings_of(run)["seed"] for run in runs()] == [0]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, new_sweep, read_config
 from kit.cli.signals import Signals, stop_with_parent
+from kit.cli.sweep import note, said, summary
 from kit.cli.terminal import terminal
 from kit.cli.trust import check_names, trusted_names
 from kit.collectors.base import PolicyFault
@@ -84,12 +85,16 @@ class _Job:
         from omegaconf import OmegaConf
 
         hydra = HydraConfig.get()
-        job = SWEEP_JOB.set(hydra.job.num if hydra.mode == RunMode.MULTIRUN else None)
+        of_sweep = hydra.mode == RunMode.MULTIRUN
+        overrides = list(hydra.overrides.task)
+        job = SWEEP_JOB.set((hydra.job.num, said(overrides)) if of_sweep else None)
         try:
             values = typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
             trainer = self.build(from_plain(self.config_class, values))
             with Signals(trainer, self.recipe.command).handled():
                 trainer.run()
+            if of_sweep:
+                note(Path(hydra.sweep.dir), hydra.job.num, overrides, trainer)
         except Exception as error:
             if self.home is None:
                 raise  # Hydra brings it home
@@ -359,6 +364,8 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
         raise SettingError("command line", " ".join(plain), f"is refused: {reason}") from None
     finally:
         if sweep is not None:
+            if table := summary(sweep):  # of the runs that have ended
+                print(f"\n{table}")
             with contextlib.suppress(OSError):
                 sweep.rmdir()  # if Hydra has not come to write there
         sys.argv = argv

@@ -30,8 +30,9 @@ _FREE_TO_DIFFER = {
     "env.step_timeout", "start_from",
 }  # fmt: skip
 
-SWEEP_JOB: ContextVar[int | None] = ContextVar("SWEEP_JOB", default=None)
-"""Number of the run in a sweep, whose runs may begin at the same time in several processes."""
+SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=None)
+"""Number of the run in a sweep, whose runs may begin at the same time in several processes, and its
+settings."""
 
 
 class RunFolder(Hook):
@@ -62,7 +63,8 @@ class RunFolder(Hook):
         self.is_new = cfg.resume is None
         if cfg.resume is None:
             base = Path(cfg.runs) / recipe.name / cfg.env.id.replace("/", "-")
-            job = "" if SWEEP_JOB.get() is None else f"-{SWEEP_JOB.get()}"
+            of_sweep = SWEEP_JOB.get()
+            job = "" if of_sweep is None else f"-{of_sweep[0]}"
             self.folder = base / f"{_now()}{job}-s{cfg.seed}"  # or the next free name
             self._absent = [path for path in self.folder.parents if not path.exists()]
             return

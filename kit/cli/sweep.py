@@ -1,0 +1,69 @@
+"""The runs of a sweep side by side, at its end."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.logging.files import write_whole
+from kit.steps.table import text_table
+
+TABLE = "sweep.csv"
+_COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
+"""Columns of the last row that are shown, and their names here."""
+
+
+def said(overrides: Sequence[str]) -> str:
+    """What a run of a sweep was told, besides its seed, for its title."""
+    return ", ".join(one for one in overrides if not one.startswith("seed="))
+
+
+def note(sweep: Path, number: int, overrides: Sequence[str], trainer: Any) -> None:
+    """Keep what a run was told and what it reached, until all have ended; in any process.
+
+    Args:
+        sweep: folder of the sweep.
+        number: of the run in it.
+        overrides: ``name=value``.
+        trainer: that has run.
+    """
+    latest: Mapping[str, Any] = trainer.journal.latest
+    reached = {name: latest[column] for column, name in _COLUMNS.items() if column in latest}
+    row = {"run": number, **dict(one.split("=", 1) for one in overrides), **reached}
+    row["folder"] = "" if trainer.folder is None else str(trainer.folder)
+    sweep.mkdir(parents=True, exist_ok=True)
+    write_whole(sweep / f"run-{number}.json", json.dumps(row))
+
+
+def summary(sweep: Path) -> str:
+    """The table of the runs that have ended; it is written to ``sweep.csv``, too.
+
+    Args:
+        sweep: folder of the sweep.
+
+    Returns:
+        Its text, with the settings that differ; empty if no run has ended.
+    """
+    notes = sorted(sweep.glob("run-*.json"))
+    rows = sorted((json.loads(path.read_text()) for path in notes), key=lambda row: row["run"])
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    names.append(names.pop(names.index("folder")))
+    with (sweep / TABLE).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    for path in notes:
+        path.unlink()
+    values = {name: {str(row.get(name, "")) for row in rows} for name in names}
+    shown = [n for n in names if len(values[n]) > 1 or n in _COLUMNS.values()]
+    lines = [tuple(_text(row.get(name, "")) for name in shown) for row in rows]
+    return f"{text_table(tuple(shown), lines)}\n\nsweep: {sweep / TABLE}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else str(value)
