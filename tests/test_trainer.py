@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import ClassVar
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
@@ -14,7 +16,7 @@ from tensordict import TensorDictBase
 from kit.buffers import PrioritizedSampler, make_replay_buffer
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, make_env
-from kit.hooks import Console, Evaluator, NotFinite, StopWhen, TargetKL
+from kit.hooks import Console, Evaluator, Hook, NotFinite, StopWhen, TargetKL
 from kit.logging.journal import episode_columns
 from kit.modules import make_actor
 from kit.steps import SettingError
@@ -789,3 +791,30 @@ def test_priorities_for_fewer_transitions_than_the_buffer_holds_are_refused():
     sampler = PrioritizedSampler(500, alpha=0.6, beta=0.4)
     with pytest.raises(SettingError, match=r"max_capacity=500 is less than the 1000 transitions"):
         make_replay_buffer(1_000, 4, sampler=sampler)
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], "high", np.arange(3), torch.arange(2)])
+def test_a_metric_that_is_no_number_is_said_to_be_in_no_row(value):
+    rows = Rows()
+    trainer = ppo_trainer(logger=rows, log_every=16)
+    trainer.register_op("post_steps_log", lambda batch: {"odd": value, "even": 2.0})
+    with pytest.warns(UserWarning, match=r"metric 'odd' is a .*: it is in no row") as told:
+        trainer.run()
+    assert len([one for one in told if "'odd'" in str(one.message)]) == 1
+    assert all("odd" not in row and row["even"] == 2.0 for row in rows.rows)
+
+
+def test_a_hook_of_an_unknown_kind_or_without_its_method_is_refused():
+    class Looks(Hook):
+        operations: ClassVar = {"log_row": "lok"}
+
+        def look(self, row):
+            """Nothing."""
+
+    class Odd(Looks):
+        kind = "obsrver"
+
+    with pytest.raises(SettingError, match=r"Looks\.operations='lok' is no method.*look"):
+        ppo_trainer(hooks=[Looks()])
+    with pytest.raises(SettingError, match=r"Odd\.kind='obsrver' is not a choice.*observer"):
+        ppo_trainer(hooks=[Odd()])

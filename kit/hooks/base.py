@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from torch import Tensor
 from torchrl.trainers import TrainerHookBase
 
 from kit.logging.journal import Journal
-from kit.steps import StepLedger, StepPlan
+from kit.steps import SettingError, StepLedger, StepPlan
+from kit.steps.errors import nearest_first, one_of
 
 Kind = Literal["step", "observer"]
 
@@ -77,10 +78,19 @@ class Hook(TrainerHookBase):
         return snake_case(type(self))
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Register the operations of this hook; subclasses may extend it with ``register_op``."""
+        """Register the operations of this hook; subclasses may extend it with ``register_op``.
+
+        Raises:
+            SettingError: if its kind or a method of its operations does not exist.
+        """
+        one_of(f"{type(self).__name__}.kind", self.kind, get_args(Kind))
         self.trainer = trainer
         trainer.register_module(name or self.name, self)
         for stage, method in self.operations.items():
+            if not callable(getattr(self, method, None)):
+                near = nearest_first(method, [n for n in vars(type(self)) if n[:1] != "_"])[:3]
+                name = f"{type(self).__name__}.operations"
+                raise SettingError(name, method, "is no method of this hook", near)
             trainer.register_op(stage, getattr(self, method))
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class Journal:
         self.latest: dict[str, float | int] = {}
         self._noted = MetricMeans()
         self._numbers: dict[str, list[float]] = {}
+        self._told: set[str] = set()
         self._seconds = 0.0
         self._spent: dict[str, float] = {}
         self._began = time.perf_counter()
@@ -80,15 +82,28 @@ class Journal:
         self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
 
     def note(self, metrics: Mapping[str, Any]) -> None:
-        """Keep metrics for the next row: means; of a metric of integers alone, the last."""
+        """Keep metrics for the next row: means; of a metric of integers alone, the last.
+
+        What is no number is in no row, which is said once.
+        """
         for name, value in metrics.items():
             if isinstance(value, np.generic):
                 value = value.item()
             if isinstance(value, Tensor):
                 if value.numel() == 1:
                     self._noted.add({name: value.reshape(())})
+                else:
+                    self._say_left_out(name, value)
             elif isinstance(value, (float, int)):
                 self._numbers.setdefault(name, []).append(value)
+            else:
+                self._say_left_out(name, value)
+
+    def _say_left_out(self, name: str, value: Any) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            what = f"metric {name!r} is a {type(value).__name__}, and rows hold single numbers"
+            warnings.warn(f"{what}: it is in no row", stacklevel=5)
 
     @property
     def elapsed(self) -> float:
