@@ -217,10 +217,14 @@ class SavedPolicy:
         arrays = empty(self._env.observation_leaves, 1)
         for leaf in self._env.observation_leaves:
             try:
-                arrays[leaf.key][0] = np.reshape(leaf.of(given), leaf.shape)
-            except (KeyError, TypeError, IndexError, ValueError):
+                value = leaf.of(given)
+            except (KeyError, TypeError, IndexError):
+                value = None
+            if value is not None and np.shape(value) == leaf.shape:
+                arrays[leaf.key][0] = value
+            else:
                 works = f"give {leaf.key} of shape {leaf.shape}, as an environment of make_env()"
-                raise SettingError("observation", observation, "does not fit", works) from None
+                raise SettingError("observation", observation, "does not fit", works)
         if self._env.normalizer is not None:
             self._env.normalizer.first(arrays, learn=False)
         with evaluated(self._module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 from torchrl.collectors import BaseCollector
+from torchrl.objectives import LossModule
+from torchrl.objectives.value import ValueEstimatorBase
 
 from kit.buffers import NStep, ReplayBatches, make_replay_buffer
 from kit.buffers.datasets import (
@@ -333,7 +335,13 @@ class Experiment:
         if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
             why = "has a normalisation that the environments of another process would not have"
             raise SettingError("start_from", str(folder), why, "use collector=vector")
-        trainer.load_policy(checkpoint)
+        theirs = any((checkpoint / "components").glob("*-normalization"))
+        if theirs != ("normalization" in trainer.policy_parts()):
+            kind = "normalize_data" if self.plan.offline else "env.normalize_observation"
+            why = f"and start_from={folder} {'has' if theirs else 'has no'} normalisation"
+            raise SettingError(kind, not theirs, why, [theirs])
+        with settings_kept(trainer.loss_module):
+            trainer.load_policy(checkpoint)
         if self._run is not None:  # "latest" is another one later
             self._run.config["start_from"] = str(folder)
 
@@ -389,6 +397,18 @@ class Experiment:
         if cfg.logger not in ("csv", "none"):
             raise SettingError("logger", cfg.logger, "needs a run folder", "give runs='runs'")
         return []
+
+
+@contextlib.contextmanager
+def settings_kept(loss_module: nn.Module | None) -> Iterator[None]:
+    """Leave the settings of a loss as they are, which TorchRL keeps in its state: ``gamma``, ..."""
+    modules = [] if loss_module is None else loss_module.modules()
+    own = [one for one in modules if isinstance(one, (LossModule, ValueEstimatorBase))]
+    buffers = [value for one in own for value in one._buffers.values() if value is not None]
+    before = [value.clone() for value in buffers]
+    yield
+    for value, setting in zip(buffers, before):
+        value.copy_(setting)
 
 
 def _bytes_of_latent(cfg: AnyConfig) -> int:

@@ -343,6 +343,7 @@ def test_a_saved_policy_acts_in_plain_gymnasium_as_in_its_evaluations(kind, tmp_
             assert play(policy, env, seed) == pytest.approx(episode.episode_return, rel=1e-6)
 
 
-def test_an_observation_that_does_not_fit_is_named(run):
+@pytest.mark.parametrize("observation", [[1.0, 2.0], np.zeros((4, 1)), np.zeros((2, 2)), None])
+def test_an_observation_that_does_not_fit_is_named(run, observation):
     with pytest.raises(SettingError, match=r"give observation of shape \(4,\)"):
-        SavedRun(run).policy()([1.0, 2.0])
+        SavedRun(run).policy()(observation)

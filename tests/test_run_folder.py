@@ -401,3 +401,33 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     same = {"hidden_sizes": [8], "start_from": "latest", **settings}
     with pytest.raises(SettingError, match="use collector=vector"):
         recipes.ppo.build(recipes.ppo.Config(collector="async", **same))
+
+
+def test_settings_of_a_run_that_starts_from_another_are_its_own(tmp_path):
+    """TorchRL keeps coefficients of losses beside their weights; an annealed one would be 0."""
+    steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=32)
+    settings = {"steps": steps, "runs": str(tmp_path), "progress": False, "hidden_sizes": [8]}
+    first = recipes.ppo.Config(anneal_clip="linear", entropy_coeff=0.0, **settings)
+    recipes.ppo.build(first).run()
+    given = {"clip_epsilon": 0.3, "entropy_coeff": 0.1, "start_from": "latest"}
+    second = recipes.ppo.build(recipes.ppo.Config(**given, **settings)).loss_module
+    assert [float(second.clip_epsilon), float(second.entropy_coeff)] == pytest.approx([0.3, 0.1])
+
+    steps = OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16)
+    settings |= {"steps": steps, "env": EnvConfig(id="Pendulum-v1", num_envs=1)}
+    recipes.sac.build(recipes.sac.Config(**settings)).run()
+    given = {"gamma": 0.5, "fixed_alpha": True, "initial_alpha": 0.5, "start_from": "latest"}
+    loss = recipes.sac.build(recipes.sac.Config(**given, **settings)).loss_module
+    assert float(loss._value_estimator.gamma) == 0.5
+    assert float(loss.log_alpha.exp()) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("theirs", [True, False])
+def test_weights_of_a_run_with_another_normalisation_are_refused(theirs, tmp_path):
+    steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=32)
+    settings = {"steps": steps, "runs": str(tmp_path), "progress": False}
+    env = {"normalize_observation": theirs, "normalize_reward": False}
+    recipes.ppo.build(recipes.ppo.Config(env=EnvConfig(**env), **settings)).run()
+    env["normalize_observation"] = not theirs
+    with pytest.raises(SettingError, match=rf"env\.normalize_observation={not theirs} and start"):
+        recipes.ppo.build(recipes.ppo.Config(env=EnvConfig(**env), start_from="latest", **settings))

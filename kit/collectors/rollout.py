@@ -23,10 +23,10 @@ from kit.collectors.rollout_buffer import (
     Batches,
     EpisodeBuffer,
     EpisodeIds,
+    MaskCheck,
     RolloutBuffer,
     Row,
     Span,
-    check_masks,
 )
 from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.episodes import EpisodeStatistics, Infos
@@ -156,6 +156,7 @@ class VectorCollector(StepsCollector):
         super().__init__(env.num_envs, device=self.policy_device, **counts)
         self.env, self.policy, self.reuse = env, policy, reuse
         self._let_act(exploration_policy, exploration_type, fast_policy)
+        self._check_masks = MaskCheck(env)
         self._statistics = EpisodeStatistics(self.num_envs)
         self._episode_ids = EpisodeIds(self.num_envs)
         self._on_host = self.storing_device.type == self.policy_device.type == "cpu"
@@ -220,7 +221,7 @@ class VectorCollector(StepsCollector):
         if buffer.has_infinite():
             self._take_in()
             buffer.check_finite(self.env.name, self._statistics, taken)
-        check_masks(self.env, buffer.acted_on, taken)
+        self._check_masks(buffer.acted_on, taken)
         return outputs
 
     def _count(self, buffer: RolloutBuffer) -> None:
@@ -386,6 +387,7 @@ class EpisodeCollector(KitCollector):
         super().__init__(self.env.num_envs, device=self.policy_device, **counts)
         self.idle_env_steps = 0
         self._let_act(exploration_policy, exploration_type, fast_policy)
+        self._check_masks = MaskCheck(self.env)
         self._strayed = np.zeros(self.num_envs, np.bool_)
 
     # ------------------------------------------------------------------ one batch
@@ -423,7 +425,7 @@ class EpisodeCollector(KitCollector):
         taken = self.policy_steps // self.num_envs
         check_policy(outputs, acted_on, self._actor.action_keys, taken)
         buffer.check_finite(self.env.name, spans)
-        check_masks(self.env, acted_on, taken)
+        self._check_masks(acted_on, taken)
         return outputs
 
     def _count(self, buffer: EpisodeBuffer, schedule: EpisodeSchedule) -> None:

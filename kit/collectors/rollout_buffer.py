@@ -444,30 +444,43 @@ def may_be_infinite(values: NDArray[Any]) -> bool:
     return values.dtype.kind == "f" and not np.vdot(values, values) < np.inf
 
 
-def check_masks(env: VectorEnv, acted_on: Arrays, taken: int) -> None:
-    """Refuse states in which the action mask forbids every action.
+class MaskCheck:
+    """Refuses states in which the action mask forbids every action.
 
     Args:
         env: whose mask it is, if it has one.
-        acted_on: observations, ``[steps, num_envs, ...]``.
-        taken: time steps before these.
-
-    Raises:
-        EnvironmentFault: if there is one.
     """
-    mask = acted_on.get("action_mask")
-    if mask is None or mask.ndim != 3:
-        return
-    space = env.action_leaves[0].space
-    choices = np.ravel(space.nvec) if isinstance(space, MultiDiscrete) else [mask.shape[-1]]
-    if sum(choices) != mask.shape[-1]:
-        return
-    starts = np.cumsum([0, *choices[:-1]])
-    allowed = np.logical_or.reduceat(mask.astype(np.bool_), starts, axis=-1)
-    if not allowed.all():
-        step, number, _ = np.argwhere(~allowed)[0].tolist()
-        what = "allows no action: every entry of its action_mask is false"
-        raise EnvironmentFault(env.name, number, what, taken + step)
+
+    def __init__(self, env: VectorEnv) -> None:
+        self._name = env.name
+        masks = [one for one in env.observation_leaves if path_of(one.key)[-1] == "action_mask"]
+        space = env.action_leaves[0].space
+        self._key = masks[0].key if masks else None
+        choices: Any = np.ravel(space.nvec) if isinstance(space, MultiDiscrete) else []
+        several = bool(masks) and masks[0].shape == (int(np.sum(choices)),)
+        self._starts = np.cumsum([0, *choices[:-1]]) if several else None
+
+    def __call__(self, acted_on: Arrays, taken: int) -> None:
+        """Look at the masks of observations ``[steps, num_envs, ...]``.
+
+        Args:
+            acted_on: the observations.
+            taken: time steps before these.
+
+        Raises:
+            EnvironmentFault: if one allows no action.
+        """
+        if self._key is None:
+            return
+        mask = acted_on[self._key]
+        if self._starts is None:
+            allowed = mask.any(-1)
+        else:
+            allowed = np.logical_or.reduceat(mask != 0, self._starts, axis=-1).all(-1)
+        if not allowed.all():
+            step, number = np.argwhere(~allowed)[0].tolist()
+            what = "allows no action: every entry of its action_mask is false"
+            raise EnvironmentFault(self._name, number, what, taken + step)
 
 
 def first_infinite(values: NDArray[Any]) -> tuple[int, int, str] | None:

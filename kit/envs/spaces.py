@@ -99,8 +99,11 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
     return found
 
 
-_OTHERS = {"action", "reward", "done", "terminated", "truncated", "next", "collector", "_reset"}
-"""Entries of batches that are no observations."""
+_OTHERS = {
+    "action", "reward", "done", "terminated", "truncated", "next", "collector", "_reset",
+    "index", "state_value", "advantage", "value_target",
+}  # fmt: skip
+"""Entries of batches and minibatches that are no observations."""
 
 _KINDS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 

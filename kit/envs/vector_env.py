@@ -83,7 +83,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self.observation_leaves: list[Leaf] = backend.observation_leaves
         self.action_leaves: list[Leaf] = backend.action_leaves
         self._seed: int | None = seed
-        self._first_seed, self._begun_again = seed, 0
+        self._first_seed: int | None = seed
+        self._begun_again = 0
         self._now = _Present(empty(self.observation_leaves, self.num_envs))
         self._make_specs()
 
@@ -332,8 +333,9 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     def _begin_again(self) -> None:
         """Begin new episodes, other than those with which this run or its continuations began."""
         self._begun_again += 1
-        entropy = (self._first_seed, self._begun_again, 0)
-        self._seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        if self._first_seed is not None:
+            entropy = (self._first_seed, self._begun_again, 0)
+            self._seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         self._now.started = False
         self.restart()
 

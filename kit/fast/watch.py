@@ -40,12 +40,12 @@ class Watch:
 
     A parameter changed in place goes unnoticed, as it should: programs read parameters where they
     live. Noticed are: another value of an attribute (a coefficient kept as a float, training or
-    evaluation mode), or in an attribute that is a dictionary, a list, a dataclass or a namespace of
-    settings; a submodule, or a module
-    that is an attribute only; a hook (of a module, of all modules, of a parameter), a parameter or
-    a buffer that was added, removed or replaced; whether a parameter requires gradients; other
-    settings or another state of an optimiser. What changes inside of anything else goes unnoticed:
-    in an array, in a set, in an object of another kind, in a list in a list.
+    evaluation mode), or in an attribute that is a dictionary, a list, a dataclass (without slots)
+    or a namespace of settings; a submodule, or a module that is an attribute only; a hook (of a
+    module, of all modules, of a parameter), a parameter or a buffer that was added, removed or
+    replaced; whether a parameter requires gradients; other settings or another state of an
+    optimiser. What changes inside of anything else goes unnoticed: in an array, in a set, in an
+    object of another kind, in a list in a list.
 
     Args:
         watched: ``nn.Module``s, optimisers and other objects, of which attributes are watched; what

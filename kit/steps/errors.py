@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import sysconfig
 import traceback
 from collections.abc import Sequence
@@ -209,7 +210,8 @@ def place_of(error: BaseException) -> str:
 
     The innermost such line: neither in the kit, nor in Python's or an installed package.
     """
-    own, installed = str(Path(__file__).parents[1]), {"site-packages", "dist-packages"}
+    own = f"{Path(__file__).parents[1]}{os.sep}"
+    installed = {"site-packages", "dist-packages"}
     library = sysconfig.get_paths()["stdlib"]
     for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
         path = frame.f_code.co_filename

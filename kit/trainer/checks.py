@@ -14,6 +14,7 @@ from torchrl.trainers import OptimizationStepper
 from kit.buffers import ReplayBatches, RolloutBatches
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
+from kit.envs.vector_env import VectorEnv
 from kit.hooks.annealing import Anneal
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import SettingError, StepLedger, StepPlan
@@ -103,7 +104,8 @@ def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:
 def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
     env = getattr(collector, "env", None)
     base: Any = env.base_env if isinstance(env, TransformedEnv) else env
-    made = getattr(getattr(base, "make_again", None), "keywords", {})  # arguments of make_env
+    again = base.make_again if isinstance(base, VectorEnv) else None
+    made = getattr(again, "keywords", {})  # arguments of make_env
     found = {
         "num_envs": getattr(collector, "num_envs", getattr(base, "num_envs", None)),
         "action_repeat": made.get("action_repeat"),
@@ -140,8 +142,7 @@ def in_counts(collector: Any, ledger: StepLedger) -> Iterator[Refusal]:
 
 def in_resumed(plan: StepPlan, ledger: StepLedger, checkpoint: Any) -> Iterator[Refusal]:
     """A checkpoint of a run that had other counts by now than the plan would have."""
-    known_later = ("env_steps", "evaluations")  # the last one is made at the end of a plan
-    found = [one for one in ledger.compare(plan) if one.name not in known_later]
+    found = [one for one in ledger.compare(plan) if one.name != "env_steps"]
     if found:
         why = f"was written under another plan: {', '.join(map(str, found))}"
         yield "resume_from", str(checkpoint), why, "resume with the settings that it had"
@@ -168,7 +169,9 @@ def _stepped_by(part: Any) -> set[int]:
     """Identities of the environments that a collector or an evaluator steps in this process."""
     env = getattr(part, "env", None)
     base = env.base_env if isinstance(env, TransformedEnv) else env
-    backend = getattr(base, "backend", None)
+    if not isinstance(base, VectorEnv):  # TorchRL's ParallelEnv asks its processes for anything
+        return {id(base)} - {id(None)}
+    backend: Any = base.backend
     single = [one.unwrapped for one in getattr(backend, "envs", ()) if isinstance(one, gym.Env)]
     found = (base, backend, getattr(backend, "env", None), *single)
     return {id(one) for one in found if one is not None}

@@ -14,6 +14,7 @@ from kit.envs import VectorEnv, make_env
 from kit.envs.vector_env import env_seeds
 from kit.steps import SettingError
 from tests.envs.odd_envs import CountsFromStart, ManySpaces, Steps
+from tests.tiny import Scripted
 
 
 class Counts(Steps):
@@ -283,3 +284,12 @@ def test_what_cannot_be_made_is_refused(settings, message):
             pytest.skip("ale-py is installed")
     with pytest.raises(SettingError, match=message):
         make_env(**settings)
+
+
+def test_a_reset_of_an_old_gym_is_said_in_one_line():
+    class Old(Scripted):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0]
+
+    with pytest.raises(SettingError, match=r"env\.reset\(\)='ndarray' is an observation alone"):
+        make_env(Old, 2).start()

@@ -69,7 +69,9 @@ def test_one_object_is_not_several_environments():
     assert make_env(lambda: one, 1).num_envs == 1
 
 
-@pytest.mark.parametrize("name", ["action", "reward", "done", "next", "collector"])
+@pytest.mark.parametrize(
+    "name", ["action", "reward", "done", "next", "collector", "index", "state_value", "advantage"]
+)
 def test_an_observation_with_the_name_of_another_entry_is_refused(name):
     space = gym.spaces.Dict({name: gym.spaces.Box(0, 1, (2,)), "position": gym.spaces.Discrete(3)})
     with pytest.raises(SettingError, match=rf"'{name}' is an entry of every batch already; rename"):

@@ -118,13 +118,14 @@ _RAW: dict[str, Any] = {
     "env.normalize_reward": False,
 }
 _UNSAID_ACTOR_CRITIC: dict[str, Any] = {**_RAW, "anneal": "constant", "hidden_sizes": [64, 64]}
+_CRITICS: dict[str, Any] = {"n_step": 1, "activation": "relu"}
 _UNSAID: dict[str, dict[str, Any]] = {
     "ppo": _UNSAID_ACTOR_CRITIC | {"activation": "tanh"},
     "a2c": _UNSAID_ACTOR_CRITIC | {"activation": "tanh"},
-    "dqn": _UNSAID_ACTOR_CRITIC | {"activation": "relu", "double_dqn": False, "dueling": False},
-    "sac": {**_RAW, "hidden_sizes": [256, 256], "activation": "relu"},
-    "td3": {**_RAW, "hidden_sizes": [400, 300], "activation": "relu"},
-    "ddpg": {**_RAW, "hidden_sizes": [400, 300], "activation": "relu"},
+    "dqn": _UNSAID_ACTOR_CRITIC | _CRITICS | {"double_dqn": False, "dueling": False},
+    "sac": {**_RAW, **_CRITICS, "hidden_sizes": [256, 256]},
+    "td3": {**_RAW, **_CRITICS, "hidden_sizes": [400, 300]},
+    "ddpg": {**_RAW, **_CRITICS, "hidden_sizes": [400, 300]},
 }
 
 

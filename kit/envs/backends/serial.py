@@ -83,6 +83,8 @@ class SerialBackend(EnvBackend):
                 first, _ = _two(self.envs[number].reset(seed=own))
                 self._write(number, first, arrays)
                 return
+            except SettingError:
+                raise
             except FAULTS as error:
                 self._rebuild(number, error, "reset()")
 

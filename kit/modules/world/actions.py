@@ -37,6 +37,10 @@ class ActionCode(nn.Module):
     def __init__(self, env: Any) -> None:
         super().__init__()
         leaves = env.action_leaves
+        if any("action_mask" in (leaf.key, leaf.key[-1]) for leaf in env.observation_leaves):
+            why = "masks actions, and no world model here forbids any"
+            works = "use env.kwargs.action_mask=false, or another recipe"
+            raise SettingError("env.id", env.name, why, works)
         space: Any = leaves[0].space if len(leaves) == 1 else None
         self.discrete = isinstance(space, spaces.Discrete)
         vector = isinstance(space, spaces.Box) and len(leaves[0].shape) == 1

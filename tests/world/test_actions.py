@@ -1,0 +1,21 @@
+"""Actions as a world model reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kit.envs import make_env
+from kit.modules.world.actions import ActionCode
+from kit.steps import SettingError
+from tests.tiny import Scripted
+
+
+def test_an_environment_that_masks_actions_is_refused():
+    class Masked(Scripted):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0], {"action_mask": np.ones(2, np.int8)}
+
+    with pytest.raises(SettingError, match=r"masks actions.*env\.kwargs\.action_mask=false"):
+        ActionCode(make_env(Masked, 2))
+    assert ActionCode(make_env(Masked, 2, action_mask=False)).features == 2
