@@ -259,7 +259,7 @@ MUTATIONS = [
     *_of(
         "kit/cli/run_folder.py", "tests/test_run_folder.py tests/test_signals.py",
         ('Checkpoints.tidy(self.folder / "checkpoints", self.checkpoint)', "pass"),
-        ('    "env.step_timeout",\n', ""),
+        ('    "env.step_timeout", "start_from",\n', ""),
         ("            raise NotSaved(f\"{what}, while", "            print(f\"{what}, while"),
     ),
     *_of(

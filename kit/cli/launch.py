@@ -86,7 +86,7 @@ class _Job:
 
         hydra = HydraConfig.get()
         of_sweep = hydra.mode == RunMode.MULTIRUN
-        overrides = list(hydra.overrides.task)
+        overrides = typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task))
         job = SWEEP_JOB.set((hydra.job.num, said(overrides)) if of_sweep else None)
         try:
             values = typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))

@@ -140,10 +140,24 @@ class Dialect(ABC):
         return one_of("algo", algo, known)
 
     def algorithm_for(self, algo: str | None, family: str | None) -> str | None:
-        """The algorithm of a recipe, or its family if the library does not have it."""
-        if family is None or algo in self.ALGORITHMS:
-            return algo
-        return self.ALIASES.get(_letters(str(algo)), family)
+        """The algorithm of a recipe, or its family if the library does not have it.
+
+        Settings may name a variant of it, such as ``ppo2``.
+
+        Raises:
+            SettingError: if they name another one.
+        """
+        found = algo
+        if family is not None and algo not in self.ALGORITHMS:
+            found = self.ALIASES.get(_letters(str(algo)), family)
+        said = "" if self.algo is None else self._algorithm(self.algo)
+        if said not in self.ALGORITHMS or found is None or found == said:
+            return found
+        # Of an algorithm that the library lacks only the family is known.
+        if said.startswith(found) or self.ALGORITHMS[said] == found:
+            return said
+        why = f"is not the algorithm of this recipe, {algo}"
+        raise SettingError("algo", self.algo, why, f"leave it out, or use a recipe for {said}")
 
     def _guess(self) -> str:
         """The algorithm that the given settings imply."""

@@ -135,7 +135,7 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
         lines.append(f"defaults of {given.NAME} that do not act: {', '.join(kept)}")
     if unsaid:
         lines.append(f"otherwise in {given.NAME}, which has no word for it: {', '.join(unsaid)}")
-    if kept or unsaid:
+    if (kept or unsaid) and not said.library_defaults:
         lines.append(f"(steps.library_defaults=true takes these over from {given.NAME})")
     return values, lines
 

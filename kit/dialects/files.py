@@ -97,6 +97,12 @@ def _field(cls: type[Dialect], name: str) -> str | None:
     return cls.PATHS.get(name, own)
 
 
+def _group(cls: type[Dialect], name: str) -> tuple[str, str] | None:
+    """The group of settings that a dotted name begins with, and its rest: ``critic.gamma``."""
+    head, _, rest = name.partition(".")
+    return (head, rest) if rest and head in cls.GROUPS else None
+
+
 # -------------------------------------------------------------------- files
 def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
     """The settings of a YAML file of the library, by field.
@@ -112,8 +118,16 @@ def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str,
     """
     content = load(path)
     values = flat(_chosen(content, cls, choice, path))
-    named = {_field(cls, name): _resolved(value, values) for name, value in values.items()}
-    settings = {name: v for name, v in named.items() if name and not _is_open(v)}
+    resolved = {name: _resolved(value, values) for name, value in values.items()}
+    settings: dict[str, Any] = {}
+    for name, value in resolved.items():
+        field, group = _field(cls, name), _group(cls, name)
+        if _is_open(value):
+            continue
+        if field is not None:
+            settings[field] = value
+        elif group is not None:
+            settings.setdefault(group[0], {})[group[1]] = value
     if not settings:
         names = sorted(cls.names())[:8]
         raise SettingError("file", str(path), f"has no settings of {cls.LIBRARY}", names)
@@ -134,7 +148,7 @@ def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> di
         choice: as for :func:`read`.
     """
     values = flat(_chosen(load(path), cls, choice, path))
-    unread = {name: value for name, value in values.items() if _field(cls, name) is None}
+    unread = {n: v for n, v in values.items() if _field(cls, n) is None and not _group(cls, n)}
     if len(unread) < MANY:
         return unread
     known = [*cls.names(), *cls.PATHS]

@@ -406,3 +406,49 @@ def test_a_schedule_is_translated_with_its_number():
     target = SB3(algo="ppo")
     assert carry_over(CleanRL(algo="ppo", anneal_lr=False, gamma=0.9), target, ()) == {}
     assert target.gamma == 0.9  # a constant rate is what it has
+
+
+# ---------------------------------------------------------------------- the algorithm that is named
+@pytest.mark.parametrize(
+    ("given", "recipe", "works"),
+    [
+        (SB3(algo="a2c", n_envs=2, total_timesteps=100), ppo, "a2c"),
+        (Sheeprl(algo="droq", num_envs=2, total_steps=140), sac, "droq"),
+        (Tianshou(algo="sac"), ppo, "sac"),
+    ],
+)
+def test_the_algorithm_of_another_recipe_is_refused(given, recipe, works):
+    with pytest.raises(SettingError, match=rf"is not the algorithm of this recipe.*for {works}"):
+        recipe.build(recipe.Config(steps=given, runs=None))
+
+
+def test_a_variant_of_the_recipes_algorithm_counts_as_it_does():
+    plan = Pyrado(algo="ppo2", min_rollouts=2, max_iter=3).to_plan()
+    trainer = ppo.build(
+        ppo.Config(steps=Pyrado(algo="ppo2", min_rollouts=2, max_iter=3), runs=None)
+    )
+    assert trainer.plan.minibatch_size == plan.minibatch_size == 32
+    config = ppo.Config(steps=Pyrado(algo="ppo2", vfcn_coeff=0.7), runs=None, progress=False)
+    take(config.steps, config, "ppo", "on_policy")
+    assert config.critic_coeff == 0.35  # of a mean of squares, not of half of it
+
+
+# ---------------------------------------------------------------------- fields one by one
+def test_a2c_of_sheeprl_does_not_anneal_though_it_is_told_to():
+    given = {"algo": "a2c", "anneal_lr": True}
+    assert carry(Sheeprl(**given), a2c.Config(), "a2c")[0] == {"anneal": "constant"}
+    documented = Sheeprl(**given, version="documented")
+    assert carry(documented, a2c.Config(), "a2c")[0] == {"anneal": "linear"}
+
+
+def test_settings_of_pyrados_critic_give_it_updates_of_its_own():
+    given = Pyrado(algo="ppo", critic={"lr": 2e-3})
+    wanted = {"critic_learning_rate": 2e-3, "critic_epochs": 10}
+    assert carry(given, ppo.Config(), "ppo")[0] == wanted
+    with pytest.raises(SettingError, match=r"critic\.num_epoch=0 is less than 1"):
+        carry(Pyrado(algo="ppo", critic={"num_epoch": 0}), ppo.Config(), "ppo")
+
+
+def test_tianshous_buffer_has_equally_many_transitions_of_each_environment():
+    given = Tianshou(algo="sac", num_train_envs=3, buffer_size=10)
+    assert carry(given, OffPolicyRecipe(), "sac")[0]["buffer_size"] == 12

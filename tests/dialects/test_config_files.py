@@ -131,3 +131,11 @@ def test_of_a_file_about_much_else_only_what_is_spelt_like_a_field_is_said(tmp_p
     others = "".join(f"other_{number}: 1\n" for number in range(20))
     file.write_text(f"{others}n_step: 3\ngama: 0.9\nn_steps: 8\n")
     assert left_unread(SB3, file) == {"n_step": 3, "gama": 0.9}
+
+
+def test_groups_of_settings_are_read_of_a_file(tmp_path):
+    file = tmp_path / "pyrado.yaml"
+    others = "".join(f"other_{number}: 1\n" for number in range(20))
+    file.write_text(f"{others}algo: ppo\nmin_steps: 100\ncritic:\n  gamma: 0.9\n  num_epoch: 3\n")
+    made = make(Pyrado, {}, str(file))
+    assert (made.min_steps, made.critic.gamma, made.critic.num_epoch) == (100, 0.9, 3)

@@ -14,7 +14,7 @@ from math import log
 from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
-from kit.dialects.fields import acts, counts, fact, refused
+from kit.dialects.fields import Acts, acts, counts, fact, refused
 from kit.steps.errors import Count, Natural, SettingError, nearest_first, real_number, whole_number
 
 EVALUATION_ROLLOUTS = 100
@@ -28,6 +28,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "svpg": {"batch_size": 32, "num_epoch": 1, "lr": 5e-4},
     "dql": {"batch_size": 256, "target_update_intvl": 5, "max_grad_norm": 0.5, "lr": 5e-4},
     "sac": {"batch_size": 256, "target_update_intvl": 1, "max_grad_norm": 5.0, "lr": 3e-4},
+}
+
+
+_UNSAID: dict[str, dict[str, Any]] = {
+    **{name: {"anneal": "constant", "max_grad_norm": None} for name in ("a2c", "ppo", "ppo2")},
+    "dql": {"anneal": "constant", "n_step": 1},
+    "sac": {"n_step": 1},
 }
 
 
@@ -54,6 +61,15 @@ def _of_critic(value: Any, settings: Any) -> Any:
     return value
 
 
+def _epochs(value: Any, settings: Any) -> int:
+    """Passes of the critic's own updates."""
+    return whole_number("critic.num_epoch", _of_critic(value, settings), at_least=1)
+
+
+_EPOCHS = Acts("critic_epochs", lambda _, settings: _epochs(settings.critic.num_epoch, settings))
+"""What gives the critic an optimiser of its own in recipes, for settings of it."""
+
+
 @dataclass
 class GAE:
     """Settings of pyrado's critic, which has an optimiser of its own (not so in PPO2 and A2C)."""
@@ -62,9 +78,9 @@ class GAE:
     """discount factor per step."""
     lamda: float = acts("gae_lambda", 0.95)
     """trade-off between bias (0) and variance (1)."""
-    num_epoch: int = acts("critic_epochs", 10, _of_critic)
+    num_epoch: int = acts("critic_epochs", 10, _epochs)
     """passes over the collected rollouts in one update of the critic."""
-    batch_size: int = acts("critic_minibatch_size", 64, _of_critic)
+    batch_size: int = acts("critic_minibatch_size", 64, _of_critic, also=_EPOCHS)
     """transitions in a minibatch of the critic."""
     standardize_adv: bool = acts("normalize_advantage", True)
     """whether advantages get mean 0 and standard deviation 1."""
@@ -72,7 +88,7 @@ class GAE:
     """``RunningStandardizer``: of all advantages so far; ``None``: of those of each batch."""
     max_grad_norm: float | None = refused("the policy's max_grad_norm is the critic's, too")
     """largest norm of the gradients; ``None``: any."""
-    lr: float = acts("critic_learning_rate", 5e-4, _of_critic)
+    lr: float = acts("critic_learning_rate", 5e-4, _of_critic, also=_EPOCHS)
     """learning rate."""
     lr_scheduler: str | None = refused("use anneal")
     """learning-rate scheduler, one step per epoch."""
@@ -101,6 +117,7 @@ class PyradoSettings(WrappedDialect):
     DEFAULTS: ClassVar = _DEFAULTS
     CANNOT: ClassVar = {"collects_episodes": (True, "it collects rollouts")}
     GROUPS: ClassVar = {"critic": GAE}
+    UNSAID: ClassVar = _UNSAID
 
     max_iter: int = 1
     """iterations, each a collection and an update phase; 0 and less train nothing."""

@@ -57,6 +57,12 @@ DECOUPLED = ("ppo_decoupled", "sac_decoupled")
 _PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_decoupled")
 
 
+def _anneal(value: Any, settings: Any) -> str:
+    """The schedule of ``anneal_lr``; A2C of 0.8.4 takes the flag and keeps the rate constant."""
+    ignored = settings.algo == "a2c" and settings.version == "0.8.4"
+    return linear_or_constant(value and not ignored, settings)
+
+
 def _hidden_sizes(value: Any, settings: Any) -> list[int]:
     del value
     return [settings.dense_units] * settings.mlp_layers
@@ -152,7 +158,7 @@ class SheeprlSettings(Dialect):
         "targets are updated at every gradient step", 1, only=OFF_POLICY
     )
     """policy steps between target updates (SAC, ``algo.critic.target_network_frequency``)."""
-    anneal_lr: bool = acts("anneal", False, linear_or_constant, only=ON_POLICY)
+    anneal_lr: bool = acts("anneal", False, _anneal, only=ON_POLICY)
     """whether the learning rate falls linearly with the iterations, to one iteration's share."""
     lr: float = acts("learning_rate", only=ON_POLICY)
     """learning rate of the one optimiser of PPO and A2C (``algo.optimizer.lr``)."""

@@ -49,6 +49,12 @@ def _stacked(given: Any, settings: Any) -> int:
 _USED_UP = Refused("a batch of on-policy algorithms is used up at once")
 
 
+def _capacity(given: int, settings: Any) -> int:
+    """The transitions that the buffer holds: equally many of each environment."""
+    envs = settings.said()["envs"]
+    return int(-(-given // envs) * envs)
+
+
 def _as(neutral: str, default: Any, only: tuple[str, ...] = (), **more: Any) -> Any:
     """A field that counts, with its name in both generations: a field of ``Sampling``."""
     return field(default=default, metadata={"neutral": neutral, "only": only, **more})
@@ -70,7 +76,7 @@ class TianshouSettings(Dialect):
     though the documentation of 2.x has no ``None`` there."""
     num_test_envs: Count = refused("there is an environment for each episode of an evaluation", 1)
     """test environments."""
-    buffer_size: Count = _as("buffer", 4096, use=Acts("buffer_size", family=OFF_POLICY))
+    buffer_size: Count = _as("buffer", 4096, use=Acts("buffer_size", _capacity, OFF_POLICY))
     """transitions in the replay buffer, rounded up to equally many of each environment."""
     start_timesteps: Natural = _as("start", 0, _COLLECTING)
     """environment steps collected before training, outside of every epoch."""
