@@ -181,6 +181,31 @@ def carry_over(source: Dialect, target: Dialect, fixed: Collection[str]) -> dict
     return left_out
 
 
+def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any, Any]]:
+    """Settings that two libraries have and that do not count, where they are not the same.
+
+    Args:
+        source: settings of a library, defaults included.
+        target: those of another.
+
+    Returns:
+        By the name of the recipe's setting, the value of each.
+    """
+    ours, theirs = _meanings(source), _meanings(target)
+    both = ((name, ours[name], theirs[name]) for name in ours if name in theirs)
+    return {name: (one, other) for name, one, other in both if one != other}
+
+
+def _meanings(settings: Dialect) -> dict[str, Any]:
+    """The recipe's settings that all fields mean, and those that the library has no field for."""
+    said, values = settings.resolved(), flat(settings.resolved())
+    found = dict(said.UNSAID.get(str(said.algo), {}))
+    for name, use in _uses_for(said).items():
+        if values[name] is not None:
+            found |= _meant(use, values[name], said) or {}
+    return found
+
+
 def _equivalent(
     use: Acts | Refused, given: Any, said: Dialect, theirs: Mapping[str, Any], made: Dialect
 ) -> dict[str, Any] | None:

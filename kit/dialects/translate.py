@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.dialects import as_plan
 from kit.dialects.base import ON_POLICY, Dialect, Difference
-from kit.dialects.carried import carry_over
+from kit.dialects.carried import carry_over, differing_meanings
 from kit.dialects.explain import explain, plain, plan_text, shown, totals
 from kit.steps.counts import FOLLOWED
 from kit.steps.plan import StepPlan
@@ -41,6 +41,9 @@ class Translation:
         if self.left_out:
             parts += ["", f"Does not count, and is no setting of {target.LIBRARY}"]
             parts += [f"- {name}={shown(value)}" for name, value in self.left_out.items()]
+        if other := self.other_settings():
+            parts += ["", f"Does not count, and is otherwise in {target.LIBRARY}"]
+            parts += [f"- {name}: {shown(a)}, there {shown(b)}" for name, (a, b) in other.items()]
         if not self.differences:
             return "\n".join([*parts, "", "The same plan", plan_text(plan)])
         parts += ["", f"Not expressible in {target.LIBRARY}"]
@@ -49,6 +52,12 @@ class Translation:
         parts += ["", "Totals", counts_table(plan, self.target.to_plan(), names)]
         first = first_difference(plan, self.target.to_plan(), names)
         return "\n".join([*parts, "", first] if first else parts)
+
+    def other_settings(self) -> dict[str, tuple[Any, Any]]:
+        """Settings that do not count and differ, at their defaults in most cases, by name."""
+        if not isinstance(self.source, Dialect):
+            return {}
+        return differing_meanings(self.source, self.target)
 
     def settings(self) -> dict[str, Any]:
         """The settings to type: those that count and are not trivial, and changed ones."""
@@ -76,6 +85,7 @@ class Translation:
             },
             "same_run": not self.differences,
             "not_translated": plain(self.left_out),
+            "otherwise": plain({n: list(pair) for n, pair in self.other_settings().items()}),
             "not_expressible": [
                 {"setting": name, "wanted": _text(wanted), "nearest": _text(nearest)}
                 for name, wanted, nearest in self.differences

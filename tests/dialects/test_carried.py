@@ -12,6 +12,7 @@ import pytest
 from kit.dialects import DIALECTS, GAE, SB3, CleanRL, Nip, Pyrado, Sheeprl, Tianshou, dialect
 from kit.dialects.carried import carry, carry_over, flat, take, use_of
 from kit.dialects.fields import Acts, uses
+from kit.dialects.translate import translate
 from kit.steps import SettingError
 from recipes import a2c, dqn, ppo, sac
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
@@ -452,3 +453,16 @@ def test_settings_of_pyrados_critic_give_it_updates_of_its_own():
 def test_tianshous_buffer_has_equally_many_transitions_of_each_environment():
     given = Tianshou(algo="sac", num_train_envs=3, buffer_size=10)
     assert carry(given, OffPolicyRecipe(), "sac")[0]["buffer_size"] == 12
+
+
+def test_what_does_not_count_and_differs_after_a_translation_is_told_defaults_included():
+    made = translate(SB3(algo="ppo", learning_rate=1e-3), CleanRL)
+    assert made.differences == []
+    assert made.other_settings() == {
+        "anneal": ("constant", "linear"), "entropy_coeff": (0.0, 0.01), "critic_coeff": (0.5, 0.25),
+    }  # fmt: skip
+    assert "- anneal: constant, there linear" in made.text()
+    # At the default of the source, typed or not.
+    nip = Nip(gamma=0.9, steps_per_env_per_iteration=100)
+    assert translate(nip, CleanRL).other_settings()["gamma"] == (0.9, 0.99)
+    assert translate(Nip(gamma=0.8, steps_per_env_per_iteration=100), CleanRL).target.gamma == 0.8
