@@ -347,3 +347,14 @@ def test_a_saved_policy_acts_in_plain_gymnasium_as_in_its_evaluations(kind, tmp_
 def test_an_observation_that_does_not_fit_is_named(run, observation):
     with pytest.raises(SettingError, match=r"give observation of shape \(4,\)"):
         SavedRun(run).policy()(observation)
+
+
+def test_a_run_of_watched_processes_is_evaluated_in_this_one(tmp_path):
+    config = recipes.ppo.Config(
+        env=EnvConfig(num_envs=2, vectorization="async", step_timeout=60.0),
+        steps=OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=16),
+        hidden_sizes=[8], runs=str(tmp_path), progress=False,
+    )  # fmt: skip
+    trainer = recipes.ppo.build(config)
+    trainer.run()
+    assert SavedRun(trainer.folder).policy_steps == 64

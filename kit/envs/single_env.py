@@ -58,8 +58,28 @@ def make_single_env(
     if action_repeat > 1:
         env = ActionRepeat(env, action_repeat)
     if max_episode_steps is not None:
+        _refuse_shorter(env, max_episode_steps, action_repeat)
         env = gym.wrappers.TimeLimit(env, max_episode_steps)
     return env
+
+
+def _refuse_shorter(env: gym.Env[Any, Any], limit: int, action_repeat: int) -> None:
+    """Refuse a time limit that one inside of a function or a wrapper comes before.
+
+    Args:
+        env: what was made.
+        limit: in policy steps.
+        action_repeat: env steps of one.
+    """
+    layer: Any = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, gym.wrappers.TimeLimit):
+            own = int(layer._max_episode_steps)
+            if own < limit * action_repeat:
+                why = f"never comes: the environment as it is given ends after {own} steps"
+                works = "make it with max_episode_steps=-1, or give its registered name"
+                raise SettingError("env.max_episode_steps", limit, why, works)
+        layer = layer.env
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-ignore]

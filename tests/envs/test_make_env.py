@@ -293,3 +293,14 @@ def test_a_reset_of_an_old_gym_is_said_in_one_line():
 
     with pytest.raises(SettingError, match=r"env\.reset\(\)='ndarray' is an observation alone"):
         make_env(Old, 2).start()
+
+
+def test_a_time_limit_inside_of_a_function_that_comes_first_is_refused():
+    made = functools.partial(gym.make, "Pendulum-v1")
+    with pytest.raises(SettingError, match=r"max_episode_steps=1000 never comes: .* after 200"):
+        make_env(made, 2, max_episode_steps=1_000)
+    with pytest.raises(SettingError, match=r"max_episode_steps=101 never comes"):
+        make_env(made, 2, max_episode_steps=101, action_repeat=2)
+    assert make_env(made, 2, max_episode_steps=100, action_repeat=2).num_envs == 2
+    free = functools.partial(gym.make, "Pendulum-v1", max_episode_steps=-1)
+    assert make_env(free, 2, max_episode_steps=1_000).num_envs == 2
