@@ -21,6 +21,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import nn
 from torchrl.envs.utils import ExplorationType
 
 from kit.buffers.datasets import datasets_left_unread
@@ -32,7 +33,7 @@ from kit.collectors.actor import Actor
 from kit.config.plain import from_plain
 from kit.envs import EnvironmentFault
 from kit.envs.spaces import empty
-from kit.hooks.evaluation import Evaluator, evaluated
+from kit.hooks.evaluation import Evaluator
 from kit.logging.files import make_folder, not_written
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
@@ -177,10 +178,12 @@ class SavedPolicy:
     """
 
     def __init__(self, evaluator: Evaluator, exploration_type: ExplorationType) -> None:
-        self._env, self._module = evaluator.env, evaluator.policy
+        self._env, policy = evaluator.env, evaluator.policy
+        if isinstance(policy, nn.Module):
+            policy.eval()  # of a run that is only played
         self._actor = Actor(
             self._env,
-            self._module,
+            policy,
             exploration_type=exploration_type,
             device=evaluator.device,
             keeps_outputs=False,
@@ -227,10 +230,9 @@ class SavedPolicy:
                 raise SettingError("observation", observation, "does not fit", works)
         if self._env.normalizer is not None:
             self._env.normalizer.first(arrays, learn=False)
-        with evaluated(self._module):
-            self._actor.prepare()
-            with torch.no_grad(), self._actor.begin():
-                actions = self._actor(arrays)
+        self._actor.prepare()
+        with torch.no_grad(), self._actor.begin():
+            actions = self._actor(arrays)
         return self._env.backend.convert.rows(actions)[0]
 
 

@@ -18,6 +18,7 @@ from torchrl.envs.utils import ExplorationType
 import recipes.dreamerv3
 import recipes.ppo
 import recipes.sac
+from kit.__main__ import main as kit
 from kit.envs import make_env
 from kit.envs.vector_env import env_seeds
 from kit.evaluate import SavedRun, main
@@ -358,3 +359,8 @@ def test_a_run_of_watched_processes_is_evaluated_in_this_one(tmp_path):
     trainer = recipes.ppo.build(config)
     trainer.run()
     assert SavedRun(trainer.folder).policy_steps == 64
+
+
+def test_the_command_kit_evaluates_too(run, capsys):
+    assert kit(["evaluate", str(run), "--episodes", "2"]) == 0
+    assert "over 2 episodes" in capsys.readouterr().out

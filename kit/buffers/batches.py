@@ -244,10 +244,13 @@ class ReplayBatches:
         return [type(one).__name__ for one in self._transforms if isinstance(one, joining)]
 
     def _refuse_transforms(self, num_envs: int) -> None:
-        for name in self._joining():
+        """Refuse what takes rows that follow each other for steps of one environment."""
+        found = [("transform", name) for name in self._joining()]
+        unit = getattr(self.buffer, "_sample_unit", None)
+        for field, name in found + ([] if unit is None else [("sample_unit", type(unit).__name__)]):
             why = f"would join steps of other environments: {num_envs} write in turn"
-            works = "use make_replay_buffer(n_step=...), or LazyTensorStorage(..., ndim=2)"
-            raise SettingError("transform", name, why, works)
+            works = "use make_replay_buffer with n_step or sequence_length, or a storage of ndim=2"
+            raise SettingError(field, name, why, works)
 
     def _rely_on_order(self) -> list[Any]:
         """The parts that rely on the order in which environments write."""

@@ -285,7 +285,7 @@ def _parsed(argument: str) -> Any:
         why = f"cannot be read: {reason}"
         works = f"quote it: '{key}=\"...\"'"
         if value[:1] in ("[", "{"):
-            works = f"write it without spaces, as {key}=[64,64], or quote the whole argument"
+            works = f"write it without spaces, or quote the whole argument: '{key}=...'"
         raise SettingError(key, value, why, works) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,10 +54,11 @@ def summary(sweep: Path) -> str:
         return ""
     names = list(dict.fromkeys(name for row in rows for name in row))
     names.append(names.pop(names.index("folder")))
-    with (sweep / TABLE).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(sweep / TABLE, text.getvalue())
     for path in notes:
         path.unlink()
     values = {name: {str(row.get(name, "")) for row in rows} for name in names}

@@ -99,7 +99,7 @@ class Evaluator:
         schedule = _Shares(env, self.episodes)
         self._actor.restart()
         numbers = RandomNumbers(seed, self.device)
-        with numbers, evaluated(self.policy):
+        with numbers, _evaluated(self.policy):
             self._actor.prepare()
             with self._actor.begin():
                 try:
@@ -181,7 +181,7 @@ class _Shares(Schedule):
 
 
 @contextlib.contextmanager
-def evaluated(policy: object) -> Iterator[None]:
+def _evaluated(policy: object) -> Iterator[None]:
     """Put a policy into evaluation mode, and each of its modules back into the mode it was in."""
     if not isinstance(policy, nn.Module):
         yield

@@ -128,7 +128,9 @@ class StopWhen(Hook):
 
     def end(self) -> None:
         """Say that the metric was in no row, if it was in none."""
-        if self.best is None and self._columns and self.trainer.stop_reason is None:
+        plan, ledger = self.trainer.plan, self.trainer.ledger
+        complete = getattr(ledger, plan.axis) >= (plan.length or 0)  # else it may have come
+        if self.best is None and self._columns and complete:
             near = nearest_first(self.metric, sorted(self._columns))[0]
             what = f"StopWhen never found {self.metric!r}, so nothing stopped the run"
             warnings.warn(f"{what}; the column that is most like it is {near!r}", stacklevel=2)

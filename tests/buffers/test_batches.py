@@ -573,7 +573,20 @@ def test_a_restored_buffer_has_the_rows_of_the_checkpoint_and_no_others(n_step, 
     assert not [number for number in kept if 1_000 <= number < 2_000]
 
 
-def test_a_collate_function_and_a_sample_unit_of_the_buffer_act():
+def test_a_sample_unit_of_the_buffer_acts():
+    units = pytest.importorskip("torchrl.data.replay_buffers.sample_units")
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(100), batch_size=8, sample_unit=units.Sequence(length=3)
+    )
+    replay = ReplayBatches(buffer)
+    replay.extend(batch_of(1, 40))
+    ((minibatch,),) = replay.epoch(off_policy_plan(minibatch_size=8), 1)
+    assert minibatch.shape == (24,)
+    with pytest.raises(SettingError, match=r"sample_unit='Sequence' would join steps of other"):
+        replay.extend(batch_of(2, 8))
+
+
+def test_a_collate_function_of_the_buffer_acts():
     def halved(rows):
         return rows.set("observation", rows["observation"] / 2)
 

@@ -393,7 +393,7 @@ def test_linear_schedules_of_the_zoo_act(rate):
     assert carry(given, ppo.Config(), "ppo")[0] == {
         "learning_rate": 1e-3, "anneal": "linear", "clip_epsilon": 0.3, "anneal_clip": "linear",
     }  # fmt: skip
-    with pytest.raises(SettingError, match="is neither a number nor a linear schedule"):
+    with pytest.raises(SettingError, match="learning_rate='exp_1' is neither a number"):
         carry(SB3(algo="ppo", learning_rate="exp_1"), ppo.Config(), "ppo")
     with pytest.raises(SettingError, match="is anneal, which this recipe does not have"):
         carry(SB3(algo="sac", learning_rate="lin_1e-3"), sac.Config(), "sac")

@@ -7,7 +7,7 @@ per rollout, not per timestep.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
@@ -97,14 +97,18 @@ def _is_fixed(value: Any, settings: Any) -> bool | None:
     return None if str(value).startswith("auto") else True
 
 
-def _rate(value: Any, settings: Any) -> float:
-    """A number, also of a schedule ``lin_1e-3``."""
-    del settings
-    try:
-        return float(str(value).removeprefix("lin_"))
-    except ValueError:
-        why = "is neither a number nor a linear schedule"
-        raise SettingError("schedule", value, why, [0.001, "lin_0.001"]) from None
+def _first_of(field: str) -> Callable[[Any, Any], float]:
+    """What reads the first value of a field: a number, also of a schedule ``lin_1e-3``."""
+
+    def first(value: Any, settings: Any) -> float:
+        del settings
+        try:
+            return float(str(value).removeprefix("lin_"))
+        except ValueError:
+            why = "is neither a number nor a linear schedule"
+            raise SettingError(field, value, why, [0.001, "lin_0.001"]) from None
+
+    return first
 
 
 def _schedule(value: Any, settings: Any) -> str | None:
@@ -178,7 +182,9 @@ class SB3Settings(WrappedDialect):
     """timesteps (DQN) or gradient steps (SAC) between target updates."""
     policy_delay: Count = acts("policy_delay", only=("td3", "ddpg"))
     """gradient steps of the critic per step of the actor (TD3, DDPG)."""
-    learning_rate: Any = acts("learning_rate", None, _rate, also=Acts("anneal", _schedule))
+    learning_rate: Any = acts(
+        "learning_rate", None, _first_of("learning_rate"), also=Acts("anneal", _schedule)
+    )
     """learning rate, which is constant; ``lin_1e-3`` (of RL Zoo): falls linearly to zero."""
     policy: str | None = refused(
         "recipes make their networks from hidden_sizes, as MlpPolicy", accepted=("MlpPolicy",)
@@ -191,7 +197,11 @@ class SB3Settings(WrappedDialect):
     gae_lambda: float = acts("gae_lambda", only=ON_POLICY)
     """weight of longer advantage estimates (PPO, A2C)."""
     clip_range: Any = acts(
-        "clip_epsilon", None, _rate, only="ppo", also=Acts("anneal_clip", _schedule)
+        "clip_epsilon",
+        None,
+        _first_of("clip_range"),
+        only="ppo",
+        also=Acts("anneal_clip", _schedule),
     )
     """clipping range of the probability ratio (PPO), constant; ``lin_0.2``: falls linearly."""
     clip_range_vf: float | None = acts("clip_value", only="ppo")
