@@ -103,7 +103,8 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
 # ---------------------------------------------------------------------- PyTorch's C++ interpreter
 def interpreter(recording: Recording) -> Run:
     """Execute by the C++ interpreter of TorchScript graphs."""
-    function, constants = _GraphBuilder().build(recording.graph), recording.constants
+    builder = _GraphBuilder(recording)
+    function, parameters = builder.build(), builder.parameters
 
     def run(*inputs: Tensor) -> Sequence[Tensor]:
         # Otherwise the interpreter would specialise and reorder after a few calls. The flag is the
@@ -111,8 +112,8 @@ def interpreter(recording: Recording) -> Run:
         optimize = torch._C._get_graph_executor_optimize()
         torch._C._set_graph_executor_optimize(False)
         try:
-            with torch.inference_mode():  # operations do not look for gradients to compute
-                return function(*inputs, *constants)  # type: ignore[no-any-return]
+            with torch._C._InferenceMode(True):  # operations do not look for gradients to compute
+                return function(*inputs, *parameters)  # type: ignore[no-any-return]
         finally:
             torch._C._set_graph_executor_optimize(optimize)
 
@@ -120,18 +121,29 @@ def interpreter(recording: Recording) -> Run:
 
 
 class _GraphBuilder:
-    """Translates a ``torch.fx.Graph`` into a ``torch._C.Graph``."""
+    """Translates a recording's ``torch.fx.Graph`` into a ``torch._C.Graph``.
 
-    def __init__(self) -> None:
+    Constants are part of the graph, which takes a fifth of the time of giving them in every call.
+    Parameters, which a graph cannot hold, are given.
+
+    Attributes:
+        parameters: to be given after the inputs.
+    """
+
+    def __init__(self, recording: Recording) -> None:
         self.graph = torch._C.Graph()
         self.values: dict[fx.Node, Any] = {}
         self.lists: dict[fx.Node, Any] = {}
+        self.parameters: list[Tensor] = []
+        self._source = recording.graph
+        placeholders = [node for node in recording.graph.nodes if node.op == "placeholder"]
+        self._constants = dict(zip(placeholders[len(recording.inputs_read) :], recording.constants))
 
-    def build(self, graph: fx.Graph) -> Any:
+    def build(self) -> Any:
         """Return the translated graph as a function."""
-        for node in graph.nodes:
+        for node in self._source.nodes:
             if node.op == "placeholder":
-                self.values[node] = self.graph.addInput(node.name)
+                self.values[node] = self._placeholder(node)
             elif node.op == "output":
                 self._return([self.values[output] for output in node.args[0]])
             elif node.target is operator.getitem:
@@ -140,6 +152,16 @@ class _GraphBuilder:
                 self._call(node)
         self.graph.lint()
         return torch._C._create_function_from_graph("flat_program", self.graph)
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        constant = self._constants.get(node)
+        if constant is not None and not (constant.requires_grad and constant.is_leaf):
+            # A view of a parameter; that this stays where it is, the recording sees to.
+            own = constant.detach() if constant.requires_grad else constant
+            return self.graph.insertConstant(own)  # type: ignore[attr-defined]
+        if constant is not None:
+            self.parameters.append(constant)
+        return self.graph.addInput(node.name)
 
     def _call(self, node: fx.Node) -> None:
         """Append one operation with all its arguments, defaults included."""

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from kit.fast.executors import Run, executed
+from kit.fast.memory import with_own_memory
 from kit.fast.nested import Names, entry, has_only, names_of
 from kit.fast.products import are_faster, with_fast_products
 from kit.fast.trace import NotTraceable, Recording, record, share_no_memory
@@ -260,7 +261,9 @@ class Traced:
             self._programs.clear()
             self._keys = sorted({*self._keys, *read}, key=str)
         places = [self._keys.index(key) for key in read]
-        program = _Program(recording, places, outputs, self._asked, self._fast_products)
+        program = _Program(
+            recording, places, outputs, self._asked, self._fast_products, self.read_only
+        )
         program.inputs_changed = [keys[number] for number in recording.inputs_changed]
         self._programs[_signature([inputs.get(key) for key in self._keys])] = program
         return program
@@ -277,9 +280,16 @@ class Traced:
             for tensor, value in zip(changed, before):
                 tensor.copy_(value)
 
+        def outcome(run: Run) -> tuple[Sequence[Tensor], list[Tensor]]:
+            results = run(*program.given(values))
+            after = [tensor.clone() for tensor in changed]
+            restore()
+            return results, after
+
         found = program.as_recorded(values)
         after = [tensor.clone() for tensor in changed]
         restore()
+        program.verify_memory(outcome)
         expected = self.function(inputs.copy())
         same = _close if program.executor == "inductor" else _equal
         program.verified = (
@@ -316,34 +326,55 @@ class _Program:
         outputs: list[Key],
         executor: str,
         fast_products: bool,
+        keeps_memory: bool,
     ) -> None:
         self.recording = recording
-        self.verified = False
+        self.verified = self.rounds_otherwise = False
         self.inputs_changed: list[Key] = []
         self._places, self._outputs = places, outputs
         self._as_recorded: Run
         self._as_recorded, self.executor = executed(recording, executor)
         self._run = self._as_recorded
+        self._in_own_memory: Run | None = None
         on_host = all(tensor.is_cpu for tensor in (*recording.inputs, *recording.constants))
-        if fast_products and on_host and self.executor in ("interpreter", "python"):
-            graph = with_fast_products(recording.graph)
-            if graph is not None:
-                other = copy.copy(recording)
-                other.graph = graph
-                self._run, _ = executed(other, self.executor)
+        if on_host and self.executor in ("interpreter", "python"):
+            self._make_faster(fast_products, keeps_memory)
 
-    @property
-    def rounds_otherwise(self) -> bool:
-        """Whether products are not computed as they were recorded."""
-        return self._run is not self._as_recorded
+    def _make_faster(self, fast_products: bool, keeps_memory: bool) -> None:
+        """Use faster products; prepare a program that keeps its memory."""
+        faster = copy.copy(self.recording)
+        graph = with_fast_products(faster.graph) if fast_products else None
+        if graph is not None:
+            faster.graph, self.rounds_otherwise = graph, True
+            self._run, _ = executed(faster, self.executor)
+        if keeps_memory:
+            faster.graph, faster.constants = with_own_memory(faster.graph, faster.constants)
+            run, executor = executed(faster)
+            self._in_own_memory = run if executor == self.executor else None
+
+    def verify_memory(self, outcome: Callable[[Run], Any]) -> None:
+        """Keep the memory of results if that makes no difference to them.
+
+        Args:
+            outcome: what a program returns, and the values of what it changes.
+        """
+        if self._in_own_memory is None:
+            return
+        results, changed = outcome(self._run)
+        others, also_changed = outcome(self._in_own_memory)
+        if all(map(_equal, [*results, *changed], [*others, *also_changed])):
+            self._run = self._in_own_memory
+
+    def given(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """The inputs that are read, of those that any program reads."""
+        return [values[place] for place in self._places]
 
     def __call__(self, values: Sequence[Tensor]) -> Outputs:
-        return dict(zip(self._outputs, self._run(*[values[place] for place in self._places])))
+        return dict(zip(self._outputs, self._run(*self.given(values))))
 
     def as_recorded(self, values: Sequence[Tensor]) -> Outputs:
         """The outputs, products as they were recorded."""
-        given = [values[place] for place in self._places]
-        return dict(zip(self._outputs, self._as_recorded(*given)))
+        return dict(zip(self._outputs, self._as_recorded(*self.given(values))))
 
 
 class _RandomNumbers:
