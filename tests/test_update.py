@@ -444,7 +444,7 @@ def test_losses_are_due_together_in_no_other_way_than_in_some_step(periods):
     update = object.__new__(Update)
     update.groups = [SimpleNamespace(period=period) for period in periods]
     steps = range(1, math.lcm(*periods) + 1)
-    assert update._ever_due() == {update._due(step) for step in steps}
+    assert update._ever_due == {update._due(step) for step in steps}
 
 
 def test_accumulated_and_open_steps_keep_the_periods():

@@ -10,7 +10,12 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import HERReplayBuffer, ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data import (
+    HERReplayBuffer,
+    LazyTensorStorage,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+)
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers.samplers import SliceSampler
 from torchrl.envs.transforms import MultiStepTransform, Reward2GoTransform
@@ -31,7 +36,12 @@ MinibatchGroup = list[TensorDictBase]
 
 
 class Minibatches(Protocol):
-    """Takes batches in and gives minibatches out, as many as a plan says."""
+    """Takes batches in and gives minibatches out, as many as a plan says.
+
+    Where ``reads_errors`` is false (true where it is missing), :meth:`update_priority` reads
+    nothing that a loss writes into minibatches. Where ``copies`` is true (false where it is
+    missing), nothing of a batch is needed once :meth:`extend` has taken it in.
+    """
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
         """Take in a collected batch.
@@ -65,6 +75,8 @@ class RolloutBatches:
     With ``last_minibatch="carry"`` a permutation continues where it was left, over epochs and
     iterations.
     """
+
+    reads_errors = False
 
     def __init__(self) -> None:
         self._rows: TensorDictBase | None = None
@@ -174,7 +186,13 @@ class ReplayBatches:
     A storage with ``ndim=1`` gets transitions in the order in which they happened, and whole
     episodes one after the other; one with ``ndim=2`` (for a slice sampler) gets batches
     ``[num_envs, steps]`` as they are.
+
+    Attributes:
+        keys_read: of the entries of a minibatch that will be read; empty: any may be. Others may
+            be left out.
     """
+
+    keys_read: Sequence[Any] = ()
 
     def __init__(self, buffer: ReplayBuffer, n_step: NStep | None = None) -> None:
         self.buffer = buffer
@@ -305,7 +323,8 @@ class ReplayBatches:
 
     def _samples(self, size: int, count: int) -> Iterator[TensorDictBase]:
         """Draw minibatches of so many transitions."""
-        for minibatch in self._direct.samples(size, count):
+        keys = self.keys_read if self.sequences is None else ()
+        for minibatch in self._direct.samples(size, count, keys):
             count -= 1
             yield minibatch
         own = () if self.buffer.batch_size == size else (size,)
@@ -315,6 +334,16 @@ class ReplayBatches:
     def _sample(self, size: int) -> TensorDictBase:
         return next(self._samples(size, 1))
 
+    @property
+    def copies(self) -> bool:
+        """Whether batches are copied when they are stored."""
+        return isinstance(self.buffer.storage, LazyTensorStorage)
+
+    @property
+    def reads_errors(self) -> bool:
+        """Whether the sampler has priorities, which follow from errors that the loss writes."""
+        return isinstance(self.buffer.sampler, PrioritizedSampler)
+
     def update_priority(self, minibatch: TensorDictBase) -> None:
         """Set the priorities of a minibatch to its new errors, where the sampler has priorities.
 
@@ -322,7 +351,7 @@ class ReplayBatches:
             SettingError: if the loss wrote no errors.
         """
         buffer = self.buffer
-        if not isinstance(buffer.sampler, PrioritizedSampler):
+        if not self.reads_errors:
             return
         assert isinstance(buffer, TensorDictReplayBuffer)
         errors = entry(minibatch, buffer.priority_key)

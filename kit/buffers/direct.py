@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from kit.buffers.observations import ObservationStorage
 from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
+from kit.envs.spaces import path_of
 from kit.fast.nested import entry, leaves, nested
 
 
@@ -49,18 +50,22 @@ class _Rows:
         # NumPy takes a quarter of PyTorch's time for so few rows.
         self.array = tensor.numpy() if on_host(tensor) else None
         self._shape = (-1, *tensor.shape[1:])
+        self._given: Tensor | None = None  # and NumPy's view of it, in the order of time
+        self._in_time: NDArray[Any] | None = None
 
     def write(self, rows: slice, value: Tensor) -> None:
         """Write ``[num_envs, steps, ...]`` in the order of time."""
-        if self.array is not None:
-            try:
-                given = value.numpy()
-                in_time = given.swapaxes(0, 1).reshape(self._shape) if len(given) > 1 else given[0]
-                self.array[rows] = in_time
-                return
-            except (TypeError, RuntimeError):  # on a device, or of a type that NumPy lacks
-                pass
-        self.tensor[rows] = value.transpose(0, 1).flatten(0, 1)
+        if value is self._given and self.array is not None:
+            self.array[rows] = self._in_time  # batches that share memory have the same tensors
+        elif self.array is None or not on_host(value):
+            self.tensor[rows] = value.transpose(0, 1).flatten(0, 1)
+        else:
+            given = value.numpy()
+            alone = len(given) == 1
+            in_time = given[0] if alone else given.swapaxes(0, 1).reshape(self._shape)
+            self.array[rows] = in_time
+            if alone or np.may_share_memory(in_time, given):
+                self._given, self._in_time = value, in_time
 
     def read(self, index: Tensor, places: NDArray[np.int64] | None) -> Tensor:
         """Copy the rows of an index, given as a tensor and, on the host, as an array."""
@@ -102,6 +107,7 @@ class DirectRows:
         self._transforms = buffer._transform.transforms
         self._shown: Any = None
         self._rows: dict[tuple[str, ...], _Rows] = {}
+        self._read: tuple[Any, dict[tuple[str, ...], _Rows]] = None, {}
         self._prioritized = False
         self._row_bytes = 0
 
@@ -118,7 +124,7 @@ class DirectRows:
         self._prioritized = kind is PrioritizedSampler
         rows = self.storage._storage
         if rows is not self._shown:
-            self._shown = rows
+            self._shown, self._read = rows, (None, {})
             self._rows = {path: _Rows(value) for path, value in leaves(rows).items()}
             index = self._rows.pop(("index",), None)
             if index is not None:  # the same whatever is written there
@@ -175,19 +181,36 @@ class DirectRows:
             buffer.mark_update(index)
         sampler.extend(index)
 
-    def samples(self, size: int, count: int) -> Iterator[TensorDictBase]:
+    def samples(self, size: int, count: int, keys: Sequence[Any] = ()) -> Iterator[TensorDictBase]:
         """Draw minibatches ``[size]``; none where the buffer is empty, or not plain.
 
         As many as are a mebibyte are drawn at once, but not by priority: priorities follow from the
         gradient step before.
+
+        Args:
+            size: rows of a minibatch.
+            count: minibatches.
+            keys: of the entries that will be read; empty: all. Others may be left out.
         """
         while count > 0 and self.filled:
             fitting = 1 if self._prioritized else AT_ONCE // (size * self._row_bytes)
             several = max(min(count, fitting), 1)
-            yield from self._drawn(size, several)
+            yield from self._drawn(size, several, self._rows_read(keys))
             count -= several
 
-    def _drawn(self, size: int, several: int) -> Iterator[TensorDictBase]:
+    def _rows_read(self, keys: Sequence[Any]) -> dict[tuple[str, ...], _Rows]:
+        """The entries of the storage that will be read."""
+        known, found = self._read
+        if keys is not known:
+            paths = {path_of(key) for key in keys}
+            all_of_them = not keys or isinstance(self.buffer, HindsightReplayBuffer)
+            found = {p: one for p, one in self._rows.items() if all_of_them or p in paths}
+            self._read = keys, found
+        return found
+
+    def _drawn(
+        self, size: int, several: int, read: dict[tuple[str, ...], _Rows]
+    ) -> Iterator[TensorDictBase]:
         storage, sampler, rows = self.storage, self.buffer._sampler, several * size
         told: dict[str, Any] = {}
         if type(sampler) is RandomSampler:  # which checks much
@@ -196,7 +219,7 @@ class DirectRows:
         else:
             index, told = sampler.sample(storage, rows)
         places = index.numpy() if on_host(index) else None
-        drawn = {path: of_entry.read(index, places) for path, of_entry in self._rows.items()}
+        drawn = {path: of_entry.read(index, places) for path, of_entry in read.items()}
         if self._once is not None:
             drawn |= self._once.read(index.numpy())
         drawn |= {(name,): value for name, value in told.items()}

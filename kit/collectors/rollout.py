@@ -205,10 +205,15 @@ class VectorCollector(StepsCollector):
             size = sum(array.nbytes for array in buffer.entries().values())
             self._gives_away = size > SMALL and not self.reuse
             self._buffer, self._batches = buffer, None
-        if self._batches is None or (self._batches.is_full and not self.reuse):
+        copied = not (self.reuse or self._gives_away)
+        if self._batches is None or self._batches.copied != copied:
             self._take_in()
-            copied = not (self.reuse or self._gives_away)
-            self._batches = Batches(buffer, max(CHUNK // steps, 1) if copied else 0)
+            self._batches = None
+        if self._batches is None or (self._batches.is_full and copied):
+            count = 1 if self._gives_away else max(CHUNK // steps, 1)
+            self._batches = Batches(buffer, count, copied=copied)
+        elif self._batches.is_full:
+            self._batches.again()
         buffer.begin()
         return buffer
 

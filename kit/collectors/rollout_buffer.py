@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,9 @@ SMALL = 2**22
 _FLAGS = ("done", "terminated", "truncated")
 _AT_ENDS = frozenset({*(("next", name) for name in _FLAGS), ("collector", "traj_ids")})
 """Entries that are only written where an episode ends."""
+
+Copies = Mapping[tuple[str, ...], NDArray[Any]]
+"""Arrays by path."""
 
 Row = tuple[Arrays, StepArrays]
 """What a time step acts on, and where it is written."""
@@ -159,40 +162,51 @@ class RolloutBuffer:
 
 
 class Batches:
-    """Batches of a rollout buffer, each the receiver's own; those of few steps share an allocation.
+    """Batches of a rollout buffer, a number of them.
 
     Args:
-        buffer: what they are copies of.
-        count: batches for which there is memory; 0: the only batch is the buffer's own memory.
+        buffer: what they are of.
+        count: batches for which there is memory: that of the counts, and of copies.
+        copied: whether each is a copy, the receiver's own; those of few steps share an allocation.
+            Otherwise all are the buffer's own memory.
     """
 
-    def __init__(self, buffer: RolloutBuffer, count: int) -> None:
-        self._buffer, self.steps, self._count = buffer, buffer.steps, count
+    def __init__(self, buffer: RolloutBuffer, count: int, *, copied: bool) -> None:
+        self._buffer, self.steps, self._count, self.copied = buffer, buffer.steps, count, copied
         self._used = self._counted = 0
-        entries = buffer.entries()
-        copies = {k: _aligned(count, a.shape, a.dtype) for k, a in entries.items()}
-        for key in _AT_ENDS:
-            copies[key][...] = 0
-        self._pairs = [(copies[key], entries[key]) for key in entries if key not in _AT_ENDS]
-        self._pairs_at_ends = [(copies[key], entries[key]) for key in _AT_ENDS]
-        self._ids, self._numbered = copies["collector", "traj_ids"], -1
+        self._size = buffer.env.num_envs, buffer.steps
         # For the counts, as what was handed out may have been changed.
         counted = buffer.whole.counted
         self._counts = [np.zeros((count, *a.shape), a.dtype) for a in counted]
-        self._pairs += zip(self._counts, counted)
-        self._size = buffer.env.num_envs, buffer.steps
+        self._pairs = list(zip(self._counts, counted))
         self._tensordicts: Sequence[TensorDictBase] = ()
-        if count > 1:
-            views = {k: torch.from_numpy(a).transpose(1, 2) for k, a in copies.items()}
-            self._tensordicts = nested(views, [count, *self._size]).unbind(0)
-        else:
-            shown = {key: array[0] for key, array in copies.items()} if count else entries
-            self._views = {k: torch.from_numpy(a).transpose(0, 1) for k, a in shown.items()}
+        shown = entries = buffer.entries()
+        if copied:
+            copies = {k: _aligned(count, a.shape, a.dtype) for k, a in entries.items()}
+            self._copy(entries, copies)
+            if count > 1:
+                views = {k: torch.from_numpy(a).transpose(1, 2) for k, a in copies.items()}
+                self._tensordicts = nested(views, [count, *self._size]).unbind(0)
+            shown = {key: array[0] for key, array in copies.items()}
+        views = {k: torch.from_numpy(a).transpose(0, 1) for k, a in shown.items()}
+        self._tensordict = nested(views, self._size)
+
+    def _copy(self, entries: Copies, copies: Copies) -> None:
+        """Let entries of the buffer be copied."""
+        for key in _AT_ENDS:
+            copies[key][...] = 0
+        self._pairs += [(copies[key], entries[key]) for key in entries if key not in _AT_ENDS]
+        self._pairs_at_ends = [(copies[key], entries[key]) for key in _AT_ENDS]
+        self._ids, self._numbered = copies["collector", "traj_ids"], -1
 
     @property
     def is_full(self) -> bool:
         """Whether there is no memory for another batch."""
         return self._used >= self._count
+
+    def again(self) -> None:
+        """Begin again, all batches having been counted: they are the buffer's own memory."""
+        self._used = self._counted = 0
 
     def take(self, outputs: Tensors, episodes: EpisodeIds) -> TensorDictBase:
         """Return the batch in the buffer, ``[num_envs, steps]``.
@@ -204,12 +218,12 @@ class Batches:
         """
         buffer, number = self._buffer, self._used
         self._used += 1
-        if not self._count:
+        for copies, array in self._pairs:
+            copies[number] = array
+        if not self.copied:
             if not buffer.any_done:
                 buffer.episode_ids[...] = episodes.present
         else:
-            for copies, array in self._pairs:
-                copies[number] = array
             if self._numbered != episodes.changes:  # once for all in which no episode ends
                 self._ids[number:] = episodes.present
                 self._numbered = episodes.changes
@@ -217,7 +231,7 @@ class Batches:
                 for copies, array in self._pairs_at_ends:
                     copies[number] = array
         tensordicts = self._tensordicts
-        batch = tensordicts[number] if tensordicts else nested(self._views, self._size)
+        batch = tensordicts[number] if tensordicts else self._tensordict
         for key, value in outputs.items():
             batch.set(key, value)
         return batch
@@ -230,10 +244,7 @@ class Batches:
         """
         new, shape = slice(self._counted, self._used), (-1, self._buffer.env.num_envs)
         self._counted = self._used
-        if self._count:
-            return [array[new].reshape(shape) for array in self._counts]
-        counted = self._buffer.whole.counted
-        return [*counted] if new.stop > new.start else [array[:0] for array in counted]
+        return [array[new].reshape(shape) for array in self._counts]
 
 
 class EpisodeIds:

@@ -47,14 +47,14 @@ def executed(recording: Recording, executor: str = "auto") -> tuple[Run, str]:
 def python(recording: Recording) -> Run:
     """Execute by generated Python code."""
     module, constants = _module(recording), recording.constants
-    return lambda *inputs: module(*inputs, *constants)
+    return torch.no_grad()(lambda *inputs: module(*inputs, *constants))
 
 
 def inductor(recording: Recording) -> Run:
     """Compile by ``torch.compile``."""
     compiled, constants = torch.compile(_module(recording)), recording.constants
     # Dynamo refuses views that were made without gradients; the data may have moved since.
-    return lambda *inputs: compiled(*inputs, *[constant.data for constant in constants])
+    return torch.no_grad()(lambda *inputs: compiled(*inputs, *[one.data for one in constants]))
 
 
 def _module(recording: Recording) -> fx.GraphModule:
@@ -90,6 +90,7 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
     def _execute(self) -> None:
         self._outputs = self._run(*self._inputs)
 
+    @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Replay the graph."""
         for own, given in zip(self._inputs, inputs):

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 aten = torch.ops.aten
 
-SMALL = 2**16
+SMALL = 2**14
 """Bytes of a result that is kept, at most."""
 ALTOGETHER = 2**22
 """Bytes of all of them, at most; without the vectors of gradients."""

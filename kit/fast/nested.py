@@ -89,7 +89,8 @@ def put(rows: TensorDictBase, key: Any, value: Tensor) -> None:
 def leaves(rows: TensorDictBase, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tensor]:
     """Tensors by path; in a tenth of the time of ``keys(True, True)`` and ``get``."""
     found: dict[tuple[str, ...], Tensor] = {}
-    for name, value in rows.items():
+    entries = rows._tensordict if type(rows) is TensorDict else rows
+    for name, value in entries.items():
         path = (*above, name)
         if type(value) is not Tensor and isinstance(value, TensorDictBase):
             found.update(leaves(value, path))

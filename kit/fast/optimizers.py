@@ -109,13 +109,18 @@ class FusedOptimizers:
 
     def update(self) -> None:
         """Take over rates that were set to a number, and counters that are new."""
+        self.take_rates()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for name in _JOINED if group.get("fused") else ():
+                    _join(optimizer, group["params"], name)
+
+    def take_rates(self) -> None:
+        """Take over rates that were set to a number."""
         for number, optimizer in enumerate(self._optimizers):
             for place, group in enumerate(optimizer.param_groups):
-                if group.get("fused"):
-                    if not isinstance(group["lr"], Tensor):
-                        group["lr"] = self._filled((number, place), group)
-                    for name in _JOINED:
-                        _join(optimizer, group["params"], name)
+                if type(group["lr"]) is not Tensor and group.get("fused"):
+                    group["lr"] = self._filled((number, place), group)
 
     def _filled(self, place: tuple[int, int], group: dict[str, Any]) -> Tensor:
         if place not in self._rates:

@@ -52,8 +52,7 @@ class Traced:
     Python or NumPy, changes its own attributes), or whose program does not agree, runs eagerly from
     then on, as if it had never been recorded; ``reason`` says why, and a warning says it once.
 
-    To be called without gradients (``torch.no_grad``): gradients that the function itself computes
-    are part of the program.
+    It is called without gradients: those that the function itself computes are part of the program.
 
     Args:
         function: takes a dictionary or a TensorDict of tensors and returns a dictionary of tensors.
@@ -116,7 +115,7 @@ class Traced:
     @property
     def keys_read(self) -> list[Key]:
         """Keys of the inputs that are read; empty as long as no program has been verified."""
-        return list(self._keys) if self.replays else []
+        return self._keys if self.replays else []
 
     @property
     def programs(self) -> int:
@@ -162,24 +161,29 @@ class Traced:
     # ------------------------------------------------------------------ a call
     def __call__(self, inputs: Inputs) -> Outputs:
         """Return the function's outputs; inputs that it does not read may be left out or added."""
-        if self.reason:
-            return self.function(inputs.copy())
-        if not has_only(inputs, self._seen):
+        if not (self.reason or has_only(inputs, self._seen)):
             self.clear()
         values = [entry(inputs, key) for key in self._keys]
         signature = _signature(values)
         program = self._programs.get(signature)
-        if program is None:
-            self._forget_what_never_came_again()
-            if self.reason or self._has_not_come_yet(signature):
-                return self.function(inputs.copy())
-            return self._record(inputs)
-        if not program.verified:
-            return self._verify(program, inputs, values)
+        if program is None or not program.verified:
+            with torch.no_grad():
+                return self._not_replayed(inputs, values, signature)
         outputs = program(values)
         if self.read_only or torch.is_inference_mode_enabled():
             return outputs
         return {key: writable(value) for key, value in outputs.items()}
+
+    def _not_replayed(self, inputs: Inputs, values: Sequence[Tensor], signature: Any) -> Outputs:
+        """Run the function, as far as it takes to know a program of it."""
+        program = self._programs.get(signature)
+        if program is not None:
+            return self._verify(program, inputs, values)
+        if not self.reason:
+            self._forget_what_never_came_again()
+        if self.reason or self._has_not_come_yet(signature):
+            return self.function(inputs.copy())
+        return self._record(inputs)
 
     def _forget_what_never_came_again(self) -> None:
         """Drop programs of shapes that were seen once; run eagerly if there are no others."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ class CountedBatches:
         self._iterator: Iterator[TensorDictBase] | None = None
         self._taken = 0
         self._policy_steps = 0
+        self._may_share: Callable[[], bool] | None = None
 
     def next(self) -> TensorDictBase:
         """Take the next batch and count it.
@@ -73,6 +75,8 @@ class CountedBatches:
 
     def _take(self, iterator: Iterator[TensorDictBase]) -> TensorDictBase:
         """The next batch, counted."""
+        if self._may_share is not None:
+            self.collector.reuse = self._may_share()
         random_before = self.collector.random_policy_steps
         batch = next(iterator)
         self.collected = _size(batch)
@@ -95,6 +99,23 @@ class CountedBatches:
             name = type(self.collector).__name__
             works = f"frames_per_batch={expected}"
             raise SettingError("collector", name, f"{why}, where the plan has {expected}", works)
+
+    @contextlib.contextmanager
+    def sharing_memory(self, may: Callable[[], bool]) -> Iterator[None]:
+        """Let all batches within share one memory, where the collector can: it saves copies.
+
+        Args:
+            may: asked before each batch, whether nothing keeps it.
+        """
+        before = getattr(self.collector, "reuse", None)
+        if before is None:
+            yield
+            return
+        self._may_share = may
+        try:
+            yield
+        finally:
+            self._may_share, self.collector.reuse = None, before
 
     # ------------------------------------------------------------------ at log points
     def count_environment(self, ledger: StepLedger) -> None:

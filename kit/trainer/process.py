@@ -28,6 +28,11 @@ class OwnNumbers:
         self._state, self._outside = GlobalRNGState().state_dict(), {"threads": 0}
         self._depth = 0
 
+    @property
+    def inside(self) -> bool:
+        """Whether the process draws from these now."""
+        return self._depth > 0
+
     def __enter__(self) -> None:
         """Let the process draw from these."""
         self._depth += 1
@@ -66,6 +71,8 @@ def with_own_numbers(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.numbers.inside:
+            return method(self, *args, **kwargs)
         with self.numbers:
             return method(self, *args, **kwargs)
 

@@ -76,6 +76,12 @@ STAGES: dict[str, Stage] = {
 """Every stage, in the order of the loop."""
 
 
+_SEES_BATCHES = (
+    "batch_process", "pre_steps_log", "pre_epoch_log", "pre_epoch", "post_epoch_log",
+    "post_steps_log",
+)  # fmt: skip
+
+
 class HookError(RuntimeError):
     """A hook raised.
 
@@ -104,6 +110,9 @@ class Stages:
     Args:
         updates: whether the run makes gradient steps at all.
         collections: whether it collects batches.
+
+    Attributes:
+        keeps_batches: whether hooks that are not of the kit are given batches: they may keep them.
     """
 
     def __init__(self, *, updates: bool = True, collections: bool = True) -> None:
@@ -111,7 +120,7 @@ class Stages:
             "update": "" if updates else "the plan trains nothing",
             "collection": "" if collections else "the plan collects nothing (offline)",
         }
-        self._began = False
+        self._began = self.keeps_batches = False
         self._operations: dict[str, list[_Operation]] = {name: [] for name in STAGES}
 
     def register(self, stage: str, function: Callable[..., Any], **keywords: Any) -> None:
@@ -140,6 +149,8 @@ class Stages:
         if not _takes(function, count, keywords):
             why = f"cannot be called as stage {stage!r} does"
             raise SettingError("hook", name, why, f"it calls {text}")
+        own = str(getattr(function, "__module__", "")).startswith("kit.")
+        self.keeps_batches |= stage in _SEES_BATCHES and not own
         self._operations[stage].append(_Operation(function, keywords, name))
 
     def __getitem__(self, stage: str) -> list[_Operation]:

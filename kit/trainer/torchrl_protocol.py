@@ -58,6 +58,7 @@ class TorchRLProtocol:
     ) -> None:
         self.plan = plan
         self.ledger = StepLedger(plan.world_size)
+        self._counters = frozenset(self.ledger.counters())
         self.journal = Journal(logger if isinstance(logger, Sequence) else [logger], plan.axis)
         self.stages = Stages(updates=plan.trains, collections=not plan.offline)
         self.collector = collector
@@ -159,9 +160,8 @@ class TorchRLProtocol:
             return
         for metrics in self.stages.log(stage, *arguments):
             metrics.pop("log_pbar", None)  # TorchRL's mark for its progress bar
-            counters = self.ledger.counters().keys() & metrics.keys()
-            if counters:
-                name = min(counters)
+            if not self._counters.isdisjoint(metrics):
+                name = min(self._counters.intersection(metrics))
                 why = "is a counter of every row, and would be replaced by the metric of a hook"
                 raise SettingError("metric", name, why, f"another name, as hook/{name}")
             self.journal.note(metrics)

@@ -28,12 +28,8 @@ from kit.trainer.batches import counted
 from kit.trainer.checkpoint import Checkpoints, normalization_of, stateful_parts
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.torchrl_protocol import TorchRLProtocol
-from kit.trainer.updates import gradient_step
+from kit.trainer.updates import gradient_step, minibatches_are_unseen, undisturbed
 from kit.update import Update
-
-_SEES_MINIBATCHES = (
-    "process_optim_batch", "process_loss", "optimizer", "post_loss", "post_optim_log",
-)  # fmt: skip
 
 
 class Trainer(TorchRLProtocol):
@@ -156,7 +152,7 @@ class Trainer(TorchRLProtocol):
             checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
             checks.in_counts(self.collector, self.ledger),
         )
-        with self._lifecycle():
+        with self._lifecycle(), self.batches.sharing_memory(self._nothing_keeps_a_batch):
             if self.ledger.iterations == 0:
                 self.begin()
             while not (self.schedule.done or self._stop_training):
@@ -172,6 +168,10 @@ class Trainer(TorchRLProtocol):
                     self.write_row()  # a resumed run drops it
         self.ledger.verify(self.plan)
         return self.ledger
+
+    def _nothing_keeps_a_batch(self) -> bool:
+        copied = not self.plan.on_policy and getattr(self.buffer, "copies", False)
+        return copied and not self.stages.keeps_batches
 
     @with_own_numbers
     def begin(self) -> None:
@@ -244,25 +244,26 @@ class Trainer(TorchRLProtocol):
         if self.plan.offline:
             return
         keys: Sequence[Any] = ()
-        if self.plan.on_policy and not any(self.stages[name] for name in _SEES_MINIBATCHES):
+        if self.plan.on_policy and minibatches_are_unseen(self):
             keys = getattr(self.update, "keys_read", ())
         self.buffer.extend(batch, keys)
 
     def _train_epoch(self, due: int) -> int:
         """Make the gradient steps of one update epoch, at most ``due``; return how many."""
         made = 0
-        for drawn in self.buffer.epoch(self.plan, due):
-            try:
-                minibatches = [self.stages.pipe("process_optim_batch", m) for m in drawn]
-            except StopIteration:  # how TorchRL's replay buffer hook says that a pass has ended
-                break
-            self.last_metrics = gradient_step(self, minibatches)
-            self.journal.metrics.add(self.last_metrics)
-            self.ledger.updated(sum(minibatch.numel() for minibatch in minibatches))
-            self._drawn += len(minibatches)
-            made += 1
-            self.stages.fire("post_optim")
-            self.log("post_optim_log", minibatches[-1])
+        with undisturbed(self):
+            for drawn in self.buffer.epoch(self.plan, due):
+                try:
+                    minibatches = [self.stages.pipe("process_optim_batch", m) for m in drawn]
+                except StopIteration:  # how TorchRL's replay buffer hook says that a pass has ended
+                    break
+                self.last_metrics = gradient_step(self, minibatches)
+                self.journal.metrics.add(self.last_metrics)
+                self.ledger.updated(sum(minibatch.numel() for minibatch in minibatches))
+                self._drawn += len(minibatches)
+                made += 1
+                self.stages.fire("post_optim")
+                self.log("post_optim_log", minibatches[-1])
         self.ledger.update_epochs += int(self.plan.on_policy and made > 0)
         return made
 

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from kit.buffers import ReplayBatches
 from kit.hooks.guards import not_finite
 from kit.logging.metrics import MetricMeans, weighted_mean
 from kit.steps import SettingError
 from kit.trainer.stages import HookError
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.update import Update
+
+_SEES_MINIBATCHES = (
+    "process_optim_batch", "process_loss", "optimizer", "post_loss", "post_optim_log",
+)  # fmt: skip
+
+
+def minibatches_are_unseen(trainer: TorchRLProtocol) -> bool:
+    """Whether no hook is given a minibatch, so that entries that no one reads may be left out."""
+    return not any(map(trainer.stages.__getitem__, _SEES_MINIBATCHES))
+
+
+@contextlib.contextmanager
+def undisturbed(trainer: TorchRLProtocol) -> Iterator[None]:
+    """Tell update and buffer, for the gradient steps within, what no hook sees or changes."""
+    update, buffer = trainer.update, trainer.buffer
+    if not isinstance(update, Update):
+        yield
+        return
+    unseen = minibatches_are_unseen(trainer)
+    update.writes_to_minibatch = not unseen or getattr(buffer, "reads_errors", True)
+    update.undisturbed = unseen and not trainer.stages["post_optim"]
+    if isinstance(buffer, ReplayBatches):
+        buffer.keys_read = update.keys_read if unseen else ()
+    try:
+        yield
+    finally:
+        update.undisturbed = False
+        if isinstance(buffer, ReplayBatches):
+            buffer.keys_read = ()
 
 
 def gradient_step(

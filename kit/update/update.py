@@ -46,7 +46,9 @@ Due = tuple[int, ...]
 
 _RECORDS = ("auto", "exact")
 """Values of ``compile`` for which the whole gradient step is recorded."""
-_RECORDED = frozenset({"max_grad_norm", "clip_value", "change_gradients"})
+_RECORDED = frozenset(
+    {"max_grad_norm", "clip_value", "change_gradients", "compile", "writes_to_minibatch"}
+)
 """Attributes of an update that its programs take for granted."""
 
 
@@ -104,6 +106,10 @@ class Update(OptimizationStepper):
         optimizer_step_count: gradient steps made.
         shapes_vary: whether minibatches are whole batches of ever other lengths. To record each
             would cost more than faster products save: ``"auto"`` is ``"exact"`` then.
+        writes_to_minibatch: whether what the loss writes into a minibatch (``td_error``) is there
+            after its gradient step, for priorities or hooks.
+        undisturbed: set to true, and to false afterwards, around gradient steps between which
+            nothing else changes what they depend on: changes are looked for in the first alone.
 
     Raises:
         SettingError: if a setting contradicts itself or the losses. What the loss returns may only
@@ -111,6 +117,7 @@ class Update(OptimizationStepper):
     """
 
     shapes_vary = False
+    writes_to_minibatch = True
 
     def __init__(
         self,
@@ -145,15 +152,21 @@ class Update(OptimizationStepper):
         self.optimizer_step_count = 0
         self._checked: set[int] = set()
         self._traced: dict[tuple[Due, str], Traced] = {}
+        self._fixed: dict[Due, Traced] = {}  # whole steps, as long as nothing changes
+        self._read: list[list[Any]] = []
+        self._keys_read: list[Any] = []
+        self._undisturbed = False
+        self._looked: set[Due] = set()
         self._fused = FusedOptimizers(
             [g.optimizer for g in self.groups] if compile in _RECORDS else []
         )
         self._update_targets = self._target_step()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _RECORDED and vars(self).get(name) != value:
+        if name in _RECORDED and getattr(self, name, None) != value:
             for traced in vars(self).get("_traced", {}).values():
                 traced.clear()
+            vars(self).get("_fixed", {}).clear()
         super().__setattr__(name, value)
 
     def _target_step(self) -> Callable[[], Any] | None:
@@ -183,15 +196,15 @@ class Update(OptimizationStepper):
             :func:`~kit.losses.losses_due`.
         """
         due = self._due(self.optimizer_step_count + 1)
-        with torch.no_grad():
-            if len(minibatches) == 1 and self._is_fixed(due):
-                metrics, _ = self._outputs(due, "step", minibatches[0])
-            else:
-                parts = [self._outputs(due, "loss", minibatch) for minibatch in minibatches]
-                rows = [minibatch.numel() for minibatch in minibatches]
-                metrics = weighted_mean([part for part, _ in parts], rows)
+        if len(minibatches) == 1 and (whole := self._whole_step(due)) is not None:
+            metrics, _ = self._outputs(whole(minibatches[0]), minibatches[0])
+        else:
+            parts = [self._losses_of(due, minibatch) for minibatch in minibatches]
+            rows = [minibatch.numel() for minibatch in minibatches]
+            metrics = weighted_mean([part for part, _ in parts], rows)
+            with torch.no_grad():
                 metrics |= self._apply(due, weighted_mean([part for _, part in parts], rows))
-        self.stepped()
+        self._stepped(due)
         return metrics
 
     def losses(self, minibatch: TensorDictBase) -> TensorDictBase:
@@ -219,8 +232,11 @@ class Update(OptimizationStepper):
 
     def stepped(self) -> None:
         """Count a gradient step that was made; update the targets if it is their turn."""
+        self._stepped(self._due(self.optimizer_step_count + 1))
+
+    def _stepped(self, due: Due) -> None:
         self.optimizer_step_count += 1
-        for number in self._due(self.optimizer_step_count):
+        for number in due:
             self.groups[number].steps += 1
         if self._target_counter == "gradient":
             self._targets_due(self.optimizer_step_count)
@@ -244,6 +260,7 @@ class Update(OptimizationStepper):
     def _due(self, gradient_step: int) -> Due:
         return tuple([n for n, g in enumerate(self.groups) if gradient_step % g.period == 0])
 
+    @functools.cached_property
     def _ever_due(self) -> set[Due]:
         """All sets of groups that are due at one gradient step or another."""
         periods = [group.period for group in self.groups]
@@ -259,25 +276,70 @@ class Update(OptimizationStepper):
         return next(filter(None, reasons), "") if self.compile else "asked for"
 
     @property
+    def undisturbed(self) -> bool:
+        """Whether nothing but gradient steps changes what these depend on, from now on."""
+        return self._undisturbed
+
+    @undisturbed.setter
+    def undisturbed(self, value: bool) -> None:
+        self._undisturbed = value
+        self._looked.clear()
+
+    @property
     def keys_read(self) -> list[Any]:
         """Keys of a minibatch that the loss reads; empty as long as that is not known."""
-        for traced in self._traced.values():
-            traced.refresh()
-        known = {due: traced for (due, _), traced in self._traced.items() if traced.replays}
-        if self._ever_due() - known.keys():
+        known = {due for due in self._fixed if self._is_unchanged(due)}
+        for (due, _), traced in self._traced.items():
+            if due not in known:
+                traced.refresh()
+                known |= {due} if traced.replays else set()
+        if any(due not in known for due in self._ever_due):
             return []
-        return sorted({key for t in self._traced.values() for key in t.keys_read}, key=str)
+        read = [traced.keys_read for traced in self._traced.values()]
+        if read != self._read:
+            self._read = read
+            self._keys_read = sorted({key for keys in read for key in keys}, key=str)
+        return self._keys_read
 
-    def _is_fixed(self, due: Due) -> bool:
-        """Whether the whole step is one list of operations."""
+    def _is_unchanged(self, due: Due) -> bool:
+        """Whether the whole step is known, and what it depends on is what it was."""
+        whole = self._fixed.get(due)
+        if whole is None or whole.reason:
+            return False
+        if due not in self._looked:
+            self._fused.take_rates()
+            if whole.refresh():
+                return False
+            if self._undisturbed:
+                self._looked.add(due)
+        return True
+
+    def _whole_step(self, due: Due) -> Traced | None:
+        """The whole step, where it is one list of operations."""
+        if self._is_unchanged(due):
+            return self._fixed[due]
+        self._fixed.pop(due, None)
         self._fused.update()
         loss = self._traced.get((due, "loss"))
-        return (
-            self.compile in _RECORDS
-            and not (loss is not None and loss.reason)
-            and step_is_fixed([self.groups[number].optimizer for number in due])
-            and not self._trace(due, "step").reason
-        )
+        if (
+            self.compile not in _RECORDS
+            or (loss is not None and loss.reason)
+            or not step_is_fixed([self.groups[number].optimizer for number in due])
+            or (whole := self._trace(due, "step")).reason
+        ):
+            return None
+        whole.refresh()
+        if whole.replays:
+            self._fixed[due] = whole
+        return whole
+
+    def _losses_of(self, due: Due, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
+        """Metrics and gradients of a minibatch."""
+        if not self.compile:
+            return self._outputs(self._loss(due, minibatch.copy()), minibatch)
+        traced = self._trace(due, "loss")
+        traced.refresh()
+        return self._outputs(traced(minibatch), minibatch)
 
     def _trace(self, due: Due, kind: str) -> Traced:
         if (due, kind) not in self._traced:
@@ -295,20 +357,21 @@ class Update(OptimizationStepper):
             )
         return self._traced[due, kind]
 
-    def _outputs(self, due: Due, kind: str, minibatch: TensorDictBase) -> tuple[Metrics, Gradients]:
+    @staticmethod
+    def _outputs(
+        outputs: Mapping[Any, Tensor], minibatch: TensorDictBase
+    ) -> tuple[Metrics, Gradients]:
         """Metrics and gradients; what the loss writes is written into the minibatch."""
-        if self.compile:
-            traced = self._trace(due, kind)
-            traced.refresh()
-            outputs = traced(minibatch)
-        else:
-            outputs = self._loss(due, minibatch.copy())
-        found: dict[str, dict[Any, Tensor]] = {"metric": {}, "gradient": {}, "written": {}}
+        metrics: Metrics = {}
+        gradients: Gradients = {}
         for (what, name), value in outputs.items():
-            found[what][name] = value
-        for name, value in found["written"].items():
-            put(minibatch, name, writable(value))
-        return found["metric"], found["gradient"]
+            if what == "metric":
+                metrics[name] = value
+            elif what == "gradient":
+                gradients[name] = value
+            else:
+                put(minibatch, name, writable(value))
+        return metrics, gradients
 
     # ------------------------------------------------------------------ loss and gradients
     @torch.enable_grad()
@@ -320,7 +383,7 @@ class Update(OptimizationStepper):
         outputs: dict[Any, Tensor] = {("metric", k): scalar(v) for k, v in losses.items()}
         gradients = self._differentiate(due, losses)
         outputs |= {("gradient", number): value for number, value in gradients.items()}
-        for key in minibatch.keys(True, True):
+        for key in minibatch.keys(True, True) if self.writes_to_minibatch else ():
             if minibatch.get(key) is not before.get(key):
                 outputs["written", key] = minibatch.get(key).detach()
         return outputs
