@@ -27,6 +27,7 @@ from tests.tiny import (
     Rows,
     Scripted,
     assert_equal,
+    assert_same,
     collector_of,
     evaluator_for,
     off_policy_plan,
@@ -99,6 +100,52 @@ def test_every_iteration_counts_what_was_planned(plan, parts_of):
     assert trainer.ledger.policy_steps == plan.total_policy_steps
     assert trainer.ledger.env_steps == plan.total_policy_steps
     assert trainer.ledger.compare(plan) == []
+
+
+def memory_of_batches(trainer):
+    """Addresses of the batches of a run, as the trainer gets them."""
+    addresses, next_batch = [], trainer.batches.next
+
+    def looking():
+        batch = next_batch()
+        addresses.append(batch["observation"].data_ptr())
+        return batch
+
+    trainer.batches.next = looking
+    trainer.run()
+    return addresses
+
+
+def test_batches_share_memory_where_nothing_keeps_them():
+    trainer = sac_trainer()
+    addresses = memory_of_batches(trainer)
+    assert (len(addresses), len(set(addresses[12:]))) == (40, 1)
+    assert not trainer.collector.reuse
+
+
+@pytest.mark.parametrize("stage", ["batch_process", "pre_epoch", "post_steps_log"])
+def test_batches_that_a_hook_is_given_are_its_own(stage):
+    kept = []
+    trainer = sac_trainer()
+    trainer.register_op(stage, lambda batch: kept.append((batch, batch.clone())))
+    memory_of_batches(trainer)
+    assert len(kept) == 40
+    for batch, copy in kept:
+        assert_same(batch.to_dict(), copy.to_dict())
+
+
+def test_batches_are_a_hooks_own_from_when_it_is_registered():
+    trainer, kept = sac_trainer(), []
+
+    def register():
+        if trainer.ledger.iterations == 20:
+            trainer.register_op("post_steps_log", lambda batch: kept.append(batch))
+
+    trainer.register_op("post_steps", register)
+    addresses = memory_of_batches(trainer)
+    assert len(set(addresses[12:20])) == 1
+    own = {batch["observation"].data_ptr() for batch in kept[1:]}
+    assert len(own) == len(kept) - 1 == 20
 
 
 def test_the_update_knows_the_policy_steps_after_each_iteration(monkeypatch):

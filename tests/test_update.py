@@ -18,6 +18,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
 
 from kit.fast import executors
+from kit.fast.watch import Watch
 from kit.logging.metrics import MetricMeans
 from kit.losses import losses_due
 from kit.steps import SettingError
@@ -437,6 +438,56 @@ def test_keys_are_known_when_every_set_of_due_losses_has_been_seen():
     # The actor's first step makes Adam's state, its second is recorded, its third is verified.
     assert known == [False] * 8 + [True] * 4
     assert {"observation", "action", ("next", "observation")} <= set(update.keys_read)
+
+
+def test_undisturbed_steps_look_for_changes_in_the_first_alone(monkeypatch):
+    loss = make_loss("SACLoss")
+    update = Update(loss, Adam(loss.parameters(), fused=True))
+    for step in range(4):
+        update(minibatch_for("SACLoss", seed=step))
+    looks = []
+    monkeypatch.setattr(Watch, "changed", lambda self: looks.append(self))
+    for undisturbed, expected in ((True, 1), (False, 3), (True, 1)):
+        update.undisturbed = undisturbed
+        looks.clear()
+        for step in range(3):
+            update(minibatch_for("SACLoss", seed=step))
+        assert len(looks) == expected
+
+
+def test_what_changes_between_undisturbed_phases_is_noticed():
+    ours, theirs = make_loss("SACLoss"), make_loss("SACLoss")
+    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
+    update = Update(ours, own)
+    for step in range(12):
+        for loss, optimizer in ((ours, own), (theirs, other)):
+            optimizer.param_groups[0]["lr"] = 0.01 / (step // 4 + 1)
+            optimizer.param_groups[0]["weight_decay"] = 0.1 * (step > 7)
+            loss.target_entropy_buffer.fill_(-float(step > 3))
+        update.undisturbed = True
+        assert update.keys_read or step < 4 or step in (8, 9)
+        torch.manual_seed(step)
+        update(minibatch_for("SACLoss", seed=step))
+        update.undisturbed = False
+        torch.manual_seed(step)
+        plain_step(theirs, other, minibatch_for("SACLoss", seed=step))
+        assert_same(state_of(ours, own), state_of(theirs, other))
+
+
+def test_errors_that_no_one_reads_are_not_computed():
+    states, operations = [], []
+    for writes in (True, False):
+        loss = make_loss("DQNLoss")
+        update = Update(loss, Adam(loss.parameters(), fused=True))
+        update.writes_to_minibatch = writes
+        for step in range(5):
+            minibatch = minibatch_for("DQNLoss", seed=step)
+            update(minibatch)
+            assert ("td_error" in minibatch.keys()) == writes
+        operations.append(len(update._traced[(0,), "step"].operations))
+        states.append(state_of(loss))
+    assert_same(*states)
+    assert operations[1] < operations[0]
 
 
 @given(periods=st.lists(st.integers(1, 12), min_size=1, max_size=3))

@@ -288,6 +288,7 @@ class Update(OptimizationStepper):
     @property
     def keys_read(self) -> list[Any]:
         """Keys of a minibatch that the loss reads; empty as long as that is not known."""
+        self._fused.take_rates()
         known = {due for due in self._fixed if self._is_unchanged(due)}
         for (due, _), traced in self._traced.items():
             if due not in known:

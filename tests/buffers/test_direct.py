@@ -132,7 +132,11 @@ def test_minibatches_that_are_drawn_at_once_are_those_of_single_draws(kind, each
     )  # fmt: skip
     draws: list[int] = []
     draw = DirectRows._drawn
-    counting = lambda self, size, several: draws.append(several) or draw(self, size, several)  # noqa: E731
+
+    def counting(self, size, several, read):
+        draws.append(several)
+        return draw(self, size, several, read)
+
     monkeypatch.setattr(DirectRows, "_drawn", counting)
     found = {}
     for at_once in (0, 2**20):
@@ -141,6 +145,31 @@ def test_minibatches_that_are_drawn_at_once_are_those_of_single_draws(kind, each
         found[at_once] = [m.clone() for group in replay.epoch(plan, 7) for m in group]
     assert draws == [1] * 7 * each + [7 * each]
     assert all((one == other).all() for one, other in zip(*found.values(), strict=True))
+
+
+def test_entries_that_are_not_read_are_not_drawn_and_the_others_are_the_same():
+    found = []
+    for keys in ((), ["action", ("next", "done")]):
+        replay = make_replay_buffer(20, 4)
+        replay.extend(batch(0))
+        replay.keys_read = keys
+        torch.manual_seed(0)
+        found += [minibatch for [minibatch] in replay.epoch(off_policy_plan(minibatch_size=4), 1)]
+    whole, part = found
+    assert set(part.keys(True, True)) == {"action", ("next", "done"), "index"}
+    assert all(torch.equal(part[key], whole[key]) for key in part.keys(True, True))
+
+
+def test_batches_in_one_memory_are_stored_as_they_are_at_that_time():
+    replay, shared = make_replay_buffer(40, 4), batch(0)
+    for number in range(4):
+        shared.update_(batch(6 * number))
+        replay.extend(shared)
+        if number == 2:
+            shared = shared.clone()
+    stored = replay.buffer[:]["observation"].flatten().tolist()
+    expected = [batch(6 * number).transpose(0, 1)["observation"].flatten() for number in range(4)]
+    assert stored == torch.cat(expected).tolist()
 
 
 def test_minibatches_that_are_drawn_at_once_share_no_memory():

@@ -20,6 +20,7 @@ from kit.testing import CollectorCase, counter_env
 from kit.testing.counter import COUNTER
 from tests.collectors.kinds import vector
 from tests.envs.odd_envs import ManySpaces, Masked, Steps
+from tests.tiny import assert_same
 
 CASE = CollectorCase()
 
@@ -282,6 +283,38 @@ def test_with_reuse_each_batch_overwrites_the_one_before():
     first, second = collector.collect(), collector.collect()
     assert first["observation"].data_ptr() == second["observation"].data_ptr()
     assert first["observation"][0].flatten().tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("steps_per_env", [1, 3])
+@pytest.mark.parametrize("exact", [False, True])
+def test_reused_memory_holds_what_a_copy_would(steps_per_env, exact):
+    collectors = []
+    for reuse in (False, True):
+        torch.manual_seed(0)
+        env = make_env("Pendulum-v1", 2, seed=1, max_episode_steps=20)
+        policy = make_actor(env, (8,)).select_out_keys("action")
+        collectors.append(
+            VectorCollector(
+                env, policy, steps_per_env=steps_per_env, init_random_frames=12, reuse=reuse,
+                fast_policy="exact" if exact else "auto",
+            )
+        )  # fmt: skip
+    for _ in range(150 // steps_per_env):
+        copied, shared = (collector.collect() for collector in collectors)
+        assert_same(copied.to_dict(), shared.to_dict())
+    copied, shared = collectors
+    assert copied.env_steps == shared.env_steps == 300 // steps_per_env * steps_per_env
+    assert copied.take_episodes() == shared.take_episodes()
+    assert copied.episodes == shared.episodes > 10
+
+
+def test_memory_may_be_shared_from_one_batch_to_the_next():
+    collector, copied = steps(steps_per_env=2), steps(steps_per_env=2)
+    for number in range(12):
+        collector.reuse = number % 3 > 0
+        assert_same(collector.collect().to_dict(), copied.collect().to_dict())
+    assert collector.take_episodes() == copied.take_episodes()
+    assert collector.env_steps == copied.env_steps == 48
 
 
 def test_reused_memory_forgets_how_episodes_ended():
