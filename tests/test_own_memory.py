@@ -98,15 +98,31 @@ def test_large_results_and_those_of_chance_are_left_alone():
 
 
 def test_altogether_it_keeps_no_more_than_it_may(monkeypatch):
-    monkeypatch.setattr(memory, "ALTOGETHER", 3 * 40)
+    monkeypatch.setattr(memory, "ALTOGETHER", 3 * 64)
 
     def function(given):
-        for _ in range(5):
+        found = [(given + number).cos() for number in range(5)]
+        return [sum(one.prod() for one in found)]
+
+    recording, other, expected = with_memory(function, numbers(10))
+    own = {one.data_ptr() for one in other.constants} - {
+        one.data_ptr() for one in recording.constants
+    }
+    assert len(own) == 3
+    assert "aten.cos.default" in other.operations
+    assert torch.equal(EXECUTORS["interpreter"](other)(numbers(10))[0], expected[0])
+
+
+def test_memory_that_nothing_reads_any_more_is_used_again():
+    def function(given):
+        for _ in range(9):
             given = given.cos()
         return [given.sum()]
 
-    _, other, _ = with_memory(function, numbers(10))
-    assert other.operations[:-1] == ["aten.cos.out"] * 3 + ["aten.cos.default"] * 2
+    _, other, expected = with_memory(function, numbers(10))
+    assert other.operations[:-1] == ["aten.cos.out"] * 9
+    assert len({one.data_ptr() for one in other.constants}) == 2
+    assert torch.equal(EXECUTORS["interpreter"](other)(numbers(10))[0], expected[0])
 
 
 def test_writing_to_a_view_of_its_memory_is_seen_by_what_follows():

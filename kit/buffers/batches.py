@@ -317,22 +317,25 @@ class ReplayBatches:
         if plan.sequence_length is not None:
             size *= plan.sequence_length
         each = plan.minibatches_per_gradient_step or 1
-        drawn = self._samples(size, limit * each)
-        while group := list(islice(drawn, each)):
+        drawn: MinibatchGroup = []
+        left = limit * each
+        while left:
+            while len(drawn) < each:
+                drawn += self._samples(size, left - len(drawn))
+            group, drawn = drawn[:each], drawn[each:]
+            left -= each
             yield group if self.sequences is None else [self.sequences.cut(m) for m in group]
 
-    def _samples(self, size: int, count: int) -> Iterator[TensorDictBase]:
-        """Draw minibatches of so many transitions."""
+    def _samples(self, size: int, count: int) -> list[TensorDictBase]:
+        """Draw minibatches of so many transitions: at least one, at most ``count``."""
         keys = self.keys_read if self.sequences is None else ()
-        for minibatch in self._direct.samples(size, count, keys):
-            count -= 1
-            yield minibatch
+        if minibatches := self._direct.samples(size, count, keys):
+            return minibatches
         own = () if self.buffer.batch_size == size else (size,)
-        for _ in range(count):
-            yield self.buffer.sample(*own)
+        return [self.buffer.sample(*own)]
 
     def _sample(self, size: int) -> TensorDictBase:
-        return next(self._samples(size, 1))
+        return self._samples(size, 1)[0]
 
     @property
     def copies(self) -> bool:

@@ -16,13 +16,15 @@ from torch import Tensor, fx
 
 aten = torch.ops.aten
 
-SMALL = 2**14
-"""Bytes of a result that is kept, at most."""
+SMALL = 2**18
+"""Bytes of a result for which memory is kept, at most."""
 ALTOGETHER = 2**22
 """Bytes of all of them, at most; without the vectors of gradients."""
 
 _LINE = 64
 """Products of matrices may round otherwise at addresses that are no multiples of it, in bytes."""
+_VIEWS = frozenset({operator.getitem, aten._unsafe_view.default})
+"""Functions that return a view, or one of several, without saying so."""
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 
 
@@ -67,11 +69,16 @@ class _Planner:
         self._returned = set().union(*[self._shown[node] for node in output.all_input_nodes])
         self._pieces: dict[fx.Node, Tensor] = {}
         self._left = ALTOGETHER
+        order = {node: number for number, node in enumerate(graph.nodes)}
+        self._order, self._last = order, dict.fromkeys(order, -1)
+        for node, shown in self._shown.items():
+            for one in shown:
+                self._last[one] = max([self._last[one], *map(order.__getitem__, node.users)])
+        self._used: list[tuple[int, Tensor]] = []  # with what reads it last
+        self._free: list[Tensor] = []
 
     def _memory(self, node: fx.Node) -> set[fx.Node]:
         """The nodes whose memory a node may show."""
-        if node.target is operator.getitem:
-            return self._shown[node.args[0]]  # type: ignore[index]
         aliases = [one for one in _aliases(node) if isinstance(one, fx.Node)]
         return set().union(*[self._shown[one] for one in aliases]) if aliases else {node}
 
@@ -114,10 +121,25 @@ class _Planner:
             return None
         shape, kind = node.meta["shape"], node.meta["dtype"]
         size = math.prod(shape) * kind.itemsize
-        if not 0 < size <= min(SMALL, self._left):
+        if not 0 < size <= SMALL:
+            return None
+        memory = self._memory_of(-(-size // _LINE) * _LINE, self._order[node])
+        if memory is None:
+            return None
+        self._used.append((self._last[node], memory))
+        return memory[:size].view(kind).as_strided(shape, node.meta["stride"])
+
+    def _memory_of(self, size: int, now: int) -> Tensor | None:
+        """So many bytes that nothing reads any more, the last used first; or new ones."""
+        self._free += [memory for last, memory in self._used if last < now]
+        self._used = [(last, memory) for last, memory in self._used if last >= now]
+        for place in reversed(range(len(self._free))):
+            if len(self._free[place]) == size:
+                return self._free.pop(place)
+        if size > self._left:
             return None
         self._left -= size
-        return torch.empty_strided(shape, node.meta["stride"], dtype=kind)
+        return torch.empty(size, dtype=torch.uint8)
 
     def _constant(self, memory: Tensor, like: fx.Node) -> fx.Node:
         """A placeholder for memory of the graph's own, where the graph inserts."""
@@ -200,8 +222,10 @@ def _join_activations(graph: fx.Graph) -> None:
 
 def _aliases(node: fx.Node) -> list[Any]:
     """The arguments that an operation returns, or views of them."""
-    if node.op != "call_function" or node.target is operator.getitem:
-        return [node.args[0]] if node.op == "call_function" else []
+    if node.target in _VIEWS:
+        return [node.args[0]]
+    if node.op != "call_function":
+        return []
     schema = node.target._schema  # type: ignore[union-attr]
     if all(one.alias_info is None for one in schema.returns):
         return []
@@ -210,7 +234,7 @@ def _aliases(node: fx.Node) -> list[Any]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
+    if node.target in _VIEWS:
         return True
     returns = node.target._schema.returns  # type: ignore[union-attr]
     return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)

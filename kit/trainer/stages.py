@@ -104,7 +104,7 @@ class _Operation:
     name: str
 
 
-class Stages:
+class Stages(dict[str, list[_Operation]]):
     """Operations by stage, run in the order in which they were registered.
 
     Args:
@@ -121,7 +121,7 @@ class Stages:
             "collection": "" if collections else "the plan collects nothing (offline)",
         }
         self._began = self.keeps_batches = False
-        self._operations: dict[str, list[_Operation]] = {name: [] for name in STAGES}
+        super().__init__({name: [] for name in STAGES})
 
     def register(self, stage: str, function: Callable[..., Any], **keywords: Any) -> None:
         """Add an operation.
@@ -151,14 +151,11 @@ class Stages:
             raise SettingError("hook", name, why, f"it calls {text}")
         own = str(getattr(function, "__module__", "")).startswith("kit.")
         self.keeps_batches |= stage in _SEES_BATCHES and not own
-        self._operations[stage].append(_Operation(function, keywords, name))
-
-    def __getitem__(self, stage: str) -> list[_Operation]:
-        return self._operations[stage]
+        self[stage].append(_Operation(function, keywords, name))
 
     def fire(self, stage: str, *arguments: Any) -> None:
         """Call every operation of ``stage``."""
-        for operation in self._operations[stage]:
+        for operation in self[stage]:
             self._call(stage, operation, *arguments)
         self._began |= stage == "setup"
 
@@ -170,14 +167,14 @@ class Stages:
             batch: their argument, and their result.
             before: an argument before it: the minibatch, where losses are passed through.
         """
-        for operation in self._operations[stage]:
+        for operation in self[stage]:
             arguments = (batch,) if before is None else (before, batch)
             batch = _taken(self._call(stage, operation, *arguments), batch, stage, operation)
         return batch
 
     def optimize(self, losses: TensorDictBase, clip_grad_norm: bool, clip_norm: Any) -> Any:
         """Let every operation of ``optimizer`` make its gradient step; return the losses."""
-        for index, operation in enumerate(self._operations["optimizer"]):
+        for index, operation in enumerate(self["optimizer"]):
             arguments = (losses, clip_grad_norm, clip_norm, index)
             result = self._call("optimizer", operation, *arguments)
             losses = _taken(result, losses, "optimizer", operation)
@@ -185,7 +182,7 @@ class Stages:
 
     def log(self, stage: str, *arguments: Any) -> Iterator[dict[str, Any]]:
         """Yield the metrics that each operation returns."""
-        for operation in self._operations[stage]:
+        for operation in self[stage]:
             result = self._call(stage, operation, *arguments)
             if result is None:
                 continue

@@ -28,7 +28,7 @@ from kit.trainer.batches import counted
 from kit.trainer.checkpoint import Checkpoints, normalization_of, stateful_parts
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.torchrl_protocol import TorchRLProtocol
-from kit.trainer.updates import gradient_step, minibatches_are_unseen, undisturbed
+from kit.trainer.updates import Undisturbed, gradient_step, minibatches_are_unseen
 from kit.update import Update
 
 
@@ -251,7 +251,7 @@ class Trainer(TorchRLProtocol):
     def _train_epoch(self, due: int) -> int:
         """Make the gradient steps of one update epoch, at most ``due``; return how many."""
         made = 0
-        with undisturbed(self):
+        with Undisturbed(self):
             for drawn in self.buffer.epoch(self.plan, due):
                 try:
                     minibatches = [self.stages.pipe("process_optim_batch", m) for m in drawn]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
@@ -28,24 +27,35 @@ def minibatches_are_unseen(trainer: TorchRLProtocol) -> bool:
     return not any(map(trainer.stages.__getitem__, _SEES_MINIBATCHES))
 
 
-@contextlib.contextmanager
-def undisturbed(trainer: TorchRLProtocol) -> Iterator[None]:
-    """Tell update and buffer, for the gradient steps within, what no hook sees or changes."""
-    update, buffer = trainer.update, trainer.buffer
-    if not isinstance(update, Update):
-        yield
-        return
-    unseen = minibatches_are_unseen(trainer)
-    update.writes_to_minibatch = not unseen or getattr(buffer, "reads_errors", True)
-    update.undisturbed = unseen and not trainer.stages["post_optim"]
-    if isinstance(buffer, ReplayBatches):
-        buffer.keys_read = update.keys_read if unseen else ()
-    try:
-        yield
-    finally:
-        update.undisturbed = False
+class Undisturbed:
+    """Tells update and buffer, for the gradient steps within, what no hook sees or changes.
+
+    Args:
+        trainer: whose gradient steps they are.
+    """
+
+    def __init__(self, trainer: TorchRLProtocol) -> None:
+        self.trainer = trainer
+
+    def __enter__(self) -> None:
+        """Leave out what nothing reads, and look for changes once."""
+        update, buffer, stages = self.trainer.update, self.trainer.buffer, self.trainer.stages
+        if not isinstance(update, Update):
+            return
+        unseen = minibatches_are_unseen(self.trainer)
+        writes = not unseen or getattr(buffer, "reads_errors", True)
+        if update.writes_to_minibatch != writes:
+            update.writes_to_minibatch = writes
+        update.undisturbed = unseen and not stages["post_optim"]
         if isinstance(buffer, ReplayBatches):
-            buffer.keys_read = ()
+            buffer.keys_read = update.keys_read if unseen else ()
+
+    def __exit__(self, *error: object) -> None:
+        """Anything may change again."""
+        if isinstance(self.trainer.update, Update):
+            self.trainer.update.undisturbed = False
+        if isinstance(self.trainer.buffer, ReplayBatches):
+            self.trainer.buffer.keys_read = ()
 
 
 def gradient_step(
