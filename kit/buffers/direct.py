@@ -177,7 +177,7 @@ class DirectRows:
         """
         storage, names = self.storage, ("_last_cursor_index_value", "_mutation_revision_value")
         cursor, revision = (getattr(storage, name, None) for name in names)
-        if type(cursor) is type(revision) is Tensor:
+        if type(cursor) is type(revision) is Tensor and on_host(cursor) and on_host(revision):
             storage._last_cursor = end - 1
             cursor.numpy()[...] = end - 1
             revision.numpy()[...] += 1

@@ -64,6 +64,14 @@ class PriorityTree:
         """A tensor on the tree's device as an array of the tree's kind, in the same memory."""
         return tensor
 
+    def tensor(self, array: Any, dtype: torch.dtype | None = None) -> Tensor:
+        """An array of the tree's kind as a tensor, of its own type or another."""
+        return array if dtype is None else array.to(dtype)  # type: ignore[no-any-return]
+
+    def higher(self, one: Tensor | None, other: Any) -> Tensor:
+        """The higher of two numbers, the second of the tree's kind."""
+        return other if one is None else one.maximum(other)  # type: ignore[no-any-return]
+
     def total(self) -> Tensor | float:
         """The sum of all values."""
         return self.sums[-1].sum()
@@ -90,7 +98,7 @@ class PriorityTree:
             share: float64 in [0, 1), ``[batch]``.
 
         Returns:
-            Places ``[batch]``, none of value zero.
+            Places ``[batch]``, none of value zero, and their values.
 
         Raises:
             RuntimeError: if the sum is not positive and finite (on a GPU it is not asked).
@@ -109,7 +117,7 @@ class PriorityTree:
             child = torch.searchsorted(reached, target, right=True)
             rest = (target - (reached - children).gather(1, child)).squeeze(1)
             place = place * _FAN_OUT + child.squeeze(1)
-        return place
+        return place, self[place]
 
 
 class CompiledPriorityTree(PriorityTree):
@@ -139,6 +147,19 @@ class CompiledPriorityTree(PriorityTree):
         """A tensor in host memory as an array of NumPy."""
         return tensor.numpy()
 
+    def tensor(self, array: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
+        """An array of NumPy as a tensor, of its own type or another."""
+        if dtype is torch.float32:  # NumPy takes a third of PyTorch's time
+            return torch.from_numpy(array.astype(np.float32))
+        found = torch.from_numpy(array)
+        return found if dtype is None else found.to(dtype)
+
+    def higher(self, one: Tensor | None, other: np.floating[Any]) -> Tensor:
+        """The higher of two numbers, the second of NumPy; not a number if one of them is not."""
+        if one is not None and not other > float(one) and other == other:
+            return one
+        return torch.tensor(float(other), dtype=torch.float32)
+
     def total(self) -> float:
         """The sum of all values."""
         return float(self._tree.query(0, self.size))
@@ -165,8 +186,8 @@ class CompiledPriorityTree(PriorityTree):
         np.minimum.at(self._bounds, block, values)  # below a block's smallest where one is zero
         self._is_bound[block] = True
 
-    def find(self, share: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Places ``[batch]`` whose part of the sum contains the given shares of it, ``[batch]``."""
+    def find(self, share: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Places ``[batch]`` whose part of the sum contains the given shares of it, and values."""
         total = self._tree.query(0, self.size)
         _check_sum(total)
         wanted = share * total
@@ -177,7 +198,7 @@ class CompiledPriorityTree(PriorityTree):
             lower = np.maximum(np.nextafter(wanted, 0.0), _SMALLEST)
             wanted = np.where(found > 0, wanted, lower)
             place = self._tree.scan_lower_bound(wanted)
-        return place
+        return place, found
 
     def __getstate__(self) -> dict[str, Any]:
         return {"size": self.size, "values": self.values}

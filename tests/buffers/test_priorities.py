@@ -71,7 +71,9 @@ def write(tree: PriorityTree, places: torch.Tensor, values: torch.Tensor) -> Non
 
 
 def found(tree: PriorityTree, share: torch.Tensor) -> torch.Tensor:
-    return torch.as_tensor(tree.find(tree.array(share)))
+    places, values = tree.find(tree.array(share))
+    assert torch.equal(torch.as_tensor(values), torch.as_tensor(tree[places]))
+    return torch.as_tensor(places)
 
 
 # ---------------------------------------------------------------------- the tree
