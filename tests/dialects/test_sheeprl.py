@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kit.dialects import Sheeprl
+from kit.dialects.sheeprl.rules import SheeprlRatio, first_due
 from kit.steps import SettingError
 
 
@@ -202,3 +203,14 @@ def test_without_an_algorithm_the_one_that_counts_so_is_found():
     for algo in ("sac", "droq", "p2e_dv3_finetuning"):
         plan = Sheeprl(algo=algo, **settings).to_plan()
         assert Sheeprl.from_plan(plan, version="0.5.7").resolved().algo == algo
+
+
+@pytest.mark.parametrize("ratio", [1 / 49, 1 / 98, 0.1, 0.3, 1 / 161])
+@pytest.mark.parametrize("policy_steps", [1, 3, 7])
+def test_the_first_gradient_step_is_due_when_the_ratio_in_floats_says_so(ratio, policy_steps):
+    asked = SheeprlRatio(ratio, prev=0.0)
+    iterations = 1
+    while not asked.advance(policy_steps):
+        iterations += 1
+    expected = 0 if ratio * policy_steps >= 1 else iterations
+    assert first_due(ratio, policy_steps) == expected

@@ -96,7 +96,10 @@ def first_due(ratio: float, policy_steps: int) -> int:
     each = ratio * policy_steps
     if each >= 1:
         return 0
-    return math.ceil(1 / each) if each > 1 / _EXACT_FLOATS else _EXACT_FLOATS
+    if each <= 1 / _EXACT_FLOATS:
+        return _EXACT_FLOATS
+    about = math.ceil(1 / each)  # in floats 49 times 1/49 is less than 1
+    return next(n for n in range(max(about - 1, 1), about + 3) if n * policy_steps * ratio >= 1)
 
 
 class _PretrainingRatio(SheeprlRatio):
