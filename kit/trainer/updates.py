@@ -48,7 +48,9 @@ class Undisturbed:
             update.writes_to_minibatch = writes
         update.undisturbed = unseen and not stages["post_optim"]
         if isinstance(buffer, ReplayBatches):
-            buffer.keys_read = update.keys_read if unseen else ()
+            # Of minibatches of ever other sizes, a loss may look at more than a program has read.
+            alike = self.trainer.plan.minibatch_size is not None
+            buffer.keys_read = update.keys_read if unseen and alike else ()
 
     def __exit__(self, *error: object) -> None:
         """Anything may change again."""
