@@ -8,8 +8,8 @@ the recipe's actor (two hidden layers of 64).
 
 SAC: ``recipes.sac`` (one environment, one gradient step of 256 transitions for each policy step) in
 its learning phase, with layers of its default size and with those of the paper (Haarnoja et al.
-2018), which are also Stable-Baselines3's default. "Trainer" is what is left of an iteration:
-counting, cadence, hooks, rows.
+2018), which are also Stable-Baselines3's default. The gradient step includes looking for changes in
+what it depends on. "Trainer" is what is left of an iteration: counting, cadence, hooks, rows.
 
 By priority: places of 256 of 1,000,000 transitions with their weights, and these transitions' new
 priorities, each repeated alone and both in turns, as in a run. With TorchRL's compiled tree, which
@@ -175,6 +175,8 @@ def sac(**settings: Any) -> dict[str, float]:
             (Update, "__call__", "gradient step"),
         ):
             stack.enter_context(patch.object(owner, name, clock.timed(part, getattr(owner, name))))
+        looking = property(clock.timed("gradient step", Update.keys_read.fget))  # type: ignore[attr-defined]
+        stack.enter_context(patch.object(Update, "keys_read", looking))
         drawing = clock.timed_iterator("sample", ReplayBatches.epoch)
         stack.enter_context(patch.object(ReplayBatches, "epoch", drawing))
         env = EnvConfig(id=PENDULUM, num_envs=1)

@@ -288,15 +288,16 @@ class Update(OptimizationStepper):
     @property
     def keys_read(self) -> list[Any]:
         """Keys of a minibatch that the loss reads; empty as long as that is not known."""
-        self._fused.take_rates()
-        known = {due for due in self._fixed if self._is_unchanged(due)}
-        for (due, _), traced in self._traced.items():
-            if due not in known:
+        if all(map(self._is_unchanged, self._ever_due)):
+            read = [self._fixed[due].keys_read for due in self._ever_due]
+        else:
+            self._fused.take_rates()
+            for traced in self._traced.values():
                 traced.refresh()
-                known |= {due} if traced.replays else set()
-        if any(due not in known for due in self._ever_due):
-            return []
-        read = [traced.keys_read for traced in self._traced.values()]
+            known = {due: traced for (due, _), traced in self._traced.items() if traced.replays}
+            if self._ever_due - known.keys():
+                return []
+            read = [traced.keys_read for traced in self._traced.values()]
         if read != self._read:
             self._read = read
             self._keys_read = sorted({key for keys in read for key in keys}, key=str)
