@@ -138,6 +138,26 @@ def test_writing_to_a_view_of_its_memory_is_seen_by_what_follows():
     assert len(other.operations) < len(recording.operations)
 
 
+def test_memory_whose_shape_is_changed_in_place_is_left_alone():
+    def function(given):
+        return [(given * 2).unsqueeze_(0).add_(1).sum(0) + given.exp()]
+
+    _, other, expected = with_memory(function, numbers(3))
+    run = EXECUTORS["interpreter"](other)
+    assert all(torch.equal(run(numbers(3))[0], expected[0]) for _ in range(3))
+    assert {"aten.mul.Tensor", "aten.exp.out"} <= {*other.operations}
+
+
+def test_parts_of_another_type_than_the_vector_are_converted():
+    def function(given):
+        double = given.double()
+        return [torch.cat([double.cos(), double.sin(), given.exp()]).prod()]
+
+    _, other, expected = with_memory(function, numbers(16))
+    assert torch.equal(EXECUTORS["interpreter"](other)(numbers(16))[0], expected[0])
+    assert [other.operations.count(f"aten.{name}.default") for name in ("copy_", "cat")] == [1, 0]
+
+
 def test_a_program_whose_memory_makes_a_difference_does_without(monkeypatch):
     def wrong(graph, constants):
         copy, own = with_own_memory(graph, constants)

@@ -64,9 +64,11 @@ class _Planner:
         self.own: dict[fx.Node, Any] = {}
         self._shown: dict[fx.Node, set[fx.Node]] = {}
         for node in graph.nodes:
-            self._shown[node] = self._memory(node)
+            self._shown[node] = self._memories(node)
         *_, output = graph.nodes
-        self._returned = set().union(*[self._shown[node] for node in output.all_input_nodes])
+        reshaped = [node for node in graph.nodes if _is_reshaped(node)]
+        left = [self._shown[node] for node in (*output.all_input_nodes, *reshaped)]
+        self._left_alone = set().union(*left)
         self._pieces: dict[fx.Node, Tensor] = {}
         self._left = ALTOGETHER
         order = {node: number for number, node in enumerate(graph.nodes)}
@@ -77,7 +79,7 @@ class _Planner:
         self._used: list[tuple[int, Tensor]] = []  # with what reads it last
         self._free: list[Tensor] = []
 
-    def _memory(self, node: fx.Node) -> set[fx.Node]:
+    def _memories(self, node: fx.Node) -> set[fx.Node]:
         """The nodes whose memory a node may show."""
         aliases = [one for one in _aliases(node) if isinstance(one, fx.Node)]
         return set().union(*[self._shown[one] for one in aliases]) if aliases else {node}
@@ -104,8 +106,10 @@ class _Planner:
     def _write_to_own(self, node: fx.Node) -> None:
         """Let an operation write its result to memory of the graph's own."""
         told = _told_where(node.target)
-        memory = None if told is None else self._pieces.get(node, self._new(node))
-        if told is None or memory is None:
+        if told is None:
+            return
+        memory = self._pieces[node] if node in self._pieces else self._new(node)
+        if memory is None:
             return
         target, name = told
         with self.graph.inserting_before(node):
@@ -116,20 +120,21 @@ class _Planner:
         self.graph.erase_node(node)
 
     def _new(self, node: fx.Node) -> Tensor | None:
-        """Memory for a result; ``None`` where it is large, or returned."""
-        if self._shown[node] & self._returned or "stride" not in node.meta:
+        """Memory for a result; ``None`` where it is large, returned, or has gaps."""
+        if self._shown[node] & self._left_alone or "stride" not in node.meta:
             return None
-        shape, kind = node.meta["shape"], node.meta["dtype"]
-        size = math.prod(shape) * kind.itemsize
-        if not 0 < size <= SMALL:
+        shape, strides, kind = (node.meta[name] for name in ("shape", "stride", "dtype"))
+        size = _size(node) * kind.itemsize
+        extent = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides))
+        if not 0 < size <= SMALL or extent != _size(node):
             return None
-        memory = self._memory_of(-(-size // _LINE) * _LINE, self._order[node])
+        memory = self._bytes(-(-size // _LINE) * _LINE, self._order[node])
         if memory is None:
             return None
         self._used.append((self._last[node], memory))
-        return memory[:size].view(kind).as_strided(shape, node.meta["stride"])
+        return memory[:size].view(kind).as_strided(shape, strides)
 
-    def _memory_of(self, size: int, now: int) -> Tensor | None:
+    def _bytes(self, size: int, now: int) -> Tensor | None:
         """So many bytes that nothing reads any more, the last used first; or new ones."""
         self._free += [memory for last, memory in self._used if last < now]
         self._used = [(last, memory) for last, memory in self._used if last >= now]
@@ -166,7 +171,7 @@ class _Planner:
     def _divide(self, vector: fx.Node) -> None:
         """Let the parts of a vector be computed where the vector is."""
         parts: Any = vector.args[0]
-        if len(vector.meta["shape"]) != 1 or self._shown[vector] & self._returned:
+        if len(vector.meta["shape"]) != 1 or self._shown[vector] & self._left_alone:
             return
         memory = torch.empty(vector.meta["shape"], dtype=vector.meta["dtype"])
         pieces: dict[fx.Node, Tensor] = {}
@@ -176,7 +181,8 @@ class _Planner:
             piece, made = memory[start : start + count], self._maker(part)
             start += count
             aligned = piece.data_ptr() % _LINE == memory.data_ptr() % _LINE == 0
-            if made is not None and (aligned or made.target not in _PRODUCTS):
+            fits = made is not None and made.meta["dtype"] is memory.dtype
+            if made is not None and fits and (aligned or made.target not in _PRODUCTS):
                 pieces[made] = piece.view(made.meta["shape"])
         if 2 * len(pieces) >= len(parts):
             self._pieces |= {**pieces, vector: memory}
@@ -187,7 +193,7 @@ class _Planner:
         while len(node.users) == 1 and _size(node) == size and _is_contiguous(node):
             found = [one for one in _aliases(node) if isinstance(one, fx.Node)]
             if not found:
-                free = not self._shown[node] & self._returned and node not in self._pieces
+                free = not self._shown[node] & self._left_alone and node not in self._pieces
                 return node if free and _told_where(node.target) is not None else None
             node = found[0]
         return None
@@ -243,6 +249,11 @@ def _is_view(node: fx.Node) -> bool:
 def _size(node: Any) -> int:
     """Elements of a tensor."""
     return math.prod(node.meta["shape"]) if "shape" in node.meta else 0
+
+
+def _is_reshaped(node: fx.Node) -> bool:
+    """Whether an operation changes the shape of what it is given."""
+    return torch.Tag.inplace_view in getattr(node.target, "tags", ())
 
 
 def _is_contiguous(node: fx.Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import warnings
@@ -285,10 +286,10 @@ class Traced:
                 tensor.copy_(value)
 
         def outcome(run: Run) -> tuple[Sequence[Tensor], list[Tensor]]:
-            results = run(*program.given(values))
-            after = [tensor.clone() for tensor in changed]
-            restore()
-            return results, after
+            try:
+                return run(*program.given(values)), [tensor.clone() for tensor in changed]
+            finally:
+                restore()
 
         found = program.as_recorded(values)
         after = [tensor.clone() for tensor in changed]
@@ -365,9 +366,10 @@ class _Program:
         if self._in_own_memory is None:
             return
         results, changed = outcome(self._run)
-        others, also_changed = outcome(self._in_own_memory)
-        if all(map(_equal, [*results, *changed], [*others, *also_changed])):
-            self._run = self._in_own_memory
+        with contextlib.suppress(RuntimeError):  # an operation that does not take this memory
+            others, also_changed = outcome(self._in_own_memory)
+            if all(map(_equal, [*results, *changed], [*others, *also_changed])):
+                self._run = self._in_own_memory
 
     def given(self, values: Sequence[Tensor]) -> list[Tensor]:
         """The inputs that are read, of those that any program reads."""
