@@ -15,6 +15,22 @@ def gradient_steps(plan, last=None):
 
 
 class TestPyrado:
+    @pytest.mark.parametrize(
+        ("period", "told"),
+        [(1, "counts gradient steps, not iterations."), (5, "steps 1, 6, 11, ..., kit's 5, 10, ")],
+    )
+    def test_where_targets_are_updated_otherwise_is_told(self, period, told):
+        settings = Pyrado(
+            algo="dql",
+            target_update_intvl=period,
+            env_max_steps=20,
+            min_steps=20,
+            memory_size=100,
+            batch_size=8,
+        )
+        (note,) = [note for note in settings.notes() if note.startswith("target_update_intvl")]
+        assert told in note
+
     def test_whole_rollouts_are_sampled_until_both_minima_are_met(self):
         settings = {"algo": "ppo", "max_iter": 2, "env_max_steps": 20}
         assert Pyrado(min_steps=50, **settings).to_plan().frames_per_batch == 60

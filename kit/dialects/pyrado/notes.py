@@ -58,9 +58,12 @@ def _value_based(settings: PyradoSettings, plan: StepPlan) -> Iterator[str]:
             f"{settings.env_max_steps}) = {settings.updates_per_iteration} from the greatest "
             "length of a rollout, however long they are."
         )
-    yield (
-        f"target_update_intvl={settings.target_update_intvl} counts gradient steps, not iterations."
-    )
+    period = settings.target_update_intvl
+    counted = f"target_update_intvl={period} counts gradient steps, not iterations"
+    if period > 1:
+        there, here = f"1, {period + 1:,}, {2 * period + 1:,}", f"{period:,}, {2 * period:,}"
+        counted += f": pyrado's targets follow gradient steps {there}, ..., kit's {here}, ..."
+    yield counted + "."
     yield (
         "Each evaluation is 100 rollouts before the update; a logger that is passed makes them "
         "whenever it prints, and eval_intvl is ignored: say logger_print_intvl."

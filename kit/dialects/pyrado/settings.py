@@ -139,7 +139,7 @@ class PyradoSettings(WrappedDialect):
     """gradient steps of one iteration; ``None``: ``ceil(min_steps / env_max_steps)``, or
     ``min_rollouts`` without ``min_steps``."""
     target_update_intvl: Count = acts("target_update_every", only=OFF_POLICY)
-    """gradient steps between target updates, the first one included."""
+    """gradient steps between target updates; pyrado also makes one after the first."""
     eval_intvl: Count = counts(default=100, only=OFF_POLICY)
     """iterations between evaluations of 100 rollouts, before the update, the first one included;
     ignored if a logger is passed."""
