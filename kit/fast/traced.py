@@ -352,8 +352,9 @@ class _Program:
         if graph is not None:
             faster.graph, self.rounds_otherwise = graph, True
             self._run, _ = executed(faster, self.executor)
-        if keeps_memory:
-            faster.graph, faster.constants = with_own_memory(faster.graph, faster.constants)
+        found = with_own_memory(faster.graph, faster.constants) if keeps_memory else None
+        if found is not None:
+            faster.graph, faster.constants = found
             run, executor = executed(faster)
             self._in_own_memory = run if executor == self.executor else None
 
