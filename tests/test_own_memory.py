@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
-from kit.fast import memory
 from kit.fast import traced as traced_module
 from kit.fast.executors import EXECUTORS
 from kit.fast.memory import SMALL, with_own_memory
@@ -100,22 +99,6 @@ def test_a_program_with_a_large_result_keeps_no_memory(rows, keeps):
     with torch.no_grad():
         recording, _ = record(lambda given: [(given.cos() + 1).sum()], [numbers(rows, 2)])
     assert (with_own_memory(recording.graph, recording.constants) is not None) == keeps
-
-
-def test_altogether_it_keeps_no_more_than_it_may(monkeypatch):
-    monkeypatch.setattr(memory, "ALTOGETHER", 3 * 64)
-
-    def function(given):
-        found = [(given + number).cos() for number in range(5)]
-        return [sum(one.prod() for one in found)]
-
-    recording, other, expected = with_memory(function, numbers(10))
-    own = {one.data_ptr() for one in other.constants} - {
-        one.data_ptr() for one in recording.constants
-    }
-    assert len(own) == 3
-    assert "aten.cos.default" in other.operations
-    assert torch.equal(EXECUTORS["interpreter"](other)(numbers(10))[0], expected[0])
 
 
 def test_memory_that_nothing_reads_any_more_is_used_again():

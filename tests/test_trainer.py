@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
-from kit.buffers import PrioritizedSampler, make_replay_buffer
+from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, make_env
 from kit.hooks import Console, Evaluator, Hook, NotFinite, StopWhen, TargetKL
@@ -132,6 +132,49 @@ def test_batches_that_a_hook_is_given_are_its_own(stage):
     assert len(kept) == 40
     for batch, copy in kept:
         assert_same(batch.to_dict(), copy.to_dict())
+
+
+class Keeping(ReplayBatches):
+    """A buffer of one's own that keeps what it is given, and reads what a loss has written."""
+
+    def __init__(self, of):
+        super().__init__(of.buffer)
+        self.kept, self.errors, self.entries = [], 0, set()
+
+    def extend(self, batch, keys=()):
+        self.kept.append((batch, batch.clone()))
+        super().extend(batch, keys)
+
+    def update_priority(self, minibatch):
+        self.errors += "td_error" in minibatch.keys()
+        self.entries.add(frozenset(map(str, minibatch.keys(True, True))))
+
+
+def test_a_buffer_of_ones_own_is_given_everything():
+    plan = off_policy_plan()
+    parts = sac_parts(plan)
+    parts["update"].groups[0].optimizer.param_groups[0]["fused"] = True
+    buffer = Keeping(parts["buffer"])
+    ledger = Trainer(plan, **{**parts, "buffer": buffer}).run()
+    for batch, copy in buffer.kept:
+        assert_same(batch.to_dict(), copy.to_dict())
+    assert buffer.errors == ledger.gradient_steps > 0
+    (entries,) = buffer.entries
+    assert "('next', 'truncated')" in entries
+
+
+def test_memory_that_was_asked_to_be_shared_is_shared_on_policy_too():
+    plan = on_policy_plan()
+    trainer = Trainer(plan, **ppo_parts(plan, reuse=True))
+    assert len(set(memory_of_batches(trainer))) == 1
+
+
+def test_what_a_loss_writes_is_there_again_after_the_run():
+    trainer = sac_trainer()
+    trainer.run()
+    minibatch = trainer.buffer._sample(4)
+    trainer.update(minibatch)
+    assert "td_error" in minibatch.keys()
 
 
 def test_batches_are_a_hooks_own_from_when_it_is_registered():

@@ -36,12 +36,7 @@ MinibatchGroup = list[TensorDictBase]
 
 
 class Minibatches(Protocol):
-    """Takes batches in and gives minibatches out, as many as a plan says.
-
-    Where ``reads_errors`` is false (true where it is missing), :meth:`update_priority` reads
-    nothing that a loss writes into minibatches. Where ``copies`` is true (false where it is
-    missing), nothing of a batch is needed once :meth:`extend` has taken it in.
-    """
+    """Takes batches in and gives minibatches out, as many as a plan says."""
 
     def extend(self, batch: TensorDictBase, keys: Sequence[Any] = ()) -> None:
         """Take in a collected batch.
@@ -76,7 +71,8 @@ class RolloutBatches:
     iterations.
     """
 
-    reads_errors = False
+    reads_loss_outputs = False
+    """whether :meth:`update_priority` reads what a loss writes into minibatches."""
 
     def __init__(self) -> None:
         self._rows: TensorDictBase | None = None
@@ -340,10 +336,11 @@ class ReplayBatches:
     @property
     def copies(self) -> bool:
         """Whether batches are copied when they are stored."""
-        return isinstance(self.buffer.storage, LazyTensorStorage)
+        transformed = len(self._transforms) > 0  # by what may keep them
+        return isinstance(self.buffer.storage, LazyTensorStorage) and not transformed
 
     @property
-    def reads_errors(self) -> bool:
+    def reads_loss_outputs(self) -> bool:
         """Whether the sampler has priorities, which follow from errors that the loss writes."""
         return isinstance(self.buffer.sampler, PrioritizedSampler)
 
@@ -354,7 +351,7 @@ class ReplayBatches:
             SettingError: if the loss wrote no errors.
         """
         buffer = self.buffer
-        if not self.reads_errors:
+        if not self.reads_loss_outputs:
             return
         assert isinstance(buffer, TensorDictReplayBuffer)
         errors = entry(minibatch, buffer.priority_key)

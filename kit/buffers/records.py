@@ -38,6 +38,9 @@ class SequenceReplay:
     FLAGS = ("is_init", "terminated", "done")
     joins_steps = True
 
+    reads_loss_outputs = True
+    """whether :meth:`update_priority` reads what a loss writes into minibatches: latents."""
+
     def __init__(
         self,
         size: int,

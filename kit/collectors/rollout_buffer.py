@@ -189,7 +189,6 @@ class Batches:
                 self._tensordicts = nested(views, [count, *self._size]).unbind(0)
             shown = {key: array[0] for key, array in copies.items()}
         self._views = {k: torch.from_numpy(a).transpose(0, 1) for k, a in shown.items()}
-        self._shared: TensorDictBase | None = None
 
     def _copy(self, entries: Copies, copies: Copies) -> None:
         """Let entries of the buffer be copied."""
@@ -230,12 +229,8 @@ class Batches:
             if buffer.any_done:
                 for copies, array in self._pairs_at_ends:
                     copies[number] = array
-        if self._tensordicts:
-            batch = self._tensordicts[number]
-        else:
-            batch = nested(self._views, self._size) if self._shared is None else self._shared
-            # The same again, unless outputs take the place of what is in the buffer.
-            self._shared = None if outputs else batch
+        tensordicts = self._tensordicts
+        batch = tensordicts[number] if tensordicts else nested(self._views, self._size)
         for key, value in outputs.items():
             batch.set(key, value)
         return batch

@@ -124,7 +124,7 @@ def interpreter(recording: Recording) -> Run:
 class _GraphBuilder:
     """Translates a recording's ``torch.fx.Graph`` into a ``torch._C.Graph``.
 
-    Constants are part of the graph, which takes a fifth of the time of giving them in every call.
+    Constants are part of the graph: to give them in every call took 10 of DQN's 190 us.
     Parameters, which a graph cannot hold, are given.
 
     Attributes:

@@ -19,8 +19,6 @@ aten = torch.ops.aten
 SMALL = 2**17
 """Bytes of the largest result of a program that keeps its memory. With larger ones it would save
 little, and layers of 256 with minibatches of 256 took 4 % longer."""
-ALTOGETHER = 2**22
-"""Bytes of all of them, at most; without the vectors of gradients."""
 
 _LINE = 64
 """Products of matrices may round otherwise at addresses that are no multiples of it, in bytes."""
@@ -78,7 +76,6 @@ class _Planner:
         left = [self._shown[node] for node in (*output.all_input_nodes, *reshaped)]
         self._left_alone = set().union(*left)
         self._pieces: dict[fx.Node, Tensor] = {}
-        self._left = ALTOGETHER
         order = {node: number for number, node in enumerate(graph.nodes)}
         self._order, self._last = order, dict.fromkeys(order, -1)
         for node, shown in self._shown.items():
@@ -137,21 +134,16 @@ class _Planner:
         if extent != _size(node):
             return None
         memory = self._block(-(-size // _LINE) * _LINE, self._order[node])
-        if memory is None:
-            return None
         self._used.append((self._last[node], memory))
         return memory[:size].view(kind).as_strided(shape, strides)
 
-    def _block(self, size: int, now: int) -> Tensor | None:
+    def _block(self, size: int, now: int) -> Tensor:
         """So many bytes that nothing reads any more, the last used first; or new ones."""
         self._free += [memory for last, memory in self._used if last < now]
         self._used = [(last, memory) for last, memory in self._used if last >= now]
         for place in reversed(range(len(self._free))):
             if len(self._free[place]) == size:
                 return self._free.pop(place)
-        if size > self._left:
-            return None
-        self._left -= size
         return torch.empty(size, dtype=torch.uint8)
 
     def _constant(self, memory: Tensor, like: fx.Node) -> fx.Node:

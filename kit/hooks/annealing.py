@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -19,6 +18,11 @@ if TYPE_CHECKING:
 
 
 _ALONE = "leave one of the two out; recipes leave theirs out with anneal=constant"
+
+
+def _readable(present: Any) -> float | None:
+    on_device = isinstance(present, Tensor) and not present.is_cpu
+    return None if on_device else float(present)
 
 
 @dataclass
@@ -41,8 +45,6 @@ class _Value:
     """last value set, in double precision."""
     written: float | None = None
     """the same as it is kept; ``None`` on a device, which would have to be waited for."""
-    _shown: tuple[Tensor, int, NDArray[Any]] | None = None
-    """a tensor on the host, its address, and NumPy's view of it, which is faster to set."""
 
     @property
     def holder(self) -> Any:
@@ -59,32 +61,18 @@ class _Value:
         if value == self.asked and self.written is not None:
             return
         self.asked, present = value, self.get()
-        if (array := self._array(present)) is not None:
-            array[...] = value
-        elif isinstance(present, Tensor):
-            present.detach().fill_(value)
+        if isinstance(present, Tensor):
+            (present.detach() if present.requires_grad else present).fill_(value)
         elif isinstance(self.holder, dict):
             self.holder[self.name] = present = value
         else:
             setattr(self.holder, self.name, value)
-        self.written = self.readable()
+            present = self.get()
+        self.written = _readable(present)
 
     def readable(self) -> float | None:
         """The number, unless it is on a device that would have to be waited for."""
-        present = self.get()
-        array = self._array(present)
-        if array is not None:
-            return float(array)
-        return None if isinstance(present, Tensor) else float(present)
-
-    def _array(self, present: Any) -> NDArray[Any] | None:
-        """NumPy's view of the number, where it is a tensor on the host."""
-        if not isinstance(present, Tensor) or not present.is_cpu:
-            return None
-        known = self._shown
-        if known is None or known[0] is not present or known[1] != present.data_ptr():
-            known = self._shown = present, present.data_ptr(), present.detach().numpy()
-        return known[2]
+        return _readable(self.get())
 
 
 class Anneal(Hook):

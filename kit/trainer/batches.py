@@ -20,6 +20,7 @@ from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import entry
 from kit.steps import SettingError, StepLedger, StepPlan
+from kit.trainer.stages import is_of_the_kit
 
 
 def counted(collector: BaseCollector | None, plan: StepPlan) -> CountedBatches:
@@ -102,14 +103,14 @@ class CountedBatches:
 
     @contextlib.contextmanager
     def sharing_memory(self, may: Callable[[], bool]) -> Iterator[None]:
-        """Let all batches within share one memory, where the collector can: it saves copies.
+        """Let all batches within share one memory, where a collector of the kit can.
 
         Args:
             may: asked before each batch, whether nothing keeps it.
         """
         before = getattr(self.collector, "reuse", None)
-        if before is None:
-            yield
+        if before is not False or not is_of_the_kit(self.collector):
+            yield  # it was asked for already, or there is nothing to ask for
             return
         self._may_share = may
         try:

@@ -149,8 +149,7 @@ class Stages(dict[str, list[_Operation]]):
         if not _takes(function, count, keywords):
             why = f"cannot be called as stage {stage!r} does"
             raise SettingError("hook", name, why, f"it calls {text}")
-        own = str(getattr(function, "__module__", "")).startswith("kit.")
-        self.keeps_batches |= stage in _SEES_BATCHES and not own
+        self.keeps_batches |= stage in _SEES_BATCHES and not is_of_the_kit(function)
         self[stage].append(_Operation(function, keywords, name))
 
     def fire(self, stage: str, *arguments: Any) -> None:
@@ -199,6 +198,11 @@ class Stages(dict[str, list[_Operation]]):
             if isinstance(error, HookError) or getattr(error, "stops_the_run", False):
                 raise
             raise HookError(operation.name, stage, error) from error
+
+
+def is_of_the_kit(part: Any) -> bool:
+    """Whether a function, or the class of an object, is the kit's: what it keeps is known."""
+    return str(getattr(part, "__module__", "")).startswith("kit.")
 
 
 def _taken(result: Any, before: Any, stage: str, operation: _Operation) -> Any:

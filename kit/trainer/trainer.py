@@ -16,7 +16,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.data import ReplayBuffer
 from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
-from kit.buffers import Minibatches, as_minibatches
+from kit.buffers import Minibatches, ReplayBatches, as_minibatches
 from kit.hooks.best import BestPolicy
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
@@ -27,6 +27,7 @@ from kit.trainer import checks
 from kit.trainer.batches import counted
 from kit.trainer.checkpoint import Checkpoints, normalization_of, stateful_parts
 from kit.trainer.process import OwnNumbers, with_own_numbers
+from kit.trainer.stages import is_of_the_kit
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.trainer.updates import Undisturbed, gradient_step, minibatches_are_unseen
 from kit.update import Update
@@ -170,7 +171,8 @@ class Trainer(TorchRLProtocol):
         return self.ledger
 
     def _nothing_keeps_a_batch(self) -> bool:
-        copied = not self.plan.on_policy and getattr(self.buffer, "copies", False)
+        own = self.advantage is None and isinstance(self.buffer, ReplayBatches)
+        copied = own and is_of_the_kit(self.buffer) and self.buffer.copies
         return copied and not self.stages.keeps_batches
 
     @with_own_numbers
@@ -421,3 +423,5 @@ class Trainer(TorchRLProtocol):
             last_first.callback(lambda: self.journal.close(self.plan.table(self.ledger)))
             last_first.callback(self.stages.fire, "shutdown")
             last_first.callback(self.batches.count_environment, self.ledger)
+            if isinstance(self.update, Update):  # whoever calls it now may read them
+                self.update.writes_to_minibatch = True

@@ -13,7 +13,7 @@ from kit.buffers import ReplayBatches
 from kit.hooks.guards import not_finite
 from kit.logging.metrics import MetricMeans, weighted_mean
 from kit.steps import SettingError
-from kit.trainer.stages import HookError
+from kit.trainer.stages import HookError, is_of_the_kit
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.update import Update
 
@@ -42,10 +42,10 @@ class Undisturbed:
         update, buffer, stages = self.trainer.update, self.trainer.buffer, self.trainer.stages
         if not isinstance(update, Update):
             return
-        unseen = minibatches_are_unseen(self.trainer)
-        writes = not unseen or getattr(buffer, "reads_errors", True)
-        if update.writes_to_minibatch != writes:
-            update.writes_to_minibatch = writes
+        # Those of others may read or change anything.
+        known = is_of_the_kit(update) and is_of_the_kit(buffer)
+        unseen = known and minibatches_are_unseen(self.trainer)
+        update.writes_to_minibatch = not unseen or buffer.reads_loss_outputs
         update.undisturbed = unseen and not stages["post_optim"]
         if isinstance(buffer, ReplayBatches):
             # Of minibatches of ever other sizes, a loss may look at more than a program has read.

@@ -306,7 +306,7 @@ class Update(OptimizationStepper):
     def _is_unchanged(self, due: Due) -> bool:
         """Whether the whole step is known, and what it depends on is what it was."""
         whole = self._fixed.get(due)
-        if whole is None or whole.reason:
+        if whole is None or not whole.replays:
             return False
         if due not in self._looked:
             self._fused.take_rates()

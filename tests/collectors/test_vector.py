@@ -308,6 +308,15 @@ def test_reused_memory_holds_what_a_copy_would(steps_per_env, exact):
     assert copied.episodes == shared.episodes > 10
 
 
+def test_an_entry_replaced_in_a_batch_is_not_in_the_next():
+    collector, copied = steps(steps_per_env=2, reuse=True), steps(steps_per_env=2)
+    for _ in range(3):
+        batch = collector.collect()
+        assert_same(batch.to_dict(), copied.collect().to_dict())
+        batch["observation"] = batch["observation"] * 2
+        batch["note"] = batch["observation"]
+
+
 def test_memory_may_be_shared_from_one_batch_to_the_next():
     collector, copied = steps(steps_per_env=2), steps(steps_per_env=2)
     for number in range(12):
