@@ -93,11 +93,11 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         tree: PriorityTree = self._sum_tree
         share = torch.rand(batch_size, dtype=torch.float64, device=self.device, generator=self._rng)
         places, values = tree.find(tree.array(share))
-        weight = torch.as_tensor((values / tree.min()) ** -self._beta)
-        index: Any = torch.as_tensor(places)
+        weight = tree.tensor((values / tree.min()) ** -self._beta, self.dtype)
+        index: Any = tree.tensor(places)
         if storage.ndim > 1:
             index = unravel_index(index, storage.shape)
-        return index, {"priority_weight": weight.to(self.dtype)}
+        return index, {"priority_weight": weight}
 
     def update_priority(
         self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None
@@ -114,7 +114,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             IndexError: if a place is beyond the buffer (on a GPU it is not asked).
         """
         self._maybe_init_from_storage(storage)
-        index = torch.as_tensor(index, dtype=torch.long, device=self.device)
+        index = _as_tensor(index, torch.long, self.device)
         if index.ndim > 1:
             assert storage is not None
             strides = torch.tensor((*storage.shape[1:], 1)).flip(0).cumprod(0).flip(0)
@@ -122,7 +122,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         index = index.reshape(-1) if index.ndim != 1 else index
         if not len(index):
             return
-        priority = torch.as_tensor(priority, dtype=torch.float32, device=self.device).detach()
+        priority = _as_tensor(priority, torch.float32, self.device)
         if priority.shape != index.shape:
             priority = priority.reshape(-1).expand(index.shape)
         if index.is_cpu:  # a GPU is not asked
@@ -138,10 +138,10 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             written = index >= 0
             index = torch.where(written, index, self._max_capacity)
             priority = torch.where(written, priority, 0.0)
-        highest = priority.max()
-        self._highest = highest if self._highest is None else self._highest.maximum(highest)
         tree: PriorityTree = self._sum_tree
-        value = (tree.array(priority) + self._eps) ** self._alpha
+        given = tree.array(priority)
+        self._highest = tree.higher(self._highest, given.max())
+        value = (given + self._eps) ** self._alpha
         tree[tree.array(index)] = value if index.is_cpu else torch.where(written, value, 0.0)
 
     def _maybe_init_from_storage(self, storage: Storage | None) -> None:
@@ -191,3 +191,11 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
     def loads(self, path: Path | str) -> None:
         """Read the state from a folder."""
         self.load_state_dict(torch.load(Path(path) / "priorities.pt", weights_only=True))
+
+
+def _as_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of this type and on this device, without gradients; most are that already."""
+    fits = type(value) is Tensor and value.dtype is dtype and value.device == device
+    if fits and not value.requires_grad:
+        return value  # type: ignore[no-any-return]
+    return torch.as_tensor(value, dtype=dtype, device=device).detach()

@@ -64,6 +64,14 @@ class PriorityTree:
         """A tensor on the tree's device as an array of the tree's kind, in the same memory."""
         return tensor
 
+    def tensor(self, array: Any, dtype: torch.dtype | None = None) -> Tensor:
+        """An array of the tree's kind as a tensor, of its own type or another."""
+        return array if dtype is None else array.to(dtype)  # type: ignore[no-any-return]
+
+    def higher(self, one: Tensor | None, other: Any) -> Tensor:
+        """The higher of two numbers, the second of the tree's kind."""
+        return other if one is None else one.maximum(other)  # type: ignore[no-any-return]
+
     def total(self) -> Tensor | float:
         """The sum of all values."""
         return self.sums[-1].sum()
@@ -138,6 +146,19 @@ class CompiledPriorityTree(PriorityTree):
     def array(self, tensor: Tensor) -> NDArray[Any]:
         """A tensor in host memory as an array of NumPy."""
         return tensor.numpy()
+
+    def tensor(self, array: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
+        """An array of NumPy as a tensor, of its own type or another."""
+        if dtype is torch.float32:  # NumPy takes a third of PyTorch's time
+            return torch.from_numpy(array.astype(np.float32))
+        found = torch.from_numpy(array)
+        return found if dtype is None else found.to(dtype)
+
+    def higher(self, one: Tensor | None, other: np.floating[Any]) -> Tensor:
+        """The higher of two numbers, the second of NumPy; not a number if one of them is not."""
+        if one is not None and not other > float(one) and other == other:
+            return one
+        return torch.tensor(float(other), dtype=torch.float32)
 
     def total(self) -> float:
         """The sum of all values."""
