@@ -216,6 +216,17 @@ def test_transitions_are_drawn_and_weighted_as_in_the_paper(either, alpha, beta)
     torch.testing.assert_close(sample["priority_weight"], expected)
 
 
+@pytest.mark.parametrize("kind", [PriorityTree, CompiledPriorityTree])
+def test_the_higher_of_two_numbers_is_not_a_number_where_one_is_not(kind):
+    tree = kind(4)
+    array = tree.array(torch.tensor([2.0, 3.0, 1.0, torch.nan]))
+    highest = None
+    for value, expected in zip(array[:3], (2.0, 3.0, 3.0)):
+        highest = tree.higher(highest, value)
+        assert (float(highest), highest.dtype) == (expected, torch.float32)
+    assert tree.higher(highest, array[3]).isnan()
+
+
 def test_new_transitions_have_the_highest_priority_so_far_also_where_old_ones_were(either):
     buffer = buffer_of(PrioritizedSampler(8, alpha=1.0, beta=0.5, eps=0.0))
     buffer.extend(rows(0, 3))
