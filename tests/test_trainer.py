@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
+from torchrl.envs import Transform
 
 from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
 from kit.collectors import VectorCollector
@@ -36,6 +37,7 @@ from tests.tiny import (
     ppo_trainer,
     sac_parts,
     sac_trainer,
+    transitions_buffer,
     weights,
 )
 
@@ -130,6 +132,43 @@ def test_batches_that_a_hook_is_given_are_its_own(stage):
     trainer.register_op(stage, lambda batch: kept.append((batch, batch.clone())))
     memory_of_batches(trainer)
     assert len(kept) == 40
+    for batch, copy in kept:
+        assert_same(batch.to_dict(), copy.to_dict())
+
+
+class KeepingTransform(Transform):
+    """Keeps the transitions that a replay buffer stores."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def _inv_call(self, batch):
+        self.kept.append((batch, batch.clone()))
+        return batch
+
+
+def test_batches_that_a_transform_of_the_buffer_is_given_are_its_own():
+    transform = KeepingTransform()
+    buffer = transitions_buffer(batch_size=4)
+    buffer.append_transform(transform)
+    sac_trainer(buffer=buffer).run()
+    assert len(transform.kept) == 40
+    for batch, copy in transform.kept:  # the buffer adds an index to what it has stored
+        assert_same(batch.select(*copy.keys()).to_dict(), copy.to_dict())
+
+
+def test_batches_that_an_advantage_is_given_are_its_own():
+    kept = []
+
+    def advantage(batch):
+        kept.append((batch, batch.clone()))
+        return batch
+
+    plan = off_policy_plan(replay_ratio=None, gradient_steps_per_iteration=1, steps_per_env=4)
+    trainer = sac_trainer(plan, advantage=advantage)
+    trainer.run()
+    assert len(kept) == trainer.ledger.gradient_steps > 0
     for batch, copy in kept:
         assert_same(batch.to_dict(), copy.to_dict())
 
