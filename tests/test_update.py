@@ -440,6 +440,21 @@ def test_keys_are_known_when_every_set_of_due_losses_has_been_seen():
     assert {"observation", "action", ("next", "observation")} <= set(update.keys_read)
 
 
+@pytest.mark.parametrize("dropped", [(0,), (0, 1)])
+def test_keys_are_not_known_while_the_program_of_some_losses_is_dropped(dropped):
+    loss, optimizers = td3(fused=True)
+    update = Update(loss, optimizers, every={"loss_actor": 2})
+    steps = iter(range(100))
+    while not update.keys_read:
+        update(minibatch_for("TD3Loss", seed=next(steps)))
+    known = update.keys_read
+    update._traced[dropped, "step"].clear()
+    assert update.keys_read == []
+    while not update.keys_read:
+        update(minibatch_for("TD3Loss", seed=next(steps)))
+    assert update.keys_read == known
+
+
 def test_undisturbed_steps_look_for_changes_in_the_first_alone(monkeypatch):
     loss = make_loss("SACLoss")
     update = Update(loss, Adam(loss.parameters(), fused=True))
