@@ -1,7 +1,7 @@
 """Soft actor-critic for discrete actions (Christodoulou 2019).
 
-Loss of the critics, learning rate and gradient steps are those of recipes/dqn. With a lower target
-entropy CartPole's cart is left to drift off its track: actions against it are no longer tried.
+Layers, loss of the critics, learning rate and gradient steps are those of recipes/dqn. With a lower
+target entropy CartPole's cart drifts off its track: actions against it are no longer tried.
 
 python -m recipes.sac_discrete env.id=LunarLander-v3 steps.total_policy_steps=300_000 seed=1
 python -m recipes.sac_discrete --help
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, NetworkConfig, Networks, Positive, UnitInterval
+from kit.config import Count, HiddenSizes, NetworkConfig, Networks, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate
 from kit.modules import make_actor, make_q_network
@@ -35,6 +35,8 @@ class Config(NetworkConfig, OffPolicyConfig):
             total_policy_steps=30_000, steps_per_env=50, replay_ratio="1/2", minibatch_size=128
         )
     )
+    hidden_sizes: HiddenSizes = field(default_factory=lambda: [128, 128])
+    """Widths of the hidden layers of actor and critics."""
     loss: str = "kit.losses:DiscreteSACLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: Networks = 2
