@@ -26,7 +26,8 @@ from kit.buffers.datasets import (
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
-from kit.cli.run_folder import SWEEP_JOB, RunFolder, find_run
+from kit.cli.run_folder import SWEEP_JOB, RunFolder
+from kit.cli.saved_runs import find_run
 from kit.collectors import AsyncCollector, make_collector
 from kit.collectors.policy import Policy, first_values
 from kit.config import (

@@ -19,7 +19,7 @@ import recipes.a2c
 import recipes.ppo
 import recipes.sac
 from kit.cli.launch import main
-from kit.cli.run_folder import find_run
+from kit.cli.saved_runs import find_run
 from kit.dialects import DIALECTS, Pyrado
 from kit.dialects.carried import carry
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from kit.cli.run_folder import read_config
+from kit.cli.saved_runs import read_config
 from kit.experiment import EnvConfig
+from kit.logging.csv_file import read_rows
 from kit.logging.journal import Journal
 from kit.logging.loggers import (
     CsvLogger,
     TorchRLLogger,
     WandbLogger,
     make_loggers,
-    read_rows,
 )
 from kit.steps import SettingError, StepLedger
 from kit.steps.settings import OnPolicySteps

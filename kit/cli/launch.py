@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.cli.recipe import Recipe
-from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, new_sweep, read_config
+from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, new_sweep
+from kit.cli.saved_runs import find_run, read_config
 from kit.cli.signals import Signals, stop_with_parent
 from kit.cli.sweep import note, said, summary
 from kit.cli.terminal import terminal
