@@ -62,6 +62,17 @@ class CsvFile:
         self._last: tuple[float, ...] = ()  # position in the run of the last row
         self._size = 0  # bytes of the file
 
+    def refuse_earlier_rows(self) -> None:
+        """Refuse to write where rows of another run are: they would be lost.
+
+        Raises:
+            SettingError: if there are any.
+        """
+        if self._read():
+            why = f"has the rows of an earlier run ({self.path.name}), which would be lost"
+            works = "give another folder, or resume that run"
+            raise SettingError("folder", str(self.path.parent), why, works)
+
     def append(self, row: Row) -> None:
         """Add a row; names not seen before become new columns."""
         new = [name for name in row if name not in self.columns]

@@ -27,11 +27,14 @@ class RowLogger:
     Attributes:
         axis: column against which the others are drawn; the trainer sets it before ``start``, to
             ``gradient_steps`` where the plan is offline.
+        continues: whether the run has rows in this log already; the trainer sets it before
+            ``start``.
         begins_anew: whether a resumed run begins a new log, to which settings and earlier rows are
             written again.
     """
 
     axis = "policy_steps"
+    continues = False
     begins_anew = False
 
     def start(self) -> None:
@@ -73,8 +76,14 @@ class CsvLogger(RowLogger):
         self._files = {name: CsvFile(self.folder / f"{name}.csv") for name in FILES}
 
     def start(self) -> None:
-        """Make the folder."""
+        """Make the folder.
+
+        Raises:
+            SettingError: if it has rows that this run does not continue.
+        """
         make_folder(self.folder)
+        for file in () if self.continues else self._files.values():
+            file.refuse_earlier_rows()
 
     def log_row(self, row: Row) -> None:
         """Append to both files; a name not seen before becomes a new column."""
