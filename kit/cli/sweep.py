@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit.cli.saved_runs import SWEEP_TABLE
 from kit.logging.files import write_whole
 from kit.steps.table import text_table
 
-TABLE = "sweep.csv"
 _COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
 """Columns of the last row that are shown, and their names here."""
 
@@ -58,13 +58,13 @@ def summary(sweep: Path) -> str:
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_whole(sweep / TABLE, text.getvalue())
+    write_whole(sweep / SWEEP_TABLE, text.getvalue())
     for path in notes:
         path.unlink()
     values = {name: {str(row.get(name, "")) for row in rows} for name in names}
     shown = [n for n in names if len(values[n]) > 1 or n in _COLUMNS.values()]
     lines = [tuple(_text(row.get(name, "")) for name in shown) for row in rows]
-    return f"{text_table(tuple(shown), lines)}\n\nsweep: {sweep / TABLE}"
+    return f"{text_table(tuple(shown), lines)}\n\nsweep: {sweep / SWEEP_TABLE}"
 
 
 def _text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -86,8 +87,12 @@ class CsvFile:
         self._size = _size(self.path)
 
     def all_rows(self) -> list[dict[str, float | int]]:
-        """The rows in the file, whoever wrote them."""
-        return [{k: _number(text) for k, text in row.items() if text} for row in self._read()]
+        """The rows in the file, whoever wrote them; not those with a torn number."""
+        rows = []
+        for row in self._read():
+            with contextlib.suppress(ValueError):
+                rows.append({name: _number(text) for name, text in row.items() if text})
+        return rows
 
     def own_rows(self) -> list[dict[str, float | int]]:
         """The rows that were appended here, or before a resume."""
