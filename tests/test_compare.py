@@ -18,8 +18,9 @@ from matplotlib.image import imread
 import recipes.a2c
 import recipes.ppo
 from kit.__main__ import main as kit
-from kit.cli.compare import COLUMN, Comparison, SeedCurve, compare
+from kit.cli.compare import table
 from kit.cli.compare_plot import draw, shared
+from kit.cli.comparison import COLUMN, Comparison, Group, SeedCurve, compare
 from kit.cli.launch import main
 from kit.cli.saved_runs import runs_of, training_settings
 from kit.dialects import Tianshou
@@ -174,7 +175,7 @@ def test_seeds_of_other_lengths_are_said(runs, tmp_path):
     assert compared.remarks == [
         "Last values come after different policy steps: 32 (seed 7); 64 (seeds 0, 1)."
     ]
-    (line,) = [line for line in compared.table().splitlines() if line.startswith("all runs")]
+    (line,) = [line for line in table(compared).splitlines() if line.startswith("all runs")]
     assert "3 (0, 1, 7)" in line
     assert "32 to 64" in line
 
@@ -327,8 +328,6 @@ def drawn(tmp_path: Path, *seeds: dict[int, float]) -> Comparison:
 
 
 def compared_of(curves: list[SeedCurve]) -> Comparison:
-    from kit.cli.compare import Group
-
     group = Group("gamma=0.9", {"gamma": 0.9}, curves, 0.0, 0.0, 0.0, None)
     return Comparison(COLUMN, "policy_steps", "ppo on CartPole-v1", [group])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.cli.compare import Comparison, Group, SeedCurve
+from kit.cli.comparison import Comparison, Group, SeedCurve
 from kit.logging.picture import BLUE, curve_axes, save_picture
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def draw(comparison: Comparison, picture: Path) -> None:
     thin lines.
 
     Args:
-        comparison: of :func:`~kit.cli.compare.compare`.
+        comparison: of :func:`~kit.cli.comparison.compare`.
         picture: PNG file to write.
 
     Raises:
@@ -48,7 +48,7 @@ def draw(comparison: Comparison, picture: Path) -> None:
     axes.set_ylabel(comparison.column.replace("/", " ").replace("_", " "))
     axes.set_title(comparison.title)
     told = fill(", ".join(text for text in DRAWN if text in drawn), 90)
-    figure.set_figheight(4.3 + 0.19 * "\n".join([told, *labels]).count("\n"))
+    figure.set_figheight(4.3 + 0.175 * "\n".join([told, *labels]).count("\n"))
     below = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.15), "alignment": "left"}
     axes.legend(frameon=False, handlelength=2.8, title=told, title_fontsize=9, fontsize=9, **below)
     save_picture(figure, picture)
