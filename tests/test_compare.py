@@ -106,6 +106,20 @@ def test_less_than_four_seeds_have_no_interquartile_mean_and_one_has_no_spread(r
     assert (one.mean, one.std) == (written(runs[LOW, 0])[-1], None)
 
 
+@pytest.mark.parametrize(("text", "middle"), [("nan", "nan"), ("inf", "")])
+def test_a_value_that_is_no_number_is_shown(text, middle, place):
+    runs = [Path(run.folder) for run in compare([place]).groups[0].runs]
+    metrics = runs[0] / "metrics.csv"
+    rows = list(csv.reader(metrics.open()))
+    rows[-1][rows[0].index(COLUMN)] = text
+    metrics.write_text("\n".join(map(",".join, rows)) + "\n")
+    (group,) = compare(runs).groups
+    found = [str(group.mean), str(group.std), str(group.greatest), str(group.interquartile_mean)]
+    ends = sorted(run.values[-1] for run in group.runs)
+    assert found == [text, "nan", text, middle or str((ends[1] + ends[2]) / 2)]
+    assert f"{text} ± nan" in table(compare(runs))
+
+
 def test_how_a_run_is_watched_and_saved_makes_no_group(runs, tmp_path):
     other = made(
         tmp_path, learning_rate=LOW, seed=4, logger="tensorboard", checkpoint_every=32,

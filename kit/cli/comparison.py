@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -183,19 +184,32 @@ def _curve(run: _Run, column: str, axis: str) -> SeedCurve:
 
 
 def _group(runs: list[SeedCurve], settings: dict[str, Any]) -> Group:
-    last = sorted(run.values[-1] for run in runs)
-    cut = len(last) // 4
+    last = [run.values[-1] for run in runs]
     return Group(
         name=", ".join(f"{name}={_said(value)}" for name, value in settings.items()),
         settings=settings,
         runs=runs,
         mean=statistics.fmean(last),
-        std=statistics.pstdev(last) if len(last) > 1 else None,
-        greatest=statistics.fmean(max(run.values) for run in runs),
-        interquartile_mean=(
-            statistics.fmean(last[cut : len(last) - cut]) if len(last) >= FOR_IQM else None
-        ),
+        std=_deviation(last) if len(last) > 1 else None,
+        greatest=statistics.fmean(_greatest(run.values) for run in runs),
+        interquartile_mean=_interquartile_mean(last) if len(last) >= FOR_IQM else None,
     )
+
+
+# Python's own functions fail, or go by the order, where a value is infinite or NaN.
+def _deviation(values: Sequence[float]) -> float:
+    return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def _greatest(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _interquartile_mean(values: Sequence[float]) -> float:
+    if any(map(math.isnan, values)):
+        return math.nan
+    cut = len(values) // 4
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 # ---------------------------------------------------------------------- names
