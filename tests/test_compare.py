@@ -173,6 +173,18 @@ def test_recipes_of_one_name_are_told_by_where_they_are(runs, tmp_path):
     assert names == ["recipe=recipes.ppo", "recipe=/mine/ppo.py"]
 
 
+def test_between_recipes_other_tasks_are_told_too(runs, tmp_path):
+    other = shutil.copytree(runs[LOW, 1], tmp_path / "other")
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["env"]["id"], config["gamma"] = "Acrobot-v1", 0.5
+    (other / "config.yaml").write_text(yaml.safe_dump(config | {"recipe": "recipes.a2c"}))
+    compared = compare([runs[LOW, 0], other])
+    assert [group.name for group in compared.groups] == [
+        "recipe=ppo, env.id=CartPole-v1", "recipe=a2c, env.id=Acrobot-v1",
+    ]  # fmt: skip
+    assert compared.title == ""
+
+
 def test_other_tasks_are_told_in_names_and_below_the_table(runs, tmp_path):
     env = EnvConfig(num_envs=2, kwargs={"sutton_barto_reward": True})
     compared = compare([runs[LOW, 0], made(tmp_path, learning_rate=LOW, env=env)])
@@ -314,6 +326,7 @@ def test_what_wandb_and_others_write_is_no_run(place):
     for below in (run / "wandb" / "offline-run" / "files", place / "elsewhere"):
         below.mkdir(parents=True)
         (below / "config.yaml").write_text("lr: 1")
+    (run / "wandb" / "offline-run" / "files" / "plan.txt").touch()
     assert len(runs_of(place)) == 8
 
 
