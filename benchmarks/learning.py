@@ -161,7 +161,7 @@ class Run:
 def train(case: str, seed: int) -> Run:
     """Train once, then evaluate in environments with other seeds."""
     from kit.cli.launch import main
-    from kit.cli.run_folder import find_run
+    from kit.cli.saved_runs import find_run
     from kit.evaluate import SavedRun
 
     recipe, settings, _, _ = CASES[case]

@@ -259,11 +259,50 @@ MUTATIONS = [
     *_of(
         "kit/cli/run_folder.py", "tests/test_run_folder.py tests/test_signals.py",
         ('Checkpoints.tidy(self.folder / "checkpoints", self.checkpoint)', "pass"),
-        ('    "env.step_timeout", "start_from",\n', ""),
         ("            raise NotSaved(f\"{what}, while", "            print(f\"{what}, while"),
     ),
     *_of(
-        "kit/logging/loggers.py", "tests/test_run_folder.py tests/test_loggers.py",
+        "kit/cli/saved_runs.py", "tests/test_run_folder.py tests/test_signals.py",
+        ('    "env.step_timeout", "start_from",\n', ""),
+    ),
+    *_of(
+        "kit/cli/saved_runs.py", "tests/test_compare.py",
+        ("            below.clear()", "            pass"),
+        ('FREE_TO_DIFFER - {"recipe", "start_from"}', "FREE_TO_DIFFER"),
+        ("found = [near if near.is_dir() else far", "found = [far"),
+    ),
+    *_of(
+        "kit/cli/comparison.py", "tests/test_compare.py",
+        ("run, other = (before, run) if shorter else (run, before)", "other = before"),
+        ("    cut = len(values) // 4", "    cut = 0"),
+        ('any(not run.rows[-1].get("policy_steps") for run in with_values)', "False"),
+        ("        if len(lengths) > 1:", "        if False:"),
+        ("names = list(dict.fromkeys([*task, *names]))", "pass"),
+    ),
+    *_of(
+        "kit/cli/compare_plot.py", "tests/test_compare.py",
+        ("band = values.min(0), values.max(0)", "band = values.mean(0), values.max(0)"),
+        ("any(len(some) < len(steps) for some in own)", "False"),
+        ("points[:, points[0] >= steps[-1]]", "points[:, points[0] > steps[-1]]"),
+    ),
+    *_of(
+        "kit/cli/sweep.py", "tests/test_launch.py",
+        ('            make_plan(cfg, "")', "            pass"),
+        ("        checks.rows_of_normalization(cfg)\n", ""),
+    ),
+    *_of(
+        "kit/trainer/observers.py", "tests/test_observers.py",
+        ("_version(value) != version or ", ""),
+        ("and _is_kept(given, key)", ""),
+        ("        function = function.func", "        break"),
+    ),
+    *_of(
+        "kit/logging/loggers.py", "tests/test_loggers.py",
+        ("            file.refuse_earlier_rows()", "            pass"),
+        ("() if self.continues else ", ""),
+    ),
+    *_of(
+        "kit/logging/csv_file.py", "tests/test_run_folder.py tests/test_loggers.py",
         ("<= self._last][: self.rows]", "<= self._last]"),
         ("            self._rewrite(self._rows_left())", "            self._rewrite(self._read())"),
         ("        if new or changed:", "        if new:"),

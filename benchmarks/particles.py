@@ -40,7 +40,7 @@ class Run:
 def train(particles: int, seed: int) -> Run:
     """Train, then evaluate each particle."""
     from kit.cli.launch import main
-    from kit.cli.run_folder import find_run
+    from kit.cli.saved_runs import find_run
     from kit.evaluate import SavedRun
     from recipes import svpg
 

@@ -60,7 +60,7 @@ def run_kit(algorithm: str, id: str, seed: int, steps: int) -> dict[str, Any]:
     import importlib
 
     from kit.cli.launch import main
-    from kit.cli.run_folder import find_run
+    from kit.cli.saved_runs import find_run
     from kit.evaluate import SavedRun
 
     recipe = importlib.import_module(f"recipes.{algorithm.lower()}")

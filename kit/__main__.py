@@ -11,11 +11,18 @@ from kit.cli.terminal import terminal
 
 COMMANDS = {
     "steps": "explain, translate and compare hyper-parameters of several libraries",
+    "compare": "compare saved runs over their seeds, as a table and as a picture",
     "evaluate": "play the policy of a saved run, and record it to video",
     "record": "record the policy of a saved run to a data set",
 }
-"""What each command does. Its module is imported when it runs: ``kit steps`` needs no PyTorch."""
-_MODULES = {"steps": "kit.cli.steps", "evaluate": "kit.evaluate", "record": "kit.cli.record"}
+"""What each command does. Its module is imported when it runs: ``kit steps`` and ``kit compare``
+need no PyTorch."""
+_MODULES = {
+    "steps": "kit.cli.steps",
+    "compare": "kit.cli.compare",
+    "evaluate": "kit.evaluate",
+    "record": "kit.cli.record",
+}
 
 
 @terminal()

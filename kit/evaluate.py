@@ -27,7 +27,7 @@ from torchrl.envs.utils import ExplorationType
 from kit.buffers.datasets import datasets_left_unread
 from kit.cli.launch import errors_in_one_line
 from kit.cli.recipe import Recipe
-from kit.cli.run_folder import find_run, read_config
+from kit.cli.saved_runs import find_run, read_config
 from kit.cli.trust import check_names, check_recipe, trusted_names
 from kit.collectors.actor import Actor
 from kit.config.plain import from_plain

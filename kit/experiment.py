@@ -26,7 +26,8 @@ from kit.buffers.datasets import (
 from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
-from kit.cli.run_folder import SWEEP_JOB, RunFolder, find_run
+from kit.cli.run_folder import SWEEP_JOB, RunFolder
+from kit.cli.saved_runs import find_run
 from kit.collectors import AsyncCollector, make_collector
 from kit.collectors.policy import Policy, first_values
 from kit.config import (
@@ -34,19 +35,18 @@ from kit.config import (
     OfflineConfig,
     OffPolicyConfig,
     OnPolicyConfig,
-    ReplayConfig,
     RunConfig,
     checks,
 )
 from kit.config.parts import resolve
 from kit.config.plain import check
-from kit.dialects import as_plan
+from kit.config.plan import AnyConfig, make_plan
 from kit.dialects.carried import take
 from kit.envs import VectorEnv, make_env
 from kit.hooks import BestPolicy, Evaluator, LearningCurve, ScaleReward, StopWhen, TimeLimit
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.modules.shared_body import with_shared_body
-from kit.steps import SettingError, StepPlan
+from kit.steps import SettingError
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 from kit.trainer.checkpoint import Checkpoints
@@ -61,7 +61,6 @@ __all__ = [
 EVALUATED_AT_ONCE = 32
 """Environments of an evaluation at most, unless more train; they play its episodes in turns."""
 
-AnyConfig = OnPolicyConfig | ReplayConfig | OfflineConfig
 Parts = Mapping[str, Any]
 """Parts of a trainer by the name of its argument, which replace those of a recipe."""
 
@@ -418,41 +417,6 @@ def _bytes_of_latent(cfg: AnyConfig) -> int:
     from kit.modules.world.sizes import size_of
 
     return size_of(cfg.size, latents=getattr(cfg, "latents", None)).bytes_stored  # type: ignore[union-attr]
-
-
-def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
-    """The plan that the settings of a recipe make.
-
-    Args:
-        cfg: settings; the environment's are those of ``cfg.env`` unless another library's settings
-            of steps say them.
-        algorithm: that will run the plan; settings that mean nothing for it are refused.
-
-    Raises:
-        SettingError: if they make no plan, or contradict each other.
-    """
-    steps, env = cfg.steps, cfg.env
-    if isinstance(steps, (OnPolicySteps, OffPolicySteps, OfflineSteps)):
-        limits = {"action_repeat": env.action_repeat, "max_episode_steps": env.max_episode_steps}
-        if isinstance(steps, OnPolicySteps):
-            limits["usual_size"] = getattr(type(cfg)().steps, "minibatch_size", None)
-        try:
-            plan = steps.to_plan(num_envs=env.num_envs, **limits)
-        except SettingError as error:
-            group = "steps" if hasattr(steps, error.field) else "env"
-            name = f"{group}.{error.field}"
-            hint = error.hint.replace("rounding=", "steps.rounding=")
-            raise SettingError(name, error.value, error.why, error.works, hint) from None
-    else:
-        plan = as_plan(steps, algorithm, cfg.FAMILY)
-        checks.family(plan, cfg.FAMILY)
-        checks.limits(plan, cfg)
-        plan = plan.replace(
-            action_repeat=max(plan.action_repeat, env.action_repeat),
-            max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
-        )
-    checks.learning(plan, cfg)
-    return plan
 
 
 def seed_everything(seed: int) -> None:

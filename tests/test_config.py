@@ -40,8 +40,9 @@ from kit.cli.launch import help_text
 from kit.config import Count, NotNegative, Positive, UnitInterval
 from kit.config.parts import resolve
 from kit.config.plain import check, from_plain, settings, to_plain
+from kit.config.plan import make_plan
 from kit.dialects import DIALECTS, dialect
-from kit.experiment import EnvConfig, make_plan
+from kit.experiment import EnvConfig
 from kit.steps import SettingError, StepPlan
 from kit.steps.settings import OnPolicySteps
 

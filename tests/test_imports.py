@@ -184,7 +184,13 @@ def test_importing_a_recipe_loads_torchrl_and_a_few_small_packages():
     assert not {name for name in more if name.startswith(compilers)}
 
 
-@pytest.mark.parametrize("module", ["kit", "kit.steps", "kit.envs", "kit.config", "kit.testing"])
+NO_TORCH = [
+    "kit", "kit.steps", "kit.envs", "kit.config", "kit.testing", "kit.logging", "kit.cli.steps",
+    "kit.cli.compare_plot",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", NO_TORCH)
 def test_what_needs_no_torch_does_not_load_it(module):
     assert not {"torch", "torchrl", "tensordict", "gymnasium"} & loaded(f"import {module}")
 

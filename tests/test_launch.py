@@ -19,7 +19,7 @@ import recipes.a2c
 import recipes.ppo
 import recipes.sac
 from kit.cli.launch import main
-from kit.cli.run_folder import find_run
+from kit.cli.saved_runs import find_run
 from kit.dialects import DIALECTS, Pyrado
 from kit.dialects.carried import carry
 
@@ -118,13 +118,45 @@ def test_the_short_option_sweeps_too_wherever_it_stands():
     assert sorted(settings_of(run)["seed"] for run in runs()) == [0, 1]
 
 
-def test_a_point_of_a_sweep_that_makes_no_sense_leaves_the_others_alone(capsys):
+@pytest.mark.parametrize(
+    ("swept", "error"),
+    [
+        ("learning_rate=1e-3,-1",
+         "learning_rate=-1.0 is not above 0; use a number above 0; "
+         "in run 1 of the sweep, learning_rate=-1; none was begun."),
+        ("steps.steps_per_env=8,12 seed=0,1",
+         "steps.total_policy_steps=32 is not a whole number of iterations of 24 policy steps; "
+         "what works: 24 or 48; or steps.rounding=up or down; "
+         "in run 2 of the sweep, steps.steps_per_env=12, seed=0; none was begun."),
+        ("normalize_over=minibatch,batch normalize_advantage=false",
+         "normalize_over='batch' has no effect: normalize_advantage=false; what works: minibatch; "
+         "in run 1 of the sweep, normalize_over=batch; none was begun."),
+        ("seed=0,1 hydra/launcher=joblib gamma=2", "gamma=2.0 is more than 1; what works: 1; "
+         "in run 0 of the sweep, seed=0; none was begun."),
+    ],
+)  # fmt: skip
+def test_a_sweep_with_a_point_that_makes_no_sense_begins_none(swept, error, capsys):
     with pytest.raises(SystemExit):
-        ppo(*SHORT, "--multirun", "seed=-1,0")
+        ppo(*SHORT, "--multirun", *swept.split())
     out, err = capsys.readouterr()
-    assert err == "\nerror: seed=-1 is less than 0; what works: 0.\n"
-    assert "sweep.csv" in out
+    assert (out, err) == ("", f"\nerror: {error}\n")
+    assert [*Path().iterdir()] == []
+
+
+def test_settings_that_another_sweeper_chooses_are_checked_run_by_run(capsys):
+    with pytest.raises(SystemExit):
+        ppo(*SHORT, "--multirun", "seed=0,-1", "hydra/sweeper=basic")
+    assert capsys.readouterr().err == "\nerror: seed=-1 is less than 0; what works: 0.\n"
     assert [settings_of(run)["seed"] for run in runs()] == [0]
+
+
+def test_a_run_of_a_sweep_that_fails_leaves_the_others_alone(capsys):
+    with pytest.raises(SystemExit):
+        ppo(*SHORT, "--multirun", "env.id=Nowhere-v0,CartPole-v1")
+    out, err = capsys.readouterr()
+    assert err.startswith("\nerror: env.id='Nowhere-v0' ")
+    assert "sweep.csv" in out
+    assert [settings_of(run)["env"]["id"] for run in runs()] == ["CartPole-v1"]
 
 
 def presets() -> list[tuple[str, str]]:

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from kit.cli.run_folder import read_config
+from kit.cli.saved_runs import read_config
 from kit.experiment import EnvConfig
+from kit.logging.csv_file import read_rows
 from kit.logging.journal import Journal
 from kit.logging.loggers import (
     CsvLogger,
     TorchRLLogger,
     WandbLogger,
     make_loggers,
-    read_rows,
 )
 from kit.steps import SettingError, StepLedger
 from kit.steps.settings import OnPolicySteps
@@ -82,6 +82,52 @@ def test_a_line_that_a_kill_has_torn_is_forgotten_too(tmp_path):
     again = CsvLogger(tmp_path)
     again.load_state_dict(logger.state_dict())
     assert (tmp_path / "metrics.csv").read_text() == "policy_steps,a\n8,1\n"
+
+
+# ---------------------------------------------------------------------- a folder that has rows
+def trainer_in(where: Path, **parts: Any) -> Any:
+    return ppo_trainer(logger=CsvLogger(where), log_every=16, **parts)
+
+
+@pytest.mark.parametrize("left", ["metrics.csv", "times.csv"])
+def test_a_new_run_does_not_write_over_the_rows_of_an_earlier_one(left, tmp_path):
+    trainer_in(tmp_path).run()
+    for path in tmp_path.iterdir():
+        if path.name != left:
+            path.unlink()
+    before = (tmp_path / left).read_bytes()
+    with pytest.raises(SettingError, match=f"has the rows of an earlier run .{left}.*lost; give"):
+        trainer_in(tmp_path).run()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {left: before}
+
+
+def test_a_header_without_rows_is_no_earlier_run(tmp_path):
+    (tmp_path / "metrics.csv").write_text("policy_steps,loss\n")
+    trainer_in(tmp_path).run()
+    assert [row["policy_steps"] for row in read_rows(tmp_path)] == [16, 32, 48, 64]
+
+
+def test_a_logger_that_another_run_has_used_is_refused_too(tmp_path):
+    logger = CsvLogger(tmp_path)
+    ppo_trainer(logger=logger, log_every=16).run()
+    with pytest.raises(SettingError, match="has the rows of an earlier run"):
+        ppo_trainer(logger=logger, log_every=16).run()
+    assert [row["policy_steps"] for row in read_rows(tmp_path)] == [16, 32, 48, 64]
+
+
+def test_a_finished_run_that_is_run_again_keeps_its_rows(tmp_path):
+    trainer = trainer_in(tmp_path)
+    trainer.run()
+    trainer.run()
+    assert [row["policy_steps"] for row in read_rows(tmp_path)] == [16, 32, 48, 64]
+
+
+def test_a_run_resumed_from_before_its_first_row_drops_the_rows_that_are_there(tmp_path):
+    first = trainer_in(tmp_path, folder=tmp_path, checkpoint_every=64)
+    saved = first.save()
+    first.run()
+    trainer_in(tmp_path, folder=tmp_path, checkpoint_every=64, resume_from=saved).run()
+    assert [row["policy_steps"] for row in read_rows(tmp_path)] == [16, 32, 48, 64]
 
 
 # ---------------------------------------------------------------------- names

@@ -200,11 +200,22 @@ def test_a_launcher_of_processes_runs_every_point_and_says_what_failed(recipe, f
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     start = [str(file)] if recipe == "own" else ["-m", "recipes.ppo", "steps.minibatch_size=8"]
     launcher = ["--multirun", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    ran = in_a_shell(*start, *SHORT, *launcher, "learning_rate=0.1,0.01,-1")
+    ran = in_a_shell(*start, *SHORT, *launcher, "learning_rate=0.1,0.01", "device=cpu,gpu")
     assert ran.returncode == 1
-    assert "error: learning_rate=-1.0 is not above 0; use a number above 0." in ran.stderr
+    assert "error: device='gpu' cannot be used: PyTorch has no device of this name" in ran.stderr
     assert sorted(settings_of(run)["learning_rate"] for run in runs()) == [0.01, 0.1]
     assert [last_row(run)["policy_steps"] for run in runs()] == ["64", "64"]
+
+
+def test_a_launcher_of_processes_begins_none_where_a_point_makes_no_sense(file):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    ran = in_a_shell(
+        str(file), *SHORT, "--multirun", "hydra/launcher=joblib", "learning_rate=0.1,0.01,-1"
+    )
+    told = "in run 2 of the sweep, learning_rate=-1; none was begun."
+    assert ran.returncode == 1
+    assert f"error: learning_rate=-1.0 is not above 0; use a number above 0; {told}" in ran.stderr
+    assert runs() == []
 
 
 # ---------------------------------------------------------------------- where a recipe is

@@ -20,7 +20,8 @@ import kit.cli.run_folder
 import recipes.ppo
 import recipes.sac
 from kit.cli.lock import RunLock
-from kit.cli.run_folder import find_run, new_sweep
+from kit.cli.run_folder import new_sweep
+from kit.cli.saved_runs import find_run
 from kit.config import EnvConfig
 from kit.evaluate import SavedRun
 from kit.hooks import Hook, StopWhen

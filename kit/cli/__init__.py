@@ -1,1 +1,1 @@
-"""The command line: recipes, ``kit steps``, ``kit record``, run folders."""
+"""The command line: recipes, ``kit steps``, ``kit compare``, ``kit record``, run folders."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import gc
+import itertools
 import logging
 import os
 import sys
@@ -16,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from kit.cli.recipe import Recipe
-from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, find_run, new_sweep, read_config
+from kit.cli.run_folder import SWEEP_JOB, check_same_recipe, new_sweep
+from kit.cli.saved_runs import find_run, read_config
 from kit.cli.signals import Signals, stop_with_parent
-from kit.cli.sweep import note, said, summary
+from kit.cli.sweep import check_settings, note, said, summary
 from kit.cli.terminal import terminal
 from kit.cli.trust import check_names, trusted_names
 from kit.collectors.base import PolicyFault
@@ -315,6 +318,54 @@ def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
     return [*same, *(entry for entry in near if entry not in same)][:3]
 
 
+def _check_sweep(
+    base: Mapping[str, Any], arguments: Sequence[str], config_class: type[RunConfig]
+) -> None:
+    """Check the settings of every run of a sweep before the first begins, in the order of Hydra.
+
+    Where another sweeper chooses them, by what earlier runs have reached, they are not known.
+
+    Raises:
+        SettingError: of the first run that cannot be.
+    """
+    given = [argument for argument in arguments if not argument.startswith("-")]
+    if any(
+        _split(argument)[0].startswith(("hydra/sweeper", "hydra.sweeper")) for argument in given
+    ):
+        return
+    parsed = [_parsed(a) for a in given if not _split(a)[0].startswith("hydra")]
+    swept = [one.is_sweep_override() for one in parsed]
+    if not all(one.is_discrete_sweep() for one, several in zip(parsed, swept) if several):
+        return  # Hydra says what is wrong
+    texts = [
+        list(one.sweep_string_iterator()) if several else [one.get_value_element_as_str()]
+        for one, several in zip(parsed, swept)
+    ]
+    keys = [one.get_key_element() for one in parsed]
+    read = functools.cache(_parsed)  # each value once, not once for each run
+    for number, point in enumerate(itertools.product(*texts)):
+        overrides = [f"{key}={text}" for key, text in zip(keys, point)]
+        values = _values(base, [read(override) for override in overrides])
+        if values is not None:
+            told = [override for override, several in zip(overrides, swept) if several]
+            check_settings(config_class, values, number, told)
+
+
+def _values(base: Mapping[str, Any], overrides: Sequence[Any]) -> dict[str, Any] | None:
+    """The settings after overrides, as Hydra applies them; ``None`` if it alone can."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    config = OmegaConf.create(dict(base))
+    try:
+        for one in overrides:
+            how = {"merge": True, "force_add": one.is_add() or one.is_force_add()}
+            OmegaConf.update(config, one.key_or_group, one.value(), **how)
+        return typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
+    except OmegaConfBaseException:  # such as a value of Hydra's own
+        return None
+
+
 def _is_argument(base: Mapping[str, Any], key: str) -> bool:
     """Whether a setting is an argument of a class, or all of them."""
     return f"{key}.".startswith(_ARGUMENTS) and key.split(".")[0] in base
@@ -335,6 +386,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     name = f"kit_{job.recipe.name}"
     sweep = None
     if "--multirun" in arguments or "-m" in arguments:
+        _check_sweep(base, plain, job.config_class)
         sweep = new_sweep(Path(_runs_of_all(base, plain)), job.recipe.name)
     node = {
         **base,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
-import re
 import weakref
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -16,6 +14,7 @@ import yaml
 
 from kit.cli.lock import RunLock
 from kit.cli.recipe import Recipe
+from kit.cli.saved_runs import FREE_TO_DIFFER, find_run, read_config
 from kit.config import RunConfig
 from kit.config.plain import to_plain
 from kit.dialects.files import flat
@@ -23,12 +22,6 @@ from kit.hooks import Hook
 from kit.logging.files import NotSaved, not_written, write_whole
 from kit.steps import SettingError
 from kit.trainer.checkpoint import Checkpoints
-
-# Settings of logging and saving, not of the training: they may differ when a run is resumed.
-_FREE_TO_DIFFER = {
-    "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",
-    "env.step_timeout", "start_from",
-}  # fmt: skip
 
 SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=None)
 """Number of the run in a sweep, whose runs may begin at the same time in several processes, and its
@@ -112,7 +105,7 @@ class RunFolder(Hook):
             f"{name}: {saved.get(name)} there, {given.get(name)} here"
             for name in sorted({*saved, *given})
             if saved.get(name) != given.get(name)
-            and not {name, name.split(".")[0]} & _FREE_TO_DIFFER
+            and not {name, name.split(".")[0]} & FREE_TO_DIFFER
         ]
         if differing:
             why = f"was made with other settings ({'; '.join(differing)})"
@@ -209,56 +202,3 @@ def _give_back(lock: RunLock, made: Sequence[Path]) -> None:
     with contextlib.suppress(OSError):
         for path in made:
             path.rmdir()  # if it is empty
-
-
-def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "resume") -> Path:
-    """Find the folder of a run.
-
-    Args:
-        name: a run folder, or ``latest``: the newest one of the recipe.
-        runs: where run folders are.
-        recipe: whose runs ``latest`` means; ``None``: of any.
-        field: setting that asks for it, for the error.
-
-    Raises:
-        SettingError: if there is no such run.
-    """
-    if name != "latest":
-        folder = Path(name)
-        if (folder / "config.yaml").is_file():
-            return folder
-        why = "is not a run folder (it has no config.yaml)"
-        raise SettingError(field, name, why, _newest(runs, recipe))
-    found = _newest(runs, recipe)
-    if not found:
-        raise SettingError(field, "latest", f"finds no run in {runs / (recipe or '')}")
-    return Path(found[0])
-
-
-def _newest(runs: Path, recipe: str | None) -> list[str]:
-    """Run folders, the newest first, at most three; W&B writes a config.yaml further below."""
-    configs = runs.glob(f"{glob.escape(recipe) if recipe else '*'}/*/*/config.yaml")
-    folders = sorted((path.parent for path in configs), key=_naturally, reverse=True)
-    return [str(folder) for folder in folders[:3]]
-
-
-def _naturally(folder: Path) -> list[str | int]:
-    """The parts of a name, so that ``-s0-2`` comes before ``-s0-10``."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", folder.name)]
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read the settings of a run.
-
-    Raises:
-        SettingError: if the folder has none, or they cannot be read.
-    """
-    try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
-        why = f"has no readable config.yaml: {reason}"
-        raise SettingError("resume", str(folder), why) from None
-    if not isinstance(config, dict):
-        raise SettingError("resume", str(folder), "has an empty config.yaml")
-    return config

@@ -1,4 +1,4 @@
-"""The runs of a sweep side by side, at its end."""
+"""A sweep: settings of all runs checked before the first begins, and a table at its end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit.cli.saved_runs import SWEEP_TABLE
+from kit.config import RunConfig, checks
+from kit.config.plain import from_plain
+from kit.config.plan import make_plan
+from kit.dialects.base import Dialect
 from kit.logging.files import write_whole
+from kit.steps import SettingError
 from kit.steps.table import text_table
 
-TABLE = "sweep.csv"
 _COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
 """Columns of the last row that are shown, and their names here."""
 
@@ -20,6 +25,37 @@ _COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
 def said(overrides: Sequence[str]) -> str:
     """What a run of a sweep was told, besides its seed, for its title."""
     return ", ".join(one for one in overrides if not one.startswith("seed="))
+
+
+def check_settings(
+    config_class: type[RunConfig],
+    values: Mapping[str, Any],
+    number: int,
+    overrides: Sequence[str],
+) -> None:
+    """Check the settings of a run of a sweep, without making anything.
+
+    Not what depends on the machine, as the run may be on another one. The plan is made where it is
+    told in the kit's own words: what others say depends on the algorithm, which ``build`` knows.
+
+    Args:
+        config_class: dataclass of the recipe's settings.
+        values: of them, as plain values.
+        number: of the run in the sweep.
+        overrides: ``name=value``, of what is swept.
+
+    Raises:
+        SettingError: naming the run.
+    """
+    try:
+        cfg: Any = from_plain(config_class, values)
+        checks.rows_of_normalization(cfg)
+        if hasattr(cfg, "steps") and not isinstance(cfg.steps, Dialect):
+            make_plan(cfg, "")
+    except SettingError as error:
+        run = f"in run {number} of the sweep, {', '.join(overrides)}; none was begun"
+        hint = "; ".join(filter(None, [error.hint, run]))
+        raise SettingError(error.field, error.value, error.why, error.works, hint) from None
 
 
 def note(sweep: Path, number: int, overrides: Sequence[str], trainer: Any) -> None:
@@ -58,13 +94,13 @@ def summary(sweep: Path) -> str:
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_whole(sweep / TABLE, text.getvalue())
+    write_whole(sweep / SWEEP_TABLE, text.getvalue())
     for path in notes:
         path.unlink()
     values = {name: {str(row.get(name, "")) for row in rows} for name in names}
     shown = [n for n in names if len(values[n]) > 1 or n in _COLUMNS.values()]
     lines = [tuple(_text(row.get(name, "")) for name in shown) for row in rows]
-    return f"{text_table(tuple(shown), lines)}\n\nsweep: {sweep / TABLE}"
+    return f"{text_table(tuple(shown), lines)}\n\nsweep: {sweep / SWEEP_TABLE}"
 
 
 def _text(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kit.hooks.base import Hook
-from kit.logging.files import not_written
+from kit.logging.picture import BLUE, GREY, curve_axes, save_picture
 
 
 class LearningCurve(Hook):
@@ -50,40 +49,25 @@ def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "polic
     Raises:
         NotSaved: if it cannot be written; one that was there before is untouched.
     """
-    from matplotlib.figure import Figure  # its pyplot would take as long again, for windows
-    from matplotlib.ticker import EngFormatter
-
     with metrics.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    figure = Figure(figsize=(7, 4.2), dpi=150)
-    axes = figure.subplots()
+    figure, axes = curve_axes()
     steps, returns = _column(rows, axis, "episode/return")
     if len(steps):
-        (training,) = axes.plot(steps, returns, color="#9aa5b1", lw=1.0, label="training episodes")
+        (training,) = axes.plot(steps, returns, color=GREY, lw=1.0, label="training episodes")
         training.set_zorder(2.5)  # above the thicker line, so that both are seen at the maximum
     steps, returns = _column(rows, axis, "evaluation/return")
     if len(steps):
         _, std = _column(rows, axis, "evaluation/return_std")
         band = (returns - std, returns + std)
-        axes.fill_between(steps, *band, color="#1f6feb", alpha=0.18, linewidth=0)
-        axes.plot(steps, returns, "o-", color="#1f6feb", lw=2.5, ms=5, label="evaluation (± std)")
+        axes.fill_between(steps, *band, color=BLUE, alpha=0.18, linewidth=0)
+        axes.plot(steps, returns, "o-", color=BLUE, lw=2.5, ms=5, label="evaluation (± std)")
     axes.set_xlabel(axis.replace("_", " "))
     axes.set_ylabel("return of an episode")
     axes.set_title(title)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="best")
-    figure.tight_layout()
-    temporary = picture.with_name(f"{picture.name}.new")
-    try:
-        figure.savefig(temporary, format="png")
-        os.replace(temporary, picture)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise not_written(picture, error) from error
+    save_picture(figure, picture)
 
 
 def _column(rows: list[dict[str, str]], axis: str, name: str) -> NDArray[np.float64]:

@@ -44,7 +44,7 @@ class Journal:
         self._spent: dict[str, float] = {}
         self._began = time.perf_counter()
         self._last = (0, 0.0)
-        self._resumed: list[RowLogger] = []
+        self._begun: list[RowLogger] = []  # before a resume, too
         self._open: list[RowLogger] = []
 
     # ------------------------------------------------------------------ during the loop
@@ -59,21 +59,22 @@ class Journal:
         self._began = time.perf_counter() - self._seconds
         self._last = (steps, self._seconds)
         for logger in self.loggers:
-            logger.axis = self.axis
+            logger.axis, logger.continues = self.axis, logger in self._begun
             logger.start()
             self._open.append(logger)
-            if logger in self._resumed and not logger.begins_anew:
+            if logger.continues and not getattr(logger, "begins_anew", False):
                 continue
             if config:
                 logger.log_config(config)
             logger.log_text("plan", plan)
             for row in self._earlier_rows(logger):
                 logger.log_row(row)
+        self._begun = list(self.loggers)
 
     def _earlier_rows(self, logger: RowLogger) -> list[dict[str, float | int]]:
         """The rows before a resume, for a logger that does not have them."""
         files = [one for one in self.loggers if isinstance(one, CsvLogger)]
-        if not files or files[0] not in self._resumed or logger in files:
+        if not files or files[0] not in self._begun or logger in files:
             return []
         return files[0].rows()
 
@@ -189,7 +190,7 @@ class Journal:
             place = next((n for n, (kind, _) in enumerate(saved) if kind == _kind(logger)), None)
             if place is not None:
                 logger.load_state_dict(saved.pop(place)[1])
-                self._resumed.append(logger)
+                self._begun.append(logger)
 
 
 def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dict[str, float]:

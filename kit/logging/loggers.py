@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import difflib
-import io
-import math
 import os
 import secrets
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +13,10 @@ from typing import Any
 from torchrl.record.loggers import Logger
 
 from kit.dialects.files import flat
-from kit.logging.files import NotSaved, append, make_folder, write_whole
+from kit.logging.csv_file import FILES, CsvFile, Row, joined
+from kit.logging.files import make_folder
 from kit.steps import SettingError
 
-Row = Mapping[str, float | int]
 AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
 """Columns against which every other one can be drawn."""
 
@@ -31,11 +27,14 @@ class RowLogger:
     Attributes:
         axis: column against which the others are drawn; the trainer sets it before ``start``, to
             ``gradient_steps`` where the plan is offline.
+        continues: whether the run has rows in this log already; the trainer sets it before
+            ``start``.
         begins_anew: whether a resumed run begins a new log, to which settings and earlier rows are
             written again.
     """
 
     axis = "policy_steps"
+    continues = False
     begins_anew = False
 
     def start(self) -> None:
@@ -74,12 +73,17 @@ class CsvLogger(RowLogger):
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        paths = {name: self.folder / f"{name}.csv" for name in ("metrics", "times")}
-        self._files = {name: _CsvFile(path) for name, path in paths.items()}
+        self._files = {name: CsvFile(self.folder / f"{name}.csv") for name in FILES}
 
     def start(self) -> None:
-        """Make the folder."""
+        """Make the folder.
+
+        Raises:
+            SettingError: if it has rows that this run does not continue.
+        """
         make_folder(self.folder)
+        for file in () if self.continues else self._files.values():
+            file.refuse_earlier_rows()
 
     def log_row(self, row: Row) -> None:
         """Append to both files; a name not seen before becomes a new column."""
@@ -89,16 +93,9 @@ class CsvLogger(RowLogger):
             steps = {self.axis: row[self.axis]} if self.axis in row else {}
             self._files["times"].append({**steps, **times})
 
-    def rows(self, of_others: bool = False) -> list[dict[str, float | int]]:
-        """The rows written so far, with their times.
-
-        Args:
-            of_others: whether all that are in the files are meant, and not this logger's alone.
-        """
-        metrics, times = (file.rows_written(of_others) for file in self._files.values())
-        if len(times) != len(metrics):
-            times = [{} for _ in metrics]
-        return [row | spent for row, spent in zip(metrics, times)]
+    def rows(self) -> list[dict[str, float | int]]:
+        """The rows written so far, with their times."""
+        return joined(*(file.own_rows() for file in self._files.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Columns and number of rows."""
@@ -108,120 +105,6 @@ class CsvLogger(RowLogger):
         """Drop the rows written later."""
         for name, file in self._files.items():
             file.load_state_dict(state_dict[name])
-
-
-def read_rows(folder: Path | str) -> list[dict[str, float | int]]:
-    """The rows that a run has logged to its folder, with their times.
-
-    Args:
-        folder: of the run, with ``metrics.csv``.
-
-    Raises:
-        SettingError: if there are none.
-    """
-    rows = CsvLogger(folder).rows(of_others=True)
-    if not rows:
-        raise SettingError("folder", str(folder), "has no rows", "give the folder of a run")
-    return rows
-
-
-class _CsvFile:
-    """A CSV file of growing columns, whose damages by others are noticed."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.columns: list[str] = []
-        self.rows = 0
-        self._last: tuple[float, ...] = ()  # position in the run of the last row
-        self._size = 0  # bytes of the file
-
-    def append(self, row: Row) -> None:
-        new = [name for name in row if name not in self.columns]
-        changed = self.rows and _size(self.path) != self._size
-        if new or changed:
-            before = self._rows_left() if self.rows else []
-            self.columns += new
-            self._rewrite(before)
-        append(self.path, self._lines([row]))
-        self.rows, self._last = self.rows + 1, _position(row)
-        self._size = _size(self.path)
-
-    def rows_written(self, of_others: bool = False) -> list[dict[str, float | int]]:
-        rows = self._read()[: None if of_others else self.rows]
-        return [{name: _number(text) for name, text in row.items() if text} for row in rows]
-
-    def _rows_left(self) -> list[dict[str, str]]:
-        """The rows written so far; a warning says how many are lost."""
-        rows = [row for row in self._read() if _position(row) <= self._last][: self.rows]
-        if len(rows) < self.rows:
-            what = f"{self.path} was damaged: {len(rows)} of {self.rows} rows are left"
-            warnings.warn(f"{what}; the run goes on with these", stacklevel=6)
-        self.rows = len(rows)
-        return rows
-
-    def _read(self) -> list[dict[str, str]]:
-        """The rows that can be read, also where the header is lost or lines are torn.
-
-        Raises:
-            NotSaved: if the system does not let us read them, or it is no file.
-        """
-        try:
-            text = self.path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            what = f"{self.path} cannot be read: {error.strerror}"
-            raise NotSaved(f"{what}; it is left as it is") from error
-        lines = list(csv.reader(io.StringIO(text.replace("\0", ""), newline="")))
-        header = self.columns
-        if lines and lines[0][: len(header)] == header:
-            header = lines.pop(0)
-        return [dict(zip(header, line)) for line in lines if len(line) == len(header)]
-
-    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write header and rows to a new file that takes the place of the old one."""
-        header = dict(zip(self.columns, self.columns))
-        write_whole(self.path, self._lines([header, *rows]))
-
-    def _lines(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
-        writer.writerows(rows)
-        return text.getvalue()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"columns": list(self.columns), "rows": self.rows, "last": list(self._last)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.columns, self.rows = list(state_dict["columns"]), int(state_dict["rows"])
-        self._last = tuple(state_dict["last"])
-        if self.rows:
-            self._rewrite(self._rows_left())
-            self._size = _size(self.path)
-
-
-_POSITION = ("policy_steps", "gradient_steps", "time/seconds")
-
-
-def _position(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """Position in the run of a row; an unreadable one is beyond all."""
-    try:
-        return tuple(float(row[name]) for name in _POSITION if row.get(name) not in (None, ""))
-    except ValueError:
-        return (math.inf,)
-
-
-def _number(text: str) -> float | int:
-    """An integer as an integer, anything else as a float."""
-    return int(text) if text.lstrip("-").isdecimal() else float(text)
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file; -1 where there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
 
 
 class TorchRLLogger(RowLogger):

@@ -6,7 +6,7 @@ import pytest
 
 import recipes.ppo_recurrent
 from kit.config.plain import from_plain
-from kit.experiment import make_plan
+from kit.config.plan import make_plan
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
 

@@ -1,0 +1,128 @@
+"""The command ``kit compare``: saved runs over their seeds, groups of settings side by side.
+
+Run it::
+
+    kit compare runs/ppo
+    kit compare runs/ppo/sweeps/20250101-120000 --plot compared.png
+    kit compare runs/ppo runs/sac --column episode/return
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+
+from kit.cli.comparison import COLUMN, FOR_IQM, Comparison, SeedCurve, compare, ranges
+from kit.logging.files import NotSaved
+from kit.steps import SettingError
+from kit.steps.table import text_table
+
+
+def table(comparison: Comparison) -> str:
+    """The groups as a text table, with the remarks below."""
+    groups = comparison.groups
+    cells = {
+        "group": [group.name or "all runs" for group in groups],
+        "seeds": [f"{len(g.runs)} ({ranges([run.seed for run in g.runs])})" for g in groups],
+        "policy steps": [_span([run.policy_steps for run in group.runs]) for group in groups],
+        "last": _numbers([group.mean for group in groups], [group.std for group in groups]),
+        "greatest": _numbers([group.greatest for group in groups]),
+        "IQM": _numbers([group.interquartile_mean for group in groups]),
+        "gradient steps": [_span([run.gradient_steps for run in group.runs]) for group in groups],
+        "seconds": [_seconds(group.runs) for group in groups],
+    }
+    header = [name for name, column in cells.items() if any(column)]
+    rows = list(zip(*(cells[name] for name in header)))
+    legend = [
+        f"{name:<10}{text.format(column=comparison.column, seeds=FOR_IQM)}"
+        for name, text in _LEGEND.items()
+        if name in header
+    ]
+    remarks = [fill(remark, 100, break_on_hyphens=False) for remark in comparison.remarks]
+    parts = [comparison.title, text_table(header, rows), "\n".join(legend), "\n".join(remarks)]
+    return "\n\n".join(filter(None, parts))
+
+
+_LEGEND = {
+    "last": "{column} of the last row that has it: mean ± standard deviation over seeds",
+    "greatest": "of the rows of each seed, mean over seeds",
+    "IQM": "interquartile mean of last, over {seeds} seeds or more",
+    "seconds": "until the last row that has it, mean over seeds",
+}
+"""What the columns of the table mean."""
+
+
+def _numbers(
+    values: Sequence[float | None], spreads: Sequence[float | None] | None = None
+) -> list[str]:
+    """Numbers of a column and their spreads, in which the largest has four digits."""
+    largest = max((abs(v) for v in values if v is not None and math.isfinite(v)), default=0.0)
+    digits = min(max(3 - math.floor(math.log10(largest)), 0), 8) if largest else 1
+    cells = []
+    for value, spread in zip(values, spreads or [None] * len(values)):
+        told = "" if spread is None else f" ± {spread:,.{digits}f}"
+        cells.append("" if value is None else f"{value:,.{digits}f}{told}")
+    return cells
+
+
+def _span(counts: Sequence[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _seconds(runs: Sequence[SeedCurve]) -> str:
+    known = [run.seconds for run in runs if run.seconds is not None]
+    return f"{statistics.fmean(known):,.1f}" if len(known) == len(runs) else ""
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command ``kit compare``.
+
+    Args:
+        words: after ``kit compare``.
+
+    Returns:
+        Exit code: 0, or 2 if there is nothing to compare.
+    """
+    parser = argparse.ArgumentParser(
+        prog="kit compare", description="Compare saved runs; those that differ in seed are one."
+    )
+    text = "run folder, folder above (all runs below), or folder of a sweep"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
+    parser.add_argument("--column", default=COLUMN, help=f"of metrics.csv (default: {COLUMN})")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to a file")
+    given = parser.parse_args(words)
+    try:
+        _check_picture(given.plot)
+        compared = compare(given.runs, given.column)
+        print(table(compared))
+        if given.plot is not None:
+            _draw(compared, given.plot)
+    except (SettingError, NotSaved) as error:
+        print(f"kit: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _check_picture(path: Path | None) -> None:
+    """Refuse another ending than that of what is written."""
+    if path is not None and path.suffix != ".png":
+        raise SettingError("plot", str(path), "is no PNG file", [str(path.with_suffix(".png"))])
+
+
+def _draw(compared: Comparison, path: Path) -> None:
+    from kit.cli.compare_plot import draw  # with matplotlib, which takes longer than all the rest
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw(compared, path)
+    except (OSError, NotSaved) as error:
+        reason = error if isinstance(error, OSError) else error.__cause__
+        why = f"cannot be written: {getattr(reason, 'strerror', None) or reason}"
+        raise SettingError("plot", str(path), why) from None
+    print(f"\ncurves: {path}")

@@ -1,0 +1,143 @@
+"""Finding the folders of runs and reading their settings, without PyTorch."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kit.dialects import DIALECTS, dialect
+from kit.dialects.carried import use_of
+from kit.dialects.files import flat
+from kit.steps import SettingError
+from kit.steps.errors import nearest_first
+
+FREE_TO_DIFFER = {
+    "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",
+    "env.step_timeout", "start_from",
+}  # fmt: skip
+"""Settings of logging and saving, not of the training: they may differ when a run is resumed."""
+
+
+SWEEP_TABLE = "sweep.csv"
+"""In the folder of a sweep: the runs of it that have ended, and their folders."""
+
+
+def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "resume") -> Path:
+    """Find the folder of a run.
+
+    Args:
+        name: a run folder, or ``latest``: the newest one of the recipe.
+        runs: where run folders are.
+        recipe: whose runs ``latest`` means; ``None``: of any.
+        field: setting that asks for it, for the error.
+
+    Raises:
+        SettingError: if there is no such run.
+    """
+    if name != "latest":
+        folder = Path(name)
+        if (folder / "config.yaml").is_file():
+            return folder
+        why = "is not a run folder (it has no config.yaml)"
+        raise SettingError(field, name, why, _newest(runs, recipe))
+    found = _newest(runs, recipe)
+    if not found:
+        raise SettingError(field, "latest", f"finds no run in {runs / (recipe or '')}")
+    return Path(found[0])
+
+
+def _newest(runs: Path, recipe: str | None) -> list[str]:
+    """Run folders, the newest first, at most three; W&B writes a config.yaml further below."""
+    configs = runs.glob(f"{glob.escape(recipe) if recipe else '*'}/*/*/config.yaml")
+    folders = sorted((path.parent for path in configs), key=_naturally, reverse=True)
+    return [str(folder) for folder in folders[:3]]
+
+
+def _naturally(folder: Path) -> list[str | int]:
+    """The parts of a name, so that ``-s0-2`` comes before ``-s0-10``."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", folder.name)]
+
+
+def read_config(folder: Path, field: str = "resume") -> dict[str, Any]:
+    """Read the settings of a run.
+
+    Args:
+        folder: of the run.
+        field: setting that asks for it, for the error.
+
+    Raises:
+        SettingError: if the folder has none, or they cannot be read.
+    """
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or error
+        why = f"has no readable config.yaml: {reason}"
+        raise SettingError(field, str(folder), why) from None
+    if not isinstance(config, dict):
+        raise SettingError(field, str(folder), "has an empty config.yaml")
+    return config
+
+
+def runs_of(name: str | Path) -> list[Path]:
+    """The run folders that are meant, older ones first.
+
+    Args:
+        name: a run folder; a folder above, for all runs below; or the folder of a sweep, for its
+            runs that have ended.
+
+    Raises:
+        SettingError: if there is none, or a run of the sweep is gone.
+    """
+    place = Path(name)
+    if (place / "config.yaml").is_file():
+        return [place]
+    if (place / SWEEP_TABLE).is_file():
+        return _of_sweep(place)
+    found = []
+    for folder, below, files in os.walk(place):
+        if "config.yaml" in files and {"plan.txt", "metrics.csv"} & {*files}:
+            found.append(Path(folder))
+            below.clear()  # W&B writes a config.yaml there
+    if not place.exists():
+        beside = [str(path) for path in place.parent.glob("*") if path.is_dir()]
+        raise SettingError("run", str(name), "is not there", nearest_first(name, beside)[:3])
+    if not found:
+        why = "has no run in it, or below it"
+        raise SettingError("run", str(name), why, _newest(Path("runs"), None))
+    return sorted(found, key=_naturally)
+
+
+def _of_sweep(sweep: Path) -> list[Path]:
+    """The run folders in the table of a sweep; they may have been moved with it."""
+    with (sweep / SWEEP_TABLE).open(newline="", encoding="utf-8") as file:
+        told = [Path(row["folder"]) for row in csv.DictReader(file) if row.get("folder")]
+    runs = sweep.resolve().parents[2]
+    beside = [runs.joinpath(*folder.parts[-3:]) for folder in told]
+    found = [near if near.is_dir() else far for near, far in zip(beside, told)]
+    gone = [str(folder) for folder in found if not (folder / "config.yaml").is_file()]
+    if gone or not found:
+        why = f"names {gone[0]}, where no run is" if gone else "names no run that has a folder"
+        raise SettingError("run", str(sweep / SWEEP_TABLE), why, "give the folders of runs")
+    return found
+
+
+def training_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that say how it trains, by dotted name, without its seed.
+
+    Args:
+        config: of :func:`read_config`.
+    """
+    settings = flat(config)
+    seeds = {"seed"}
+    if (words := settings.get("steps.dialect")) in DIALECTS:
+        seeds |= {f"steps.{name}" for name, _, sets in use_of(dialect(words)) if sets == "seed"}
+    free = seeds | (FREE_TO_DIFFER - {"recipe", "start_from"})
+    return {name: value for name, value in settings.items() if name not in free}

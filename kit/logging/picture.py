@@ -1,0 +1,53 @@
+"""The look of learning curves, and how a picture is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kit.logging.files import not_written
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GREY, BLUE = "#9aa5b1", "#1f6feb"
+
+
+def curve_axes(height: float = 4.2) -> tuple[Figure, Axes]:
+    """Make a picture with axes, and no lines yet.
+
+    Args:
+        height: of the picture in inches; it is seven wide.
+    """
+    from matplotlib.figure import Figure  # its pyplot would take as long again, for windows
+    from matplotlib.ticker import EngFormatter
+
+    figure = Figure(figsize=(7, height), dpi=150)
+    axes = figure.subplots()
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a picture, completely or not at all.
+
+    Args:
+        figure: of :func:`curve_axes`.
+        path: PNG file to write.
+
+    Raises:
+        NotSaved: if it cannot be written; one that was there before is untouched.
+    """
+    figure.tight_layout()
+    temporary = path.with_name(f"{path.name}.new")
+    try:
+        figure.savefig(temporary, format="png")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise not_written(path, error) from error

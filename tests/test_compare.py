@@ -1,0 +1,413 @@
+"""Runs are compared over their seeds, in numbers and in a picture, and nothing is hidden."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+import recipes.a2c
+import recipes.ppo
+from kit.__main__ import main as kit
+from kit.cli.compare import table
+from kit.cli.compare_plot import draw, shared
+from kit.cli.comparison import COLUMN, Comparison, Group, SeedCurve, compare
+from kit.cli.launch import main
+from kit.cli.saved_runs import runs_of, training_settings
+from kit.dialects import Tianshou
+from kit.experiment import EnvConfig, OnPolicySteps
+from kit.logging.csv_file import read_rows
+from kit.steps import SettingError
+from tests.short_runs import COMMON, SHORT, tiny_config
+
+LOW, HIGH = 0.001, 0.01
+
+
+def made(tmp_path: Path, *, stops_at: int | None = None, **changes: Any) -> Path:
+    """Run PPO for 64 policy steps, evaluated after every 16, and return its folder."""
+    evaluated = OnPolicySteps(
+        total_policy_steps=64, steps_per_env=8, update_epochs=1, minibatch_size=8,
+        evaluation_every=16, evaluation_episodes=2,
+    )  # fmt: skip
+    trainer = recipes.ppo.build(tiny_config(tmp_path, **{"steps": evaluated, **changes}))
+    trainer.register_op(
+        "log_row", lambda row: row["policy_steps"] == stops_at and trainer.request_stop()
+    )
+    trainer.run()
+    return trainer.folder
+
+
+def written(run: Path, column: str = COLUMN, file: str = "metrics.csv") -> list[float]:
+    """The values of a column, as they are in the file."""
+    with (run / file).open() as opened:
+        return [float(row[column]) for row in csv.DictReader(opened) if row[column]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[tuple[float, int], Path]:
+    """Runs of two learning rates with four seeds each, by learning rate and seed."""
+    place = tmp_path_factory.mktemp("compared")
+    return {
+        (rate, seed): made(place, learning_rate=rate, seed=seed)
+        for rate in (LOW, HIGH)
+        for seed in range(4)
+    }
+
+
+@pytest.fixture
+def place(runs, tmp_path) -> Path:
+    """A copy of the folder of all these runs."""
+    return shutil.copytree(runs[LOW, 0].parents[2], tmp_path / "runs")
+
+
+# ---------------------------------------------------------------------- groups
+def test_runs_that_differ_in_their_seed_are_a_group_named_by_what_differs(runs):
+    compared = compare([runs[LOW, 0].parents[1]])
+    low, high = compared.groups
+    assert (low.name, low.settings) == ("learning_rate=0.001", {"learning_rate": LOW})
+    assert (high.name, high.settings) == ("learning_rate=0.01", {"learning_rate": HIGH})
+    assert [[run.seed for run in group.runs] for group in (low, high)] == [[0, 1, 2, 3]] * 2
+    assert (compared.title, compared.axis, compared.remarks) == (
+        "ppo on CartPole-v1", "policy_steps", [],
+    )  # fmt: skip
+
+
+def test_the_numbers_are_those_of_the_files(runs):
+    low, _ = compare([*runs.values()]).groups
+    folders = [runs[LOW, seed] for seed in range(4)]
+    values = [written(folder) for folder in folders]
+    last = sorted(found[-1] for found in values)
+    assert [run.steps for run in low.runs] == [[16, 32, 48, 64]] * 4
+    assert [run.values for run in low.runs] == values
+    assert low.mean == statistics.fmean(last)
+    assert low.std == statistics.pstdev(last)
+    assert low.greatest == statistics.fmean(map(max, values))
+    assert low.interquartile_mean == (last[1] + last[2]) / 2
+    assert [run.policy_steps for run in low.runs] == [64] * 4
+    assert [run.gradient_steps for run in low.runs] == [8] * 4
+    seconds = [written(folder, "time/seconds", "times.csv")[-1] for folder in folders]
+    assert [run.seconds for run in low.runs] == seconds
+    assert asdict(low)["runs"][0]["folder"] == str(folders[0])  # plain data
+
+
+def test_less_than_four_seeds_have_no_interquartile_mean_and_one_has_no_spread(runs):
+    three = compare([runs[LOW, seed] for seed in range(3)]).groups[0]
+    assert (three.interquartile_mean, three.std is None) == (None, False)
+    one = compare([runs[LOW, 0]]).groups[0]
+    assert (one.mean, one.std) == (written(runs[LOW, 0])[-1], None)
+
+
+@pytest.mark.parametrize(("text", "middle"), [("nan", "nan"), ("inf", "")])
+def test_a_value_that_is_no_number_is_shown(text, middle, place):
+    runs = [Path(run.folder) for run in compare([place]).groups[0].runs]
+    metrics = runs[0] / "metrics.csv"
+    rows = list(csv.reader(metrics.open()))
+    rows[-1][rows[0].index(COLUMN)] = text
+    metrics.write_text("\n".join(map(",".join, rows)) + "\n")
+    (group,) = compare(runs).groups
+    found = [str(group.mean), str(group.std), str(group.greatest), str(group.interquartile_mean)]
+    ends = sorted(run.values[-1] for run in group.runs)
+    assert found == [text, "nan", text, middle or str((ends[1] + ends[2]) / 2)]
+    assert f"{text} ± nan" in table(compare(runs))
+
+
+def test_how_a_run_is_watched_and_saved_makes_no_group(runs, tmp_path):
+    other = made(
+        tmp_path, learning_rate=LOW, seed=4, logger="tensorboard", checkpoint_every=32,
+        time_limit=1e9,
+    )  # fmt: skip
+    (group,) = compare([runs[LOW, 0], other]).groups
+    assert (group.name, len(group.runs)) == ("", 2)
+
+
+def test_a_run_that_begins_with_the_weights_of_another_is_a_group_of_its_own(runs, tmp_path):
+    other = made(tmp_path, learning_rate=LOW, seed=4, start_from=str(runs[LOW, 0]))
+    names = [group.name for group in compare([runs[LOW, 0], other]).groups]
+    assert names == ["start_from=null", f"start_from={runs[LOW, 0]}"]
+
+
+def test_a_setting_that_one_run_did_not_have_yet_is_told(runs, tmp_path):
+    older = shutil.copytree(runs[LOW, 1], tmp_path / "older")
+    config = yaml.safe_load((older / "config.yaml").read_text())
+    del config["clip_value"]
+    (older / "config.yaml").write_text(yaml.safe_dump(config))
+    names = [group.name for group in compare([runs[LOW, 0], older]).groups]
+    assert names == ["clip_value=null", "clip_value=(not set)"]
+
+
+def test_the_seed_of_another_library_is_a_seed():
+    plain = {"seed": 1, "gamma": 0.9, "steps": {"dialect": Tianshou.NAME, "train_seed": 1}}
+    assert set(training_settings(plain)) == {"gamma", "steps.dialect"}
+
+
+def test_recipes_are_told_by_name_and_not_by_their_many_settings(runs, tmp_path):
+    steps = OnPolicySteps(
+        total_policy_steps=16, steps_per_env=8, minibatch_size=16, evaluation_every=16
+    )
+    config = recipes.a2c.Config(
+        env=EnvConfig(num_envs=2), steps=steps, runs=str(tmp_path), progress=False, gamma=0.5
+    )
+    trainer = recipes.a2c.build(config)
+    trainer.run()
+    compared = compare([runs[LOW, 0], runs[HIGH, 0], trainer.folder])
+    assert [group.name for group in compared.groups] == [
+        "recipe=ppo, learning_rate=0.001", "recipe=ppo, learning_rate=0.01", "recipe=a2c",
+    ]  # fmt: skip
+    assert compared.title == "CartPole-v1"
+
+
+def test_recipes_of_one_name_are_told_by_where_they_are(runs, tmp_path):
+    mine = shutil.copytree(runs[LOW, 1], tmp_path / "mine")
+    config = yaml.safe_load((mine / "config.yaml").read_text())
+    (mine / "config.yaml").write_text(yaml.safe_dump(config | {"recipe": "/mine/ppo.py"}))
+    names = [group.name for group in compare([runs[LOW, 0], mine]).groups]
+    assert names == ["recipe=recipes.ppo", "recipe=/mine/ppo.py"]
+
+
+def test_between_recipes_other_tasks_are_told_too(runs, tmp_path):
+    other = shutil.copytree(runs[LOW, 1], tmp_path / "other")
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["env"]["id"], config["gamma"] = "Acrobot-v1", 0.5
+    (other / "config.yaml").write_text(yaml.safe_dump(config | {"recipe": "recipes.a2c"}))
+    compared = compare([runs[LOW, 0], other])
+    assert [group.name for group in compared.groups] == [
+        "recipe=ppo, env.id=CartPole-v1", "recipe=a2c, env.id=Acrobot-v1",
+    ]  # fmt: skip
+    assert compared.title == ""
+
+
+def test_other_tasks_are_told_in_names_and_below_the_table(runs, tmp_path):
+    env = EnvConfig(num_envs=2, kwargs={"sutton_barto_reward": True})
+    compared = compare([runs[LOW, 0], made(tmp_path, learning_rate=LOW, env=env)])
+    assert [group.name for group in compared.groups] == [
+        "env.kwargs.sutton_barto_reward=(not set)", "env.kwargs.sutton_barto_reward=true",
+    ]  # fmt: skip
+    assert compared.remarks == ["The groups learn different tasks, so their values do not compare."]
+
+
+# ---------------------------------------------------------------------- what is not hidden
+def test_seeds_of_other_lengths_are_said(runs, tmp_path):
+    shorter = made(tmp_path, learning_rate=LOW, seed=7, stops_at=32)
+    compared = compare([runs[LOW, 0], runs[LOW, 1], shorter])
+    assert compared.remarks == [
+        "Last values come after different policy steps: 32 (seed 7); 64 (seeds 0, 1)."
+    ]
+    (line,) = [line for line in table(compared).splitlines() if line.startswith("all runs")]
+    assert "3 (0, 1, 7)" in line
+    assert "32 to 64" in line
+
+
+def test_of_two_runs_of_one_seed_the_longer_counts_and_the_other_is_named(runs, tmp_path):
+    shorter = made(tmp_path, learning_rate=LOW, stops_at=32)
+    for given in ([shorter, runs[LOW, 0]], [runs[LOW, 0], shorter]):
+        compared = compare(given)
+        assert [run.folder for run in compared.groups[0].runs] == [str(runs[LOW, 0])]
+        said = f"{shorter} is left out: {runs[LOW, 0]} has the same seed."
+        assert compared.remarks == [said]
+
+
+def test_a_run_given_twice_is_one_run(runs):
+    compared = compare([runs[LOW, 0], runs[LOW, 0].parent])
+    assert [len(group.runs) for group in compared.groups] == [4, 4]
+    assert compared.remarks == []
+
+
+def test_a_run_without_a_value_yet_is_left_out_and_named(runs, tmp_path):
+    begun = shutil.copytree(runs[LOW, 1], tmp_path / "begun")
+    (begun / "metrics.csv").unlink()
+    compared = compare([runs[LOW, 0], begun])
+    assert compared.remarks == [f"{begun} has no {COLUMN} yet and is left out."]
+    assert len(compared.groups[0].runs) == 1
+
+
+def test_a_row_with_a_torn_number_is_not_read(place):
+    run = runs_of(place)[0]
+    text = (run / "metrics.csv").read_text()
+    (run / "metrics.csv").write_text(text.rstrip("\n") + "e\n")
+    assert [row["policy_steps"] for row in read_rows(run)] == [16, 32, 48]
+
+
+def test_of_a_run_that_collects_nothing_gradient_steps_are_the_axis(place):
+    run = runs_of(place)[0]
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    with (run / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(row | {"policy_steps": 0} for row in rows)
+    (run / "times.csv").unlink()
+    compared = compare([run])
+    assert compared.axis == "gradient_steps"
+    assert compared.groups[0].runs[0].steps == [2, 4, 6, 8]
+
+
+# ---------------------------------------------------------------------- the command
+def test_the_table_has_a_line_for_each_group_and_says_what_it_means(place, monkeypatch, capsys):
+    monkeypatch.chdir(place.parent)
+    assert kit(["compare", "runs"]) == 0
+    title, _, header, _, low, high, _, *legend = capsys.readouterr().out.splitlines()
+    assert title == "ppo on CartPole-v1"
+    names = ["group", "seeds", "policy steps", "last", "greatest", "IQM", "gradient steps"]
+    assert [header.index(name) for name in names] == sorted(header.index(name) for name in names)
+    assert low.startswith("learning_rate=0.001  4 (0-3)")
+    assert high.startswith("learning_rate=0.01 ")
+    group = compare(["runs"]).groups[0]
+    assert f"{group.mean:.2f} ± {group.std:.2f}" in low
+    assert [line.split()[0] for line in legend] == ["last", "greatest", "IQM", "seconds"]
+    assert COLUMN in legend[0]
+
+
+def test_any_column_can_be_compared(place, capsys):
+    assert kit(["compare", str(place), "--column", "episode/length"]) == 0
+    assert "episode/length of the last row that has it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("runss", "run='runss' is not there; what works: runs"),
+        ("runs/ppo/CartPole-v2", "is not there; what works: runs/ppo/CartPole-v1."),
+        ("empty", "run='empty' has no run in it, or below it; what works: runs/ppo/CartPole-v1/"),
+        ("runs --column evaluation/retrun",
+         "column='evaluation/retrun' is no column of these runs; what works: evaluation/return or"),
+        ("runs --plot broken/config.yaml/c.png", "c.png' cannot be written: "),
+        ("runs --plot c.pdf", "plot='c.pdf' is no PNG file; what works: c.png."),
+        ("broken", "run='broken' has no readable config.yaml: expected"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_one_line(words, message, place, monkeypatch, capsys):
+    monkeypatch.chdir(place.parent)
+    Path("empty").mkdir()
+    Path("broken").mkdir()
+    Path("broken", "config.yaml").write_text("a: [")
+    assert kit(["compare", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kit: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_runs_without_a_row_are_refused(place):
+    run = runs_of(place)[0]
+    (run / "metrics.csv").unlink()
+    with pytest.raises(SettingError, match="has no rows yet; let it run on"):
+        compare([run])
+
+
+# ---------------------------------------------------------------------- where runs are
+def test_the_folder_of_a_sweep_means_its_runs_also_where_it_was_moved_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = [*SHORT["ppo"], *COMMON, "log_every=16"]
+    for rates in ("0.1,0.2", "0.3,0.4"):
+        main(recipes.ppo.Config, recipes.ppo.build, [*short, "-m", f"learning_rate={rates}"])
+    first, _ = sorted(Path("runs/ppo/sweeps").iterdir())
+    names = ["learning_rate=0.1", "learning_rate=0.2"]
+    assert [group.name for group in compare([first], "episode/return").groups] == names
+    Path("runs").rename("moved")
+    moved = "moved" / first.relative_to("runs")
+    assert [group.name for group in compare([moved], "episode/return").groups] == names
+    assert len(compare(["moved"], "episode/return").groups) == 4
+    shutil.rmtree(runs_of(moved)[0])
+    with pytest.raises(SettingError, match="where no run is; give the folders of runs"):
+        compare([moved], "episode/return")
+
+
+def test_what_wandb_and_others_write_is_no_run(place):
+    run = runs_of(place)[0]
+    for below in (run / "wandb" / "offline-run" / "files", place / "elsewhere"):
+        below.mkdir(parents=True)
+        (below / "config.yaml").write_text("lr: 1")
+    (run / "wandb" / "offline-run" / "files" / "plan.txt").touch()
+    assert len(runs_of(place)) == 8
+
+
+# ---------------------------------------------------------------------- the picture
+@pytest.fixture
+def axes(monkeypatch):
+    """Keeps the axes that are drawn, to look at them."""
+    kept, subplots = [], Figure.subplots
+
+    def keep(*args, **kwargs):
+        kept.append(subplots(*args, **kwargs))
+        return kept[-1]
+
+    monkeypatch.setattr(Figure, "subplots", keep)
+    return kept
+
+
+def curve(seed: int, points: dict[int, float]) -> SeedCurve:
+    return SeedCurve(seed, "", [*points], [*points.values()], max(points), 0, None)
+
+
+def drawn(tmp_path: Path, *seeds: dict[int, float]) -> Comparison:
+    compared = compared_of([curve(n, points) for n, points in enumerate(seeds)])
+    draw(compared, tmp_path / "compared.png")
+    return compared
+
+
+def compared_of(curves: list[SeedCurve]) -> Comparison:
+    group = Group("gamma=0.9", {"gamma": 0.9}, curves, 0.0, 0.0, 0.0, None)
+    return Comparison(COLUMN, "policy_steps", "ppo on CartPole-v1", [group])
+
+
+def test_a_group_is_its_mean_in_a_band_from_least_to_greatest(tmp_path, axes):
+    drawn(tmp_path, {10: 1.0, 20: 5.0}, {10: 3.0, 20: 6.0}, {10: 2.0, 20: 10.0})
+    (shown,) = axes
+    (mean,) = shown.get_lines()
+    assert mean.get_xydata().tolist() == [[10, 2], [20, 7]]
+    (band,) = shown.collections
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
+    assert corners == {(10, 1), (10, 3), (20, 5), (20, 10)}
+    legend = shown.get_legend()
+    assert legend.get_title().get_text() == "mean of seeds in a band from least to greatest"
+    assert [text.get_text() for text in legend.get_texts()] == ["gamma=0.9 (3 seeds)"]
+    labels = (shown.get_xlabel(), shown.get_ylabel(), shown.get_title())
+    assert labels == ("policy steps", "evaluation return", "ppo on CartPole-v1")
+
+
+def test_seeds_of_other_lengths_are_drawn_alone_where_not_all_have_data(tmp_path, axes):
+    drawn(tmp_path, {10: 1.0, 20: 5.0, 30: 7.0}, {10: 3.0, 20: 5.0})
+    mean, alone = axes[0].get_lines()
+    assert mean.get_xydata().tolist() == [[10, 2], [20, 5]]
+    assert alone.get_xydata().tolist() == [[20, 5], [30, 7]]
+    told = axes[0].get_legend().get_title().get_text()
+    assert told.endswith("where not all have data")
+    assert "interpolated" not in told
+
+
+def test_seeds_evaluated_after_other_steps_are_interpolated_and_that_is_said(tmp_path, axes):
+    drawn(tmp_path, {10: 1.0, 30: 5.0}, {10: 3.0, 20: 5.0, 30: 5.0})
+    (mean,) = axes[0].get_lines()
+    assert mean.get_xydata().tolist() == [[10, 2], [20, 4], [30, 5]]
+    assert "interpolated between their steps" in axes[0].get_legend().get_title().get_text()
+
+
+def test_seeds_that_have_no_steps_in_common_are_drawn_alone(tmp_path, axes):
+    drawn(tmp_path, {10: 1.0, 20: 5.0}, {30: 3.0, 40: 5.0})
+    mean, *alone = axes[0].get_lines()
+    assert len(mean.get_xydata()) == 0
+    assert [line.get_xydata().tolist() for line in alone] == [
+        [[10, 1], [20, 5]], [[30, 3], [40, 5]],
+    ]  # fmt: skip
+    steps, _, interpolated = shared([curve(0, {10: 1.0}), curve(1, {20: 1.0})])
+    assert (len(steps), interpolated) == (0, False)
+
+
+def test_the_picture_is_written_whole(place, tmp_path, capsys):
+    path = tmp_path / "compared.png"
+    assert kit(["compare", str(place), "--plot", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(f"\ncurves: {path}\n")
+    picture = imread(path)
+    assert picture.shape[1] == 1050
+    for colour in ((0x1F, 0x6F, 0xEB), (0xE8, 0x59, 0x0C)):
+        near = np.abs(picture[..., :3] - np.array(colour) / 255).max(-1) < 0.02
+        assert near.sum() > 300  # the line of a group
