@@ -20,6 +20,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -363,14 +364,15 @@ def report(found: Mapping[tuple[str, str], str]) -> Path:
     path, before = RESULTS / "mutations.md", {}
     for line in path.read_text().splitlines() if path.exists() else []:
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
-        if len(cells) == 5:
-            before[cells[1], cells[2]] = cells[3]
-    known = {**before, **found}
-    rows = [[*_key(m), known[_key(m)]] for m in MUTATIONS if known.get(_key(m))]
-    alive = sum(row[2] == LIVES for row in rows)
-    table = markdown_table(["file", "mutation", "caught by"], rows)
+        if len(cells) == 6:
+            before[cells[1], cells[2]] = cells[3:5]
+    known = {**before, **{key: [by, str(date.today())] for key, by in found.items()}}
+    rows = [[*_key(m), *known[_key(m)]] for m in MUTATIONS if _key(m) in known]
+    alive = sum(row[2].startswith(LIVES) for row in rows)
+    table = markdown_table(["file", "mutation", "caught by", "tried"], rows)
     text = (
-        f"{machine(1)}; {len(rows)} of {len(MUTATIONS)} mutations tried, {alive} alive.\n\n{table}"
+        f"{len(rows)} of {len(MUTATIONS)} mutations tried, {alive} alive. The last of them on: "
+        f"{machine(1)}.\n\n{table}"
     )
     return write_results("mutations", "Mutations", text)
 
