@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
@@ -179,10 +179,14 @@ class Dialect(ABC):
         return self.DEFAULTS.get(algo, {})
 
     @property
+    def algorithm(self) -> str:
+        """The algorithm, or a family of them, that is named or implied."""
+        return self._algorithm(self.algo)
+
+    @property
     def family(self) -> str:
         """Family of the algorithm: ``on_policy``, ``off_policy`` or ``offline``."""
-        algorithm = self._algorithm(self.algo)
-        return self.ALGORITHMS.get(algorithm, algorithm)
+        return self.ALGORITHMS.get(self.algorithm, self.algorithm)
 
     # ------------------------------------------------------------------ from a plan
     @classmethod
@@ -211,6 +215,8 @@ class Dialect(ABC):
             SettingError: if no settings of this library come near.
         """
         cls._refuse(plan)
+        for name in settings.keys() - set(cls.names()):
+            raise cls.unknown(name, settings[name], cls.names())
         nearest, refusal = None, None
         given = settings.get("algo")
         family = ON_POLICY if plan.on_policy else OFF_POLICY
@@ -221,8 +227,7 @@ class Dialect(ABC):
                 made = cls(
                     **{n: getattr(plan, of) for n, of in same.items()} | cls._from(plan, kept)
                 )
-                for name, value in settings.items():
-                    setattr(made, name, value)
+                made = replace(made, **settings)
                 differences = differing_settings(plan, made.to_plan())
             except SettingError as error:
                 refusal = refusal or error
