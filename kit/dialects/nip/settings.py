@@ -25,6 +25,17 @@ def _one_factor(value: Any, settings: Any) -> float:
     return float(value)
 
 
+_CONSTANT: dict[str, Any] = {"env.normalize_reward": False, "target_kl": None}
+_CONSTANT |= {"anneal_clip": "constant", "anneal_entropy": "constant"}
+# `CommonPpoParameters`, which stand beside `RlTrainerParameters`.
+_PPO = {"clip_epsilon": 0.2, "critic_coeff": 1.0, "entropy_coeff": 0.001}
+_PPO |= {"normalize_advantage": True}
+_UNSAID: dict[str, dict[str, Any]] = {
+    **{name: _CONSTANT | _PPO for name in ("vanilla_ppo", "ppo")},
+    **{name: {"env.normalize_reward": False} for name in ("spg", "reinforce")},
+}
+
+
 @dataclass
 class LrFactors:
     """Factors of the learning rate."""
@@ -58,6 +69,7 @@ class NipSettings(WrappedDialect):
         "on_policy": (True, "all its trainers are on-policy"),
     }
     GROUPS: ClassVar = {"body_lr_factor": LrFactors}
+    UNSAID: ClassVar = _UNSAID
     SECTIONS = frozenset({"", "rl", "protocol_common"})
     PATHS: ClassVar = {"trainer": "algo"}
 

@@ -101,6 +101,18 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 }
 """`configs/exp`, `configs/algo` and `configs/env` of v0.5.7, as far as they set what is counted."""
 
+_RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
+_OF_PPO = {**_RAW, "activation": "tanh", "target_kl": None, "critic_loss": "l2"}
+_OF_SAC = {**_RAW, "activation": "relu", "n_step": 1}
+UNSAID: dict[str, dict[str, Any]] = {
+    "ppo": _OF_PPO,
+    "ppo_decoupled": _OF_PPO,
+    "a2c": {**_RAW, "activation": "tanh", "normalize_advantage": False, "optimizer": "rmsprop"},
+    **dict.fromkeys(("sac", "droq", "sac_ae", "sac_decoupled"), _OF_SAC),
+    **dict.fromkeys(SEQUENCES, _RAW),
+}
+"""What the code up to July 2024 does: no wrapper normalises, no update stops early."""
+
 
 def defaults(version: str, algo: str) -> dict[str, Any]:
     """The defaults of an algorithm in a version; without the settings that it does not have."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect
 from kit.dialects.fields import acts, counts, linear_or_constant, range_or_none, refused
-from kit.dialects.sheeprl.defaults import CONFIGS, P2E, SEQUENCES, absent, defaults
+from kit.dialects.sheeprl.defaults import CONFIGS, P2E, SEQUENCES, UNSAID, absent, defaults
 from kit.steps.errors import Count, Natural, SettingError
 
 _PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_ae", "sac_decoupled")
@@ -73,6 +73,7 @@ class SheeprlSettings(Dialect):
         "algo.alpha.alpha": "alpha",
     }
     CONFIGS: ClassVar = CONFIGS
+    UNSAID: ClassVar = UNSAID
 
     total_steps: Natural = counts()
     """policy steps of the run in all processes, rounded down to whole iterations."""
@@ -124,6 +125,10 @@ class SheeprlSettings(Dialect):
     """policy steps between target updates (SAC, ``algo.critic.target_network_frequency``)."""
     anneal_lr: bool = acts("anneal", False, _anneal, only=ON_POLICY)
     """whether the learning rate falls linearly with the iterations, to one iteration's share."""
+    anneal_clip_coef: bool = acts("anneal_clip", False, linear_or_constant, only=_PPOS)
+    """whether the clipping range falls linearly with the iterations (PPO)."""
+    anneal_ent_coef: bool = acts("anneal_entropy", False, linear_or_constant, only=_PPOS)
+    """whether the weight of the entropy does (PPO)."""
     lr: float = acts("learning_rate", only=ON_POLICY)
     """learning rate of the one optimiser of PPO and A2C (``algo.optimizer.lr``)."""
     gamma: float = acts("gamma")
