@@ -31,7 +31,7 @@ _CONSTANT |= {"anneal_clip": "constant", "anneal_entropy": "constant"}
 _PPO = {"clip_epsilon": 0.2, "critic_coeff": 1.0, "entropy_coeff": 0.001}
 _PPO |= {"normalize_advantage": True}
 _UNSAID: dict[str, dict[str, Any]] = {
-    **{name: _CONSTANT | _PPO for name in ("vanilla_ppo", "ppo")},
+    **dict.fromkeys(("vanilla_ppo", "ppo"), _CONSTANT | _PPO),
     **{name: {"env.normalize_reward": False} for name in ("spg", "reinforce")},
 }
 
