@@ -239,6 +239,8 @@ def test_the_first_gradient_step_is_due_when_the_ratio_in_floats_says_so(ratio, 
         ("0.5.7", "p2e_dv3_finetuning", {"total_steps": 1_000_000, "learning_starts": 16_384}),
         ("0.5.0", "p2e_dv3_finetuning", {"total_steps": 1_000_000, "learning_starts": 65_536}),
         ("0.5.7", "p2e_dv3_exploration", {"total_steps": 5_000_000, "learning_starts": 1_024}),
+        ("0.8.4", "sac", {"buffer_size": 1_000_000}),
+        ("0.5.7", "p2e_dv2_finetuning", {"buffer_size": 5_000_000}),
         ("0.5.7", "sac_ae", {"tau": 0.01, "hidden_size": 1_024, "alpha": 0.1}),
     ],
 )

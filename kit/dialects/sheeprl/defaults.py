@@ -8,8 +8,8 @@ DREAMERS = ("dreamer_v1", "dreamer_v2", "dreamer_v3")
 P2E = tuple(f"p2e_dv{n}_{phase}" for n in (1, 2, 3) for phase in ("exploration", "finetuning"))
 SEQUENCES = (*DREAMERS, *P2E)
 
-# `configs/algo` and `configs/exp` of 0.8.4; the totals of Plan2Explore's finetuning and `gamma` of
-# Dreamer are those of every release up to July 2024.
+# `configs/algo` and `configs/exp` of 0.8.4; the totals of Plan2Explore's finetuning, `gamma` of
+# Dreamer and `buffer.size` are those of every release up to July 2024.
 # fmt: off
 _ACTOR_CRITIC = {
     "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "ent_coef": 0.0, "vf_coef": 1.0,
@@ -24,20 +24,23 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "sac": {
         "total_steps": 1_000_000, "learning_starts": 100, "replay_ratio": 1.0,
         "per_rank_batch_size": 256, "per_rank_pretrain_steps": 0,
-        "gamma": 0.99, "tau": 0.005, "hidden_size": 256, "alpha": 1.0,
+        "gamma": 0.99, "tau": 0.005, "hidden_size": 256, "alpha": 1.0, "buffer_size": 1_000_000,
     },
     "dreamer_v1": {
         "total_steps": 5_000_000, "learning_starts": 5_000, "replay_ratio": 0.1, "gamma": 0.99,
         "per_rank_batch_size": 50, "per_rank_sequence_length": 50, "per_rank_pretrain_steps": 100,
+        "buffer_size": 5_000_000,
     },
     "dreamer_v2": {
         "total_steps": 5_000_000, "learning_starts": 1_000, "replay_ratio": 0.2, "gamma": 0.99,
         "per_rank_batch_size": 16, "per_rank_sequence_length": 50, "per_rank_pretrain_steps": 100,
+        "buffer_size": 5_000_000,
     },
     "dreamer_v3": {
         "total_steps": 5_000_000, "learning_starts": 1_024, "replay_ratio": 1.0,
         "gamma": 0.996996996996997,
         "per_rank_batch_size": 16, "per_rank_sequence_length": 64, "per_rank_pretrain_steps": 0,
+        "buffer_size": 1_000_000,
     },
 }
 _DEFAULTS["droq"] = _DEFAULTS["sac"] | {"replay_ratio": 20.0}
