@@ -288,3 +288,9 @@ def test_a_field_that_a_file_of_cleanrl_does_not_have_is_refused(algo, field):
     with pytest.raises(SettingError, match=f"{field}=2 has no effect for {algo}"):
         CleanRL(algo=algo, **{field: 2}).to_plan(strict=True)
     assert CleanRL(algo="td3").resolved().learning_rate == 3e-4
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_a_critic_of_pyrado_is_its_settings(algo):
+    with pytest.raises(SettingError, match="critic=3 is no GAE; use GAE"):
+        Pyrado(algo=algo, critic=3)

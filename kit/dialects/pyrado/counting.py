@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.dialects.base import ON_POLICY
-from kit.dialects.pyrado.settings import EVALUATION_ROLLOUTS, GAE, PyradoSettings
+from kit.dialects.pyrado.settings import EVALUATION_ROLLOUTS, PyradoSettings
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 
@@ -25,8 +25,6 @@ def _on_policy(pyrado: PyradoSettings) -> dict[str, Any]:
     size, length = pyrado.batch_size, pyrado.rollout_length
     if pyrado.recurrent and length is not None:
         size = -(-size // length) * length
-    if not isinstance(pyrado.critic, GAE):
-        raise SettingError("critic", pyrado.critic, "is no GAE", "use GAE(num_epoch=10)")
     particles = pyrado.algo == "svpg"
     return {
         "update_epochs": 1 if pyrado.algo in ("a2c", "svpg") else pyrado.num_epoch,

@@ -205,6 +205,8 @@ class PyradoSettings(WrappedDialect):
                     nearest = nearest_first(name, known)[:3]
                     raise SettingError(f"critic.{name}", value, "is not a setting", nearest)
             self.critic = GAE(**self.critic)
+        if not isinstance(self.critic, GAE):
+            raise SettingError("critic", self.critic, "is no GAE", "use GAE(num_epoch=10)")
 
     # ------------------------------------------------------------------ what follows from them
     @property
