@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import fact, uses
-from kit.steps.errors import Count, SettingError, check_types, nearest_first, one_of
+from kit.dialects.fields import check_values, fact, uses
+from kit.steps.errors import Count, SettingError, nearest_first, one_of
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 
@@ -55,6 +55,9 @@ class Dialect(ABC):
     """groups of the library's configuration files that have its fields."""
     PATHS: ClassVar[Mapping[str, str]] = {}
     """dotted names in its configuration files, where they differ from the fields."""
+    CONFIGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
+    """groups of its configuration files of which one is chosen (``env=atari``), their choices, and
+    the fields that each choice sets."""
 
     UNSAID: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """settings of recipes that the library has no field for, as it has them, by algorithm."""
@@ -125,7 +128,11 @@ class Dialect(ABC):
         for name, value in made._defaults().items():
             if getattr(made, name) is None:
                 setattr(made, name, value)
-        check_types(made)
+        check_values(made)
+        for group, inner in self.GROUPS.items():
+            if isinstance(given := getattr(made, group), inner):
+                setattr(made, group, copy.copy(given))
+                check_values(getattr(made, group), group)
         return made
 
     def _algorithm(self, algo: Any) -> str:
@@ -172,10 +179,14 @@ class Dialect(ABC):
         return self.DEFAULTS.get(algo, {})
 
     @property
+    def algorithm(self) -> str:
+        """The algorithm, or a family of them, that is named or implied."""
+        return self._algorithm(self.algo)
+
+    @property
     def family(self) -> str:
         """Family of the algorithm: ``on_policy``, ``off_policy`` or ``offline``."""
-        algorithm = self._algorithm(self.algo)
-        return self.ALGORITHMS.get(algorithm, algorithm)
+        return self.ALGORITHMS.get(self.algorithm, self.algorithm)
 
     # ------------------------------------------------------------------ from a plan
     @classmethod
@@ -204,6 +215,8 @@ class Dialect(ABC):
             SettingError: if no settings of this library come near.
         """
         cls._refuse(plan)
+        for name in settings.keys() - set(cls.names()):
+            raise cls.unknown(name, settings[name], cls.names())
         nearest, refusal = None, None
         given = settings.get("algo")
         family = ON_POLICY if plan.on_policy else OFF_POLICY
@@ -214,8 +227,7 @@ class Dialect(ABC):
                 made = cls(
                     **{n: getattr(plan, of) for n, of in same.items()} | cls._from(plan, kept)
                 )
-                for name, value in settings.items():
-                    setattr(made, name, value)
+                made = replace(made, **settings)
                 differences = differing_settings(plan, made.to_plan())
             except SettingError as error:
                 refusal = refusal or error

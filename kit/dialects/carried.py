@@ -11,6 +11,7 @@ for. With ``library_defaults`` the recipe takes all of these over that were not 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -57,6 +58,12 @@ def flat(settings: Dialect) -> dict[str, Any]:
         else:
             found[field.name] = value
     return found
+
+
+def changed(settings: Dialect) -> dict[str, Any]:
+    """The settings that differ from the library's defaults; those of a group with dotted names."""
+    default = flat(type(settings)())
+    return {n: v for n, v in flat(settings).items() if n != "version" and v != default[n]}
 
 
 def take(steps: Any, config: Any, algo: str | None = None, family: str | None = None) -> list[str]:
@@ -164,21 +171,52 @@ def carry_over(source: Dialect, target: Dialect, fixed: Collection[str]) -> dict
     Returns:
         The changed settings of ``source`` that do not count, without an equivalent.
     """
-    said, made = source.resolved(), target.resolved()
-    default, changed = flat(type(source)()), flat(source)
-    theirs = _uses_for(made)
+    said, default, changed = source.resolved(), flat(type(source)()), flat(source)
     left_out = {}
     for name, use in _uses_for(said).items():
         if changed[name] == default[name]:
             continue
-        found = _equivalent(use, flat(said)[name], said, theirs, made)
-        if found is None:
+        made = target.resolved()
+        if type(source) is type(target):
+            found = {name: changed[name]} if name in _uses_for(made) else None
+        else:
+            found = _equivalent(use, flat(said)[name], said, _uses_for(made), made)
+        kept = {f: v for f, v in (found or {}).items() if f.partition(".")[0] not in fixed}
+        if found is None or not _put(target, kept):
             left_out[name] = changed[name]
-            continue
-        for field, value in found.items():
-            if field not in fixed:
-                setattr(target, field, value)
     return left_out
+
+
+def _put(settings: Dialect, values: Mapping[str, Any]) -> bool:
+    """Set fields, dotted ones in groups, if they are valid and the plan stays what it is."""
+    changed = _with(settings, values)
+    try:
+        if changed.to_plan() != settings.to_plan():
+            return False
+    except SettingError:
+        return False
+    vars(settings).update(vars(changed))
+    return True
+
+
+def _with(settings: Dialect, values: Mapping[str, Any]) -> Dialect:
+    """A copy with fields set, dotted ones in groups."""
+    made = copy.copy(settings)
+    for name, value in values.items():
+        group, _, inner = name.rpartition(".")
+        if group:
+            value = dataclasses.replace(getattr(made, group), **{inner: value})
+        setattr(made, group or name, value)
+    return made
+
+
+def _accepts(settings: Dialect, name: str, value: Any) -> bool:
+    """Whether a value is one that the library takes for a field."""
+    try:
+        _with(settings, {name: value}).resolved()
+    except SettingError:
+        return False
+    return True
 
 
 def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any, Any]]:
@@ -191,17 +229,22 @@ def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any,
     Returns:
         By the name of the recipe's setting, the value of each.
     """
-    ours, theirs = _meanings(source), _meanings(target)
+    ours, theirs = meanings(source), meanings(target)
     both = ((name, ours[name], theirs[name]) for name in ours if name in theirs)
     return {name: (one, other) for name, one, other in both if one != other}
 
 
-def _meanings(settings: Dialect) -> dict[str, Any]:
-    """The recipe's settings that all fields mean, and those that the library has no field for."""
+def meanings(settings: Dialect, names: Collection[str] | None = None) -> dict[str, Any]:
+    """The recipe's settings that fields of a dialect mean, and their values.
+
+    Args:
+        settings: settings of a library.
+        names: fields to ask; ``None``: all, and what the library has no field for.
+    """
     said, values = settings.resolved(), flat(settings.resolved())
-    found = dict(said.UNSAID.get(str(said.algo), {}))
+    found = {} if names is not None else dict(said.UNSAID.get(str(said.algo), {}))
     for name, use in _uses_for(said).items():
-        if values[name] is not None:
+        if values[name] is not None and (names is None or name in names):
             found |= _meant(use, values[name], said) or {}
     return found
 
@@ -213,18 +256,39 @@ def _equivalent(
     meant = _meant(use, given, said)
     if meant is None:
         return None
-    found: dict[str, Any] = {}
-    for setting, wanted in meant.items():
-        flags = (True, False) if isinstance(wanted, str) else ()  # of a schedule
-        for name, value in itertools.product(theirs, (*flags, given, wanted)):
-            other = None if "." in name else _meant(theirs[name], value, made)
-            if other and setting in other and other.items() <= meant.items():
-                found[name] = value
+    for order in itertools.permutations(meant):  # a coefficient may act only once it is fixed
+        found: dict[str, Any] = {}
+        so_far = made
+        for setting in order:
+            fields = _fields_of(setting, given, meant, theirs, so_far)
+            if fields is None:
                 break
+            found |= fields
+            so_far = _with(so_far, fields)
         else:
-            if made.UNSAID.get(str(made.algo), {}).get(setting, ...) != wanted:
-                return None
-    return found
+            return found
+    return None
+
+
+def _fields_of(
+    setting: str,
+    given: Any,
+    meant: Mapping[str, Any],
+    theirs: Mapping[str, Acts | Refused],
+    made: Dialect,
+) -> dict[str, Any] | None:
+    """The field that sets one of the recipe's settings to what is ``meant``, and its value.
+
+    It is none at all, if the other library has the setting so.
+    """
+    wanted = meant[setting]
+    flags = (True, False) if isinstance(wanted, str | bool) else ()  # of a schedule, or opposite
+    for name, value in itertools.product(theirs, (*flags, given, wanted)):
+        other = _meant(theirs[name], value, made)
+        same = other and setting in other and other.items() <= meant.items()
+        if same and _accepts(made, name, value):
+            return {name: value}
+    return {} if meanings(made).get(setting, ...) == wanted else None
 
 
 def _meant(use: Acts | Refused, value: Any, settings: Dialect) -> dict[str, Any] | None:

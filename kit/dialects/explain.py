@@ -7,6 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from kit.dialects.base import Dialect
+from kit.dialects.carried import changed
 from kit.dialects.timeline import timeline
 from kit.steps.counts import FOLLOWED, can_count, can_follow
 from kit.steps.plan import StepPlan
@@ -85,7 +86,7 @@ def explain(settings: Dialect | StepPlan) -> Explanation:
     if made.version == "documented":
         notes.append(f"Follows the documentation, not the code: {version}.")
     title = f"{made.LIBRARY} {made.version}, {algorithm}"
-    return Explanation(plan, title, settings.changed(), notes)
+    return Explanation(plan, title, changed(settings), notes)
 
 
 def plan_text(plan: StepPlan) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from kit.dialects import as_plan
 from kit.dialects.base import ON_POLICY, Dialect, Difference
-from kit.dialects.carried import carry_over, differing_meanings
+from kit.dialects.carried import carry_over, changed, differing_meanings, flat
 from kit.dialects.explain import explain, plain, plan_text, shown, totals
+from kit.dialects.files import make
 from kit.steps.counts import FOLLOWED
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
@@ -60,18 +62,23 @@ class Translation:
         return differing_meanings(self.source, self.target)
 
     def settings(self) -> dict[str, Any]:
-        """The settings to type: those that count and are not trivial, and changed ones."""
-        made, changed = self.target.resolved(), self.target.changed()
-        counting = made.counting_fields(str(made.algo))
+        """The settings to type: changed ones, and in another library those that count.
+
+        The algorithm is among them where the others do not imply it; trivial ones are not.
+        """
+        made, typed = self.target.resolved(), changed(self.target)
+        same_library = type(self.source) is type(self.target)
+        counting = frozenset() if same_library else made.counting_fields(str(made.algo))
         values = {
             name: value
-            for name, value in vars(made).items()
-            if name in changed or (name in counting and value not in (None, False, 0, 1))
+            for name, value in flat(made).items()
+            if name in typed or (name in counting and value not in (None, False, 0, 1))
         }
         values.pop("algo", None)
         if made.version != next(iter(made.VERSIONS)):
             values["version"] = made.version
-        return values
+        implied = make(type(made), values).algorithm
+        return values if implied == made.algo else {"algo": made.algo} | values
 
     def to_dict(self) -> dict[str, Any]:
         """The translation as plain values (JSON)."""
@@ -96,7 +103,7 @@ class Translation:
 def translate(
     source: Dialect | StepPlan, target: type[Dialect], settings: dict[str, Any] | None = None
 ) -> Translation:
-    """Find the settings of another library with the nearest run.
+    """Find the settings of another library with the nearest run; those of the same one stay.
 
     Args:
         source: settings of a library, or a plan.
@@ -108,6 +115,8 @@ def translate(
     """
     plan = as_plan(source)
     given = dict(settings or {})
+    if isinstance(source, target) and all(getattr(source, n, ...) == given[n] for n in given):
+        return Translation(source, copy.copy(source), [])
     if isinstance(source, Dialect) and "algo" not in given:
         given |= _algorithm(source, target)
     made, differences = target.nearest(plan, **given)

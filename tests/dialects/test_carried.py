@@ -247,7 +247,8 @@ def test_the_recipes_settings_are_set_and_the_table_says_so():
 
 
 def test_the_table_names_the_defaults_that_a_recipe_does_not_follow():
-    line, hint = take(Nip(), Recipe(), "ppo")
+    line, unsaid, hint = take(Nip(), Recipe(), "ppo")
+    assert unsaid == "otherwise in nip, which has no word for it: critic_coeff=1.0 (here 0.5)"
     assert hint == "(steps.library_defaults=true takes these over from nip)"
     assert line.startswith("defaults of nip that do not act: lr=0.003 (here learning_rate=0.001)")
     assert "gamma=0.9 (here gamma=0.99)" in line
@@ -466,3 +467,21 @@ def test_what_does_not_count_and_differs_after_a_translation_is_told_defaults_in
     nip = Nip(gamma=0.9, steps_per_env_per_iteration=100)
     assert translate(nip, CleanRL).other_settings()["gamma"] == (0.9, 0.99)
     assert translate(Nip(gamma=0.8, steps_per_env_per_iteration=100), CleanRL).target.gamma == 0.8
+
+
+def test_what_sheeprl_and_nip_do_without_a_word_for_it_is_listed():
+    told = lines_of(Sheeprl(algo="ppo"), ppo.Config(), "ppo")
+    assert "otherwise in sheeprl, which has no word for it: env.normalize_observation=False" in told
+    told = lines_of(Sheeprl(algo="sac"), sac.Config(n_step=3), "sac")
+    assert "n_step=1 (here 3)" in told
+    told = lines_of(Sheeprl(algo="a2c"), a2c.Config(optimizer="adam"), "a2c")
+    assert "optimizer=rmsprop (here adam)" in told
+    told = lines_of(Nip(), ppo.Config(env=ppo.EnvConfig(normalize_reward=True)), "ppo")
+    assert "env.normalize_reward=False (here True), " in told
+    assert "critic_coeff=1.0 (here 0.5), entropy_coeff=0.001 (here 0.0)" in told
+
+
+def test_sheeprls_other_schedules_act_and_go_over():
+    given = Sheeprl(algo="ppo", anneal_clip_coef=True, anneal_ent_coef=True)
+    assert carry(given, ppo.Config())[0] == {"anneal_clip": "linear", "anneal_entropy": "linear"}
+    assert translate(SB3(algo="ppo", clip_range="lin_0.3"), Sheeprl).target.anneal_clip_coef is True

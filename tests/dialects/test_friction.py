@@ -82,15 +82,20 @@ def test_settings_of_another_version_of_sheeprl_point_to_it(settings, message):
         Sheeprl(algo="dreamer_v3", **settings).to_plan()
 
 
-def test_a_dry_run_of_february_2024_trains_at_once():
-    plan = Sheeprl(algo="dreamer_v3", version="0.5.0", train_every=100, dry_run=True).to_plan()
-    assert (plan.iterations, plan.gradient_steps(1)) == (1, 1)
+@pytest.mark.parametrize(("algo", "trains"), [("dreamer_v2", 1), ("dreamer_v3", 0)])
+def test_a_dry_run_of_february_2024_trains_at_once_but_for_the_third_dreamer(algo, trains):
+    dry = {"version": "0.5.0", "train_every": 100, "dry_run": True, "per_rank_sequence_length": 1}
+    plan = Sheeprl(algo=algo, **dry).to_plan()
+    assert (plan.iterations, plan.gradient_steps(1)) == (1, trains)
 
 
-def test_the_first_dreamer_of_february_2024_has_no_pretraining():
+def test_the_first_dreamer_of_february_2024_trains_after_learning_starts_without_pretraining():
     settings = {"version": "0.5.0", "num_envs": 1, "learning_starts": 10, "train_every": 10}
-    settings |= {"per_rank_pretrain_steps": 7, "per_rank_gradient_steps": 2, "total_steps": 30}
+    settings |= {"per_rank_gradient_steps": 2, "total_steps": 31, "per_rank_sequence_length": 4}
     first = Sheeprl(algo="dreamer_v1", **settings).to_plan()
-    third = Sheeprl(algo="dreamer_v3", **settings).to_plan()
-    assert [first.gradient_steps(k) for k in (10, 20)] == [2, 2]
-    assert [third.gradient_steps(k) for k in (10, 20)] == [7, 2]
+    third = Sheeprl(algo="dreamer_v3", **settings, per_rank_pretrain_steps=7).to_plan()
+    assert first.random_steps == third.random_steps == 10
+    assert [first.gradient_steps(k) for k in (10, 11, 21, 31)] == [0, 2, 2, 2]
+    assert [third.gradient_steps(k) for k in (10, 11, 20, 30)] == [7, 0, 2, 2]
+    with pytest.raises(SettingError, match=r"per_rank_pretrain_steps=7 .* no pretraining"):
+        Sheeprl(algo="dreamer_v1", **settings, per_rank_pretrain_steps=7).to_plan()

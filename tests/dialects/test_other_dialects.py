@@ -270,3 +270,27 @@ class TestDreamer:
         plan = StepPlan(iterations=3, world_size=2, replay_ratio=1, minibatch_size=4)
         with pytest.raises(SettingError, match="world_size=2"):
             Dreamer.from_plan(plan)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "dqn_atari", "ddpg", "ddpg_continuous_action"])
+def test_dqn_and_ddpg_of_cleanrl_have_one_environment(algo):
+    name = algo.partition("_")[0].upper()
+    with pytest.raises(SettingError, match=f"num_envs=2 is not supported by CleanRL's {name}"):
+        CleanRL(algo=algo, num_envs=2).to_plan()
+
+
+@pytest.mark.parametrize(
+    ("algo", "field"),
+    [("sac", "learning_rate"), ("td3", "target_network_frequency"), ("ddpg", "policy_lr")],
+)
+def test_a_field_that_a_file_of_cleanrl_does_not_have_is_refused(algo, field):
+    assert CleanRL(algo=algo, **{field: 2}).idle_settings() == [field]
+    with pytest.raises(SettingError, match=f"{field}=2 has no effect for {algo}"):
+        CleanRL(algo=algo, **{field: 2}).to_plan(strict=True)
+    assert CleanRL(algo="td3").resolved().learning_rate == 3e-4
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_a_critic_of_pyrado_is_its_settings(algo):
+    with pytest.raises(SettingError, match="critic=3 is no GAE; use GAE"):
+        Pyrado(algo=algo, critic=3)

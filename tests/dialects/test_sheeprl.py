@@ -191,6 +191,7 @@ def test_recurrent_ppo_is_refused_because_its_sequences_end_with_the_episodes():
 
 def test_february_2024_with_a_longer_countdown_than_prefill_is_said_again():
     settings = {"num_envs": 4, "total_steps": 400, "learning_starts": 8, "train_every": 16}
+    settings["per_rank_sequence_length"] = 4
     plan = Sheeprl(algo="dreamer_v3", **settings, version="0.5.0").to_plan()
     assert [plan.gradient_steps(k) for k in (3, 4, 5, 8)] == [0, 1, 0, 1]
     said = Sheeprl.from_plan(plan, version="0.5.0")
@@ -214,3 +215,94 @@ def test_the_first_gradient_step_is_due_when_the_ratio_in_floats_says_so(ratio, 
         iterations += 1
     expected = 0 if ratio * policy_steps >= 1 else iterations
     assert first_due(ratio, policy_steps) == expected
+
+
+# ---------------------------------------------------------------------- defaults of each version
+@pytest.mark.parametrize(
+    ("version", "algo", "defaults"),
+    [
+        ("0.8.4", "a2c", {"gae_lambda": 0.95, "max_grad_norm": 0.0}),
+        ("0.5.7", "a2c", {"gae_lambda": 1.0, "max_grad_norm": 0.5}),
+        ("0.5.0", "a2c", {"gae_lambda": 1.0, "max_grad_norm": 0.5}),
+        ("0.5.0", "sac", {"per_rank_gradient_steps": 1, "train_every": None}),
+        ("0.5.0", "droq", {"per_rank_gradient_steps": 20}),
+        ("0.5.7", "droq", {"replay_ratio": 20.0, "per_rank_gradient_steps": None}),
+        ("0.5.0", "dreamer_v1", {"train_every": 1000, "per_rank_gradient_steps": 100}),
+        ("0.5.0", "dreamer_v2", {"train_every": 5, "per_rank_pretrain_steps": 100}),
+        ("0.5.0", "dreamer_v3", {"train_every": 16, "per_rank_pretrain_steps": 1}),
+        ("0.5.0", "dreamer_v3", {"learning_starts": 65_536, "per_rank_gradient_steps": 1}),
+        ("0.5.7", "dreamer_v3", {"learning_starts": 1_024, "per_rank_pretrain_steps": 0}),
+        ("0.5.7", "dreamer_v1", {"per_rank_pretrain_steps": 0, "gamma": 0.99}),
+        ("0.8.4", "dreamer_v1", {"per_rank_pretrain_steps": 100}),
+        ("0.5.7", "p2e_dv1_finetuning", {"total_steps": 1_000_000, "learning_starts": 5_000}),
+        ("0.5.7", "p2e_dv2_finetuning", {"total_steps": 1_000_000, "learning_starts": 10_000}),
+        ("0.5.7", "p2e_dv3_finetuning", {"total_steps": 1_000_000, "learning_starts": 16_384}),
+        ("0.5.0", "p2e_dv3_finetuning", {"total_steps": 1_000_000, "learning_starts": 65_536}),
+        ("0.5.7", "p2e_dv3_exploration", {"total_steps": 5_000_000, "learning_starts": 1_024}),
+        ("0.8.4", "sac", {"buffer_size": 1_000_000}),
+        ("0.5.7", "p2e_dv2_finetuning", {"buffer_size": 5_000_000}),
+        ("0.5.7", "sac_ae", {"tau": 0.01, "hidden_size": 1_024, "alpha": 0.1}),
+    ],
+)
+def test_each_version_and_algorithm_has_its_own_defaults(version, algo, defaults):
+    made = Sheeprl(algo=algo, version=version).resolved()
+    assert {name: getattr(made, name) for name in defaults} == defaults
+
+
+@pytest.mark.parametrize("name", ["ent_coef", "vf_coef", "dense_units", "mlp_layers", "anneal_lr"])
+def test_a2c_of_0_5_7_had_fewer_settings(name):
+    with pytest.raises(SettingError, match=rf"{name}=1 is no setting of A2C in sheeprl 0\.5\.7"):
+        Sheeprl(algo="a2c", version="0.5.7", **{name: 1}).to_plan()
+
+
+@pytest.mark.parametrize("name", ["train_every", "per_rank_pretrain_steps"])
+def test_sac_of_february_2024_has_neither_countdown_nor_pretraining(name):
+    with pytest.raises(SettingError, match=rf"{name}=0 is no setting of sheeprl 0\.5\.0"):
+        Sheeprl(algo="sac", version="0.5.0", **{name: 0}).to_plan()
+
+
+@pytest.mark.parametrize(
+    ("algo", "random_steps", "expected"),
+    [
+        ("sac", 12, [0, 0, 3 * 2, 2, 2]),  # makes up for the prefill
+        ("sac_ae", 8, [0, 3 * 2, 2, 2, 2]),  # one iteration earlier
+        ("droq", 0, [0, 0, 0, 2, 2]),  # strictly after learning_starts, and all by its policy
+    ],
+)
+def test_the_loops_of_february_2024_begin_each_in_its_own_way(algo, random_steps, expected):
+    settings = {"num_envs": 4, "learning_starts": 12, "total_steps": 20, "version": "0.5.0"}
+    plan = Sheeprl(algo=algo, per_rank_gradient_steps=2, **settings).to_plan()
+    assert plan.random_steps == random_steps
+    assert gradient_steps(plan) == expected
+    assert Sheeprl.from_plan(plan, version="0.5.0").resolved().algo == algo
+
+
+def test_february_2024_fails_too_where_it_cannot_sample_a_sequence():
+    settings = {"algo": "dreamer_v3", "version": "0.5.0", "num_envs": 1, "train_every": 4}
+    settings |= {"per_rank_sequence_length": 8, "total_steps": 30}
+    with pytest.raises(SettingError, match=r"lets sheeprl 0\.5\.0 train after 4 time steps"):
+        Sheeprl(**settings, learning_starts=4).to_plan()
+    assert Sheeprl(**settings, learning_starts=8).to_plan().first_training_iteration == 8
+
+
+@pytest.mark.parametrize(
+    ("algo", "note"),
+    [
+        ("sac", "makes up for the prefill: 25 gradient steps"),
+        ("sac_ae", "begins one iteration before learning_starts"),
+        ("droq", "No action is random, and training begins strictly after learning_starts"),
+        ("dreamer_v1", "in iteration 1,251, strictly after learning_starts"),
+        ("p2e_dv1_finetuning", "No action is random: the exploring actor plays"),
+    ],
+)
+def test_its_notes_say_how_the_loop_of_february_2024_begins(algo, note):
+    notes = Sheeprl(algo=algo, version="0.5.0").notes()
+    assert any(note in told for told in notes)
+    first_trains_last_random = any("last iteration with random actions" in told for told in notes)
+    assert first_trains_last_random == (algo == "sac")
+
+
+def test_training_that_waits_for_its_countdown_is_told_so():
+    settings = {"num_envs": 4, "learning_starts": 8, "train_every": 16, "version": "0.5.0"}
+    notes = Sheeprl(algo="dreamer_v3", per_rank_sequence_length=4, **settings).notes()
+    assert "Training begins in iteration 4, once train_every has passed." in notes

@@ -176,3 +176,33 @@ def test_a_recipe_refuses_the_fields_that_mean_nothing_for_its_algorithm():
     assert settings.to_plan("sac", strict=True).gradient_steps(1) == 1024
     assert "update_per_step" not in Tianshou.applicable_fields("ppo")
     assert "repeat_per_collect" not in Tianshou.applicable_fields("off_policy")
+
+
+SCHEDULED = {"num_epochs": 1, "step_per_epoch": 48, "step_per_collect": 10}
+
+
+@pytest.mark.parametrize(
+    ("given", "note"),
+    [
+        (  # step_per_collect is planned with, but 12 steps are collected
+            Tianshou(algo="ppo", **SCHEDULED, num_train_envs=4),
+            "counts training steps: it is planned for 5 of them, and 4 are made: it ends at 0.2 of",
+        ),
+        (
+            Tianshou2(
+                algo="sac", epoch_num_steps=48, max_epochs=1, collection_step_num_env_steps=10,
+                num_training_envs=5,
+            ),
+            "gradient steps: it is planned for 5 of them, and 50 are made: after 5 it is zero",
+        ),
+        (
+            Tianshou(algo="sac", **SCHEDULED, num_train_envs=5, update_per_step=0.1),
+            None,  # one gradient step each training step
+        ),
+        (Tianshou(algo="ppo", **SCHEDULED, num_train_envs=5), None),
+    ],
+)  # fmt: skip
+def test_what_its_linear_learning_rate_counts_is_told_where_it_does_not_end_at_zero(given, note):
+    told = [text for text in given.notes() if "linear learning rate" in text]
+    assert len(told) == (note is not None)
+    assert not told or note in told[0]

@@ -16,6 +16,9 @@ def to_plan(args: CleanRLSettings) -> dict[str, Any]:
     """The plan's settings."""
     if args.family == ON_POLICY:
         return _ppo(args)
+    if args.num_envs != 1 and str(args.algo).startswith(("dqn", "ddpg")):
+        name = str(args.algo).partition("_")[0].upper()
+        raise SettingError("num_envs", args.num_envs, f"is not supported by CleanRL's {name}", [1])
     return _dqn(args) if str(args.algo).startswith("dqn") else _sac(args)
 
 
@@ -34,8 +37,6 @@ def _dqn(args: CleanRLSettings) -> dict[str, Any]:
     Steps are counted from 0, so that the first such multiple is collected as the step after
     it. A ratio that is counted from ``train_frequency - 1`` steps before is due there.
     """
-    if args.num_envs != 1:
-        raise SettingError("num_envs", args.num_envs, "is not supported by CleanRL's DQN", [1])
     every = args.train_frequency
     first = (args.learning_starts // every + 1) * every
     return {

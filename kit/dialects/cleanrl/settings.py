@@ -31,6 +31,9 @@ _DQN: dict[str, Any] = {
     "learning_rate": 2.5e-4, "gamma": 0.99, "tau": 1.0, "start_e": 1, "end_e": 0.05,
     "exploration_fraction": 0.5,
 }
+_TD3: dict[str, Any] = {  # its targets follow the policy
+    name: value for name, value in _SAC.items() if name != "target_network_frequency"
+} | {"learning_starts": 25_000, "learning_rate": 3e-4}
 _DEFAULTS = {
     "ppo": _PPO,
     "ppo_continuous_action": _PPO | {
@@ -45,14 +48,15 @@ _DEFAULTS = {
         "learning_rate": 1e-4, "end_e": 0.01, "exploration_fraction": 0.1,
     },
     "sac_continuous_action": _SAC,
-    "td3_continuous_action": _SAC | {"learning_starts": 25_000},
-    "ddpg_continuous_action": _SAC | {"learning_starts": 25_000},
+    "td3_continuous_action": _TD3,
+    "ddpg_continuous_action": _TD3,
 }
 # fmt: on
 for _short in ("sac", "td3", "ddpg"):
     _DEFAULTS[_short] = _DEFAULTS[f"{_short}_continuous_action"]
 _DQNS, _SACS = ("dqn", "dqn_atari"), ("sac", "sac_continuous_action")
 _DELAYED = tuple(name for name in _DEFAULTS if name.startswith(("sac", "td3", "ddpg")))
+_ONE_RATE = (ON_POLICY, *_DQNS, *(name for name in _DELAYED if name not in _SACS))
 
 
 _RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
@@ -109,7 +113,7 @@ class CleanRLSettings(WrappedDialect):
     total_timesteps: Natural = counts()
     """policy steps (PPO), rounded down to whole batches; steps of all environments (off-policy)."""
     num_envs: Count = counts("num_envs")
-    """environments; DQN has one."""
+    """environments; DQN and DDPG have one."""
     num_steps: Count = counts("steps_per_env", only=ON_POLICY)
     """policy steps of each environment in one batch (PPO)."""
     num_minibatches: Count = counts(only=ON_POLICY)
@@ -127,10 +131,10 @@ class CleanRLSettings(WrappedDialect):
     policy_frequency: Count = acts("policy_delay", only=_DELAYED)
     """gradient steps of the critic per visit to the actor (SAC, TD3, DDPG)."""
     target_network_frequency: Count = acts(
-        "target_update_every", None, _target_period, only=OFF_POLICY
+        "target_update_every", None, _target_period, only=(*_DQNS, *_SACS)
     )
-    """steps between target updates."""
-    learning_rate: float = acts("learning_rate")
+    """steps between target updates (DQN, SAC); those of TD3 and DDPG follow the actor's."""
+    learning_rate: float = acts("learning_rate", only=_ONE_RATE)
     """learning rate (all but SAC)."""
     policy_lr: float = refused("use learning_rate: one for all networks", only=_SACS)
     """learning rate of the policy (SAC)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from kit.dialects.base import ON_POLICY, WrappedDialect
 from kit.dialects.fields import acts, counts, fact, linear_or_constant, range_or_none, refused
@@ -23,6 +23,17 @@ def _one_factor(value: Any, settings: Any) -> float:
         why = f"differs from body_lr_factor.critic={factors.critic}: here they have one factor"
         raise SettingError("body_lr_factor.actor", factors.actor, why, [factors.critic])
     return float(value)
+
+
+_CONSTANT: dict[str, Any] = {"env.normalize_reward": False, "target_kl": None}
+_CONSTANT |= {"anneal_clip": "constant", "anneal_entropy": "constant"}
+# `CommonPpoParameters`, which stand beside `RlTrainerParameters`.
+_PPO = {"clip_epsilon": 0.2, "critic_coeff": 1.0, "entropy_coeff": 0.001}
+_PPO |= {"normalize_advantage": True}
+_UNSAID: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("vanilla_ppo", "ppo"), _CONSTANT | _PPO),
+    **{name: {"env.normalize_reward": False} for name in ("spg", "reinforce")},
+}
 
 
 @dataclass
@@ -58,6 +69,7 @@ class NipSettings(WrappedDialect):
         "on_policy": (True, "all its trainers are on-policy"),
     }
     GROUPS: ClassVar = {"body_lr_factor": LrFactors}
+    UNSAID: ClassVar = _UNSAID
     SECTIONS = frozenset({"", "rl", "protocol_common"})
     PATHS: ClassVar = {"trainer": "algo"}
 
@@ -82,7 +94,7 @@ class NipSettings(WrappedDialect):
     """whether the learning rate falls linearly, to ``lr / num_iterations`` in the last one."""
     max_grad_norm: float = acts("max_grad_norm", 1.0)
     """largest norm of the gradients."""
-    loss_critic_type: str = acts("critic_loss", "smooth_l1")
+    loss_critic_type: Literal["l1", "l2", "smooth_l1"] = acts("critic_loss", "smooth_l1")
     """loss of the critic: ``l1``, ``l2`` or ``smooth_l1``."""
     clip_value: float | bool | None = acts("clip_value", False, range_or_none)
     """clip range of the value; ``True``: that of the policy; ``False`` or ``None``: none."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.dialects.base import ON_POLICY
-from kit.dialects.pyrado.settings import EVALUATION_ROLLOUTS, GAE, PyradoSettings
-from kit.steps.errors import SettingError, whole_number
+from kit.dialects.pyrado.settings import EVALUATION_ROLLOUTS, PyradoSettings
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 
 
@@ -25,10 +25,6 @@ def _on_policy(pyrado: PyradoSettings) -> dict[str, Any]:
     size, length = pyrado.batch_size, pyrado.rollout_length
     if pyrado.recurrent and length is not None:
         size = -(-size // length) * length
-    if not isinstance(pyrado.critic, GAE):
-        raise SettingError("critic", pyrado.critic, "is no GAE", "use GAE(num_epoch=10)")
-    whole_number("critic.num_epoch", pyrado.critic.num_epoch)
-    whole_number("critic.batch_size", pyrado.critic.batch_size, 1)
     particles = pyrado.algo == "svpg"
     return {
         "update_epochs": 1 if pyrado.algo in ("a2c", "svpg") else pyrado.num_epoch,

@@ -7,8 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, ratio_of, step_by_step, trains
+from kit.dialects.sheeprl.defaults import SEQUENCES
 from kit.dialects.sheeprl.rules import SheeprlRatio, first_due
-from kit.dialects.sheeprl.settings import DECOUPLED, SEQUENCES, SheeprlSettings
+from kit.dialects.sheeprl.settings import DECOUPLED, SheeprlSettings
 from kit.steps.counting import counting_rule
 from kit.steps.errors import SettingError, real_number
 from kit.steps.plan import StepPlan
@@ -43,9 +44,6 @@ def _check_decoupled(sheeprl: SheeprlSettings) -> None:
 
 def _on_policy(sheeprl: SheeprlSettings) -> dict[str, Any]:
     old = sheeprl.version in ("0.5.7", "0.5.0")
-    if sheeprl.algo == "a2c" and sheeprl.anneal_lr and old:
-        why = f"is no setting of A2C in sheeprl {sheeprl.version}"
-        raise SettingError("anneal_lr", True, why, [False])
     if sheeprl.buffer_size not in (None, sheeprl.rollout_steps) and sheeprl.version != "documented":
         why = "fails on-policy: the buffer holds one rollout"
         raise SettingError("buffer_size", sheeprl.buffer_size, why, [sheeprl.rollout_steps])
@@ -89,7 +87,9 @@ def _off_policy(sheeprl: SheeprlSettings) -> dict[str, Any]:
     if sheeprl.algo == "sac_decoupled":
         made["minibatch_size"] *= sheeprl.world_size - 1
     if sheeprl.version == "0.5.0":
-        return made | _train_every(sheeprl, random)
+        if sheeprl.algo in SEQUENCES:
+            return made | _train_every(sheeprl, random, iterations)
+        return made | _before_ratio(sheeprl, random, iterations)
     return made | _replay_ratio(sheeprl, random, first, sequence, iterations)
 
 
@@ -114,8 +114,10 @@ def _replay_ratio(
         counting, pretrain = "exact", 0
     if _loses_nothing(sheeprl, ratio, counting, pretrain):
         counting = "exact"
-    if sequence and sheeprl.version == "0.5.7":
-        _check_sequence(sheeprl, ratio, first, sequence, iterations)
+    if sequence and sheeprl.version == "0.5.7":  # it samples once a gradient step is due
+        after = first + first_due(ratio, sheeprl.num_envs)
+        if after <= iterations:
+            _check_sequence(sheeprl, after)
     return {"replay_ratio": ratio, "pretrain_steps": pretrain, "counting": counting}
 
 
@@ -129,31 +131,49 @@ def _loses_nothing(sheeprl: SheeprlSettings, ratio: float, counting: str, pretra
     return whole and (counting == "sheeprl" or (counting == "sheeprl-0.5.7" and not pretrain))
 
 
-def _check_sequence(
-    sheeprl: SheeprlSettings, ratio: float, first: int, sequence: int, iterations: int
-) -> None:
-    """0.5.7 samples sequences as soon as a gradient step is due, played or not."""
-    after = first + first_due(ratio, sheeprl.num_envs)
-    if after <= min(sequence - 1, iterations):
+def _check_sequence(sheeprl: SheeprlSettings, after: int) -> None:
+    """Before 0.8.4 sequences were sampled, played or not, ``after`` so many time steps."""
+    sequence = sheeprl.per_rank_sequence_length
+    if after < sequence:
         why = (
-            f"lets sheeprl 0.5.7 train after {after} time steps of each environment, where it "
-            f"cannot sample a sequence of per_rank_sequence_length={sequence}"
+            f"lets sheeprl {sheeprl.version} train after {after} time steps of each environment, "
+            f"where it cannot sample a sequence of per_rank_sequence_length={sequence}"
         )
         works = [sequence * sheeprl.policy_steps_per_iteration]
         raise SettingError("learning_starts", sheeprl.learning_starts, why, works)
 
 
-def _train_every(sheeprl: SheeprlSettings, random: int) -> dict[str, Any]:
-    """Before ``replay_ratio``: a countdown (Dreamer), or a first training like the prefill."""
-    steps, every = sheeprl.per_rank_gradient_steps, sheeprl.train_every
+def _before_ratio(sheeprl: SheeprlSettings, random: int, iterations: int) -> dict[str, Any]:
+    """Before ``replay_ratio``, where each algorithm had a loop of its own.
+
+    DroQ plays no random actions, and trains strictly after ``learning_starts``. SAC makes up for
+    them in its first training, SAC-AE one iteration earlier.
+    """
+    each, steps = sheeprl.policy_steps_per_iteration, sheeprl.per_rank_gradient_steps
     made: dict[str, Any] = {"gradient_steps_per_iteration": steps}
-    if sheeprl.algo not in SEQUENCES:
-        return made | {"pretrain_steps": (max(random, 1) - 1) * steps}
+    if sheeprl.algo == "droq":
+        starts = (random + 1) * each if random else 0
+        return made | {"random_steps": 0, "learning_starts": starts}
+    played = max(random - 1, 0) if sheeprl.algo == "sac_ae" else random
+    return made | {
+        "random_steps": min(played, iterations) * each,
+        "learning_starts": played * each if played > 1 else 0,
+        "pretrain_steps": max(random - 1, 0) * steps,
+    }
+
+
+def _train_every(sheeprl: SheeprlSettings, random: int, iterations: int) -> dict[str, Any]:
+    """The countdown of Dreamer; that of DreamerV1 begins strictly after ``learning_starts``."""
+    steps, every, algo = sheeprl.per_rank_gradient_steps, sheeprl.train_every, str(sheeprl.algo)
     each = sheeprl.policy_steps_per_iteration
-    countdown = 0 if sheeprl.dry_run else every // each
-    first, period = max(random, countdown, 1), max(countdown, 1)
-    pretrains = first == random and "v1" not in str(sheeprl.algo)  # DreamerV1 never does
+    countdown = 0 if sheeprl.dry_run and "v3" not in algo else every // each
+    starts = random + (algo == "dreamer_v1")
+    first, period = max(starts, countdown, 1), max(countdown, 1)
+    if steps and first <= iterations:
+        _check_sequence(sheeprl, first)
+    pretrains = first == random and "v1" not in algo  # DreamerV1 never does
     at_first = sheeprl.per_rank_pretrain_steps if pretrains else steps
+    made: dict[str, Any] = {"gradient_steps_per_iteration": steps}
     made["learning_starts"] = first * each if first > 1 else 0
     if period == 1 and at_first >= steps:
         return made | {"pretrain_steps": at_first - steps}
@@ -189,8 +209,8 @@ def algorithms_for(plan: StepPlan) -> list[str]:
         ppo, a2c = ["ppo", "ppo_decoupled"], ["a2c"]
         return ppo + a2c if plan.minibatches_per_gradient_step is not None else a2c + ppo
     if plan.sequence_length:
-        return ["dreamer_v3", "p2e_dv3_finetuning"]
-    return ["sac", "droq", "sac_decoupled"]
+        return ["dreamer_v3", "p2e_dv3_finetuning", "dreamer_v1"]
+    return ["sac", "droq", "sac_ae", "sac_decoupled"]
 
 
 def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,8 +239,10 @@ def settings_from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]
         "per_rank_batch_size": each,
         "exploration_steps": plan.exploration_steps,
     }
-    if version == "0.5.0":
+    if version == "0.5.0" and algo in SEQUENCES:
         return made | _train_every_from(plan, algo)
+    if version == "0.5.0":
+        return made | _before_ratio_from(plan, algo)
     return made | _replay_ratio_from(plan, algo, version)
 
 
@@ -251,24 +273,34 @@ def _replay_ratio_from(plan: StepPlan, algo: str, version: str) -> dict[str, Any
     return {"learning_starts": starts, "replay_ratio": ratio, "per_rank_pretrain_steps": pretrain}
 
 
-def _train_every_from(plan: StepPlan, algo: str) -> dict[str, Any]:
-    each = plan.policy_steps_per_iteration
+def _before_ratio_from(plan: StepPlan, algo: str) -> dict[str, Any]:
+    each, starts = plan.policy_steps_per_iteration, plan.random_steps
+    if algo == "droq":
+        starts = (plan.first_training_iteration - 1) * each
+    elif algo == "sac_ae" and starts:
+        starts += each
+    return {"learning_starts": starts, "per_rank_gradient_steps": _steps_of_training(plan)}
+
+
+def _steps_of_training(plan: StepPlan) -> int:
     if not trains(plan):
-        made = {"train_every": each, "per_rank_gradient_steps": 0, "per_rank_pretrain_steps": 0}
-        return made | {"learning_starts": plan.random_steps}
-    steps = plan.gradient_steps_per_iteration
-    if steps is None:
-        steps = round((plan.replay_ratio or 0) * plan.frames_per_batch)
+        return 0
+    if plan.gradient_steps_per_iteration is not None:
+        return plan.gradient_steps_per_iteration
+    return round((plan.replay_ratio or 0) * plan.frames_per_batch)
+
+
+def _train_every_from(plan: StepPlan, algo: str) -> dict[str, Any]:
+    each, steps = plan.policy_steps_per_iteration, _steps_of_training(plan)
     rule, _, numbers = plan.counting.partition(":")
     period, at_first = 1, steps + plan.pretrain_steps
     if rule == "sheeprl-0.5.0":
         period, at_first = map(int, numbers.split(","))
     starts = plan.random_steps
-    if "finetuning" in algo:  # it plays no random actions
+    if "finetuning" in algo and trains(plan):  # it plays no random actions
         starts = plan.first_training_iteration * each
-    return {
-        "learning_starts": starts,
-        "train_every": period * each,
-        "per_rank_gradient_steps": steps,
-        "per_rank_pretrain_steps": at_first,
-    }
+    made = {"learning_starts": starts, "train_every": period * each}
+    if not trains(plan):
+        made["train_every"], at_first = each, 0
+    made["per_rank_gradient_steps"] = steps
+    return made if "v1" in algo else made | {"per_rank_pretrain_steps": at_first}

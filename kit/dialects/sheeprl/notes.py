@@ -64,20 +64,40 @@ def _off_policy(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
             f"learning_starts={settings.learning_starts:,} is rounded down to {random:,} policy "
             "steps" + ("." if random else ", so no action is random.")
         )
-    first = plan.first_training_iteration
-    if first * each > max(random, each):
-        yield (
-            f"Training waits for iteration {first}, until each environment has a sequence of "
-            f"{settings.per_rank_sequence_length} steps."
-        )
-    elif random:
-        yield "The last iteration with random actions already trains."
+    yield from _first_training(settings, plan)
     if settings.exploration_steps:
         yield "exploration_steps is documented and read by no version of the code."
     yield from _ratio(settings, plan)
     period = target_period(settings)
     if settings.algo == "sac" and period > 1:
         yield f"Target updates: at every gradient step of the iterations divisible by {period}."
+
+
+def _first_training(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
+    first, each = plan.first_training_iteration, settings.policy_steps_per_iteration
+    asked = settings.learning_starts // each
+    if settings.version == "0.5.0" and settings.algo == "droq":
+        yield "No action is random, and training begins strictly after learning_starts."
+    elif settings.version == "0.5.0" and first > max(asked, 1):
+        strictly = settings.algo == "dreamer_v1" and first == asked + 1
+        why = "strictly after learning_starts" if strictly else "once train_every has passed"
+        yield f"Training begins in iteration {first:,}, {why}."
+    elif settings.version == "0.5.0" and settings.algo == "sac_ae" and asked > 1:
+        yield "Training begins one iteration before learning_starts."
+    elif first > max(asked, 1):
+        yield (
+            f"Training waits for iteration {first}, until each environment has a sequence of "
+            f"{settings.per_rank_sequence_length} steps."
+        )
+    elif plan.random_steps:
+        yield "The last iteration with random actions already trains."
+    if "finetuning" in str(settings.algo):
+        yield "No action is random: the exploring actor plays until the first gradient step."
+    if settings.version == "0.5.0" and settings.algo in ("sac", "sac_ae", "sac_decoupled"):
+        yield (
+            f"The first training makes up for the prefill: {plan.gradient_steps(first):,} gradient "
+            "steps."
+        )
 
 
 def _ratio(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:

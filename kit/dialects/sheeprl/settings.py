@@ -13,48 +13,11 @@ from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect
 from kit.dialects.fields import acts, counts, linear_or_constant, range_or_none, refused
+from kit.dialects.sheeprl.defaults import CONFIGS, P2E, SEQUENCES, UNSAID, absent, defaults
 from kit.steps.errors import Count, Natural, SettingError
 
-# `configs/algo` and `configs/exp` of 0.8.4.
-# fmt: off
-_ACTOR_CRITIC = {
-    "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "ent_coef": 0.0, "vf_coef": 1.0,
-    "max_grad_norm": 0.0, "dense_units": 64, "mlp_layers": 2,
-}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "ppo": {
-        "total_steps": 65_536, "rollout_steps": 128, "per_rank_batch_size": 64, "update_epochs": 10,
-        "clip_coef": 0.2, "clip_vloss": False, "normalize_advantages": False, **_ACTOR_CRITIC,
-    },
-    "a2c": {"total_steps": 25_000, "rollout_steps": 5, "update_epochs": 1, **_ACTOR_CRITIC},
-    "sac": {
-        "total_steps": 1_000_000, "learning_starts": 100, "replay_ratio": 1.0,
-        "per_rank_batch_size": 256, "per_rank_pretrain_steps": 0,
-        "gamma": 0.99, "tau": 0.005, "hidden_size": 256, "alpha": 1.0,
-    },
-    "dreamer_v1": {
-        "total_steps": 5_000_000, "learning_starts": 5_000, "replay_ratio": 0.1,
-        "per_rank_batch_size": 50, "per_rank_sequence_length": 50, "per_rank_pretrain_steps": 100,
-    },
-    "dreamer_v2": {
-        "total_steps": 5_000_000, "learning_starts": 1_000, "replay_ratio": 0.2,
-        "per_rank_batch_size": 16, "per_rank_sequence_length": 50, "per_rank_pretrain_steps": 100,
-    },
-    "dreamer_v3": {
-        "total_steps": 5_000_000, "learning_starts": 1_024, "replay_ratio": 1.0,
-        "per_rank_batch_size": 16, "per_rank_sequence_length": 64, "per_rank_pretrain_steps": 0,
-    },
-}
-_DEFAULTS["droq"] = _DEFAULTS["sac"] | {"replay_ratio": 20.0}
-_DEFAULTS["sac_ae"] = _DEFAULTS["sac"] | {
-    "learning_starts": 1_000, "per_rank_batch_size": 128, "per_rank_pretrain_steps": 1_000,
-}
-# fmt: on
-_DREAMERS = ("dreamer_v1", "dreamer_v2", "dreamer_v3")
-_P2E = tuple(f"p2e_dv{n}_{phase}" for n in (1, 2, 3) for phase in ("exploration", "finetuning"))
-SEQUENCES = (*_DREAMERS, *_P2E)
+_PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_ae", "sac_decoupled")
 DECOUPLED = ("ppo_decoupled", "sac_decoupled")
-_PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_decoupled")
 
 
 def _anneal(value: Any, settings: Any) -> str:
@@ -109,10 +72,12 @@ class SheeprlSettings(Dialect):
         "algo.optimizer.lr": "lr",
         "algo.alpha.alpha": "alpha",
     }
+    CONFIGS: ClassVar = CONFIGS
+    UNSAID: ClassVar = UNSAID
 
     total_steps: Natural = counts()
     """policy steps of the run in all processes, rounded down to whole iterations."""
-    exploration_steps: Natural = counts(default=0, only=_P2E)
+    exploration_steps: Natural = counts(default=0, only=P2E)
     """policy steps during which the exploring agent of Plan2Explore acts; documented, and in the
     code of no version, which uses ``total_steps`` of the exploration run."""
     max_episode_steps: int | None = None
@@ -160,6 +125,10 @@ class SheeprlSettings(Dialect):
     """policy steps between target updates (SAC, ``algo.critic.target_network_frequency``)."""
     anneal_lr: bool = acts("anneal", False, _anneal, only=ON_POLICY)
     """whether the learning rate falls linearly with the iterations, to one iteration's share."""
+    anneal_clip_coef: bool = acts("anneal_clip", False, linear_or_constant, only=_PPOS)
+    """whether the clipping range falls linearly with the iterations (PPO)."""
+    anneal_ent_coef: bool = acts("anneal_entropy", False, linear_or_constant, only=_PPOS)
+    """whether the weight of the entropy does (PPO)."""
     lr: float = acts("learning_rate", only=ON_POLICY)
     """learning rate of the one optimiser of PPO and A2C (``algo.optimizer.lr``)."""
     gamma: float = acts("gamma")
@@ -201,22 +170,14 @@ class SheeprlSettings(Dialect):
         return super()._algorithm(algo)
 
     def _defaults(self) -> Mapping[str, Any]:
-        old = self.version == "0.5.0"  # before replay_ratio
-        for name in ("replay_ratio",) if old else ("train_every", "per_rank_gradient_steps"):
-            if getattr(self, name) is not None:
-                why = f"is no setting of sheeprl {self.version}"
-                works = "use train_every and per_rank_gradient_steps"
-                works = works if old else "say version=0.5.0"
-                raise SettingError(name, getattr(self, name), why, works)
-        algo = {ON_POLICY: "ppo", OFF_POLICY: "sac"}.get(str(self.algo), str(self.algo))
-        algo = algo.removesuffix("_decoupled")
-        if algo.startswith("p2e_dv"):
-            algo = f"dreamer_v{algo[6]}"
-        made = dict(_DEFAULTS[algo])
-        if self.version != "0.8.4" and algo in ("sac_ae", "dreamer_v1"):  # later ones changed it
-            made["per_rank_pretrain_steps"] = 0
-        if old:
-            made |= {"train_every": 16, "per_rank_gradient_steps": 1}
+        family = {ON_POLICY: "ppo", OFF_POLICY: "sac"}
+        algo = family.get(str(self.algo), str(self.algo)).removesuffix("_decoupled")
+        for name, works in absent(self.version, algo).items():
+            value, of = getattr(self, name), "of A2C in" if algo == "a2c" else "of"
+            if value is not None and value is not False:
+                why = f"is no setting {of} sheeprl {self.version}"
+                raise SettingError(name, value, why, works)
+        made = defaults(self.version, algo)
         if algo == "a2c":
             made["per_rank_batch_size"] = self.rollout_steps or made["rollout_steps"]
         return made

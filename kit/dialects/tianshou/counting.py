@@ -9,6 +9,7 @@ from typing import Any
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, ratio_of
 from kit.dialects.tianshou.settings import (
+    BUFFER_SIZE,
     Tianshou1Settings,
     Tianshou2Settings,
     TianshouSettings,
@@ -245,5 +246,5 @@ def _sampling_from(plan: StepPlan, algo: str | None) -> Sampling:
         start=plan.local_prefill_steps,
         start_random=plan.prefill_random and plan.prefill_steps > 0,
         test_episodes=plan.evaluation_episodes if tests else 1,
-        buffer=capacity if plan.on_policy else 1_000_000,
+        buffer=capacity if plan.on_policy else BUFFER_SIZE,
     )

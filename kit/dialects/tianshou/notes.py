@@ -44,6 +44,7 @@ def notes(settings: TianshouSettings, plan: StepPlan) -> Iterator[str]:
             "counts are those of a run that never does. Give test_return where it is known."
         )
     yield from _start_notes(sampling)
+    yield from _schedule_notes(sampling)
     yield from (_ratio_notes if sampling.family == OFF_POLICY else _batch_notes)(sampling)
 
 
@@ -58,6 +59,26 @@ def _start_notes(sampling: Sampling) -> Iterator[str]:
         yield "They are trained on as part of the first batch."
 
 
+def _schedule_notes(sampling: Sampling) -> Iterator[str]:
+    """Its linear schedule falls with each update of the policy, off-policy each gradient step.
+
+    It is planned for ``ceil(step_per_epoch / step_per_collect)`` of them in an epoch, before
+    ``step_per_collect`` is rounded up to equally many of each environment.
+    """
+    if sampling.collect is None or not sampling.epochs:
+        return
+    planned = -(-sampling.epoch_steps // sampling.collect) * sampling.epochs
+    off_policy = sampling.family == OFF_POLICY
+    trainings = sampling.trainings_per_epoch * sampling.epochs
+    made = trainings * (sampling.gradient_steps() if off_policy else 1)
+    counted = "gradient steps" if off_policy else "training steps"
+    told = f"A linear learning rate counts {counted}: it is planned for {planned:,} of them, and"
+    if made > planned:
+        yield f"{told} {made:,} are made: after {planned:,} it is zero, and then negative."
+    elif made < planned:
+        yield f"{told} {made:,} are made: it ends at {1 - made / planned:.3g} of its first value."
+
+
 def _ratio_notes(sampling: Sampling) -> Iterator[str]:
     name, ratio = sampling.name_of("per_sample"), sampling.per_sample
     steps = sampling.gradient_steps()
@@ -66,11 +87,6 @@ def _ratio_notes(sampling: Sampling) -> Iterator[str]:
             f"{name}={ratio} makes round({ratio} * {sampling.collected}) = {steps} gradient steps "
             f"of each collection, half to even and without carry: {steps / sampling.collected:.4g} "
             "per environment step."
-        )
-    if steps > 1:
-        yield (
-            "A linear learning rate would count gradient steps against training steps: it "
-            f"reaches zero after 1/{steps} of the run and then turns negative."
         )
 
 

@@ -24,6 +24,8 @@ _ALGORITHMS = {
     **dict.fromkeys(("discrete_crr", "imitation"), OFFLINE),
 }
 _COLLECTING = (ON_POLICY, OFF_POLICY)
+BUFFER_SIZE = 4096
+"""Default of ``buffer_size``."""
 
 
 def _stores_next(ignored: bool, settings: Any) -> bool:
@@ -76,7 +78,7 @@ class TianshouSettings(Dialect):
     though the documentation of 2.x has no ``None`` there."""
     num_test_envs: Count = refused("there is an environment for each episode of an evaluation", 1)
     """test environments."""
-    buffer_size: Count = _as("buffer", 4096, use=Acts("buffer_size", _capacity, OFF_POLICY))
+    buffer_size: Count = _as("buffer", BUFFER_SIZE, use=Acts("buffer_size", _capacity, OFF_POLICY))
     """transitions in the replay buffer, rounded up to equally many of each environment."""
     start_timesteps: Natural = _as("start", 0, _COLLECTING)
     """environment steps collected before training, outside of every epoch."""

@@ -1,0 +1,140 @@
+"""The defaults of sheeprl, algorithm by algorithm, in each of its versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DREAMERS = ("dreamer_v1", "dreamer_v2", "dreamer_v3")
+P2E = tuple(f"p2e_dv{n}_{phase}" for n in (1, 2, 3) for phase in ("exploration", "finetuning"))
+SEQUENCES = (*DREAMERS, *P2E)
+
+# `configs/algo` and `configs/exp` of 0.8.4; the totals of Plan2Explore's finetuning, `gamma` of
+# Dreamer and `buffer.size` are those of every release up to July 2024.
+# fmt: off
+_ACTOR_CRITIC = {
+    "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "ent_coef": 0.0, "vf_coef": 1.0,
+    "max_grad_norm": 0.0, "dense_units": 64, "mlp_layers": 2,
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "ppo": {
+        "total_steps": 65_536, "rollout_steps": 128, "per_rank_batch_size": 64, "update_epochs": 10,
+        "clip_coef": 0.2, "clip_vloss": False, "normalize_advantages": False, **_ACTOR_CRITIC,
+    },
+    "a2c": {"total_steps": 25_000, "rollout_steps": 5, "update_epochs": 1, **_ACTOR_CRITIC},
+    "sac": {
+        "total_steps": 1_000_000, "learning_starts": 100, "replay_ratio": 1.0,
+        "per_rank_batch_size": 256, "per_rank_pretrain_steps": 0,
+        "gamma": 0.99, "tau": 0.005, "hidden_size": 256, "alpha": 1.0, "buffer_size": 1_000_000,
+    },
+    "dreamer_v1": {
+        "total_steps": 5_000_000, "learning_starts": 5_000, "replay_ratio": 0.1, "gamma": 0.99,
+        "per_rank_batch_size": 50, "per_rank_sequence_length": 50, "per_rank_pretrain_steps": 100,
+        "buffer_size": 5_000_000,
+    },
+    "dreamer_v2": {
+        "total_steps": 5_000_000, "learning_starts": 1_000, "replay_ratio": 0.2, "gamma": 0.99,
+        "per_rank_batch_size": 16, "per_rank_sequence_length": 50, "per_rank_pretrain_steps": 100,
+        "buffer_size": 5_000_000,
+    },
+    "dreamer_v3": {
+        "total_steps": 5_000_000, "learning_starts": 1_024, "replay_ratio": 1.0,
+        "gamma": 0.996996996996997,
+        "per_rank_batch_size": 16, "per_rank_sequence_length": 64, "per_rank_pretrain_steps": 0,
+        "buffer_size": 1_000_000,
+    },
+}
+_DEFAULTS["droq"] = _DEFAULTS["sac"] | {"replay_ratio": 20.0}
+_DEFAULTS["sac_ae"] = _DEFAULTS["sac"] | {
+    "learning_starts": 1_000, "per_rank_batch_size": 128, "per_rank_pretrain_steps": 1_000,
+    "tau": 0.01, "hidden_size": 1_024, "alpha": 0.1,
+}
+for _n, _starts in ((1, 5_000), (2, 10_000), (3, 16_384)):
+    _DEFAULTS[f"p2e_dv{_n}_exploration"] = _DEFAULTS[f"dreamer_v{_n}"]
+    _DEFAULTS[f"p2e_dv{_n}_finetuning"] = _DEFAULTS[f"dreamer_v{_n}"] | {
+        "total_steps": 1_000_000, "learning_starts": _starts,
+    }
+
+_NO_PRETRAINING: dict[str, dict[str, Any]] = {
+    name: {"per_rank_pretrain_steps": 0}
+    for name in ("sac_ae", "dreamer_v1", "p2e_dv1_exploration", "p2e_dv1_finetuning")
+}
+_A2C: dict[str, dict[str, Any]] = {"a2c": {"gae_lambda": 1.0, "max_grad_norm": 0.5}}
+_COUNTDOWNS: dict[int, dict[str, Any]] = {
+    1: {"train_every": 1_000, "per_rank_gradient_steps": 100},
+    2: {"train_every": 5, "per_rank_gradient_steps": 1},
+    3: {"train_every": 16, "per_rank_gradient_steps": 1, "per_rank_pretrain_steps": 1,
+        "learning_starts": 65_536},
+}
+_CHANGED: dict[str, dict[str, dict[str, Any]]] = {
+    "documented": _NO_PRETRAINING,
+    "0.5.7": _NO_PRETRAINING | _A2C,
+    "0.5.0": _A2C
+    | {name: {"per_rank_gradient_steps": 1} for name in ("sac", "sac_ae")}
+    | {"droq": {"per_rank_gradient_steps": 20}}
+    | {name: _COUNTDOWNS[n] for n in _COUNTDOWNS for name in _DEFAULTS if f"v{n}" in name},
+}
+"""What other defaults the other versions have: the tags v0.5.7 and v0.5.4 (February 2024)."""
+# fmt: on
+
+_ATARI = {"action_repeat": 4, "max_episode_steps": 27_000}
+_DECOUPLED = {"world_size": 2}
+CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
+    "exp": {
+        **{
+            name: {"algo": name}
+            for name in ("ppo", "a2c", "ppo_recurrent", "sac", "droq", "sac_ae")
+        },
+        **{name: {"algo": name, **_DECOUPLED} for name in ("ppo_decoupled", "sac_decoupled")},
+        **{name: {"algo": name, **_ATARI} for name in SEQUENCES},
+    },
+    "algo": {
+        **{name: {"algo": name} for name in (*_DEFAULTS, "ppo_decoupled", "sac_decoupled")},
+        **{name: {"algo": name} for name in ("ppo_recurrent", "p2e_dv1", "p2e_dv2", "p2e_dv3")},
+        **{f"dreamer_v3_{size}": {"algo": "dreamer_v3"} for size in ("XS", "S", "M", "L", "XL")},
+    },
+    "env": {
+        **{name: {} for name in ("default", "gym", "mujoco", "dummy", "crafter", "diambra")},
+        **{name: {} for name in ("minecraft", "minedojo", "super_mario_bros")},
+        "atari": _ATARI,
+        "dmc": {"max_episode_steps": 1_000},
+        "minerl": {"max_episode_steps": 12_000},
+        "minerl_obtain_diamond": {"max_episode_steps": 36_000, "num_envs": 16},
+        "minerl_obtain_iron_pickaxe": {"max_episode_steps": 36_000, "num_envs": 16},
+    },
+}
+"""`configs/exp`, `configs/algo` and `configs/env` of v0.5.7, as far as they set what is counted."""
+
+_RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
+_OF_PPO = {**_RAW, "activation": "tanh", "target_kl": None, "critic_loss": "l2"}
+_OF_SAC = {**_RAW, "activation": "relu", "n_step": 1}
+UNSAID: dict[str, dict[str, Any]] = {
+    "ppo": _OF_PPO,
+    "ppo_decoupled": _OF_PPO,
+    "a2c": {**_RAW, "activation": "tanh", "normalize_advantage": False, "optimizer": "rmsprop"},
+    **dict.fromkeys(("sac", "droq", "sac_ae", "sac_decoupled"), _OF_SAC),
+    **dict.fromkeys(SEQUENCES, _RAW),
+}
+"""What the code up to July 2024 does: no wrapper normalises, no update stops early."""
+
+
+def defaults(version: str, algo: str) -> dict[str, Any]:
+    """The defaults of an algorithm in a version; without the settings that it does not have."""
+    made = _DEFAULTS[algo] | _CHANGED.get(version, {}).get(algo, {})
+    gone = absent(version, algo).keys() - _ACTOR_CRITIC.keys()  # these are so, but cannot be said
+    return {name: value for name, value in made.items() if name not in gone}
+
+
+def absent(version: str, algo: str) -> dict[str, str]:
+    """Fields that a version does not have for an algorithm, and what to use instead."""
+    if version != "0.5.0":
+        absent = dict.fromkeys(("train_every", "per_rank_gradient_steps"), "say version=0.5.0")
+    else:
+        absent = {"replay_ratio": "use train_every and per_rank_gradient_steps"}
+        if algo not in SEQUENCES:
+            absent["train_every"] = "leave it out: a training follows each vector step"
+        if algo not in SEQUENCES or "v1" in algo:
+            absent["per_rank_pretrain_steps"] = "leave it out: there is no pretraining"
+    if algo == "a2c" and version in ("0.5.7", "0.5.0"):
+        fixed = ("anneal_lr", "ent_coef", "vf_coef", "dense_units", "mlp_layers")
+        absent |= dict.fromkeys(fixed, "leave it out, or say version=0.8.4")
+    return absent
