@@ -187,7 +187,12 @@ class Stages(dict[str, list[_Operation]]):
                 continue
             if not isinstance(result, (Mapping, TensorDictBase)):
                 raise HookError(operation.name, stage, _returned(result, "a dict of metrics"))
-            yield dict(result.items())
+            metrics = dict(result.items())
+            for name in metrics:
+                if not isinstance(name, str):
+                    why = f"it returned a metric named {name!r}, and names are texts"
+                    raise HookError(operation.name, stage, TypeError(why))
+            yield metrics
 
     def _call(self, stage: str, operation: _Operation, *arguments: Any) -> Any:
         try:
