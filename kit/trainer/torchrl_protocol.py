@@ -17,6 +17,7 @@ from kit.hooks.base import snake_case
 from kit.logging.journal import Journal, taken_name
 from kit.logging.loggers import RowLogger
 from kit.steps import SettingError, StepLedger, StepPlan
+from kit.trainer.checks import loggers_as_list
 from kit.trainer.stages import Stages
 
 _COLUMN_GROUPS = ("episode/", "evaluation/", "train/", "time/", "collector/", "schedule/")
@@ -59,7 +60,7 @@ class TorchRLProtocol:
         self.plan = plan
         self.ledger = StepLedger(plan.world_size)
         self._counters = frozenset(self.ledger.counters())
-        self.journal = Journal(logger if isinstance(logger, Sequence) else [logger], plan.axis)
+        self.journal = Journal(loggers_as_list(logger), plan.axis)
         self.stages = Stages(updates=plan.trains, collections=not plan.offline)
         self.collector = collector
         self.update: Any = update
