@@ -54,7 +54,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "pre_epoch",
             "pipe",
-            "then, before minibatches are drawn; off-policy, before any batch is stored",
+            "then, before minibatches are drawn; off-policy, of each batch, before it is stored",
             "update",
         ),
         Stage("process_optim_batch", "pipe", "a minibatch was drawn", "update"),
