@@ -416,3 +416,21 @@ def test_rows_of_a_run_are_read_from_its_folder(tmp_path):
     assert all("time/seconds" in row for row in rows)
     with pytest.raises(SettingError, match="has no rows"):
         read_rows(tmp_path / "elsewhere")
+
+
+class LogsRowsAlone:
+    def log_row(self, row: Any) -> None:
+        """Forget it."""
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [(LogsRowsAlone(), "LogsRowsAlone"), ("csv", "csv"), (3, "int")]
+)
+def test_what_does_not_log_rows_is_refused_before_the_run(given, named):
+    with pytest.raises(SettingError, match=f"^logger='{named}' does not log rows; a subclass of"):
+        ppo_trainer(logger=[given])
+
+
+def test_loggers_of_a_recipe_are_a_list():
+    with pytest.raises(SettingError, match=r"^logger='csv' is not a list; use logger=\[\.\.\.\]"):
+        build(Config(runs=None), logger="csv")

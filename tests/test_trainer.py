@@ -911,6 +911,27 @@ def test_a_metric_of_a_hook_with_the_name_of_a_counter_is_refused():
         trainer.run()
 
 
+@pytest.mark.parametrize(
+    "name", ["episode/return", "train/loss_critic", "time/seconds", "evaluation/return"]
+)
+def test_a_metric_of_a_hook_with_the_name_of_another_column_is_refused(name):
+    plan = on_policy_plan(evaluation_every=32)
+    parts = ppo_parts(plan, "CartPole-v1")
+    trainer = Trainer(plan, **parts, evaluate=evaluator_for(parts, plan, "CartPole-v1"))
+    trainer.register_op("post_steps_log", lambda batch: {name: -7.0})
+    with pytest.raises(SettingError, match=f"metric='{name}' is a column of the rows"):
+        trainer.run()
+
+
+def test_a_metric_without_a_text_for_a_name_is_the_fault_of_its_hook():
+    trainer = ppo_trainer()
+    trainer.register_op("post_steps_log", lambda batch: {3: 1.0})
+    with pytest.raises(
+        HookError, match=r"at stage 'post_steps_log' .* a metric named 3, and names"
+    ):
+        trainer.run()
+
+
 def test_a_replay_buffer_of_other_minibatches_than_the_plans_is_refused():
     with pytest.raises(SettingError, match=r"minibatch_size=8 .* not the plan's 4 transitions"):
         sac_trainer(buffer=make_replay_buffer(1_000, 8))

@@ -186,6 +186,10 @@ class ReplayBatches:
     Attributes:
         keys_read: of the entries of a minibatch that will be read; empty: any may be. Others may
             be left out.
+
+    Raises:
+        SettingError: if the buffer's parts do not go together, or its random numbers are drawn in
+            other threads (``prefetch``).
     """
 
     keys_read: Sequence[Any] = ()
@@ -203,6 +207,9 @@ class ReplayBatches:
         if n_step is not None and isinstance(buffer, HERReplayBuffer):
             works = "use n_step=1: rewards are computed again for single transitions"
             raise SettingError("n_step", n_step.steps, "does not go with hindsight", works)
+        if getattr(buffer, "_prefetch", False):
+            why = "draws random numbers in other threads, so that no run repeats itself or resumes"
+            raise SettingError("prefetch", buffer._prefetch_cap, why, [0])
         capacity = getattr(buffer.sampler, "_max_capacity", storage.max_size)
         if capacity < storage.max_size:
             why = f"is less than the {storage.max_size} transitions that the buffer holds"
@@ -363,7 +370,7 @@ class ReplayBatches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows that are filled, where writer and sampler are, the steps that wait."""
-        filled, once = self._filled(), self._once
+        filled, once, generator = self._filled(), self._once, self.buffer._rng
         waiting = None if self.n_step is None else self.n_step.waiting
         return {
             "filled": filled,
@@ -371,6 +378,7 @@ class ReplayBatches:
             "observations": None if once is None else once.observations(),
             "writer": self.buffer.writer.state_dict(),
             "sampler": dict(self.buffer.sampler.state_dict()),
+            "generator": None if generator is None else generator.get_state(),
             "transforms": dict(self._transforms.state_dict()),
             "waiting": None if waiting is None else _plain(waiting),
             "episodes": self._hindsight.episodes_state() if self._hindsight else None,
@@ -387,6 +395,8 @@ class ReplayBatches:
             once.load_observations(state_dict["observations"])
         self.buffer.writer.load_state_dict(state_dict["writer"])
         self.buffer.sampler.load_state_dict(state_dict["sampler"])
+        if self.buffer._rng is not None and state_dict.get("generator") is not None:
+            self.buffer._rng.set_state(state_dict["generator"])
         self._transforms.load_state_dict(state_dict["transforms"])
         if self.n_step is not None:
             waiting = state_dict["waiting"]

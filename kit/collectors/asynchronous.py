@@ -146,7 +146,8 @@ class AsyncCollector(KitCollector):
         batch: TensorDictBase = facts["batch"]
         if self.storing_device.type != "cpu":
             return batch.to(self.storing_device)
-        return batch if self.reuse else batch.clone()
+        # Shared memory is locked; a shallow copy takes new entries (advantages, metrics of hooks).
+        return batch.clone(recurse=not self.reuse)
 
     def _collect(self) -> TensorDictBase:
         raise NotImplementedError  # the process does

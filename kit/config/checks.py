@@ -355,7 +355,7 @@ def parts(given: Mapping[str, Any]) -> None:
 
 def listed(name: str, given: Any) -> list[Any]:
     """The entries of a part that is a list; anything else is refused."""
-    if not isinstance(given, Sequence):
+    if not isinstance(given, Sequence) or isinstance(given, str):
         raise SettingError(name, given, "is not a list", f"use {name}=[...]")
     return list(given)
 

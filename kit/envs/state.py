@@ -5,8 +5,10 @@ gives the attributes of each of its layers: numbers, strings, arrays and their v
 enumerations, random generators (those of its spaces too), functions with what they enclose, models
 and data of MuJoCo, and objects of classes of its own package. Several names of one thing stay names
 of one thing. What only draws, classes and modules are passed over, by type; all else cannot be
-captured, and its name is said. State that all environments of a process share is not captured
-either: :class:`Shared` notices that it changes.
+captured, and its name is said. What an environment holds since it was made (:func:`held`) is
+restored in place, for others may hold it, too: a curriculum that a hook changes. State of classes
+and modules, which all environments of a process share, is not captured: :class:`Shared` notices
+that it changes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import random
 import sys
 import types
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -61,25 +63,67 @@ def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
     return found
 
 
-def capture(env: gym.Env[Any, Any]) -> dict[str, Any]:
+Held = Mapping[int, Any]
+"""Values by their identity; alive, so that no other gets it."""
+
+
+def held(env: gym.Env[Any, Any]) -> Held:
+    """What the layers of an environment that was just made hold, and may share with others.
+
+    Those of Gymnasium and of the kit share nothing.
+    """
+    own = [layer for layer in layers(env) if _package(type(layer)) not in _SHARE_NOTHING]
+    packages = {_package(type(layer)) for layer in own}
+    seen: dict[int, Any] = {}
+    left = [value for layer in own for value in vars(layer).values()]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        inner: Iterable[Any] = ()
+        if id(value) in seen or _is_constant(value) or isinstance(value, (gym.Env, gym.Space)):
+            continue
+        if kind is types.FunctionType:
+            inner = [content for _, content in _enclosed(value)]
+        elif kind in _CONTAINERS.values():
+            inner = value.values() if isinstance(value, dict) else value
+        elif _package(kind) in packages and _is_plain(kind) and not isinstance(value, enum.Enum):
+            inner = vars(value).values()
+        elif kind not in (np.ndarray, np.random.Generator):
+            continue
+        seen[id(value)] = value
+        left += inner
+    return seen
+
+
+def capture(env: gym.Env[Any, Any], since_made: Held | None = None) -> dict[str, Any]:
     """Return the state of all layers of ``env`` as values that JSON can hold.
+
+    Args:
+        env: the environment.
+        since_made: what it held when it was made, of :func:`held`; ``None``: nothing.
 
     Raises:
         CannotCapture: if a layer holds something else; the message names it by its path.
     """
     found = layers(env)
-    encode = _Encoder(found)
+    encode = _Encoder(found, since_made=since_made)
     return {"layers": [encode.layer(layer) for layer in found]}
 
 
-def restore(env: gym.Env[Any, Any], state: dict[str, Any]) -> None:
+def restore(env: gym.Env[Any, Any], state: dict[str, Any], since_made: Held | None = None) -> None:
     """Restore a state of :func:`capture`, into an environment made in the same way.
+
+    Args:
+        env: the environment.
+        state: captured.
+        since_made: what this environment held when it was made. Where the other held the same
+            since then, it is restored in place; all else is replaced, for others may use it.
 
     Raises:
         CannotCapture: if the environment has nothing of that kind where an object was.
     """
     found = layers(env)
-    decode = _Decoder(found)
+    decode = _Decoder(found, since_made)
     for layer, values in zip(found, state["layers"], strict=True):
         if "own" in values:
             layer.load_state_dict(decode(values["own"]))
@@ -174,9 +218,16 @@ class _Encoder:
     Args:
         found: layers of an environment, whose numbers come first.
         classes: whose packages' objects are written by their attributes; ``None``: the layers'.
+        since_made: what the environment held when it was made, which is marked.
     """
 
-    def __init__(self, found: Any, classes: Iterable[type] | None = None) -> None:
+    def __init__(
+        self,
+        found: Any,
+        classes: Iterable[type] | None = None,
+        since_made: Held | None = None,
+    ) -> None:
+        self._held = since_made or {}
         self._kept: list[Any] = list(found)  # alive, so that no other object gets its id
         self._numbers = {id(layer): number for number, layer in enumerate(found)}
         self._own = {_package(kind) for kind in (map(type, found) if classes is None else classes)}
@@ -212,15 +263,19 @@ class _Encoder:
             return {"scalar": self._array(np.asarray(value), where)}
         number = self._numbers[id(value)] = len(self._kept)
         self._kept.append(value)
+        mark = {"held": True} if id(value) in self._held else {}
+        return {**self._written(value, where), "number": number, **mark}
+
+    def _written(self, value: Any, where: str) -> dict[str, Any]:
         for kind, write in self._WRITERS:
             if isinstance(value, kind):
-                return {**write(self, value, where), "number": number}
+                return write(self, value, where)
         name = type(value).__name__
         if name in mujoco_state.KINDS:
-            return {"mujoco": name, **mujoco_state.capture(value, self, where), "number": number}
+            return {"mujoco": name, **mujoco_state.capture(value, self, where)}
         if _package(type(value)) not in self._own or not _is_plain(type(value)):
             raise CannotCapture(f"{where} is a {name}")
-        return {"object": name, "attributes": self.attributes(value, where), "number": number}
+        return {"object": name, "attributes": self.attributes(value, where)}
 
     def _items(self, values: Any, where: str) -> list[Any]:
         return [self._item(value, f"{where}[{index}]") for index, value in enumerate(values)]
@@ -340,6 +395,28 @@ def _spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
             yield from _spaces_in(part)
 
 
+def _spawns(value: np.random.Generator) -> Any:
+    """What decides which generators a generator spawns."""
+    seeds = getattr(value.bit_generator, "seed_seq", None)
+    return type(value.bit_generator), getattr(seeds, "state", None)
+
+
+def _put_into(present: Any, made: Any) -> Any:
+    """Give what is present the value of ``made``, or return that where it does not fit."""
+    if type(present) is not type(made):
+        return made
+    if isinstance(made, np.ndarray):
+        alike = (present.shape, present.dtype) == (made.shape, made.dtype)
+        if not alike or not present.flags.writeable:
+            return made
+        present[...] = made
+    elif isinstance(made, np.random.Generator):
+        if _spawns(present) != _spawns(made):
+            return made
+        present.bit_generator.state = made.bit_generator.state
+    return present
+
+
 def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
     """Variables enclosed by a function, by name."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
@@ -357,10 +434,16 @@ class _Decoder:
 
     Args:
         found: layers of the environment.
+        since_made: what it held when it was made.
     """
 
-    def __init__(self, found: Any) -> None:
+    def __init__(self, found: Any, since_made: Held | None = None) -> None:
         self._known: dict[int, Any] = dict(enumerate(found))
+        self._held = since_made or {}
+
+    def _stays(self, value: dict[str, Any], present: Any) -> bool:
+        """Whether both environments hold the same since they were made: it is kept."""
+        return "held" in value and id(present) in self._held
 
     def attributes(self, owner: Any, values: dict[str, Any]) -> None:
         """Restore the attributes of an object."""
@@ -389,26 +472,37 @@ class _Decoder:
             return self._array(value["scalar"])[()]
         for name, kind in _CONTAINERS.items():
             if name in value:
-                return self._container(name, kind, value)
+                return self._container(name, kind, value, present)
         for name, read in self._READERS.items():
             if name in value:
                 made = read(self, value)
+                made = _put_into(present, made) if self._stays(value, present) else made
                 break
         else:
             made = self._fill(value, present)
         self._known[value["number"]] = made
         return made
 
-    def _container(self, name: str, kind: Any, value: dict[str, Any]) -> Any:
+    def _container(self, name: str, kind: Any, value: dict[str, Any], present: Any) -> Any:
         made = deque(maxlen=value["maxlen"]) if kind is deque else kind()
+        before: Any = made
+        same_kind = type(present) is kind and getattr(present, "maxlen", 0) == value.get(
+            "maxlen", 0
+        )
+        if same_kind and self._stays(value, present):
+            made, before = present, present.copy()
+            made.clear()
         self._known[value["number"]] = made  # before its items, which may contain it
         if isinstance(made, dict):
             for key, item in value[name]:
-                made[self(key)] = self(item)
+                own = self(key)
+                made[own] = self(item, before.get(own))
+        elif isinstance(made, set):
+            made.update(map(self, value[name]))
         else:
-            add = made.add if isinstance(made, set) else made.append
+            was = iter(before) if before is not made else iter(())
             for item in value[name]:
-                add(self(item))
+                made.append(self(item, next(was, None)))
         return made
 
     def _array(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -456,8 +550,10 @@ class _Decoder:
             return getattr(self(value["of"], getattr(present, "__self__", None)), value["function"])
         if "object" in value:
             self._demand(type(present).__name__ == value["object"], value["object"], present)
-            made = object.__new__(type(present))  # others may use the present one
-            vars(made).update(vars(present))
+            made = present
+            if not self._stays(value, present):  # others may use it
+                made = object.__new__(type(present))
+                vars(made).update(vars(present))
             self._known[value["number"]] = made
             self.attributes(made, value["attributes"])
             return made

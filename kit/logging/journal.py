@@ -16,6 +16,7 @@ from torch import Tensor
 from kit.envs.episodes import Episode, info_means
 from kit.logging.loggers import CsvLogger, RowLogger
 from kit.logging.metrics import MetricMeans
+from kit.steps import SettingError
 
 
 class Journal:
@@ -40,6 +41,8 @@ class Journal:
         self._noted = MetricMeans()
         self._numbers: dict[str, list[float]] = {}
         self._told: set[str] = set()
+        self._of_hooks: set[str] = set()
+        self._of_the_trainer: set[str] = set()
         self._seconds = 0.0
         self._spent: dict[str, float] = {}
         self._began = time.perf_counter()
@@ -82,11 +85,21 @@ class Journal:
         """Add the seconds since ``began`` (``time.perf_counter()``) to those spent on ``what``."""
         self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
 
-    def note(self, metrics: Mapping[str, Any]) -> None:
+    def note(self, metrics: Mapping[str, Any], *, of_hooks: bool = False) -> None:
         """Keep metrics for the next row: means; of a metric of integers alone, the last.
 
         What is no number is in no row, which is said once.
+
+        Args:
+            metrics: by name.
+            of_hooks: whether hooks log them, rather than the trainer.
+
+        Raises:
+            SettingError: if both log a metric of the same name.
         """
+        (self._of_hooks if of_hooks else self._of_the_trainer).update(metrics)
+        for name in sorted(self._of_hooks & self._of_the_trainer):
+            raise taken_name(name)
         for name, value in metrics.items():
             if isinstance(value, np.generic):
                 value = value.item()
@@ -120,10 +133,16 @@ class Journal:
         Args:
             counters: of the ledger.
             episodes: finished since the last row.
+
+        Raises:
+            SettingError: if a metric that was noted has the name of another column.
         """
         row: dict[str, float | int] = {**counters, **episode_columns(episodes)}
         row |= {f"train/{name}": value for name, value in self.metrics.take().items()}
-        row |= self._take_noted() | self._times(counters[self.axis])
+        noted, times = self._take_noted(), self._times(counters[self.axis])
+        for name in sorted(noted.keys() & (row | times).keys()):
+            raise taken_name(name)
+        row |= noted | times
         self.latest |= row
         for logger in self.loggers:
             logger.log_row(row)
@@ -191,6 +210,12 @@ class Journal:
             if place is not None:
                 logger.load_state_dict(saved.pop(place)[1])
                 self._begun.append(logger)
+
+
+def taken_name(name: str, of: str = "a column of the rows") -> SettingError:
+    """The refusal of a hook's metric that would replace another column."""
+    why = f"is {of}, and would be replaced by the metric of a hook"
+    return SettingError("metric", name, why, f"another name, as hook/{name}")
 
 
 def episode_columns(episodes: Sequence[Episode], prefix: str = "episode") -> dict[str, float]:

@@ -167,12 +167,14 @@ def make_actor(
             clipped); ``tanh_normal``: squashed to the bounds, deviation learned for each state;
             ``deterministic``: one action, scaled to the bounds by tanh (for TD3 and DDPG).
         initial_log_std: initial log standard deviation of ``normal``.
-        body: module that writes ``features``, shared with a critic; ``None``: a network of its own.
+        body: module that writes ``features``, shared with a critic, of :func:`make_body` or any
+            whose ``out_features`` is their number; ``None``: a network of its own.
         orthogonal: whether weights start orthogonal, the last layer's with gain 0.01.
         return_log_prob: whether the policy writes the log-probability of its actions.
 
     Raises:
-        SettingError: if an action is of a kind this policy cannot choose, or cannot be masked.
+        SettingError: if an action is of a kind this policy cannot choose, or cannot be masked; or
+            if ``body`` writes no ``features``, or does not say how many.
     """
     if continuous == "deterministic":
         if body is not None:
@@ -191,7 +193,7 @@ def make_actor(
             kind(network, list(heads.values())), in_keys=[*keys, *masks], out_keys=parameters
         )
     else:
-        last = linear(body.out_features, columns, 0.01 if orthogonal else None)
+        last = linear(_features_of(body), columns, 0.01 if orthogonal else None)
         head = kind(last, list(heads.values()))
         module = TensorDictSequential(
             body, TensorDictModule(head, in_keys=["features", *masks], out_keys=parameters)
@@ -311,6 +313,22 @@ def _network(
     return keys, FlattenMLP(specs, out_features, hidden_sizes, activation, **layers)
 
 
+def _features_of(body: Any) -> int:
+    """Number of the features that a body writes.
+
+    Raises:
+        SettingError: if it writes none, or does not say how many.
+    """
+    name, number = type(body).__name__, getattr(body, "out_features", None)
+    if "features" not in getattr(body, "out_keys", ()):
+        works = 'TensorDictModule(network, in_keys=[...], out_keys=["features"])'
+        raise SettingError("body", name, "does not write 'features'", works)
+    if not isinstance(number, int):
+        why = "does not say how many features it writes"
+        raise SettingError("body", name, why, "set out_features, of it or of its network")
+    return number
+
+
 def make_body(
     env: Any,
     hidden_sizes: Sequence[int] = (64, 64),
@@ -359,13 +377,14 @@ def make_value(
         env: the environment.
         hidden_sizes: widths of the hidden layers; those of ``body`` where one is given.
         activation: name of the activation between them.
-        body: module that writes ``features``, shared with an actor; ``None``: a network of its own.
+        body: module that writes ``features``, shared with an actor, of :func:`make_body` or any
+            whose ``out_features`` is their number; ``None``: a network of its own.
         orthogonal: whether weights start orthogonal.
     """
     if body is None:
         keys, network = _network(env, 1, hidden_sizes, activation, orthogonal, 1.0)
         return ValueOperator(network, in_keys=keys)
-    last = linear(body.out_features, 1, 1.0 if orthogonal else None)
+    last = linear(_features_of(body), 1, 1.0 if orthogonal else None)
     return TensorDictSequential(body, ValueOperator(last, in_keys=["features"]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -45,6 +45,24 @@ def hooks_as_list(hooks: Any) -> list[Any]:
         name = type(hooks).__name__
         raise SettingError("hooks", hooks, "is not a list of hooks", f"hooks=[{name}(...)]")
     return list(hooks)
+
+
+_LOGS = ("start", "log_row", "log_text", "log_config", "state_dict", "load_state_dict", "close")
+
+
+def loggers_as_list(loggers: Any) -> list[Any]:
+    """The loggers as a list.
+
+    Raises:
+        SettingError: if one does not log rows.
+    """
+    several = isinstance(loggers, Sequence) and not isinstance(loggers, str)
+    for one in (found := list(loggers) if several else [loggers]):
+        if not all(callable(getattr(one, name, None)) for name in _LOGS):
+            given = one if isinstance(one, str) else type(one).__name__
+            works = "a subclass of kit.logging.RowLogger, or TorchRLLogger(one of TorchRL's)"
+            raise SettingError("logger", given, "does not log rows", works)
+    return found
 
 
 def in_learning_rates(modules: Mapping[str, Any]) -> Iterator[Refusal]:

@@ -55,7 +55,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "pre_epoch",
             "pipe",
-            "then, before minibatches are drawn; off-policy, before any batch is stored",
+            "then, before minibatches are drawn; off-policy, of each batch, before it is stored",
             "update",
         ),
         Stage("process_optim_batch", "pipe", "a minibatch was drawn", "update"),
@@ -198,7 +198,12 @@ class Stages(dict[str, list[_Operation]]):
                 continue
             if not isinstance(result, (Mapping, TensorDictBase)):
                 raise HookError(operation.name, stage, _returned(result, "a dict of metrics"))
-            yield dict(result.items())
+            metrics = dict(result.items())
+            for name in metrics:
+                if not isinstance(name, str):
+                    why = f"it returned a metric named {name!r}, and names are texts"
+                    raise HookError(operation.name, stage, TypeError(why))
+            yield metrics
 
     def _call(self, stage: str, operation: _Operation, *arguments: Any) -> Any:
         if not operation.observes:

@@ -14,9 +14,10 @@ from torchrl.trainers import EarlyStopping
 
 from kit.buffers import Minibatches
 from kit.hooks.base import snake_case
-from kit.logging.journal import Journal
+from kit.logging.journal import Journal, taken_name
 from kit.logging.loggers import RowLogger
 from kit.steps import SettingError, StepLedger, StepPlan
+from kit.trainer.checks import loggers_as_list
 from kit.trainer.stages import Stages
 
 _COLUMN_GROUPS = ("episode/", "evaluation/", "train/", "time/", "collector/", "schedule/")
@@ -59,7 +60,7 @@ class TorchRLProtocol:
         self.plan = plan
         self.ledger = StepLedger(plan.world_size)
         self._counters = frozenset(self.ledger.counters())
-        self.journal = Journal(logger if isinstance(logger, Sequence) else [logger], plan.axis)
+        self.journal = Journal(loggers_as_list(logger), plan.axis)
         self.stages = Stages(updates=plan.trains, collections=not plan.offline)
         self.collector = collector
         self.update: Any = update
@@ -160,11 +161,9 @@ class TorchRLProtocol:
             return
         for metrics in self.stages.log(stage, *arguments):
             metrics.pop("log_pbar", None)  # TorchRL's mark for its progress bar
-            if not self._counters.isdisjoint(metrics):
-                name = min(self._counters.intersection(metrics))
-                why = "is a counter of every row, and would be replaced by the metric of a hook"
-                raise SettingError("metric", name, why, f"another name, as hook/{name}")
-            self.journal.note(metrics)
+            for name in sorted(self._counters.intersection(metrics)):
+                raise taken_name(name, "a counter of every row")
+            self.journal.note(metrics, of_hooks=True)
             self._publish(metrics)
 
     def _publish(self, metrics: Mapping[str, Any]) -> None:

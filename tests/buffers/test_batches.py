@@ -399,7 +399,15 @@ def prioritized() -> ReplayBatches:
     return make_replay_buffer(10, 4, sampler=PrioritizedSampler(10, alpha=0.9, beta=0.5))
 
 
-@pytest.mark.parametrize("make", [flat_buffer, without_replacement, slices, sequences, prioritized])
+def generator_of_its_own() -> ReplayBatches:
+    storage, generator = LazyTensorStorage(10), torch.Generator().manual_seed(3)
+    return ReplayBatches(TensorDictReplayBuffer(storage=storage, batch_size=4, generator=generator))
+
+
+BUFFERS = [flat_buffer, without_replacement, slices, sequences, prioritized, generator_of_its_own]
+
+
+@pytest.mark.parametrize("make", BUFFERS)
 @pytest.mark.parametrize("batches", [0, 2, 7])
 def test_a_restored_buffer_holds_and_samples_the_same(make, batches):
     plan = off_policy_plan(
@@ -571,6 +579,13 @@ def test_a_restored_buffer_has_the_rows_of_the_checkpoint_and_no_others(n_step, 
     kept = replay.buffer.storage.get(slice(len(replay.buffer)))["number"].tolist()
     assert kept[:rows] == [*range(rows)]
     assert not [number for number in kept if 1_000 <= number < 2_000]
+
+
+def test_minibatches_that_threads_draw_ahead_are_refused():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8, prefetch=2)
+    with pytest.raises(SettingError, match=r"^prefetch=2 draws .* in other threads") as refused:
+        ReplayBatches(buffer)
+    assert refused.value.works == [0]
 
 
 def test_a_sample_unit_of_the_buffer_acts():

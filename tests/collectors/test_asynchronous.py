@@ -115,6 +115,15 @@ def test_with_reuse_a_batch_is_the_shared_memory_itself(asynchronous):
     assert not torch.equal(first["observation"], kept)
 
 
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_batch_takes_new_entries(asynchronous, reuse):
+    collector = asynchronous(max_staleness=0, reuse=reuse)
+    for _ in range(3):
+        batch = collector.collect()
+        assert "advantage" not in batch.keys()
+        batch["advantage"] = torch.zeros(2, 2, 1)
+
+
 def test_with_reuse_a_batch_stays_as_it_is_until_the_next_is_asked_for(asynchronous):
     collector = asynchronous(max_staleness=0, reuse=True)
     batch = collector.collect()

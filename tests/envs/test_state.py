@@ -274,6 +274,79 @@ def test_an_object_that_others_share_is_left_alone():
     assert (shared.count, again.kept.count) == (50, 1)
 
 
+class Level:
+    value = 0
+
+
+def set_value(shared: Any, value: int) -> None:
+    """Change what environments and others hold, whatever it is."""
+    if isinstance(shared, Level):
+        shared.value = value
+    else:
+        shared["value" if isinstance(shared, dict) else 0] = value
+
+
+HELD_BY_OTHERS = {
+    "dict": lambda: {"value": 0},
+    "list": lambda: [0],
+    "array": lambda: np.zeros(1),
+    "object": Level,
+}
+
+
+class Shows(Keeps):
+    """Observes what others change."""
+
+    def __init__(self, shared: Any) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def next(self) -> float:
+        shared = vars(self.shared) if isinstance(self.shared, Level) else self.shared
+        return float(shared.get("value", 0) if isinstance(shared, dict) else shared[0])
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "a vector environment of Gymnasium"])
+@pytest.mark.parametrize("kind", HELD_BY_OTHERS)
+def test_what_others_hold_too_is_still_theirs_when_a_run_goes_on(kind, vectorization):
+    def started() -> tuple[Any, Any]:
+        shared = HELD_BY_OTHERS[kind]()
+        make = functools.partial(Shows, shared)
+        if vectorization != "sync":
+            how = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+            return shared, make_env(gym.vector.SyncVectorEnv([make, make], **how))
+        return shared, make_env(make, 2)
+
+    shared, env = started()
+    env.start()
+    set_value(shared, 3)
+    state = env.full_state()
+    theirs, again = started()
+    assert again.load_full_state(state)
+    collector = VectorCollector(again, None, steps_per_env=1)
+    assert collector.collect()["next", "observation"].tolist() == [[[3.0]], [[3.0]]]
+    set_value(theirs, 4)
+    assert collector.collect()["next", "observation"].tolist() == [[[4.0]], [[4.0]]]
+
+
+FIRST_GOAL = [1.0]
+
+
+def test_what_an_environment_began_with_is_not_overwritten_by_what_it_held_later():
+    class Moves(Keeps):
+        def begin(self) -> None:
+            self.goal = FIRST_GOAL
+
+        def next(self) -> float:
+            return self.goal[0]
+
+    env, again = (make_env(Moves, 1) for _ in "ab")
+    env.start()
+    env.backend.envs[0].unwrapped.goal = [7.0]
+    assert again.load_full_state(env.full_state())
+    assert (FIRST_GOAL, again.backend.envs[0].unwrapped.goal) == ([1.0], [7.0])
+
+
 UNKNOWN = {
     "a lock": (threading.Lock, r"UnknownEnv\.kept is a lock"),
     "a counter": (itertools.count, r"UnknownEnv\.kept is a count"),

@@ -7,10 +7,11 @@ import pytest
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from torchrl.objectives import DQNLoss, TD3Loss
 
 from kit.envs import make_env
-from kit.modules import make_action_value, make_actor, make_body, make_q_network
+from kit.modules import make_action_value, make_actor, make_body, make_q_network, make_value
 from kit.modules.images import Convolutions
 from kit.steps import SettingError
 from tests.tiny import Guess, Scripted
@@ -133,6 +134,30 @@ def test_a_continuous_action_without_a_dimension_is_refused(continuous):
     env = make_env(lambda: Guess(spaces.Box(-1, 1, (), np.float32)))
     with pytest.raises(SettingError, match=r"shape=\(\) has no dimension.*what works: \(1,\)"):
         make_actor(env, continuous=continuous)
+
+
+def test_actor_and_critic_share_a_network_of_ones_own():
+    env = make_env("CartPole-v1", 2)
+    network = torch.nn.Linear(4, 7)
+    body = TensorDictModule(network, in_keys=["observation"], out_keys=["features"])
+    actor, critic = make_actor(env, body=body), make_value(env, body=body)
+    found = critic(actor(observed(env)))
+    assert found["features"].shape == (5, 7)
+    assert (found["logits"].shape, found["state_value"].shape) == ((5, 2), (5, 1))
+    assert {id(p) for p in network.parameters()} <= {id(p) for p in critic.parameters()}
+
+
+@pytest.mark.parametrize("make", [make_actor, make_value])
+def test_a_body_that_does_not_say_what_it_writes_is_refused(make):
+    env = make_env("CartPole-v1", 2)
+    silent = torch.nn.Sequential(torch.nn.Linear(4, 7))
+    for name, message in {
+        "features": "does not say how many features it writes; set out_features, of it or",
+        "hidden": "does not write 'features'; TensorDictModule",
+    }.items():
+        body = TensorDictModule(silent, in_keys=["observation"], out_keys=[name])
+        with pytest.raises(SettingError, match=f"^body='TensorDictModule' {message}"):
+            make(env, body=body)
 
 
 def test_a_deterministic_actor_shares_no_body():

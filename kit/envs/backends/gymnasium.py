@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.spaces import Arrays
-from kit.envs.state import CannotCapture, capture, restore
+from kit.envs.state import CannotCapture, capture, held, restore
 from kit.steps.errors import SettingError
 
 AutoresetMode = gym.vector.AutoresetMode
@@ -45,6 +45,8 @@ class GymnasiumBackend(EnvBackend):
         self._describe(
             name, vector.num_envs, vector.single_observation_space, vector.single_action_space
         )
+        in_this_process = isinstance(vector, gym.vector.SyncVectorEnv)
+        self._since_made = [held(env) for env in vector.envs] if in_this_process else []
 
     def reset(
         self, observation: Arrays, seeds: Sequence[int] | None = None, mask: Mask | None = None
@@ -101,7 +103,7 @@ class GymnasiumBackend(EnvBackend):
         """Capture the envs of ``SyncVectorEnv``; ask others for ``full_state`` of theirs."""
         try:
             if isinstance(self.vector, gym.vector.SyncVectorEnv):
-                return [capture(env) for env in self.vector.envs]
+                return [capture(*pair) for pair in zip(self.vector.envs, self._since_made)]
             return list(self.vector.get_attr("full_state"))
         except CannotCapture:
             raise
@@ -111,8 +113,10 @@ class GymnasiumBackend(EnvBackend):
     def set_full_states(self, states: list[Any]) -> None:
         """Restore the states of :meth:`full_states`."""
         if isinstance(self.vector, gym.vector.SyncVectorEnv):
-            for env, state in zip(self.vector.envs, states, strict=True):
-                restore(env, state)
+            for env, state, since_made in zip(
+                self.vector.envs, states, self._since_made, strict=True
+            ):
+                restore(env, state, since_made)
         else:
             self.vector.set_attr("full_state", states)
 

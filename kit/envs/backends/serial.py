@@ -15,7 +15,7 @@ from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, info_numb
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.single_env import ActionRepeat, seed_spaces
 from kit.envs.spaces import Arrays
-from kit.envs.state import Shared, capture, layers, restore
+from kit.envs.state import Shared, capture, held, layers, restore
 from kit.steps.errors import SettingError
 
 MakeCopy = Callable[[], gym.Env[Any, Any]]
@@ -49,6 +49,7 @@ class SerialBackend(EnvBackend):
             why = "returns the same environment again, and each of several needs its own"
             raise SettingError("env.id", name, why, "make it inside: lambda: gym.make(...)")
         self._shared = Shared(self.envs[0])
+        self._since_made = [held(env) for env in self.envs]
         one = self.envs[0]
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._repeats = any(isinstance(layer, ActionRepeat) for layer in layers(one))
@@ -198,6 +199,7 @@ class SerialBackend(EnvBackend):
             self._next_seeds[number] = rebuilt_seed(self._seeds[number], self._rebuilt[number])
             try:
                 self.envs[number] = self.make()
+                self._since_made[number] = held(self.envs[number])
                 return
             except FAULTS as again:
                 error, call = again, "making it"
@@ -206,14 +208,16 @@ class SerialBackend(EnvBackend):
         """Capture env by env."""
         self._shared.check()
         return [
-            {"env": capture(env), "seed": seed, "rebuilt": rebuilt}
-            for env, seed, rebuilt in zip(self.envs, self._seeds, self._rebuilt)
+            {"env": capture(env, since_made), "seed": seed, "rebuilt": rebuilt}
+            for env, since_made, seed, rebuilt in zip(
+                self.envs, self._since_made, self._seeds, self._rebuilt
+            )
         ]
 
     def set_full_states(self, states: list[Any]) -> None:
         """Restore env by env."""
-        for env, state in zip(self.envs, states, strict=True):
-            restore(env, state["env"])
+        for env, state, since_made in zip(self.envs, states, self._since_made, strict=True):
+            restore(env, state["env"], since_made)
         self._seeds = [state["seed"] for state in states]
         self._rebuilt = [state["rebuilt"] for state in states]
 
