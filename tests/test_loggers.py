@@ -159,7 +159,14 @@ def nobody(tmp_path, monkeypatch):
     def asked(*_: Any) -> str:
         raise AssertionError("it asked")
 
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR", "NETRC"):
+    for name in (
+        "WANDB_API_KEY",
+        "WANDB_MODE",
+        "WANDB_PROJECT",
+        "WANDB_NAME",
+        "WANDB_DIR",
+        "NETRC",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name in ("HOME", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
@@ -282,6 +289,18 @@ class Stops:
     def look(self, trainer):
         if trainer.policy_steps == 48:
             raise OSError("a power cut")
+
+
+@pytest.mark.usefixtures("nobody")
+def test_wandb_is_told_where_by_its_environment_variables(tmp_path, monkeypatch):
+    said = {"PROJECT": "others", "NAME": "first", "RUN_GROUP": "pairs", "TAGS": "a,b"}
+    for name, value in said.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    trainer = build(config(tmp_path, logger="wandb"))
+    trainer.run()
+    (run,) = [record for kind, record in records(trainer.folder) if kind == "run"][:1]
+    assert (run.project, run.display_name, run.run_group) == ("others", "first", "pairs")
+    assert [*run.tags] == ["a", "b"]
 
 
 @pytest.mark.usefixtures("nobody")

@@ -150,21 +150,28 @@ class WandbLogger(TorchRLLogger):
 
     It never asks: without credentials, runs are written to disk, to be uploaded by ``wandb sync``.
     Every metric can be drawn against policy steps (the default, gradient steps where the run is
-    offline), env steps, gradient steps or seconds.
+    offline), env steps, gradient steps or seconds. W&B's environment variables hold: also
+    ``WANDB_RUN_GROUP``, ``WANDB_TAGS``, ``WANDB_NOTES``, ``WANDB_ENTITY``.
 
     Args:
         folder: run folder; W&B writes below it.
-        project: W&B project.
-        name: name of the run.
+        project: W&B project; ``None``: ``WANDB_PROJECT``, or ``kit``.
+        name: name of the run; ``None``: that of its folder.
         id: of a run to continue; ``None``: a new one.
     """
 
     def __init__(
-        self, folder: Path, project: str = "kit", name: str | None = None, id: str | None = None
+        self,
+        folder: Path,
+        project: str | None = None,
+        name: str | None = None,
+        id: str | None = None,
     ) -> None:
         super().__init__(self._make_wandb)
         self.id = id or secrets.token_hex(4)
-        self.folder, self.project, self.run_name = folder, project, name or folder.name
+        self.folder = folder
+        self.project = project or os.environ.get("WANDB_PROJECT") or "kit"
+        self.run_name = name or folder.name
 
     def _make_wandb(self) -> Logger:
         import wandb
@@ -242,7 +249,7 @@ def make_loggers(
     Args:
         names: of ``LOGGERS``, several separated by commas.
         folder: run folder.
-        run_name: name of the run in W&B.
+        run_name: name of the run in W&B, unless ``WANDB_NAME`` says another.
 
     Raises:
         SettingError: if a name is unknown or its package is missing.
@@ -251,7 +258,8 @@ def make_loggers(
     loggers: list[RowLogger] = [CsvLogger(folder)]
     for name in (entry.strip().lower() for entry in wanted):
         if name == "wandb":
-            loggers.append(WandbLogger(folder, name=run_name or None))
+            named = os.environ.get("WANDB_NAME") or run_name or None
+            loggers.append(WandbLogger(folder, name=named))
         elif name == "tensorboard":
             loggers.append(_tensorboard(folder))
         elif name not in LOGGERS and name:
