@@ -339,8 +339,12 @@ class Experiment:
             kind = "normalize_data" if self.plan.offline else "env.normalize_observation"
             why = f"and start_from={folder} {'has' if theirs else 'has no'} normalisation"
             raise SettingError(kind, not theirs, why, [theirs])
-        with settings_kept(trainer.loss_module):
-            trainer.load_policy(checkpoint)
+        try:
+            with settings_kept(trainer.loss_module):
+                trainer.load_policy(checkpoint)
+        except SettingError as error:
+            works = "give a run with the same networks and loss"
+            raise SettingError("start_from", str(folder), error.why, works) from error
         if self._run is not None:  # "latest" is another one later
             self._run.config["start_from"] = str(folder)
 

@@ -138,4 +138,4 @@ class Console(Hook):
 def _short(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:z.1f}"
