@@ -97,9 +97,11 @@ class Journal:
         Raises:
             SettingError: if both log a metric of the same name.
         """
-        (self._of_hooks if of_hooks else self._of_the_trainer).update(metrics)
-        for name in sorted(self._of_hooks & self._of_the_trainer):
-            raise taken_name(name)
+        names = self._of_hooks if of_hooks else self._of_the_trainer
+        if not names.issuperset(metrics):  # most often they are known
+            names.update(metrics)
+            for name in sorted(self._of_hooks & self._of_the_trainer):
+                raise taken_name(name)
         for name, value in metrics.items():
             if isinstance(value, np.generic):
                 value = value.item()

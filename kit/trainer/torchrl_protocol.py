@@ -161,7 +161,8 @@ class TorchRLProtocol:
             return
         for metrics in self.stages.log(stage, *arguments):
             metrics.pop("log_pbar", None)  # TorchRL's mark for its progress bar
-            for name in sorted(self._counters.intersection(metrics)):
+            if not self._counters.isdisjoint(metrics):
+                name = min(self._counters.intersection(metrics))
                 raise taken_name(name, "a counter of every row")
             self.journal.note(metrics, of_hooks=True)
             self._publish(metrics)
