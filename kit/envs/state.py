@@ -63,67 +63,54 @@ def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
     return found
 
 
-Held = Mapping[int, Any]
-"""Values by their identity; alive, so that no other gets it."""
+Held = Mapping[str, Any]
+"""Values that can change, by their place in an environment."""
+_NOTHING: Held = {}
 
 
 def held(env: gym.Env[Any, Any]) -> Held:
-    """What the layers of an environment that was just made hold, and may share with others.
-
-    Those of Gymnasium and of the kit share nothing.
-    """
-    own = [layer for layer in layers(env) if _package(type(layer)) not in _SHARE_NOTHING]
-    packages = {_package(type(layer)) for layer in own}
-    seen: dict[int, Any] = {}
-    left = [value for layer in own for value in vars(layer).values()]
-    while left:
-        value = left.pop()
-        kind = type(value)
-        inner: Iterable[Any] = ()
-        if id(value) in seen or _is_constant(value) or isinstance(value, (gym.Env, gym.Space)):
-            continue
-        if kind is types.FunctionType:
-            inner = [content for _, content in _enclosed(value)]
-        elif kind in _CONTAINERS.values():
-            inner = value.values() if isinstance(value, dict) else value
-        elif _package(kind) in packages and _is_plain(kind) and not isinstance(value, enum.Enum):
-            inner = vars(value).values()
-        elif kind not in (np.ndarray, np.random.Generator):
-            continue
-        seen[id(value)] = value
-        left += inner
-    return seen
+    """What an environment that was just made holds, and may share with others."""
+    found = layers(env)
+    encode = _Encoder(found)
+    for number, layer in enumerate(found):
+        with contextlib.suppress(CannotCapture):
+            encode.attributes(layer, str(number))
+    return dict(zip(reversed(encode.places), reversed(encode.kept)))  # of equal places the first
 
 
-def capture(env: gym.Env[Any, Any], since_made: Held | None = None) -> dict[str, Any]:
+def capture(env: gym.Env[Any, Any], since_made: Held = _NOTHING) -> dict[str, Any]:
     """Return the state of all layers of ``env`` as values that JSON can hold.
 
     Args:
         env: the environment.
-        since_made: what it held when it was made, of :func:`held`; ``None``: nothing.
+        since_made: what it held when it was made.
 
     Raises:
         CannotCapture: if a layer holds something else; the message names it by its path.
     """
     found = layers(env)
-    encode = _Encoder(found, since_made=since_made)
-    return {"layers": [encode.layer(layer) for layer in found]}
+    encode = _Encoder(found)
+    written = [encode.layer(layer) for layer in found]
+    places = {id(value): place for place, value in since_made.items()}
+    still = [[n, places[id(v)]] for n, v in enumerate(encode.kept) if id(v) in places]
+    return {"layers": written, "held": still}
 
 
-def restore(env: gym.Env[Any, Any], state: dict[str, Any], since_made: Held | None = None) -> None:
+def restore(env: gym.Env[Any, Any], state: dict[str, Any], since_made: Held = _NOTHING) -> None:
     """Restore a state of :func:`capture`, into an environment made in the same way.
 
     Args:
         env: the environment.
         state: captured.
-        since_made: what this environment held when it was made. Where the other held the same
-            since then, it is restored in place; all else is replaced, for others may use it.
+        since_made: what it held when it was made. What the other one still held is restored in
+            place; all else is replaced, for others may use it.
 
     Raises:
         CannotCapture: if the environment has nothing of that kind where an object was.
     """
     found = layers(env)
-    decode = _Decoder(found, since_made)
+    still = state.get("held", ())
+    decode = _Decoder(found, {n: since_made[place] for n, place in still if place in since_made})
     for layer, values in zip(found, state["layers"], strict=True):
         if "own" in values:
             layer.load_state_dict(decode(values["own"]))
@@ -218,17 +205,11 @@ class _Encoder:
     Args:
         found: layers of an environment, whose numbers come first.
         classes: whose packages' objects are written by their attributes; ``None``: the layers'.
-        since_made: what the environment held when it was made, which is marked.
     """
 
-    def __init__(
-        self,
-        found: Any,
-        classes: Iterable[type] | None = None,
-        since_made: Held | None = None,
-    ) -> None:
-        self._held = since_made or {}
-        self._kept: list[Any] = list(found)  # alive, so that no other object gets its id
+    def __init__(self, found: Any, classes: Iterable[type] | None = None) -> None:
+        self.kept: list[Any] = list(found)  # alive, so that no other object gets its id
+        self.places: list[str] = [""] * len(self.kept)
         self._numbers = {id(layer): number for number, layer in enumerate(found)}
         self._own = {_package(kind) for kind in (map(type, found) if classes is None else classes)}
 
@@ -261,21 +242,18 @@ class _Encoder:
             return {"enum": value.name, "class": [kind.__module__, kind.__qualname__]}
         if isinstance(value, np.generic):
             return {"scalar": self._array(np.asarray(value), where)}
-        number = self._numbers[id(value)] = len(self._kept)
-        self._kept.append(value)
-        mark = {"held": True} if id(value) in self._held else {}
-        return {**self._written(value, where), "number": number, **mark}
-
-    def _written(self, value: Any, where: str) -> dict[str, Any]:
+        number = self._numbers[id(value)] = len(self.kept)
+        self.kept.append(value)
+        self.places.append(where)
         for kind, write in self._WRITERS:
             if isinstance(value, kind):
-                return write(self, value, where)
+                return {**write(self, value, where), "number": number}
         name = type(value).__name__
         if name in mujoco_state.KINDS:
-            return {"mujoco": name, **mujoco_state.capture(value, self, where)}
+            return {"mujoco": name, **mujoco_state.capture(value, self, where), "number": number}
         if _package(type(value)) not in self._own or not _is_plain(type(value)):
             raise CannotCapture(f"{where} is a {name}")
-        return {"object": name, "attributes": self.attributes(value, where)}
+        return {"object": name, "attributes": self.attributes(value, where), "number": number}
 
     def _items(self, values: Any, where: str) -> list[Any]:
         return [self._item(value, f"{where}[{index}]") for index, value in enumerate(values)]
@@ -311,7 +289,7 @@ class _Encoder:
         if owner is not value and owner.flags.c_contiguous and owner.base is None:
             begin = value.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
             place = {"offset": begin, "strides": list(value.strides)}
-            return {"view": self(owner, where), **place, **described}
+            return {"view": self(owner, f"{where}.base"), **place, **described}
         return {"array": base64.b64encode(value.tobytes()).decode(), **described}
 
     def _generator(self, value: np.random.Generator, where: str) -> dict[str, Any]:
@@ -395,26 +373,24 @@ def _spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
             yield from _spaces_in(part)
 
 
-def _spawns(value: np.random.Generator) -> Any:
-    """What decides which generators a generator spawns."""
-    seeds = getattr(value.bit_generator, "seed_seq", None)
-    return type(value.bit_generator), getattr(seeds, "state", None)
-
-
-def _put_into(present: Any, made: Any) -> Any:
-    """Give what is present the value of ``made``, or return that where it does not fit."""
-    if type(present) is not type(made):
+def _refilled(kept: Any, made: Any) -> Any:
+    """Give what is kept the contents of ``made``; return that where it cannot have them."""
+    if kept is made or type(kept) is not type(made):
         return made
-    if isinstance(made, np.ndarray):
-        alike = (present.shape, present.dtype) == (made.shape, made.dtype)
-        if not alike or not present.flags.writeable:
+    if isinstance(made, np.ndarray) and made.base is None:
+        if (kept.shape, kept.dtype) != (made.shape, made.dtype):
             return made
-        present[...] = made
+        kept[...] = made
     elif isinstance(made, np.random.Generator):
-        if _spawns(present) != _spawns(made):
-            return made
-        present.bit_generator.state = made.bit_generator.state
-    return present
+        if repr(kept.bit_generator.seed_seq) != repr(made.bit_generator.seed_seq):
+            return made  # it would spawn others
+        kept.bit_generator.state = made.bit_generator.state
+    elif isinstance(made, tuple(_CONTAINERS.values())):
+        kept.clear()
+        (kept.extend if isinstance(made, (list, deque)) else kept.update)(made)
+    else:
+        return made
+    return kept
 
 
 def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
@@ -434,16 +410,12 @@ class _Decoder:
 
     Args:
         found: layers of the environment.
-        since_made: what it held when it was made.
+        kept: what is restored in place, by number.
     """
 
-    def __init__(self, found: Any, since_made: Held | None = None) -> None:
-        self._known: dict[int, Any] = dict(enumerate(found))
-        self._held = since_made or {}
-
-    def _stays(self, value: dict[str, Any], present: Any) -> bool:
-        """Whether both environments hold the same since they were made: it is kept."""
-        return "held" in value and id(present) in self._held
+    def __init__(self, found: Any, kept: Mapping[int, Any] | None = None) -> None:
+        self._kept = kept or {}
+        self._known: dict[int, Any] = {**dict(enumerate(found)), **self._kept}
 
     def attributes(self, owner: Any, values: dict[str, Any]) -> None:
         """Restore the attributes of an object."""
@@ -470,39 +442,27 @@ class _Decoder:
             return self._enum(value, present)
         if "scalar" in value:
             return self._array(value["scalar"])[()]
-        for name, kind in _CONTAINERS.items():
-            if name in value:
-                return self._container(name, kind, value, present)
         for name, read in self._READERS.items():
             if name in value:
                 made = read(self, value)
-                made = _put_into(present, made) if self._stays(value, present) else made
                 break
         else:
             made = self._fill(value, present)
-        self._known[value["number"]] = made
+        number = value["number"]
+        self._known[number] = made = _refilled(self._kept.get(number), made)
         return made
 
-    def _container(self, name: str, kind: Any, value: dict[str, Any], present: Any) -> Any:
-        made = deque(maxlen=value["maxlen"]) if kind is deque else kind()
-        before: Any = made
-        same_kind = type(present) is kind and getattr(present, "maxlen", 0) == value.get(
-            "maxlen", 0
-        )
-        if same_kind and self._stays(value, present):
-            made, before = present, present.copy()
-            made.clear()
-        self._known[value["number"]] = made  # before its items, which may contain it
+    def _container(self, value: dict[str, Any]) -> Any:
+        name = next(name for name in _CONTAINERS if name in value)
+        made = deque(maxlen=value["maxlen"]) if name == "deque" else _CONTAINERS[name]()
+        self._known.setdefault(value["number"], made)  # before its items, which may contain it
         if isinstance(made, dict):
             for key, item in value[name]:
-                own = self(key)
-                made[own] = self(item, before.get(own))
-        elif isinstance(made, set):
-            made.update(map(self, value[name]))
+                made[self(key)] = self(item)
         else:
-            was = iter(before) if before is not made else iter(())
+            add = made.add if isinstance(made, set) else made.append
             for item in value[name]:
-                made.append(self(item, next(was, None)))
+                add(self(item))
         return made
 
     def _array(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -534,6 +494,7 @@ class _Decoder:
         return made
 
     _READERS: ClassVar[dict[str, Callable[..., Any]]] = {
+        **dict.fromkeys(_CONTAINERS, _container),
         "array": _array,
         "view": _view,
         "generator": _generator,
@@ -550,9 +511,9 @@ class _Decoder:
             return getattr(self(value["of"], getattr(present, "__self__", None)), value["function"])
         if "object" in value:
             self._demand(type(present).__name__ == value["object"], value["object"], present)
-            made = present
-            if not self._stays(value, present):  # others may use it
-                made = object.__new__(type(present))
+            made = self._kept.get(value["number"])
+            if type(made) is not type(present):
+                made = object.__new__(type(present))  # others may use the present one
                 vars(made).update(vars(present))
             self._known[value["number"]] = made
             self.attributes(made, value["attributes"])

@@ -329,6 +329,46 @@ def test_what_others_hold_too_is_still_theirs_when_a_run_goes_on(kind, vectoriza
     assert collector.collect()["next", "observation"].tolist() == [[[4.0]], [[4.0]]]
 
 
+def test_a_window_on_what_others_hold_too_still_shows_it_when_a_run_goes_on():
+    class Window(Keeps):
+        def __init__(self, levels: Any) -> None:
+            super().__init__()
+            self.window, self.levels = levels[1:], levels
+
+        def next(self) -> float:
+            return float(self.window[0] + self.levels[1])
+
+    levels, theirs = np.zeros(2), np.zeros(2)
+    env, again = make_env(lambda: Window(levels), 1), make_env(lambda: Window(theirs), 1)
+    env.start()
+    levels[1] = 3.0
+    assert again.load_full_state(env.full_state())
+    assert theirs.tolist() == [0.0, 3.0]
+    theirs[1] = 4.0
+    batch = VectorCollector(again, None, steps_per_env=1).collect()
+    assert batch["next", "observation"].tolist() == [[[8.0]]]
+
+
+def test_environments_that_draw_from_one_generator_still_do_when_a_run_goes_on():
+    class Draws(Keeps):
+        def __init__(self, generator: np.random.Generator) -> None:
+            super().__init__()
+            self.generator = generator
+
+        def next(self) -> float:
+            return self.generator.random()
+
+    def started() -> Any:
+        generator = np.random.default_rng(5)
+        return make_env(lambda: Draws(generator), 2)
+
+    env, again = started(), started()
+    env.start()
+    assert again.load_full_state(env.full_state())
+    one, other = (VectorCollector(e, None, steps_per_env=8).collect() for e in (env, again))
+    assert torch.equal(one["next", "observation"], other["next", "observation"])
+
+
 FIRST_GOAL = [1.0]
 
 
