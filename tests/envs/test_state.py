@@ -369,6 +369,18 @@ def test_environments_that_draw_from_one_generator_still_do_when_a_run_goes_on()
     assert torch.equal(one["next", "observation"], other["next", "observation"])
 
 
+def test_environments_in_processes_of_gymnasium_go_on_when_they_were_asked_for_their_state():
+    makers = [functools.partial(gym.make, "CartPole-v1")] * 2
+    how = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    env = make_env(gym.vector.AsyncVectorEnv(makers, **how))
+    collector = VectorCollector(env, None, steps_per_env=3)
+    collector.collect()
+    assert env.full_state()["envs"] is None
+    assert collector.collect().shape == (2, 3)
+    assert env.not_resumable == "environments of AsyncVectorEnv offer no full_state"
+    collector.shutdown()
+
+
 FIRST_GOAL = [1.0]
 
 

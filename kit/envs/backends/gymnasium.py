@@ -104,6 +104,11 @@ class GymnasiumBackend(EnvBackend):
         try:
             if isinstance(self.vector, gym.vector.SyncVectorEnv):
                 return [capture(*pair) for pair in zip(self.vector.envs, self._since_made)]
+            core = self.vector.unwrapped
+            in_processes = isinstance(core, gym.vector.AsyncVectorEnv)
+            if in_processes and not all(core.call("has_wrapper_attr", "full_state")):
+                # Asking for what is missing would end its processes.
+                raise CannotCapture("environments of AsyncVectorEnv offer no full_state")
             return list(self.vector.get_attr("full_state"))
         except CannotCapture:
             raise
