@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import fact, uses
-from kit.steps.errors import Count, SettingError, check_types, nearest_first, one_of
+from kit.dialects.fields import check_values, fact, uses
+from kit.steps.errors import Count, SettingError, nearest_first, one_of
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 
@@ -55,6 +55,9 @@ class Dialect(ABC):
     """groups of the library's configuration files that have its fields."""
     PATHS: ClassVar[Mapping[str, str]] = {}
     """dotted names in its configuration files, where they differ from the fields."""
+    CONFIGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
+    """groups of its configuration files of which one is chosen (``env=atari``), their choices, and
+    the fields that each choice sets, or its choices in later groups."""
 
     UNSAID: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """settings of recipes that the library has no field for, as it has them, by algorithm."""
@@ -125,7 +128,11 @@ class Dialect(ABC):
         for name, value in made._defaults().items():
             if getattr(made, name) is None:
                 setattr(made, name, value)
-        check_types(made)
+        check_values(made)
+        for group, inner in self.GROUPS.items():
+            if isinstance(given := getattr(made, group), inner):
+                setattr(made, group, copy.copy(given))
+                check_values(getattr(made, group), group)
         return made
 
     def _algorithm(self, algo: Any) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from kit.steps.errors import SettingError, check_types, real_number
 
 
 def _as_it_is(value: Any, settings: Any) -> Any:
@@ -90,6 +93,41 @@ def fact(plan: str = "", default: Any = None, *, only: Any = (), use: Any = None
 def _field(default: Any, only: Any, kw_only: bool = False, **meaning: Any) -> Any:
     meaning["only"] = (only,) if isinstance(only, str) else only
     return field(default=default, kw_only=kw_only, metadata=meaning)
+
+
+def check_values(settings: Any, group: str = "") -> None:
+    """Check the annotated fields of a dialect or of a group of its settings, numbers included.
+
+    Args:
+        settings: a dataclass; its integers are made of floats without a fraction.
+        group: name of the group, for messages: ``critic.gamma``.
+
+    Raises:
+        SettingError: at the first field that cannot work.
+    """
+    prefix = f"{group}." if group else ""
+    try:
+        check_types(settings)
+    except SettingError as error:
+        name = f"{prefix}{error.field}"
+        raise SettingError(name, error.value, error.why, error.works, error.hint) from None
+    for name, others in _numbers(settings.__class__):
+        value = getattr(settings, name)
+        if not isinstance(value, others):
+            real_number(f"{prefix}{name}", value)
+
+
+@cache
+def _numbers(cls: type[Any]) -> list[tuple[str, tuple[type, ...]]]:
+    """Fields that are numbers, and the other types that they may have."""
+    hints, found = get_type_hints(cls), []
+    for f in fields(cls):
+        kinds = get_args(hints[f.name]) or (hints[f.name],)
+        if float in kinds:
+            others = {kind for kind in kinds if kind is not float}
+            others |= {NoneType} if f.default is None else set()
+            found.append((f.name, tuple(others)))
+    return found
 
 
 @cache

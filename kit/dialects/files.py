@@ -15,7 +15,7 @@ _INTERPOLATION = re.compile(r"^\$\{([\w.]+)\}$")
 
 
 def value_of(text: str) -> Any:
-    """The plain value that ``text`` means: a number, a truth value, a list, or itself.
+    """The plain value that ``text`` means: a number, a truth value, a list, a mapping, or itself.
 
     Examples:
         >>> [value_of(t) for t in ("4", "1e6", "1/3", "true", "null", "(2,episode)", "sac")]
@@ -29,12 +29,25 @@ def value_of(text: str) -> Any:
         return tuple(value_of(part) for part in text[1:-1].split(",") if part.strip())
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
+    if len(text) > 1 and text[0] + text[-1] == "{}":
+        return _mapping(text)
     for number in (int, float, _fraction):
         try:
             return number(text)
         except (ValueError, ZeroDivisionError):
             continue
     return text
+
+
+def _mapping(text: str) -> Any:
+    """The mapping that a text in braces means, as in a YAML file; else the text."""
+    import yaml
+
+    try:
+        found = _yaml(text)
+    except yaml.YAMLError:
+        return text
+    return found if isinstance(found, dict) else text
 
 
 def _fraction(text: str) -> float:
@@ -69,9 +82,41 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
         SettingError: if a setting is unknown, or the file cannot be read.
     """
     settings = dict(given)
-    choice = settings.pop("env", None) if path is not None else None
-    from_file = read(cls, Path(path), choice) if path is not None else {}
+    if str(settings.get("algo")) in cls.CONFIGS.get("algo", {}):
+        settings |= cls.CONFIGS["algo"][settings["algo"]]
+    typed = cls.CONFIGS.keys() & settings.keys() - {"algo"}
+    configs = {name: settings.pop(name) for name in typed}
+    if path is None:
+        return cls.from_settings(_configured(cls, configs) | _named(cls, settings))
+    if "exp" in configs:
+        why = "and a file are two experiments"
+        raise SettingError("exp", configs["exp"], why, "leave one of them out")
+    choice = settings.pop("env", None)
+    from_file = read(cls, Path(path), choice, configs)
     return cls.from_settings(from_file | _named(cls, settings))
+
+
+def _configured(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of choices among the library's configurations, such as ``{"env": "atari"}``.
+
+    Raises:
+        SettingError: if one is not known; the nearest spelling comes first.
+    """
+    made: dict[str, Any] = {}
+    chosen = dict(configs)
+    for group, known in cls.CONFIGS.items():
+        if group not in chosen:
+            continue
+        choice = chosen[group]
+        if not isinstance(choice, str) or choice not in known:
+            why = f"is no configuration of {cls.LIBRARY} that is known here"
+            raise SettingError(group, choice, why, nearest_first(choice, [*known])[:3])
+        for name, value in known[choice].items():
+            if name in cls.CONFIGS and name != group:
+                chosen.setdefault(name, value)
+            else:
+                made[name] = value
+    return made
 
 
 def _named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +149,12 @@ def _group(cls: type[Dialect], name: str) -> tuple[str, str] | None:
 
 
 # -------------------------------------------------------------------- files
-def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
+def read(
+    cls: type[Dialect],
+    path: Path,
+    choice: str | None = None,
+    configs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """The settings of a YAML file of the library, by field.
 
     Args:
@@ -112,6 +162,7 @@ def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str,
         path: the file.
         choice: which of several groups of settings to take, in a file that has one for each
             environment.
+        configs: choices among the library's configurations, over those of the file.
 
     Raises:
         SettingError: if the file cannot be read, has no settings, or leaves the choice open.
@@ -131,8 +182,10 @@ def read(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str,
     if not settings:
         names = sorted(cls.names())[:8]
         raise SettingError("file", str(path), f"has no settings of {cls.LIBRARY}", names)
-    algo = _algorithm(cls, content, path)
-    return settings if "algo" in settings or not algo else settings | {"algo": algo}
+    listed, _ = _listed(cls, content)
+    made = _configured(cls, listed | dict(configs or {}))
+    algo = made.pop("algo", None) or _algorithm(cls, path)
+    return ({"algo": algo} if algo else {}) | made | settings
 
 
 MANY = 12
@@ -149,6 +202,9 @@ def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> di
     """
     values = flat(_chosen(load(path), cls, choice, path))
     unread = {n: v for n, v in values.items() if _field(cls, n) is None and not _group(cls, n)}
+    if cls.CONFIGS and "defaults" in unread:
+        _, unread["defaults"] = _listed(cls, unread)
+        unread = {name: value for name, value in unread.items() if value != []}
     if len(unread) < MANY:
         return unread
     known = [*cls.names(), *cls.PATHS]
@@ -202,6 +258,9 @@ def _chosen(
     groups = {str(n): v for n, v in content.items() if isinstance(v, dict)}
     known = {*cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS), *cls.names()}
     if len(groups) < len(content) or known & set(groups):
+        if choice is not None and "env" not in cls.CONFIGS:
+            why = f"chooses nothing in {path.name}, which has the settings of one run"
+            raise SettingError("env", choice, why, "leave it out")
         return content
     if choice in groups:
         return groups[str(choice)]
@@ -231,15 +290,27 @@ def _resolved(value: Any, values: Mapping[str, Any]) -> Any:
     return value
 
 
-def _algorithm(cls: type[Dialect], content: Mapping[str, Any], path: Path) -> str | None:
-    """The algorithm in the file's list of defaults, or else in its name."""
-    names = [path.stem]
+def _listed(cls: type[Dialect], content: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """The choices in a file's list of defaults (``override /env: atari``), and other entries."""
+    found: dict[str, Any] = {}
+    others: list[Any] = []
     for entry in content.get("defaults") or []:
-        if isinstance(entry, Mapping):
-            names += [str(v) for k, v in entry.items() if str(k).split("/")[-1] == "algo"]
+        if entry == "_self_":
+            continue
+        named = [*entry.items()] if isinstance(entry, Mapping) else []
+        groups = {str(key).split("/")[-1].split()[-1]: choice for key, choice in named}
+        chosen = {g: c for g, c in groups.items() if g in cls.CONFIGS and c not in (None, "???")}
+        found |= chosen
+        if len(chosen) < len(named) or not named:
+            others.append(entry)
+    return found, others
+
+
+def _algorithm(cls: type[Dialect], path: Path) -> str | None:
+    """The algorithm in the name of a file."""
+    configs = cls.CONFIGS.get("algo", {})
     word = r"(?<![a-z0-9]){}(?![a-z0-9])"
-    for name in reversed(names):
-        found = [a for a in cls.ALGORITHMS if re.search(word.format(a), name.lower())]
-        if found:
-            return max(found, key=len)
-    return None
+    known = [*cls.ALGORITHMS, *configs]
+    found = [name for name in known if re.search(word.format(name), path.stem.lower())]
+    name = max(found, key=len, default=None)
+    return None if name is None else configs.get(name, {}).get("algo", name)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from kit.cli.steps import main
-from kit.dialects import SB3, Dreamer, Pyrado, Sheeprl, Tianshou
+from kit.dialects import GAE, SB3, Dreamer, Pyrado, Sheeprl, Tianshou
+from kit.dialects.carried import carry
 from kit.dialects.files import left_unread, make, settings_of, value_of
 from kit.steps import SettingError
+from recipes import ppo
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
@@ -139,3 +142,144 @@ def test_groups_of_settings_are_read_of_a_file(tmp_path):
     file.write_text(f"{others}algo: ppo\nmin_steps: 100\ncritic:\n  gamma: 0.9\n  num_epoch: 3\n")
     made = make(Pyrado, {}, str(file))
     assert (made.min_steps, made.critic.gamma, made.critic.num_epoch) == (100, 0.9, 3)
+
+
+# ------------------------------------------------------------------ configurations that are chosen
+def config_file(tmp_path, text, name="config.yaml"):
+    file = tmp_path / name
+    file.write_text(text)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("exp=dreamer_v4", "exp='dreamer_v4' is no configuration .* what works: dreamer_v3 or"),
+        ("env=atarii", "env='atarii' is no configuration .* what works: atari or"),
+        ("algo=pppo", "algo='pppo' is not a choice; what works: ppo or"),
+        ("exp=ppo_recurrent", "where its episodes end"),
+    ],
+)
+def test_an_unknown_configuration_is_refused_with_the_nearest(words, message):
+    with pytest.raises(SettingError, match=message):
+        make(Sheeprl, settings_of([words])).to_plan()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("override /algo: pppo", "algo='pppo' is no configuration .* what works: ppo or"),
+        ("override /env: atarii", "env='atarii' is no configuration .* what works: atari or"),
+        ("/exp: dreamer_v4", "exp='dreamer_v4' is no configuration"),
+        ("override /algo: ppo_recurrent", "algo='ppo_recurrent' cuts each rollout"),
+    ],
+)
+def test_an_unknown_configuration_in_a_file_is_refused_with_the_nearest(tmp_path, entry, message):
+    path = config_file(tmp_path, f"defaults:\n  - {entry}\nalgo:\n  total_steps: 320\n")
+    with pytest.raises(SettingError, match=message):
+        make(Sheeprl, {}, path).to_plan()
+
+
+def test_a_file_that_is_called_like_an_algorithm_without_a_plan_is_refused(tmp_path):
+    path = config_file(tmp_path, "algo:\n  rollout_steps: 32\n", "ppo_recurrent.yaml")
+    with pytest.raises(SettingError, match="no plan can foretell"):
+        make(Sheeprl, {}, path).to_plan()
+
+
+def test_a_configuration_sets_what_it_sets_in_the_library_and_the_rest_is_over_it(tmp_path):
+    made = make(Sheeprl, {"exp": "dreamer_v3", "env.num_envs": 1})
+    assert (made.algo, made.action_repeat, made.max_episode_steps) == ("dreamer_v3", 4, 27_000)
+    assert make(Sheeprl, {"env.action_repeat": 2, "env": "atari"}).action_repeat == 2
+    assert make(Sheeprl, {"algo": "dreamer_v3_S"}).algo == "dreamer_v3"
+    text = "defaults:\n  - override /algo: sac\n  - override /env: atari\nalgo:\n  gamma: 0.5\n"
+    path = config_file(tmp_path, text)
+    from_file = make(Sheeprl, {}, path)
+    assert (from_file.algo, from_file.gamma, from_file.action_repeat) == ("sac", 0.5, 4)
+    typed = make(Sheeprl, {"env": "dmc", "algo": "droq"}, path)
+    assert (typed.algo, typed.action_repeat, typed.max_episode_steps) == ("droq", 1, 1_000)
+    assert left_unread(Sheeprl, Path(path)) == {}
+    with pytest.raises(SettingError, match="exp='sac' and a file are two experiments"):
+        make(Sheeprl, {"exp": "sac"}, path)
+
+
+def test_a_typed_environment_replaces_that_of_the_experiment(tmp_path, capsys):
+    for env, expected in {"dmc": (1, 1_000), "gym": (1, None), "atari": (4, 27_000)}.items():
+        made = make(Sheeprl, {"exp": "dreamer_v3", "env": env})
+        assert (made.action_repeat, made.max_episode_steps) == expected
+    path = config_file(tmp_path, "defaults:\n  - override /env: atari\nalgo:\n  gamma: 0.5\n")
+    assert main(["explain", "sheeprl", path, "env=minerl_obtain_diamond"]) == 0
+    assert "16 envs x 1 step" in capsys.readouterr().out
+
+
+def test_other_files_that_a_file_builds_on_are_said_not_to_be_read(tmp_path):
+    path = config_file(tmp_path, "defaults:\n  - dreamer_v1\n  - _self_\nalgo:\n  gamma: 0.5\n")
+    assert left_unread(Sheeprl, Path(path)) == {"defaults": ["dreamer_v1"]}
+
+
+def test_an_environment_chooses_nothing_in_a_file_of_one_run(tmp_path):
+    path = config_file(tmp_path, "n_timesteps: 1000\n", "ppo.yml")
+    with pytest.raises(SettingError, match="env='CartPole-v1' chooses nothing in"):
+        make(SB3, {"env": "CartPole-v1"}, path)
+
+
+# ---------------------------------------------------------------------- values
+@pytest.mark.parametrize(
+    ("library", "words", "message"),
+    [
+        ("pyrado", "algo=ppo min_steps=5 critic.gamma=x", r"critic\.gamma='x' is not a number"),
+        (
+            "pyrado",
+            "algo=ppo min_steps=5 critic.num_epoch=x",
+            r"critic\.num_epoch='x' is not a who",
+        ),
+        ("pyrado", "algo=ppo min_steps=5 critic.standardizer=x", "what works: RunningStandardizer"),
+        (
+            "pyrado",
+            "algo=sac min_steps=5 critic.lr=none",
+            r"critic\.lr=None is not a finite number",
+        ),
+        ("nip", "body_lr_factor.actor=x", r"body_lr_factor\.actor='x' is not a number"),
+        (
+            "nip",
+            "loss_critic_type=l3",
+            "loss_critic_type='l3' .* what works: l1 or l2 or smooth_l1",
+        ),
+        ("nip", "clip_value=x", "clip_value='x' is not a number"),
+        ("sheeprl", "algo=sac gamma=x", "gamma='x' is not a number"),
+        ("cleanrl", "clip_vloss=0.2", "clip_vloss=0.2 is neither true nor false"),
+        ("sb3", "algo=sac ent_coef=x", "ent_coef='x' is not a number"),
+        ("sb3", "algo=sac ent_coef=auto_x", "ent_coef='auto_x' does not begin .* auto or auto_0.1"),
+        ("sb3", "algo=ppo ent_coef=auto", "ent_coef='auto' is not a number"),
+        ("sb3", "algo=ppo learning_rate=x", "learning_rate='x' is neither a number nor"),
+        ("sb3", "algo=ppo clip_range=lin_x", "clip_range='lin_x' is neither a number nor"),
+        ("sb3", "algo=sac target_entropy=x", "target_entropy='x' is not a number"),
+        ("sb3", "algo=ppo policy_kwargs=x", "policy_kwargs='x' is no mapping"),
+        ("sb3", "algo=ppo policy=MlpPolcy", "policy='MlpPolcy' .* what works: MlpPolicy"),
+    ],
+)
+def test_a_value_that_the_library_would_not_take_is_refused(library, words, message, capsys):
+    needed = ["steps_per_env_per_iteration=10"] if library == "nip" else []
+    assert main(["explain", library, *needed, *words.split()]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_mapping_is_typed_in_braces():
+    assert settings_of(["policy_kwargs={net_arch: [8, 8]}"]) == {
+        "policy_kwargs": {"net_arch": [8, 8]}
+    }
+    assert value_of("{a: [}") == "{a: [}"
+    assert main(["explain", "sb3", "policy_kwargs={net_arch: [8, 8]}"]) == 0
+
+
+def test_networks_in_the_manner_of_the_zoo_count_nothing_and_are_refused_in_a_run(tmp_path):
+    text = "n_timesteps: 10_000\npolicy_kwargs: 'dict(net_arch=[64, 64])'\n"
+    made = make(SB3, {"algo": "ppo"}, config_file(tmp_path, text, "ppo.yml"))
+    assert made.to_plan().iterations == 5
+    with pytest.raises(SettingError, match=r"policy_kwargs='dict.* is more than the widths"):
+        carry(made, ppo.Config(), "ppo")
+
+
+def test_checking_a_group_leaves_it_as_it_was_given():
+    critic = GAE(num_epoch=3.0)
+    assert Pyrado(algo="ppo", min_steps=5, critic=critic).resolved().critic.num_epoch == 3
+    assert isinstance(critic.num_epoch, float)

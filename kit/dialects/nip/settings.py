@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from kit.dialects.base import ON_POLICY, WrappedDialect
 from kit.dialects.fields import acts, counts, fact, linear_or_constant, range_or_none, refused
@@ -82,7 +82,7 @@ class NipSettings(WrappedDialect):
     """whether the learning rate falls linearly, to ``lr / num_iterations`` in the last one."""
     max_grad_norm: float = acts("max_grad_norm", 1.0)
     """largest norm of the gradients."""
-    loss_critic_type: str = acts("critic_loss", "smooth_l1")
+    loss_critic_type: Literal["l1", "l2", "smooth_l1"] = acts("critic_loss", "smooth_l1")
     """loss of the critic: ``l1``, ``l2`` or ``smooth_l1``."""
     clip_value: float | bool | None = acts("clip_value", False, range_or_none)
     """clip range of the value; ``True``: that of the policy; ``False`` or ``None``: none."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.dialects.base import ON_POLICY
 from kit.dialects.pyrado.settings import EVALUATION_ROLLOUTS, GAE, PyradoSettings
-from kit.steps.errors import SettingError, whole_number
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 
 
@@ -27,8 +27,6 @@ def _on_policy(pyrado: PyradoSettings) -> dict[str, Any]:
         size = -(-size // length) * length
     if not isinstance(pyrado.critic, GAE):
         raise SettingError("critic", pyrado.critic, "is no GAE", "use GAE(num_epoch=10)")
-    whole_number("critic.num_epoch", pyrado.critic.num_epoch)
-    whole_number("critic.batch_size", pyrado.critic.batch_size, 1)
     particles = pyrado.algo == "svpg"
     return {
         "update_epochs": 1 if pyrado.algo in ("a2c", "svpg") else pyrado.num_epoch,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import log
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
@@ -38,12 +38,10 @@ _UNSAID: dict[str, dict[str, Any]] = {
 }
 
 
-def _rows(value: Any, settings: Any) -> str:
+def _rows(value: Any, settings: Any) -> str | None:
     """The rows over which pyrado's ``RunningStandardizer`` standardises advantages."""
     del settings
-    if value != "RunningStandardizer":
-        raise SettingError("critic.standardizer", value, "is not known", ["RunningStandardizer"])
-    return "running"
+    return "running" if value else None
 
 
 def _log_std(value: Any, settings: Any) -> float:
@@ -78,13 +76,13 @@ class GAE:
     """discount factor per step."""
     lamda: float = acts("gae_lambda", 0.95)
     """trade-off between bias (0) and variance (1)."""
-    num_epoch: int = acts("critic_epochs", 10, _epochs)
+    num_epoch: Natural = acts("critic_epochs", 10, _epochs)
     """passes over the collected rollouts in one update of the critic."""
-    batch_size: int = acts("critic_minibatch_size", 64, _of_critic, also=_EPOCHS)
+    batch_size: Count = acts("critic_minibatch_size", 64, _of_critic, also=_EPOCHS)
     """transitions in a minibatch of the critic."""
     standardize_adv: bool = acts("normalize_advantage", True)
     """whether advantages get mean 0 and standard deviation 1."""
-    standardizer: str | None = acts("normalize_over", None, _rows)
+    standardizer: Literal["RunningStandardizer"] | None = acts("normalize_over", None, _rows)
     """``RunningStandardizer``: of all advantages so far; ``None``: of those of each batch."""
     max_grad_norm: float | None = refused("the policy's max_grad_norm is the critic's, too")
     """largest norm of the gradients; ``None``: any."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
@@ -84,11 +84,21 @@ def _target_period(value: Any, settings: Any) -> int:
 def _alpha(value: Any, settings: Any) -> float:
     """The entropy coefficient of SAC: its first value where it is learnt, such as ``auto_0.1``."""
     del settings
-    name, _, first = str(value).partition("_")
-    coefficient = float(first or 1.0) if name == "auto" else real_number("ent_coef", value)
+    coefficient = _first_alpha(value)
     if coefficient <= 0:
         raise SettingError("ent_coef", value, "is not positive", [0.01])
     return coefficient
+
+
+def _first_alpha(value: Any) -> float:
+    name, _, first = str(value).partition("_")
+    if name != "auto":
+        return real_number("ent_coef", value)
+    try:
+        return float(first or 1.0)
+    except ValueError:
+        why = "does not begin with a number after auto_"
+        raise SettingError("ent_coef", value, why, ["auto", "auto_0.1"]) from None
 
 
 def _is_fixed(value: Any, settings: Any) -> bool | None:
@@ -186,7 +196,7 @@ class SB3Settings(WrappedDialect):
         "learning_rate", None, _first_of("learning_rate"), also=Acts("anneal", _schedule)
     )
     """learning rate, which is constant; ``lin_1e-3`` (of RL Zoo): falls linearly to zero."""
-    policy: str | None = refused(
+    policy: Literal["MlpPolicy", "CnnPolicy", "MultiInputPolicy"] | None = refused(
         "recipes make their networks from hidden_sizes, as MlpPolicy", accepted=("MlpPolicy",)
     )
     """class of networks; ``MlpPolicy`` is what recipes make."""
@@ -248,6 +258,25 @@ class SB3Settings(WrappedDialect):
         super().__post_init__()
         if isinstance(self.train_freq, list):
             self.train_freq = tuple(self.train_freq)
+
+    def resolved(self, algo: str | None = None) -> Self:
+        """A copy with defaults filled in and every value checked: also schedules and entropies."""
+        made = super().resolved(algo)
+        for name in ("learning_rate", "clip_range"):
+            value = getattr(made, name)
+            if value is not None and not callable(value):
+                real_number(name, _first_of(name)(value, made))
+        if made.ent_coef is not None:
+            on_policy = made.family == ON_POLICY
+            real_number("ent_coef", made.ent_coef if on_policy else _first_alpha(made.ent_coef))
+        if made.target_entropy not in (None, "auto"):
+            real_number("target_entropy", made.target_entropy)
+        given = made.policy_kwargs
+        of_the_zoo = isinstance(given, str) and given.startswith("dict(")  # evaluated there
+        if not (of_the_zoo or isinstance(given, Mapping | None)):
+            why = "is no mapping of settings"
+            raise SettingError("policy_kwargs", given, why, "use {net_arch: [64, 64]}")
+        return made
 
     def frequency(self) -> tuple[int, str]:
         """``train_freq`` as a number and its unit, ``step`` or ``episode``."""

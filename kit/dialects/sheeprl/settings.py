@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect
 from kit.dialects.fields import acts, counts, linear_or_constant, range_or_none, refused
-from kit.dialects.sheeprl.defaults import P2E, SEQUENCES, absent, defaults
+from kit.dialects.sheeprl.defaults import CONFIGS, P2E, SEQUENCES, absent, defaults
 from kit.steps.errors import Count, Natural, SettingError
 
 _PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_ae", "sac_decoupled")
@@ -72,6 +72,7 @@ class SheeprlSettings(Dialect):
         "algo.optimizer.lr": "lr",
         "algo.alpha.alpha": "alpha",
     }
+    CONFIGS: ClassVar = CONFIGS
 
     total_steps: Natural = counts()
     """policy steps of the run in all processes, rounded down to whole iterations."""

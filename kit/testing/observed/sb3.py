@@ -14,11 +14,17 @@ from kit.testing.observed.counts import gradient_steps, known, listed, of_plan, 
 def expect(case: Mapping[str, Any]) -> Expectation:
     """The figures of a case."""
     params = renamed(dict(case["params"]), {"num_envs": "n_envs"})
+    follows_progress = params.get("learning_rate") == "p"
+    for schedule in ("learning_rate", "clip_range"):  # a record may have it in words
+        if isinstance(params.get(schedule), str):
+            del params[schedule]
     settings = SB3(**known(SB3, params) | {"algo": str(case.get("algo", "")).lower()})
     plan = settings.to_plan()
     made = settings.resolved()
     figures = _figures(made, plan, params.get("episode_length"))
-    figures |= _on_policy(made, plan) if plan.on_policy else _off_policy(made, plan)
+    figures |= (
+        _on_policy(made, plan, follows_progress) if plan.on_policy else _off_policy(made, plan)
+    )
     return Expectation(figures)
 
 
@@ -62,13 +68,13 @@ def _optimizer_steps(made: SB3, total: int) -> dict[str, int]:
     return {"0": total}
 
 
-def _on_policy(made: SB3, plan: StepPlan) -> dict[str, Any]:
+def _on_policy(made: SB3, plan: StepPlan, follows_progress: bool) -> dict[str, Any]:
     """``_n_updates`` counts epochs; the progress of a schedule is asked after the rollout."""
     count, epochs = plan.iterations, plan.update_epochs or 0
     rates = []
     for k in listed(plan):
         progress = 1 - plan.policy_steps_after(k) / made.total_timesteps
-        rates.append(progress * 1e-3 if made.learning_rate == "p" else made.learning_rate)
+        rates.append(progress * 1e-3 if follows_progress else made.learning_rate)
     return {
         "n_updates_attr": count * epochs,
         "minibatch_sizes_first_train_call": plan.minibatch_sizes(1) if count else [],
