@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import check_values, fact, uses
+from kit.dialects.fields import check_values, fact, same_value, uses
 from kit.steps.errors import Count, SettingError, nearest_first, one_of
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
@@ -137,7 +137,7 @@ class Dialect(ABC):
 
     def _algorithm(self, algo: Any) -> str:
         if algo is None:
-            return self._guess()
+            return self.implied_algorithm()
         if isinstance(algo, str) and algo in self.ALGORITHMS:
             return algo
         known = [*self.ALGORITHMS, *sorted(set(self.ALGORITHMS.values()))]
@@ -166,8 +166,8 @@ class Dialect(ABC):
         why = f"is not the algorithm of this recipe, {algo}"
         raise SettingError("algo", self.algo, why, f"leave it out, or use a recipe for {said}")
 
-    def _guess(self) -> str:
-        """The algorithm that the given settings imply."""
+    def implied_algorithm(self) -> str:
+        """The algorithm that the given settings imply, without its name."""
         for algo, names in self.IMPLIED.items():
             if not names or any(getattr(self, name) is not None for name in names):
                 return algo
@@ -310,9 +310,13 @@ class Dialect(ABC):
     # ------------------------------------------------------------------ in and out
     def changed(self) -> dict[str, Any]:
         """The settings that differ from the library's defaults."""
-        default = vars(type(self)())
+        default = vars(self.unchanged())
         own = {name: value for name, value in vars(self).items() if name != "version"}
-        return {name: value for name, value in own.items() if value != default[name]}
+        return {name: value for name, value in own.items() if not same_value(value, default[name])}
+
+    def unchanged(self) -> Self:
+        """The library's defaults, as they follow from these settings."""
+        return type(self)()
 
     @classmethod
     def names(cls) -> list[str]:

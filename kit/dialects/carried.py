@@ -11,15 +11,16 @@ for. With ``library_defaults`` the recipe takes all of these over that were not 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from kit.dialects.base import Dialect
-from kit.dialects.fields import Acts, Refused, uses
+from kit.dialects.fields import Acts, Refused, same_value, uses
 from kit.steps.errors import SettingError, show
+from kit.steps.same_run import differing_settings
 
 Use = Literal["counts", "acts", "refused"]
 
@@ -106,7 +107,7 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
     kept: list[str] = []
     unchanged = type(config)() if said.library_defaults else None
     for name, use in _uses_for(said).items():
-        if changed[name] != default[name]:
+        if not same_value(changed[name], default[name]):
             values |= _taken(name, changed[name], use, said, config)
         elif isinstance(use, Acts) and flat(theirs)[name] is not None:
             value, ours = flat(theirs)[name], _setting(config, use)
@@ -152,9 +153,10 @@ def _uses_for(said: Dialect) -> dict[str, Acts | Refused]:
 
 
 def carry_over(source: Dialect, target: Dialect, fixed: Collection[str]) -> dict[str, Any]:
-    """Set in ``target`` the changed settings of ``source`` that act.
+    """Set in ``target`` the changed settings of ``source`` that do not count.
 
-    Two fields are equivalent if they set the same setting of recipes to the same value.
+    Two fields are equivalent if they set the same setting of recipes to the same value, or have the
+    same name and use. What the target refuses, or what changes its plan, is no equivalent.
 
     Args:
         source: settings of a library.
@@ -164,20 +166,18 @@ def carry_over(source: Dialect, target: Dialect, fixed: Collection[str]) -> dict
     Returns:
         The changed settings of ``source`` that do not count, without an equivalent.
     """
-    said, made = source.resolved(), target.resolved()
+    said, plan = source.resolved(), target.to_plan()
     default, changed = flat(type(source)()), flat(source)
-    theirs = _uses_for(made)
     left_out = {}
     for name, use in _uses_for(said).items():
-        if changed[name] == default[name]:
+        if same_value(changed[name], default[name]):
             continue
-        found = _equivalent(use, flat(said)[name], said, theirs, made)
-        if found is None:
+        meant = _meant(use, flat(said)[name], said)
+        made = _equivalent(name, changed[name], use, meant, target, fixed)
+        if made is None or differing_settings(plan, made.to_plan()):
             left_out[name] = changed[name]
-            continue
-        for field, value in found.items():
-            if field not in fixed:
-                setattr(target, field, value)
+        else:
+            vars(target).update(vars(made))
     return left_out
 
 
@@ -193,7 +193,7 @@ def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any,
     """
     ours, theirs = _meanings(source), _meanings(target)
     both = ((name, ours[name], theirs[name]) for name in ours if name in theirs)
-    return {name: (one, other) for name, one, other in both if one != other}
+    return {name: (one, other) for name, one, other in both if not same_value(one, other)}
 
 
 def _meanings(settings: Dialect) -> dict[str, Any]:
@@ -207,24 +207,78 @@ def _meanings(settings: Dialect) -> dict[str, Any]:
 
 
 def _equivalent(
-    use: Acts | Refused, given: Any, said: Dialect, theirs: Mapping[str, Any], made: Dialect
-) -> dict[str, Any] | None:
-    """The fields of another library that set what ``use`` sets, and their values."""
-    meant = _meant(use, given, said)
-    if meant is None:
+    name: str,
+    given: Any,
+    use: Acts | Refused,
+    meant: Mapping[str, Any] | None,
+    target: Dialect,
+    fixed: Collection[str],
+) -> Dialect | None:
+    """A copy of ``target`` in which a field of another library means what it does there."""
+    theirs = _uses_for(target.resolved())
+    if theirs.get(name) == use:
+        made = target if name in fixed else _with(target, name, given)
+        if made is not None and (name in fixed or _means(made, use, name) in (None, meant)):
+            return made
+    for setting, wanted in (meant or {}).items():
+        fields = {n: u for n, u in theirs.items() if isinstance(u, Acts) and _sets(u, setting)}
+        if not fields.keys().isdisjoint(fixed):
+            continue
+        made = _with_meaning(target, fields, given, wanted, meant or {})
+        if made is None and not same_value(_meanings(target).get(setting, ...), wanted):
+            return None
+        target = made or target
+    return target if meant else None
+
+
+def _with_meaning(
+    target: Dialect, fields: Mapping[str, Acts], given: Any, wanted: Any, meant: Mapping[str, Any]
+) -> Dialect | None:
+    """A copy of ``target`` in which one of ``fields`` sets nothing but what is ``meant``."""
+    for name, use in fields.items():
+        for value in _spellings(use, given, wanted, target):
+            made = _with(target, name, value)
+            means = None if made is None else _means(made, use, name)
+            if means and all(n in meant and same_value(v, meant[n]) for n, v in means.items()):
+                return made
+    return None
+
+
+def _sets(use: Acts, setting: str) -> bool:
+    return use.setting == setting or (use.also is not None and use.also.setting == setting)
+
+
+def _spellings(use: Acts, given: Any, wanted: Any, target: Dialect) -> list[Any]:
+    """Values of a field that may mean ``wanted``: of a flag, as it is, or in a linear formula."""
+    flags = [True, False] if isinstance(wanted, str) else []
+    try:
+        at_0, at_1 = (use.value(x, target.resolved()) for x in (0.0, 1.0))
+        exact = (wanted - at_0) / (at_1 - at_0)
+        linear = [round(exact, 12), exact]
+    except (SettingError, ArithmeticError, AttributeError, TypeError, ValueError):
+        linear = []
+    return [*flags, given, wanted, *linear]
+
+
+def _with(target: Dialect, name: str, value: Any) -> Dialect | None:
+    """A copy of ``target`` with another value of a field, unless the library refuses it."""
+    made = copy.copy(target)
+    group, _, inner = name.rpartition(".")
+    if group:
+        setattr(made, group, dataclasses.replace(getattr(made, group), **{inner: value}))
+    else:
+        setattr(made, name, value)
+    try:
+        made.to_plan()
+    except SettingError:
         return None
-    found: dict[str, Any] = {}
-    for setting, wanted in meant.items():
-        flags = (True, False) if isinstance(wanted, str) else ()  # of a schedule
-        for name, value in itertools.product(theirs, (*flags, given, wanted)):
-            other = None if "." in name else _meant(theirs[name], value, made)
-            if other and setting in other and other.items() <= meant.items():
-                found[name] = value
-                break
-        else:
-            if made.UNSAID.get(str(made.algo), {}).get(setting, ...) != wanted:
-                return None
-    return found
+    return made
+
+
+def _means(made: Dialect, use: Acts | Refused, name: str) -> dict[str, Any] | None:
+    """The settings of recipes that a field of ``made`` sets, and their values."""
+    said = made.resolved()
+    return _meant(use, flat(said)[name], said)
 
 
 def _meant(use: Acts | Refused, value: Any, settings: Dialect) -> dict[str, Any] | None:

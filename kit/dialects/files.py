@@ -87,13 +87,13 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
     typed = cls.CONFIGS.keys() & settings.keys() - {"algo"}
     configs = {name: settings.pop(name) for name in typed}
     if path is None:
-        return cls.from_settings(_configured(cls, configs) | _named(cls, settings))
+        return cls.from_settings(_configured(cls, configs) | named(cls, settings))
     if "exp" in configs:
         why = "and a file are two experiments"
         raise SettingError("exp", configs["exp"], why, "leave one of them out")
     choice = settings.pop("env", None)
     from_file = read(cls, Path(path), choice, configs)
-    return cls.from_settings(from_file | _named(cls, settings))
+    return cls.from_settings(from_file | named(cls, settings))
 
 
 def _configured(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,8 +119,12 @@ def _configured(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any
     return made
 
 
-def _named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under the names of the dialect's fields; groups of it stay groups."""
+def named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under the names of the dialect's fields; groups of it stay groups.
+
+    Raises:
+        SettingError: if a name means no field; the nearest spelling comes first.
+    """
     made: dict[str, Any] = {}
     for spelling, value in settings.items():
         name = spelling.replace("-", "_")

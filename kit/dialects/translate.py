@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from kit.dialects import as_plan
 from kit.dialects.base import ON_POLICY, Dialect, Difference
-from kit.dialects.carried import carry_over, differing_meanings
+from kit.dialects.carried import carry_over, differing_meanings, flat
 from kit.dialects.explain import explain, plain, plan_text, shown, totals
+from kit.dialects.fields import same_value
+from kit.dialects.files import make, named
 from kit.steps.counts import FOLLOWED
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 from kit.steps.table import text_table
@@ -39,7 +44,7 @@ class Translation:
         parts += ["", f"{target.LIBRARY} {target.version} ({target.algo})"]
         parts += [f"  {name}={shown(value)}" for name, value in self.settings().items()]
         if self.left_out:
-            parts += ["", f"Does not count, and is no setting of {target.LIBRARY}"]
+            parts += ["", f"Does not count, and has no equivalent in {target.LIBRARY}"]
             parts += [f"- {name}={shown(value)}" for name, value in self.left_out.items()]
         if other := self.other_settings():
             parts += ["", f"Does not count, and is otherwise in {target.LIBRARY}"]
@@ -61,17 +66,24 @@ class Translation:
 
     def settings(self) -> dict[str, Any]:
         """The settings to type: those that count and are not trivial, and changed ones."""
-        made, changed = self.target.resolved(), self.target.changed()
-        counting = made.counting_fields(str(made.algo))
-        values = {
-            name: value
-            for name, value in vars(made).items()
-            if name in changed or (name in counting and value not in (None, False, 0, 1))
-        }
-        values.pop("algo", None)
+        made, given = self.target.resolved(), flat(self.target)
+        default = flat(self.target.unchanged())
+        names = {n for n, value in given.items() if not same_value(value, default.get(n, ...))}
+        if not self.is_as_given:
+            counting = made.counting_fields(str(made.algo))
+            names |= {n for n in counting if getattr(made, n) not in (None, False, 0, 1)}
+            given = flat(made)
+        values = {n: v for n, v in given.items() if n in names and n not in ("algo", "version")}
         if made.version != next(iter(made.VERSIONS)):
             values["version"] = made.version
-        return values
+        implied = make(type(made), values).implied_algorithm()
+        return values if implied == made.algo else {"algo": made.algo} | values
+
+    @property
+    def is_as_given(self) -> bool:
+        """Whether the target has all settings of the source as they are, in the same library."""
+        same = isinstance(self.source, type(self.target))
+        return same and vars(self.source) == vars(self.target)
 
     def to_dict(self) -> dict[str, Any]:
         """The translation as plain values (JSON)."""
@@ -104,15 +116,29 @@ def translate(
         settings: settings of the target to fix, such as the version.
 
     Raises:
-        SettingError: if no settings of the target come near.
+        SettingError: if no settings of the target come near, or a setting to fix is unknown.
     """
     plan = as_plan(source)
-    given = dict(settings or {})
+    given = _fixed(target, settings or {})
+    if isinstance(source, target):
+        same = copy.copy(source)
+        vars(same).update(given)
+        with suppress(SettingError):
+            if not differing_settings(plan, same.to_plan()):
+                return Translation(source, same, [])
     if isinstance(source, Dialect) and "algo" not in given:
         given |= _algorithm(source, target)
     made, differences = target.nearest(plan, **given)
-    left_out = carry_over(source, made, given) if isinstance(source, Dialect) else {}
+    fixed = given.keys() | (settings or {}).keys()
+    left_out = carry_over(source, made, fixed) if isinstance(source, Dialect) else {}
     return Translation(source, made, differences, left_out=left_out)
+
+
+def _fixed(target: type[Dialect], settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the target to fix, under the names of its fields."""
+    given = named(target, settings)
+    made = target(**given)
+    return {name: getattr(made, name) for name in given}
 
 
 def _algorithm(source: Dialect, target: type[Dialect]) -> dict[str, str]:
