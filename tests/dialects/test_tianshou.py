@@ -176,3 +176,22 @@ def test_a_recipe_refuses_the_fields_that_mean_nothing_for_its_algorithm():
     assert settings.to_plan("sac", strict=True).gradient_steps(1) == 1024
     assert "update_per_step" not in Tianshou.applicable_fields("ppo")
     assert "repeat_per_collect" not in Tianshou.applicable_fields("off_policy")
+
+
+UNEVEN = {"step_per_epoch": 64, "step_per_collect": 16, "num_train_envs": 12}
+PAIRS = {"algo": "sac", "step_per_epoch": 10, "step_per_collect": 2, "num_train_envs": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [  # as `_learning_rates` of the record of observations has them
+        (UNEVEN | {"algo": "ppo"}, "step, to zero after 4; the last of 3 is made with 0.5 of"),
+        (PAIRS, "each gradient step, to zero after 5, the training steps that it expects, and is "
+         "negative in the last 4 of 10"),
+        (PAIRS | {"update_per_step": 0.5}, "to zero after 5; the last of 5 is made with 0.2 of"),
+    ],
+)  # fmt: skip
+def test_its_notes_say_how_a_linear_learning_rate_falls(settings, told):
+    notes = Tianshou(**settings, num_epochs=1).notes()
+    (note,) = [note for note in notes if "linear learning rate" in note]
+    assert told in note

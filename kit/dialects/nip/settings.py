@@ -25,6 +25,17 @@ def _one_factor(value: Any, settings: Any) -> float:
     return float(value)
 
 
+# The parameters of PPO are those of another class there, `CommonPpoParameters`, at their defaults.
+_PPO: dict[str, Any] = {
+    "env.normalize_reward": False, "clip_epsilon": 0.2, "critic_coeff": 1.0,
+    "entropy_coeff": 0.001, "normalize_advantage": True, "target_kl": None,
+}  # fmt: skip
+_UNSAID: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("vanilla_ppo", "ppo"), _PPO),
+    **{name: {"env.normalize_reward": False} for name in ("spg", "reinforce")},
+}
+
+
 @dataclass
 class LrFactors:
     """Factors of the learning rate."""
@@ -58,6 +69,7 @@ class NipSettings(WrappedDialect):
         "on_policy": (True, "all its trainers are on-policy"),
     }
     GROUPS: ClassVar = {"body_lr_factor": LrFactors}
+    UNSAID: ClassVar = _UNSAID
     SECTIONS = frozenset({"", "rl", "protocol_common"})
     PATHS: ClassVar = {"trainer": "algo"}
 

@@ -99,6 +99,19 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 experiment chooses among the others."""
 
 
+_RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
+_PPO = _RAW | {"activation": "tanh", "critic_loss": "l2", "target_kl": None}
+_SAC = _RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
+UNSAID: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(SEQUENCES, _RAW),
+    **dict.fromkeys(("ppo", "ppo_decoupled"), _PPO),
+    "a2c": _RAW | {"activation": "tanh"},
+    **dict.fromkeys(("sac", "droq", "sac_decoupled"), _SAC),
+    "sac_ae": _RAW | {"n_step": 1, "max_grad_norm": None},
+}
+"""What the code does in all versions: its agents, losses and environments."""
+
+
 def defaults(version: str, algo: str) -> dict[str, Any]:
     """The defaults of an algorithm in a version; without the settings that it does not have."""
     made = _DEFAULTS[algo] | _CHANGED.get(version, {}).get(algo, {})

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect
 from kit.dialects.fields import acts, counts, linear_or_constant, range_or_none, refused
-from kit.dialects.sheeprl.defaults import CONFIGS, P2E, SEQUENCES, absent, defaults
+from kit.dialects.sheeprl.defaults import CONFIGS, P2E, SEQUENCES, UNSAID, absent, defaults
 from kit.steps.errors import Count, Natural, SettingError
 
 _PPOS, _SACS = ("ppo", "ppo_decoupled"), ("sac", "droq", "sac_ae", "sac_decoupled")
@@ -73,6 +73,7 @@ class SheeprlSettings(Dialect):
         "algo.alpha.alpha": "alpha",
     }
     CONFIGS: ClassVar = CONFIGS
+    UNSAID: ClassVar = UNSAID
 
     total_steps: Natural = counts()
     """policy steps of the run in all processes, rounded down to whole iterations."""

@@ -45,6 +45,7 @@ def notes(settings: TianshouSettings, plan: StepPlan) -> Iterator[str]:
         )
     yield from _start_notes(sampling)
     yield from (_ratio_notes if sampling.family == OFF_POLICY else _batch_notes)(sampling)
+    yield from _schedule_notes(sampling)
 
 
 def _start_notes(sampling: Sampling) -> Iterator[str]:
@@ -67,11 +68,6 @@ def _ratio_notes(sampling: Sampling) -> Iterator[str]:
             f"of each collection, half to even and without carry: {steps / sampling.collected:.4g} "
             "per environment step."
         )
-    if steps > 1:
-        yield (
-            "A linear learning rate would count gradient steps against training steps: it "
-            f"reaches zero after 1/{steps} of the run and then turns negative."
-        )
 
 
 def _batch_notes(sampling: Sampling) -> Iterator[str]:
@@ -85,3 +81,24 @@ def _batch_notes(sampling: Sampling) -> Iterator[str]:
         yield (
             f"The last minibatch takes the remainder: {size + rows % size} transitions, not {size}."
         )
+
+
+def _schedule_notes(sampling: Sampling) -> Iterator[str]:
+    """How a linear learning rate falls: at each ``update``, over the training steps it expects."""
+    if sampling.collect is None or not sampling.epochs:
+        return
+    expected = -(-sampling.epoch_steps // sampling.collect) * sampling.epochs
+    made, unit = sampling.trainings_per_epoch * sampling.epochs_run, "training step"
+    if sampling.family == OFF_POLICY:
+        made, unit = made * sampling.gradient_steps(), "gradient step"
+    if not made:
+        return
+    falls = f"A linear learning rate falls after each {unit}, to zero after {expected:,}"
+    if (negative := made - expected - 1) > 0:
+        yield (
+            f"{falls}, the training steps that it expects, and is negative in the last "
+            f"{negative:,} of {made:,}."
+        )
+    else:
+        left = 1 - (made - 1) / expected
+        yield f"{falls}; the last of {made:,} is made with {left:.3g} of the rate."
