@@ -100,7 +100,7 @@ def test_translate_to_the_kit_always_says_how_long_the_run_is(kit):
 def test_translate_keeps_what_does_not_count_and_says_what_it_leaves_out(kit):
     given = "translate sb3 algo=ppo learning_rate=0.001 gamma=0.98 clip_range=0.1 use_sde=true"
     text = kit(f"{given} --to cleanrl gamma=0.9")
-    made, left_out = text.split("Does not count, and is no setting of CleanRL")
+    made, left_out = text.split("Does not count, and has no equivalent in CleanRL")
     for setting in ("learning_rate=0.001", "clip_coef=0.1", "gamma=0.9\n"):
         assert f"  {setting}" in made
     assert left_out.startswith("\n- use_sde=True\n\n")

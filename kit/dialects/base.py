@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import check_values, fact, uses
+from kit.dialects.fields import check_values, fact, same_value, uses
 from kit.steps.errors import Count, SettingError, nearest_first, one_of
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
@@ -57,7 +57,7 @@ class Dialect(ABC):
     """dotted names in its configuration files, where they differ from the fields."""
     CONFIGS: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
     """groups of its configuration files of which one is chosen (``env=atari``), their choices, and
-    the fields that each choice sets."""
+    the fields that each choice sets, or its choices in later groups."""
 
     UNSAID: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """settings of recipes that the library has no field for, as it has them, by algorithm."""
@@ -137,7 +137,7 @@ class Dialect(ABC):
 
     def _algorithm(self, algo: Any) -> str:
         if algo is None:
-            return self._guess()
+            return self.implied_algorithm()
         if isinstance(algo, str) and algo in self.ALGORITHMS:
             return algo
         known = [*self.ALGORITHMS, *sorted(set(self.ALGORITHMS.values()))]
@@ -166,8 +166,8 @@ class Dialect(ABC):
         why = f"is not the algorithm of this recipe, {algo}"
         raise SettingError("algo", self.algo, why, f"leave it out, or use a recipe for {said}")
 
-    def _guess(self) -> str:
-        """The algorithm that the given settings imply."""
+    def implied_algorithm(self) -> str:
+        """The algorithm that the given settings imply, without its name."""
         for algo, names in self.IMPLIED.items():
             if not names or any(getattr(self, name) is not None for name in names):
                 return algo
@@ -179,14 +179,10 @@ class Dialect(ABC):
         return self.DEFAULTS.get(algo, {})
 
     @property
-    def algorithm(self) -> str:
-        """The algorithm, or a family of them, that is named or implied."""
-        return self._algorithm(self.algo)
-
-    @property
     def family(self) -> str:
         """Family of the algorithm: ``on_policy``, ``off_policy`` or ``offline``."""
-        return self.ALGORITHMS.get(self.algorithm, self.algorithm)
+        algorithm = self._algorithm(self.algo)
+        return self.ALGORITHMS.get(algorithm, algorithm)
 
     # ------------------------------------------------------------------ from a plan
     @classmethod
@@ -215,8 +211,6 @@ class Dialect(ABC):
             SettingError: if no settings of this library come near.
         """
         cls._refuse(plan)
-        for name in settings.keys() - set(cls.names()):
-            raise cls.unknown(name, settings[name], cls.names())
         nearest, refusal = None, None
         given = settings.get("algo")
         family = ON_POLICY if plan.on_policy else OFF_POLICY
@@ -227,7 +221,8 @@ class Dialect(ABC):
                 made = cls(
                     **{n: getattr(plan, of) for n, of in same.items()} | cls._from(plan, kept)
                 )
-                made = replace(made, **settings)
+                for name, value in settings.items():
+                    setattr(made, name, value)
                 differences = differing_settings(plan, made.to_plan())
             except SettingError as error:
                 refusal = refusal or error
@@ -315,9 +310,13 @@ class Dialect(ABC):
     # ------------------------------------------------------------------ in and out
     def changed(self) -> dict[str, Any]:
         """The settings that differ from the library's defaults."""
-        default = vars(type(self)())
+        default = vars(self.unchanged())
         own = {name: value for name, value in vars(self).items() if name != "version"}
-        return {name: value for name, value in own.items() if value != default[name]}
+        return {name: value for name, value in own.items() if not same_value(value, default[name])}
+
+    def unchanged(self) -> Self:
+        """The library's defaults, as they follow from these settings."""
+        return type(self)()
 
     @classmethod
     def names(cls) -> list[str]:

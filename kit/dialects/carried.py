@@ -14,13 +14,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from kit.dialects.base import Dialect
-from kit.dialects.fields import Acts, Refused, uses
+from kit.dialects.fields import Acts, Refused, same_value, uses
 from kit.steps.errors import SettingError, show
+from kit.steps.same_run import differing_settings
 
 Use = Literal["counts", "acts", "refused"]
 
@@ -62,8 +62,12 @@ def flat(settings: Dialect) -> dict[str, Any]:
 
 def changed(settings: Dialect) -> dict[str, Any]:
     """The settings that differ from the library's defaults; those of a group with dotted names."""
-    default = flat(type(settings)())
-    return {n: v for n, v in flat(settings).items() if n != "version" and v != default[n]}
+    default = flat(settings.unchanged())
+    return {
+        name: value
+        for name, value in flat(settings).items()
+        if name != "version" and not same_value(value, default.get(name, ...))
+    }
 
 
 def take(steps: Any, config: Any, algo: str | None = None, family: str | None = None) -> list[str]:
@@ -108,13 +112,13 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
     """
     said = given.resolved(algo)
     theirs = type(given)(algo=said.algo, version=said.version).resolved()
-    default, changed = flat(type(given)()), flat(given)
+    own = changed(given)
     values: dict[str, Any] = {}
     kept: list[str] = []
     unchanged = type(config)() if said.library_defaults else None
     for name, use in _uses_for(said).items():
-        if changed[name] != default[name]:
-            values |= _taken(name, changed[name], use, said, config)
+        if name in own:
+            values |= _taken(name, own[name], use, said, config)
         elif isinstance(use, Acts) and flat(theirs)[name] is not None:
             value, ours = flat(theirs)[name], _setting(config, use)
             of_default = _meant(use, value, theirs)
@@ -159,9 +163,10 @@ def _uses_for(said: Dialect) -> dict[str, Acts | Refused]:
 
 
 def carry_over(source: Dialect, target: Dialect, fixed: Collection[str]) -> dict[str, Any]:
-    """Set in ``target`` the changed settings of ``source`` that act.
+    """Set in ``target`` the changed settings of ``source`` that do not count.
 
-    Two fields are equivalent if they set the same setting of recipes to the same value.
+    Two fields are equivalent if they set the same setting of recipes to the same value, or have the
+    same name and use. What the target refuses, or what changes its plan, is no equivalent.
 
     Args:
         source: settings of a library.
@@ -171,52 +176,18 @@ def carry_over(source: Dialect, target: Dialect, fixed: Collection[str]) -> dict
     Returns:
         The changed settings of ``source`` that do not count, without an equivalent.
     """
-    said, default, changed = source.resolved(), flat(type(source)()), flat(source)
+    said, plan, given = source.resolved(), target.to_plan(), changed(source)
     left_out = {}
     for name, use in _uses_for(said).items():
-        if changed[name] == default[name]:
+        if name not in given:
             continue
-        made = target.resolved()
-        if type(source) is type(target):
-            found = {name: changed[name]} if name in _uses_for(made) else None
+        meant = _meant(use, flat(said)[name], said)
+        made = _equivalent(name, given[name], use, meant, target, fixed)
+        if made is None or differing_settings(plan, made.to_plan()):
+            left_out[name] = given[name]
         else:
-            found = _equivalent(use, flat(said)[name], said, _uses_for(made), made)
-        kept = {f: v for f, v in (found or {}).items() if f.partition(".")[0] not in fixed}
-        if found is None or not _put(target, kept):
-            left_out[name] = changed[name]
+            vars(target).update(vars(made))
     return left_out
-
-
-def _put(settings: Dialect, values: Mapping[str, Any]) -> bool:
-    """Set fields, dotted ones in groups, if they are valid and the plan stays what it is."""
-    changed = _with(settings, values)
-    try:
-        if changed.to_plan() != settings.to_plan():
-            return False
-    except SettingError:
-        return False
-    vars(settings).update(vars(changed))
-    return True
-
-
-def _with(settings: Dialect, values: Mapping[str, Any]) -> Dialect:
-    """A copy with fields set, dotted ones in groups."""
-    made = copy.copy(settings)
-    for name, value in values.items():
-        group, _, inner = name.rpartition(".")
-        if group:
-            value = dataclasses.replace(getattr(made, group), **{inner: value})
-        setattr(made, group or name, value)
-    return made
-
-
-def _accepts(settings: Dialect, name: str, value: Any) -> bool:
-    """Whether a value is one that the library takes for a field."""
-    try:
-        _with(settings, {name: value}).resolved()
-    except SettingError:
-        return False
-    return True
 
 
 def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any, Any]]:
@@ -229,66 +200,94 @@ def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any,
     Returns:
         By the name of the recipe's setting, the value of each.
     """
-    ours, theirs = meanings(source), meanings(target)
+    ours, theirs = _meanings(source), _meanings(target)
     both = ((name, ours[name], theirs[name]) for name in ours if name in theirs)
-    return {name: (one, other) for name, one, other in both if one != other}
+    return {name: (one, other) for name, one, other in both if not same_value(one, other)}
 
 
-def meanings(settings: Dialect, names: Collection[str] | None = None) -> dict[str, Any]:
-    """The recipe's settings that fields of a dialect mean, and their values.
-
-    Args:
-        settings: settings of a library.
-        names: fields to ask; ``None``: all, and what the library has no field for.
-    """
+def _meanings(settings: Dialect) -> dict[str, Any]:
+    """The recipe's settings that all fields mean, and those that the library has no field for."""
     said, values = settings.resolved(), flat(settings.resolved())
-    found = {} if names is not None else dict(said.UNSAID.get(str(said.algo), {}))
+    found = dict(said.UNSAID.get(str(said.algo), {}))
     for name, use in _uses_for(said).items():
-        if values[name] is not None and (names is None or name in names):
+        if values[name] is not None:
             found |= _meant(use, values[name], said) or {}
     return found
 
 
 def _equivalent(
-    use: Acts | Refused, given: Any, said: Dialect, theirs: Mapping[str, Any], made: Dialect
-) -> dict[str, Any] | None:
-    """The fields of another library that set what ``use`` sets, and their values."""
-    meant = _meant(use, given, said)
-    if meant is None:
-        return None
-    for order in itertools.permutations(meant):  # a coefficient may act only once it is fixed
-        found: dict[str, Any] = {}
-        so_far = made
-        for setting in order:
-            fields = _fields_of(setting, given, meant, theirs, so_far)
-            if fields is None:
-                break
-            found |= fields
-            so_far = _with(so_far, fields)
-        else:
-            return found
+    name: str,
+    given: Any,
+    use: Acts | Refused,
+    meant: Mapping[str, Any] | None,
+    target: Dialect,
+    fixed: Collection[str],
+) -> Dialect | None:
+    """A copy of ``target`` in which a field of another library means what it does there."""
+    theirs = _uses_for(target.resolved())
+    if theirs.get(name) == use:
+        made = target if name in fixed else _with(target, name, given)
+        if made is not None and (name in fixed or _means(made, use, name) in (None, meant)):
+            return made
+    for setting, wanted in (meant or {}).items():
+        fields = {n: u for n, u in theirs.items() if isinstance(u, Acts) and _sets(u, setting)}
+        if not fields.keys().isdisjoint(fixed):
+            continue
+        made = _with_meaning(target, fields, given, wanted, meant or {})
+        if made is None and not same_value(_meanings(target).get(setting, ...), wanted):
+            return None
+        target = made or target
+    return target if meant else None
+
+
+def _with_meaning(
+    target: Dialect, fields: Mapping[str, Acts], given: Any, wanted: Any, meant: Mapping[str, Any]
+) -> Dialect | None:
+    """A copy of ``target`` in which one of ``fields`` sets nothing but what is ``meant``."""
+    for name, use in fields.items():
+        for value in _spellings(use, given, wanted, target):
+            made = _with(target, name, value)
+            means = None if made is None else _means(made, use, name)
+            if means and all(n in meant and same_value(v, meant[n]) for n, v in means.items()):
+                return made
     return None
 
 
-def _fields_of(
-    setting: str,
-    given: Any,
-    meant: Mapping[str, Any],
-    theirs: Mapping[str, Acts | Refused],
-    made: Dialect,
-) -> dict[str, Any] | None:
-    """The field that sets one of the recipe's settings to what is ``meant``, and its value.
+def _sets(use: Acts, setting: str) -> bool:
+    return use.setting == setting or (use.also is not None and use.also.setting == setting)
 
-    It is none at all, if the other library has the setting so.
-    """
-    wanted = meant[setting]
-    flags = (True, False) if isinstance(wanted, str | bool) else ()  # of a schedule, or opposite
-    for name, value in itertools.product(theirs, (*flags, given, wanted)):
-        other = _meant(theirs[name], value, made)
-        same = other and setting in other and other.items() <= meant.items()
-        if same and _accepts(made, name, value):
-            return {name: value}
-    return {} if meanings(made).get(setting, ...) == wanted else None
+
+def _spellings(use: Acts, given: Any, wanted: Any, target: Dialect) -> list[Any]:
+    """Values of a field that may mean ``wanted``: of a flag, as it is, or in a linear formula."""
+    flags = [True, False] if isinstance(wanted, str) else []
+    try:
+        at_0, at_1 = (use.value(x, target.resolved()) for x in (0.0, 1.0))
+        exact = (wanted - at_0) / (at_1 - at_0)
+        linear = [round(exact, 12), exact]
+    except (SettingError, ArithmeticError, AttributeError, TypeError, ValueError):
+        linear = []
+    return [*flags, given, wanted, *linear]
+
+
+def _with(target: Dialect, name: str, value: Any) -> Dialect | None:
+    """A copy of ``target`` with another value of a field, unless the library refuses it."""
+    made = copy.copy(target)
+    group, _, inner = name.rpartition(".")
+    if group:
+        setattr(made, group, dataclasses.replace(getattr(made, group), **{inner: value}))
+    else:
+        setattr(made, name, value)
+    try:
+        made.to_plan()
+    except SettingError:
+        return None
+    return made
+
+
+def _means(made: Dialect, use: Acts | Refused, name: str) -> dict[str, Any] | None:
+    """The settings of recipes that a field of ``made`` sets, and their values."""
+    said = made.resolved()
+    return _meant(use, flat(said)[name], said)
 
 
 def _meant(use: Acts | Refused, value: Any, settings: Dialect) -> dict[str, Any] | None:

@@ -95,6 +95,11 @@ def _field(default: Any, only: Any, kw_only: bool = False, **meaning: Any) -> An
     return field(default=default, kw_only=kw_only, metadata=meaning)
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values of a field are the same; ``False`` and 0 are not."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
 def check_values(settings: Any, group: str = "") -> None:
     """Check the annotated fields of a dialect or of a group of its settings, numbers included.
 

@@ -103,17 +103,28 @@ def _configured(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any
         SettingError: if one is not known; the nearest spelling comes first.
     """
     made: dict[str, Any] = {}
-    for group in [name for name in cls.CONFIGS if name in configs]:
-        known, choice = cls.CONFIGS[group], configs[group]
+    chosen = dict(configs)
+    for group, known in cls.CONFIGS.items():
+        if group not in chosen:
+            continue
+        choice = chosen[group]
         if not isinstance(choice, str) or choice not in known:
             why = f"is no configuration of {cls.LIBRARY} that is known here"
             raise SettingError(group, choice, why, nearest_first(choice, [*known])[:3])
-        made |= known[choice]
+        for name, value in known[choice].items():
+            if name in cls.CONFIGS and name != group:
+                chosen.setdefault(name, value)
+            else:
+                made[name] = value
     return made
 
 
 def named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under the names of the dialect's fields; groups of it stay groups."""
+    """Settings under the names of the dialect's fields; groups of it stay groups.
+
+    Raises:
+        SettingError: if a name means no field; the nearest spelling comes first.
+    """
     made: dict[str, Any] = {}
     for spelling, value in settings.items():
         name = spelling.replace("-", "_")
@@ -251,7 +262,7 @@ def _chosen(
     groups = {str(n): v for n, v in content.items() if isinstance(v, dict)}
     known = {*cls.SECTIONS, *(p.split(".")[0] for p in cls.PATHS), *cls.names()}
     if len(groups) < len(content) or known & set(groups):
-        if choice is not None:
+        if choice is not None and "env" not in cls.CONFIGS:
             why = f"chooses nothing in {path.name}, which has the settings of one run"
             raise SettingError("env", choice, why, "leave it out")
         return content

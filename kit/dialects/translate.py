@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +11,9 @@ from kit.dialects import as_plan
 from kit.dialects.base import ON_POLICY, Dialect, Difference
 from kit.dialects.carried import carry_over, changed, differing_meanings, flat
 from kit.dialects.explain import explain, plain, plan_text, shown, totals
-from kit.dialects.files import make
+from kit.dialects.files import make, named
 from kit.steps.counts import FOLLOWED
+from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 from kit.steps.table import text_table
@@ -41,7 +43,7 @@ class Translation:
         parts += ["", f"{target.LIBRARY} {target.version} ({target.algo})"]
         parts += [f"  {name}={shown(value)}" for name, value in self.settings().items()]
         if self.left_out:
-            parts += ["", f"Does not count, and is no setting of {target.LIBRARY}"]
+            parts += ["", f"Does not count, and has no equivalent in {target.LIBRARY}"]
             parts += [f"- {name}={shown(value)}" for name, value in self.left_out.items()]
         if other := self.other_settings():
             parts += ["", f"Does not count, and is otherwise in {target.LIBRARY}"]
@@ -62,23 +64,25 @@ class Translation:
         return differing_meanings(self.source, self.target)
 
     def settings(self) -> dict[str, Any]:
-        """The settings to type: changed ones, and in another library those that count.
-
-        The algorithm is among them where the others do not imply it; trivial ones are not.
-        """
-        made, typed = self.target.resolved(), changed(self.target)
-        same_library = type(self.source) is type(self.target)
-        counting = frozenset() if same_library else made.counting_fields(str(made.algo))
-        values = {
-            name: value
-            for name, value in flat(made).items()
-            if name in typed or (name in counting and value not in (None, False, 0, 1))
-        }
-        values.pop("algo", None)
+        """The settings to type: those that count and are not trivial, and changed ones."""
+        made, given = self.target.resolved(), changed(self.target)
+        if not self.is_as_given:
+            counting = made.counting_fields(str(made.algo))
+            names = given.keys() | {
+                name for name in counting if getattr(made, name) not in (None, False, 0, 1)
+            }
+            given = {name: value for name, value in flat(made).items() if name in names}
+        values = {name: value for name, value in given.items() if name != "algo"}
         if made.version != next(iter(made.VERSIONS)):
             values["version"] = made.version
-        implied = make(type(made), values).algorithm
+        implied = make(type(made), values).implied_algorithm()
         return values if implied == made.algo else {"algo": made.algo} | values
+
+    @property
+    def is_as_given(self) -> bool:
+        """Whether the target has all settings of the source as they are, in the same library."""
+        same = isinstance(self.source, type(self.target))
+        return same and vars(self.source) == vars(self.target)
 
     def to_dict(self) -> dict[str, Any]:
         """The translation as plain values (JSON)."""
@@ -103,7 +107,7 @@ class Translation:
 def translate(
     source: Dialect | StepPlan, target: type[Dialect], settings: dict[str, Any] | None = None
 ) -> Translation:
-    """Find the settings of another library with the nearest run; those of the same one stay.
+    """Find the settings of another library with the nearest run.
 
     Args:
         source: settings of a library, or a plan.
@@ -111,17 +115,29 @@ def translate(
         settings: settings of the target to fix, such as the version.
 
     Raises:
-        SettingError: if no settings of the target come near.
+        SettingError: if no settings of the target come near, or a setting to fix is unknown.
     """
     plan = as_plan(source)
-    given = dict(settings or {})
-    if isinstance(source, target) and all(getattr(source, n, ...) == given[n] for n in given):
-        return Translation(source, copy.copy(source), [])
+    given = _fixed(target, settings or {})
+    if isinstance(source, target):
+        same = copy.copy(source)
+        vars(same).update(given)
+        with suppress(SettingError):
+            if not differing_settings(plan, same.to_plan()):
+                return Translation(source, same, [])
     if isinstance(source, Dialect) and "algo" not in given:
         given |= _algorithm(source, target)
     made, differences = target.nearest(plan, **given)
-    left_out = carry_over(source, made, given) if isinstance(source, Dialect) else {}
+    fixed = given.keys() | (settings or {}).keys()
+    left_out = carry_over(source, made, fixed) if isinstance(source, Dialect) else {}
     return Translation(source, made, differences, left_out=left_out)
+
+
+def _fixed(target: type[Dialect], settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the target to fix, under the names of its fields."""
+    given = named(target, settings)
+    made = target(**given)
+    return {name: getattr(made, name) for name in given}
 
 
 def _algorithm(source: Dialect, target: type[Dialect]) -> dict[str, str]:

@@ -376,6 +376,39 @@ def test_settings_that_the_library_has_no_field_for_are_listed_where_they_differ
     assert "normalize" not in told  # it normalises, too
 
 
+NOT_NORMALISED = {"env.normalize_observation": False, "env.normalize_reward": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "recipe", "taken"),
+    [
+        (Nip(), ppo, {"env.normalize_reward": False, "critic_coeff": 1.0, "entropy_coeff": 0.001}),
+        (Sheeprl(algo="ppo"), ppo, NOT_NORMALISED),
+        (
+            Sheeprl(algo="a2c"),
+            a2c,
+            {"env.normalize_observation": False, "normalize_advantage": False},
+        ),
+    ],
+)
+def test_what_nip_and_sheeprl_do_without_a_word_is_told_and_taken_if_asked_for(
+    given, recipe, taken
+):
+    algo = recipe.__name__.rpartition(".")[2]
+    told = lines_of(given, recipe.Config(), algo).partition("has no word for it: ")[2]
+    assert told.count("(here") == len(taken)
+    assert all(f"{name}={value} (here" in told for name, value in taken.items())
+    given.library_defaults = True
+    assert taken.items() <= carry(given, recipe.Config(), algo)[0].items()
+
+
+def test_sheeprls_sac_neither_clips_gradients_nor_takes_returns_of_more_steps():
+    changed = sac.Config(max_grad_norm=1.0, n_step=3, activation="tanh")
+    told = lines_of(Sheeprl(algo="sac"), changed, "sac")
+    for name in ("activation=relu (here tanh)", "n_step=1 (here 3)", "max_grad_norm=None (here 1"):
+        assert name in told
+
+
 def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
     config = dqn.Config(double_dqn=True, hidden_sizes=[32])
     values, lines = carry(CleanRL(algo="dqn", library_defaults=True), config, "dqn")

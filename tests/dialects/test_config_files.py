@@ -9,8 +9,10 @@ import pytest
 
 from kit.cli.steps import main
 from kit.dialects import GAE, SB3, Dreamer, Pyrado, Sheeprl, Tianshou
+from kit.dialects.carried import carry
 from kit.dialects.files import left_unread, make, settings_of, value_of
 from kit.steps import SettingError
+from recipes import ppo
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
@@ -200,6 +202,15 @@ def test_a_configuration_sets_what_it_sets_in_the_library_and_the_rest_is_over_i
         make(Sheeprl, {"exp": "sac"}, path)
 
 
+def test_a_typed_environment_replaces_that_of_the_experiment(tmp_path, capsys):
+    for env, expected in {"dmc": (1, 1_000), "gym": (1, None), "atari": (4, 27_000)}.items():
+        made = make(Sheeprl, {"exp": "dreamer_v3", "env": env})
+        assert (made.action_repeat, made.max_episode_steps) == expected
+    path = config_file(tmp_path, "defaults:\n  - override /env: atari\nalgo:\n  gamma: 0.5\n")
+    assert main(["explain", "sheeprl", path, "env=minerl_obtain_diamond"]) == 0
+    assert "16 envs x 1 step" in capsys.readouterr().out
+
+
 def test_other_files_that_a_file_builds_on_are_said_not_to_be_read(tmp_path):
     path = config_file(tmp_path, "defaults:\n  - dreamer_v1\n  - _self_\nalgo:\n  gamma: 0.5\n")
     assert left_unread(Sheeprl, Path(path)) == {"defaults": ["dreamer_v1"]}
@@ -258,6 +269,14 @@ def test_a_mapping_is_typed_in_braces():
     }
     assert value_of("{a: [}") == "{a: [}"
     assert main(["explain", "sb3", "policy_kwargs={net_arch: [8, 8]}"]) == 0
+
+
+def test_networks_in_the_manner_of_the_zoo_count_nothing_and_are_refused_in_a_run(tmp_path):
+    text = "n_timesteps: 10_000\npolicy_kwargs: 'dict(net_arch=[64, 64])'\n"
+    made = make(SB3, {"algo": "ppo"}, config_file(tmp_path, text, "ppo.yml"))
+    assert made.to_plan().iterations == 5
+    with pytest.raises(SettingError, match=r"policy_kwargs='dict.* is more than the widths"):
+        carry(made, ppo.Config(), "ppo")
 
 
 def test_checking_a_group_leaves_it_as_it_was_given():

@@ -1,168 +1,245 @@
-"""What is translated can be typed: the other library explains it, with the same counts."""
+"""What a translation prints is accepted by the other library and means what it says."""
 
 from __future__ import annotations
 
 import random
+import typing
 
 import pytest
 
 from kit.cli.steps import main
-from kit.dialects import GAE, SB3, CleanRL, Nip, Pyrado, Sheeprl, Tianshou, Tianshou2, dialect
-from kit.dialects.carried import changed, meanings, use_of
+from kit.dialects import (
+    GAE,
+    SB3,
+    CleanRL,
+    Dreamer,
+    Nip,
+    Pyrado,
+    Sheeprl,
+    Tianshou,
+    Tianshou2,
+    dialect,
+)
+from kit.dialects.carried import _meanings, _meant, _uses_for, carry_over, flat
 from kit.dialects.explain import explain, shown
+from kit.dialects.fields import same_value
 from kit.dialects.files import make, settings_of
 from kit.dialects.translate import translate
 from kit.steps import SettingError
-from tests.dialects.random_settings import EVERY_DIALECT, random_settings
+from kit.steps.same_run import differing_settings
+from tests.dialects.random_settings import EVERY_DIALECT, random_settings, sensible
 
 every_dialect = pytest.mark.parametrize("name", EVERY_DIALECT)
 
-NEEDED = {
-    "torchrl": {"optim_steps_per_batch": 10},
-    "nip": {"steps_per_env_per_iteration": 10},
-    "pyrado": {"min_steps": 20, "env_max_steps": 10, "memory_size": 1000, "max_iter": 3},
+RUNS = {
+    "sheeprl": {"total_steps": 2048},
+    "tianshou": {"num_epochs": 2, "num_train_envs": 2},
+    "tianshou2": {"max_epochs": 2, "num_training_envs": 2},
+    "pyrado": {"max_iter": 3, "min_steps": 64, "env_max_steps": 8},
+    "nip": {"num_iterations": 3, "steps_per_env_per_iteration": 100},
+    "dreamer": {"steps": 20_000, "batch_size": 2, "batch_length": 4, "envs": 2},
+    "dreamer-paper": {"steps": 20_000},
+    "sb3": {"total_timesteps": 4096},
+    "torchrl": {"total_frames": 4000, "optim_steps_per_batch": 4},
+    "cleanrl": {"total_timesteps": 4096},
 }
-"""Settings without which a library makes no plan."""
-VALUES = [True, False, 0.3, 2, 64, 20_000, "l1", "RunningStandardizer", "CnnPolicy", "lin_1e-3"]
-VALUES += ["auto_0.1", {"net_arch": [32, 32]}]
+"""Settings of a short run of each library, on- or off-policy."""
+EPISODES = {"train_freq": (1, "episode"), "episode_length": 10}
+VALUE_BASED = {"pyrado": {"memory_size": 500, "num_updates_per_step": 2}}
 
 
-def typed(cls, values):
-    """The settings that ``kit steps`` reads, from what it prints."""
-    return make(cls, settings_of(f"{name}={shown(value)}" for name, value in values.items()))
+def typed(translation):
+    """The target's settings, read from what is printed."""
+    words = [f"{name}={shown(value)}" for name, value in translation.settings().items()]
+    return make(type(translation.target), settings_of(words))
 
 
-def translated(settings, target):
-    """The translation, or nothing where there is no plan, or no such run in the target."""
-    try:
-        settings.to_plan()
-        return translate(settings, dialect(target))
-    except SettingError:
-        return None
+def check(translation):
+    """Assert that what is printed is accepted, is the same run, and means the same."""
+    again, target = typed(translation), translation.target
+    assert explain(again).text()
+    assert differing_settings(target.to_plan(), again.to_plan()) == []
+    assert again.resolved().algo == target.resolved().algo
+    assert _meanings(again) == _meanings(target)
+    check_carried(translation)
+    assert translation.text()
+    assert translation.to_dict()
 
 
-def assert_can_be_typed(made):
-    again = typed(type(made.target), made.settings())
-    assert again.resolved().algo == made.target.resolved().algo
-    assert again.version == made.target.version
-    assert again.to_plan() == made.target.to_plan() == explain(again).plan
-    assert meanings(again) == meanings(made.target)
+def check_carried(translation):
+    """Assert that each changed setting has its meaning in the target, or is said to be left out."""
+    source, theirs = translation.source, _meanings(translation.target)
+    said, default, changed = source.resolved(), flat(type(source)()), flat(source)
+    for name, use in _uses_for(said).items():
+        if not same_value(changed[name], default[name]) and name not in translation.left_out:
+            meant = _meant(use, flat(said)[name], said) or {}
+            assert all(same_value(theirs.get(n), wanted) for n, wanted in meant.items())
 
 
-def assert_carried(settings, made):
-    """What was changed and does not count means the same there, or is listed."""
-    theirs = meanings(made.target)
-    for field in changed(settings).keys() - made.left_out.keys():
-        for setting, value in meanings(settings, [field]).items():
-            assert theirs.get(setting) == value, (field, setting)
+def sources(name, count):
+    """Random settings of a library that make a run of not too many iterations."""
+    draw, made = random.Random(name), []
+    while len(made) < count:
+        given = random_settings(name, draw, nasty=0)
+        try:
+            source = dialect(name).from_settings(given)
+            if source.to_plan().iterations <= 10**5:
+                made.append(source)
+        except SettingError:
+            continue
+    return made
 
 
-@every_dialect
-def test_a_translation_can_be_typed_and_makes_the_same_plan(name):
-    draw, count = random.Random(name), 0
-    for target in EVERY_DIALECT:
-        for _ in range(30):
-            settings = dialect(name).from_settings(random_settings(name, draw, nasty=0))
-            made = translated(settings, target)
-            if made is not None:
-                assert_can_be_typed(made)
-                assert_carried(settings, made)
-                count += 1
-    assert count > 10
-
-
-def algorithms_of(name):
-    """The algorithms of a dialect, one for each set of fields that have an effect."""
-    cls = dialect(name)
-    return {cls.applicable_fields(algo): algo for algo in cls.ALGORITHMS}.values()
-
-
-def with_a_field_changed(name):
-    """Settings of each algorithm with one field changed that does not count, to several values."""
-    cls = dialect(name)
-    for algo in algorithms_of(name):
-        fields = [field for field, use, _ in use_of(cls) if use != "counts"]
-        for field in [field for field in fields if cls.applies(field, algo)]:
-            for value in VALUES:
-                try:
-                    made = make(cls, {**NEEDED.get(name, {}), "algo": algo, field: value})
-                    made.to_plan()
-                except SettingError:
-                    continue
-                if field in changed(made):
-                    yield made
+def translations(source, names):
+    """The translations of settings that are not refused."""
+    for name in names:
+        try:
+            yield translate(source, dialect(name))
+        except SettingError:
+            continue
 
 
 @every_dialect
-def test_each_field_that_does_not_count_is_carried_over_or_listed(name):
-    count = 0
-    for settings in with_a_field_changed(name):
-        for target in EVERY_DIALECT:
-            made = translated(settings, target)
-            if made is not None:
-                assert_can_be_typed(made)
-                assert_carried(settings, made)
-                count += 1
-    assert count > 3
+def test_random_settings_are_translated_to_settings_that_the_other_library_accepts(name):
+    others, made = [other for other in EVERY_DIALECT if other != name], 0
+    for source in sources(name, 25):
+        for translation in translations(source, others):
+            check(translation)
+            made += 1
+    assert made > 25
+
+
+def settings_of_a_field(name, algo):
+    """A short run of an algorithm with one field changed that does not count, for each of these."""
+    cls = dialect(name)
+    family = cls.ALGORITHMS[algo]
+    run = RUNS[name] | (VALUE_BASED.get(name, {}) if family == "off_policy" else {})
+    said = cls(algo=algo, **run).resolved()
+    hints = typing.get_type_hints(cls) | {
+        f"{group}.{field}": hint
+        for group, inner in cls.GROUPS.items()
+        for field, hint in typing.get_type_hints(inner).items()
+    }
+    draw = random.Random(name + algo)
+    for field in _uses_for(said):
+        for _ in range(2):
+            value = sensible(field, hints[field], draw)
+            if value is not None:
+                yield {"algo": algo, **run, field: value}
+
+
+@every_dialect
+def test_each_field_that_does_not_count_is_translated_with_its_meaning_or_left_out(name):
+    others, made = [other for other in EVERY_DIALECT if other != name], 0
+    for algo in dialect(name).ALGORITHMS:
+        if dialect(name).ALGORITHMS[algo] == "offline":
+            continue
+        for given in settings_of_a_field(name, algo):
+            try:
+                source = make(dialect(name), given)
+                source.to_plan()
+            except SettingError:
+                continue
+            for translation in translations(source, others):
+                check(translation)
+                made += 1
+    assert made
 
 
 # ---------------------------------------------------------------------- the same library
 @every_dialect
-def test_a_translation_into_the_same_library_gives_back_what_was_given(name):
-    for settings in with_a_field_changed(name):
-        made = translate(settings, dialect(name))
-        assert made.target == settings
-        assert made.target is not settings
-        assert (made.differences, made.left_out, made.other_settings()) == ([], {}, {})
-        assert made.settings().keys() - {"algo", "version"} <= changed(settings).keys()
-        assert changed(typed(dialect(name), made.settings())).items() <= changed(settings).items()
+def test_a_translation_to_the_same_library_gives_back_what_was_given(name):
+    for source in sources(name, 60):
+        translation = translate(source, dialect(name))
+        assert translation.target == source
+        assert (translation.differences, translation.left_out) == ([], {})
+        assert typed(translation).resolved() == source.resolved()
+        default = flat(type(source)())
+        changed = {n for n, value in flat(source).items() if value != default.get(n)}
+        assert translation.settings().keys() <= changed | {"version"}
+
+
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [
+        (Dreamer(steps=1000, batch_size=4, batch_length=8), {}),  # nearest() has another buffer
+        (Dreamer(steps=1000, replay_size=1_000_000), {"replay_size": 1_000_000}),
+        (Tianshou(algo="sac", num_train_envs=3, num_test_envs=4), {"num_test_envs": 4}),
+        (Nip(steps_per_env_per_iteration=100, num_normalization_steps=5), {}),
+        (Pyrado(algo="ppo", min_steps=8, critic=GAE(gamma=0.5)), {"critic.gamma": 0.5}),
+        (SB3(algo="ppo", use_sde=True, policy="CnnPolicy"), {"use_sde": True}),
+        (Sheeprl(version="0.5.0", share_data=True, rollout_steps=8), {"version": "0.5.0"}),
+    ],
+)
+def test_the_same_library_keeps_buffers_groups_and_what_recipes_refuse(source, settings):
+    translation = translate(source, type(source))
+    assert vars(translation.target) == vars(source)
+    assert translation.settings().items() >= settings.items()
 
 
 def test_another_version_of_the_same_library_keeps_what_does_not_count():
-    critic = GAE(gamma=0.9, max_grad_norm=0.3)
-    given = Pyrado(algo="ppo", **NEEDED["pyrado"] | {"memory_size": None}, critic=critic, lr=0.1)
-    made = translate(given, Pyrado, {"version": "05cfa26"})
-    assert (made.target.version, made.target.lr, made.left_out) == ("05cfa26", 0.1, {})
-    assert (made.target.critic.gamma, made.target.critic.max_grad_norm) == (0.9, 0.3)
-    assert critic == GAE(gamma=0.9, max_grad_norm=0.3)
+    given = Sheeprl(algo="sac", gamma=0.5, share_data=True, buffer_checkpoint=False, num_envs=2)
+    translation = translate(given, Sheeprl, {"version": "0.5.0"})
+    made = translation.target
+    assert (made.version, made.gamma, made.buffer_checkpoint) == ("0.5.0", 0.5, False)
+    pyrado = Pyrado(algo="ppo", min_steps=8, num_workers=3, critic=GAE(gamma=0.5, lr_scheduler="x"))
+    made = translate(pyrado, Pyrado, {"batch_size": 7}).target
+    assert (made.batch_size, made.num_workers) == (7, 3)
+    assert made.critic == pyrado.critic
 
 
-def test_a_buffer_at_its_default_stays_at_the_default_of_the_target():
-    assert translate(Tianshou2(algo="sac"), Tianshou).target.buffer_size == 4096
-    made = translate(SB3(algo="sac", buffer_size=5000), Tianshou)
-    assert made.target.buffer_size == 5000
-    other = translate(SB3(algo="sac"), Tianshou).other_settings()
-    assert other["buffer_size"] == (1_000_000, 4096)
-
-
-# ---------------------------------------------------------------------- values of the target
+# ---------------------------------------------------------------------- values that it would refuse
 @pytest.mark.parametrize(
-    ("given", "target", "left_out"),
+    ("source", "target", "left_out"),
     [
-        (Nip(clip_value=0.3, steps_per_env_per_iteration=10), CleanRL, {"clip_value": 0.3}),
-        (SB3(algo="ppo", clip_range_vf=0.2), Sheeprl, {"clip_range_vf": 0.2}),
-        (CleanRL(algo="ppo", clip_vloss=True), SB3, {"clip_vloss": True}),
-        (Sheeprl(algo="ppo", clip_vloss=True), SB3, {"clip_vloss": True}),
-        (SB3(algo="ppo", policy_kwargs={"net_arch": [32, 32]}), Sheeprl, {"policy_kwargs": ...}),
-        (SB3(algo="ppo", policy_kwargs={"net_arch": [64, 64]}), CleanRL, {}),  # as it is there
-        (SB3(algo="ppo", policy_kwargs={"net_arch": [64, 64]}), Sheeprl, {}),
+        (SB3(algo="ppo", clip_range_vf=0.3), CleanRL, {"clip_range_vf": 0.3}),  # it has a flag
+        (CleanRL(algo="ppo", clip_vloss=True), SB3, {"clip_vloss": True}),  # it has a number
+        (Sheeprl(algo="ppo", max_grad_norm=0.0), SB3, {"max_grad_norm": 0.0}),  # None: its default
+        (SB3(algo="sac", buffer_size=100), Dreamer, {"buffer_size": 100}),  # not one batch
     ],
 )
-def test_a_value_that_the_target_would_not_take_is_left_out(given, target, left_out):
-    assert translate(given, target).left_out.keys() == left_out.keys()
+def test_a_value_that_the_other_library_would_not_take_is_left_out(source, target, left_out):
+    assert translate(source, target).left_out == left_out
 
 
-def test_a_coefficient_that_acts_where_it_is_fixed_goes_over_with_that():
-    made = translate(SB3(algo="sac", ent_coef=0.1), CleanRL)
-    assert (made.target.alpha, made.target.autotune, made.left_out) == (0.1, False, {})
+@pytest.mark.parametrize(
+    ("source", "target", "settings"),
+    [
+        (SB3(algo="ppo", vf_coef=1.0), CleanRL, {"vf_coef": 2.0}),  # of half a mean of squares
+        (SB3(algo="ppo", target_kl=0.02), CleanRL, {"target_kl": 0.03}),
+        (SB3(algo="sac", tau=0.25, **EPISODES), Pyrado, {"tau": 0.75}),  # the share that is kept
+        (Tianshou(algo="ppo", num_train_envs=2, num_test_envs=3), Tianshou2, {"num_test_envs": 3}),
+    ],
+)
+def test_a_value_is_converted_where_the_other_library_defines_it_otherwise(
+    source, target, settings
+):
+    translation = translate(source, target)
+    assert translation.settings().items() >= settings.items()
+    assert translation.left_out == {}
 
 
-def test_a_setting_to_fix_is_a_field_of_the_target(capsys):
-    assert main(["translate", "sb3", "algo=sac", "--to", "sheeprl", "replay_rato=1"]) == 2
-    assert "replay_rato=1 is not a setting of sheeprl; what works: replay_ratio" in (
-        capsys.readouterr().err
-    )
-    assert main(["translate", "sb3", "algo=sac", "--to", "sheeprl", "algo.gamma=0.5"]) == 0
-    assert "  gamma=0.5\n" in capsys.readouterr().out
-    with pytest.raises(SettingError, match="n_env=2 is not a setting"):
-        translate(Sheeprl(algo="sac"), SB3, {"n_env": 2})
+def test_settings_of_a_group_are_translated_too():
+    source = Nip(steps_per_env_per_iteration=10, frames_per_batch=10, gamma=0.5, lmbda=0.75)
+    target = Pyrado(algo="ppo", min_steps=10, env_max_steps=10)
+    assert carry_over(source, target, ()) == {}
+    assert (target.critic.gamma, target.critic.lamda) == (0.5, 0.75)
+
+
+# ---------------------------------------------------------------------- what is printed
+def test_the_algorithm_is_printed_where_the_settings_do_not_imply_it(capsys):
+    assert main(["translate", "sb3", "algo=sac", "n_envs=2", "--to", "tianshou"]) == 0
+    assert "tianshou 1.1.0 (sac)\n  algo=sac\n" in capsys.readouterr().out
+    assert main(["translate", "sb3", "n_envs=2", "--to", "sheeprl"]) == 0
+    assert "algo=" not in capsys.readouterr().out
+
+
+def test_an_unknown_setting_of_the_target_is_refused(capsys):
+    assert main(["translate", "sb3", "--to", "sheeprl", "gama=0.9"]) == 2
+    assert "gama=0.9 is not a setting of sheeprl; what works: gamma" in capsys.readouterr().err
+
+
+def test_a_setting_of_the_target_may_be_fixed_by_its_dotted_name(capsys):
+    words = ["translate", "sb3", "algo=ppo", "gamma=0.5", "--to", "sheeprl", "algo.gamma=0.75"]
+    assert main(words) == 0
+    assert "  gamma=0.75\n" in capsys.readouterr().out

@@ -25,13 +25,14 @@ def _one_factor(value: Any, settings: Any) -> float:
     return float(value)
 
 
-_CONSTANT: dict[str, Any] = {"env.normalize_reward": False, "target_kl": None}
-_CONSTANT |= {"anneal_clip": "constant", "anneal_entropy": "constant"}
-# `CommonPpoParameters`, which stand beside `RlTrainerParameters`.
-_PPO = {"clip_epsilon": 0.2, "critic_coeff": 1.0, "entropy_coeff": 0.001}
-_PPO |= {"normalize_advantage": True}
+# The parameters of PPO are those of another class there, `CommonPpoParameters`, at their defaults.
+_PPO: dict[str, Any] = {
+    "env.normalize_reward": False, "clip_epsilon": 0.2, "critic_coeff": 1.0,
+    "entropy_coeff": 0.001, "normalize_advantage": True, "target_kl": None,
+    "anneal_clip": "constant", "anneal_entropy": "constant",
+}  # fmt: skip
 _UNSAID: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("vanilla_ppo", "ppo"), _CONSTANT | _PPO),
+    **dict.fromkeys(("vanilla_ppo", "ppo"), _PPO),
     **{name: {"env.normalize_reward": False} for name in ("spg", "reinforce")},
 }
 

@@ -271,9 +271,11 @@ class SB3Settings(WrappedDialect):
             real_number("ent_coef", made.ent_coef if on_policy else _first_alpha(made.ent_coef))
         if made.target_entropy not in (None, "auto"):
             real_number("target_entropy", made.target_entropy)
-        if not isinstance(made.policy_kwargs, Mapping | None):
+        given = made.policy_kwargs
+        of_the_zoo = isinstance(given, str) and given.startswith("dict(")  # evaluated there
+        if not (of_the_zoo or isinstance(given, Mapping | None)):
             why = "is no mapping of settings"
-            raise SettingError("policy_kwargs", made.policy_kwargs, why, "use {net_arch: [64, 64]}")
+            raise SettingError("policy_kwargs", given, why, "use {net_arch: [64, 64]}")
         return made
 
     def frequency(self) -> tuple[int, str]:

@@ -76,41 +76,37 @@ _CHANGED: dict[str, dict[str, dict[str, Any]]] = {
 """What other defaults the other versions have: the tags v0.5.7 and v0.5.4 (February 2024)."""
 # fmt: on
 
-_ATARI = {"action_repeat": 4, "max_episode_steps": 27_000}
-_DECOUPLED = {"world_size": 2}
+_DECOUPLED = ("ppo_decoupled", "sac_decoupled")
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "exp": {
-        **{
-            name: {"algo": name}
-            for name in ("ppo", "a2c", "ppo_recurrent", "sac", "droq", "sac_ae")
-        },
-        **{name: {"algo": name, **_DECOUPLED} for name in ("ppo_decoupled", "sac_decoupled")},
-        **{name: {"algo": name, **_ATARI} for name in SEQUENCES},
+        **{name: {"algo": name, "env": "gym"} for name in (*_DEFAULTS, "ppo_recurrent")},
+        **{name: {"algo": name, "env": "gym", "world_size": 2} for name in _DECOUPLED},
+        **{name: {"algo": name, "env": "atari"} for name in SEQUENCES},
     },
     "algo": {
-        **{name: {"algo": name} for name in (*_DEFAULTS, "ppo_decoupled", "sac_decoupled")},
-        **{name: {"algo": name} for name in ("ppo_recurrent", "p2e_dv1", "p2e_dv2", "p2e_dv3")},
+        **{name: {"algo": name} for name in (*_DEFAULTS, *_DECOUPLED, "ppo_recurrent")},
+        **{name: {"algo": name} for name in ("p2e_dv1", "p2e_dv2", "p2e_dv3")},
         **{f"dreamer_v3_{size}": {"algo": "dreamer_v3"} for size in ("XS", "S", "M", "L", "XL")},
     },
     "env": {
         **{name: {} for name in ("default", "gym", "mujoco", "dummy", "crafter", "diambra")},
         **{name: {} for name in ("minecraft", "minedojo", "super_mario_bros")},
-        "atari": _ATARI,
+        "atari": {"action_repeat": 4, "max_episode_steps": 27_000},
         "dmc": {"max_episode_steps": 1_000},
         "minerl": {"max_episode_steps": 12_000},
         "minerl_obtain_diamond": {"max_episode_steps": 36_000, "num_envs": 16},
         "minerl_obtain_iron_pickaxe": {"max_episode_steps": 36_000, "num_envs": 16},
     },
 }
-"""`configs/exp`, `configs/algo` and `configs/env` of v0.5.7, as far as they set what is counted."""
+"""`configs/exp`, `configs/algo` and `configs/env` of v0.5.7, as far as they set what is counted; an
+experiment chooses among the others."""
 
 _RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
-_OF_PPO = {**_RAW, "activation": "tanh", "target_kl": None, "critic_loss": "l2"}
-_OF_SAC = {**_RAW, "activation": "relu", "n_step": 1}
+_OF_PPO = _RAW | {"activation": "tanh", "critic_loss": "l2", "target_kl": None}
+_OF_SAC = _RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
 UNSAID: dict[str, dict[str, Any]] = {
-    "ppo": _OF_PPO,
-    "ppo_decoupled": _OF_PPO,
-    "a2c": {**_RAW, "activation": "tanh", "normalize_advantage": False, "optimizer": "rmsprop"},
+    **dict.fromkeys(("ppo", "ppo_decoupled"), _OF_PPO),
+    "a2c": _RAW | {"activation": "tanh", "normalize_advantage": False, "optimizer": "rmsprop"},
     **dict.fromkeys(("sac", "droq", "sac_ae", "sac_decoupled"), _OF_SAC),
     **dict.fromkeys(SEQUENCES, _RAW),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from kit.dialects.base import OFF_POLICY, OFFLINE, ON_POLICY, Dialect
 from kit.dialects.fields import Acts, Refused, acts, fact, refused
@@ -107,7 +107,8 @@ class TianshouSettings(Dialect):
         """The settings under names in common to both generations."""
         return {neutral: getattr(self, own) for neutral, own in self.neutral().items()}
 
-    def _guess(self) -> str:
+    def implied_algorithm(self) -> str:
+        """The family that the given settings imply: gradient steps per sample are off-policy."""
         said = self.said()
         off_policy = said["per_sample"] != 1.0 or said["repeat"] is None
         return OFF_POLICY if off_policy or said["start_random"] is True else ON_POLICY
@@ -201,6 +202,12 @@ class Tianshou2Settings(TianshouSettings):
             self.num_training_envs = os.cpu_count() or 1
         if self.test_step_num_episodes == -1:
             self.test_step_num_episodes = self.num_test_envs
+
+    def unchanged(self) -> Self:
+        """The library's defaults; there are as many test episodes as test environments."""
+        made = super().unchanged()
+        made.test_step_num_episodes = self.num_test_envs
+        return made
 
 
 def _renamed(old: type[Any], new: type[Any]) -> dict[str, str]:

@@ -72,7 +72,8 @@ class TorchRLSettings(Dialect):
     max_episode_steps: Count | None = fact("max_episode_steps")
     """policy steps after which an episode is truncated; a transform's business."""
 
-    def _guess(self) -> str:
+    def implied_algorithm(self) -> str:
+        """The family that the given settings imply: an epoch that ends is on-policy."""
         return ON_POLICY if self.sampler == WITHOUT or self.iterate is True else OFF_POLICY
 
     def _defaults(self) -> Mapping[str, Any]:
