@@ -30,3 +30,18 @@ def _one_thread_and_no_leaks():
     assert torch.distributions.Distribution._validate_args == checked
     assert not torch.is_inference_mode_enabled()
     assert torch.is_grad_enabled()
+
+
+@pytest.fixture
+def axes(monkeypatch):
+    """Keeps the axes that are drawn, to look at them."""
+    from matplotlib.figure import Figure
+
+    kept, subplots = [], Figure.subplots
+
+    def keep(*args, **kwargs):
+        kept.append(subplots(*args, **kwargs))
+        return kept[-1]
+
+    monkeypatch.setattr(Figure, "subplots", keep)
+    return kept

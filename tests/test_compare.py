@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 import recipes.a2c
@@ -331,19 +330,6 @@ def test_what_wandb_and_others_write_is_no_run(place):
 
 
 # ---------------------------------------------------------------------- the picture
-@pytest.fixture
-def axes(monkeypatch):
-    """Keeps the axes that are drawn, to look at them."""
-    kept, subplots = [], Figure.subplots
-
-    def keep(*args, **kwargs):
-        kept.append(subplots(*args, **kwargs))
-        return kept[-1]
-
-    monkeypatch.setattr(Figure, "subplots", keep)
-    return kept
-
-
 def curve(seed: int, points: dict[int, float]) -> SeedCurve:
     return SeedCurve(seed, "", [*points], [*points.values()], max(points), 0, None)
 

@@ -69,8 +69,9 @@ def test_arguments_of_environment_and_collector_are_given_one_by_one_or_together
     assert saved["collector_kwargs"] == {"fast_policy": "exact"}
 
 
-def test_several_loggers_are_given_with_a_comma():
-    ppo(*SHORT, "logger=csv,tensorboard")
+@pytest.mark.parametrize("loggers", ["csv,tensorboard", "[csv, tensorboard]"])
+def test_several_loggers_are_given_with_a_comma_or_as_a_list(loggers):
+    ppo(*SHORT, f"logger={loggers}")
     (run,) = runs()
     assert (run / "metrics.csv").is_file()
     assert list(run.rglob("events.out.tfevents.*"))

@@ -265,10 +265,14 @@ _OPTIONS = ("--multirun", "-m", "--help", "-h")
 
 
 def _without_commas(arguments: list[str]) -> list[str]:
-    """Write ``logger=wandb,tensorboard``, which is a sweep to Hydra, as ``wandb+tensorboard``."""
+    """Write ``logger=wandb,tensorboard``, which is a sweep to Hydra, as ``wandb+tensorboard``.
+
+    A list means the same.
+    """
     if "--multirun" in arguments or "-m" in arguments:
         return arguments
-    return [a.replace(",", "+") if _split(a)[0] == "logger" else a for a in arguments]
+    written = str.maketrans({",": "+", "[": None, "]": None, " ": None})
+    return [a.translate(written) if _split(a)[0] == "logger" else a for a in arguments]
 
 
 def _parsed(argument: str) -> Any:

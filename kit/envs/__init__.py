@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kit.lazy import lazy
 
 if TYPE_CHECKING:
     from kit.envs.backends.base import EnvBackend as EnvBackend
@@ -37,13 +38,4 @@ _HOMES = {
     "vector_env": ["VectorEnv"],
 }
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(name for names in _HOMES.values() for name in names)
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -69,10 +69,15 @@ _NOTHING: Held = {}
 
 
 def held(env: gym.Env[Any, Any]) -> Held:
-    """What an environment that was just made holds, and may share with others."""
+    """What an environment that was just made holds, and may share with others.
+
+    Layers of Gymnasium and of the kit share nothing.
+    """
     found = layers(env)
     encode = _Encoder(found)
     for number, layer in enumerate(found):
+        if _package(type(layer)) in _SHARE_NOTHING:
+            continue
         with contextlib.suppress(CannotCapture):
             encode.attributes(layer, str(number))
     return dict(zip(reversed(encode.places), reversed(encode.kept)))  # of equal places the first

@@ -23,15 +23,19 @@ def not_written(path: Path, error: OSError) -> NotSaved:
     )
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that it is there completely or not at all.
+
+    Args:
+        path: of the file.
+        content: of it; text is written as UTF-8.
 
     Raises:
         NotSaved: if it cannot be written; a file that was there before is untouched.
     """
     temporary = path.with_name(path.name + ".new")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit.logging.files import not_written
+from kit.logging.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,10 +44,6 @@ def save_picture(figure: Figure, path: Path) -> None:
         NotSaved: if it cannot be written; one that was there before is untouched.
     """
     figure.tight_layout()
-    temporary = path.with_name(f"{path.name}.new")
-    try:
-        figure.savefig(temporary, format="png")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise not_written(path, error) from error
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    write_whole(path, drawn.getvalue())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from kit.hooks import draw_curve
@@ -16,19 +15,6 @@ ROWS = """policy_steps,episode/return,evaluation/return,evaluation/return_std
 1500,30,,
 2000,40,50,0
 """
-
-
-@pytest.fixture
-def axes(monkeypatch):
-    """Keeps the axes that are drawn, to look at them."""
-    kept, subplots = [], Figure.subplots
-
-    def keep(*args, **kwargs):
-        kept.append(subplots(*args, **kwargs))
-        return kept[-1]
-
-    monkeypatch.setattr(Figure, "subplots", keep)
-    return kept
 
 
 def test_training_and_evaluation_are_lines_against_policy_steps(tmp_path, axes):

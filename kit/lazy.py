@@ -1,0 +1,26 @@
+"""Names of a package whose modules are imported when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def lazy(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and ``__dir__`` of a package (PEP 562).
+
+    Args:
+        package: its name.
+        homes: the names that each of its modules has.
+    """
+
+    def get(name: str) -> Any:
+        for module, names in homes.items():
+            if name in names:
+                return getattr(importlib.import_module(f"{package}.{module}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get, lambda: sorted(name for names in homes.values() for name in names)
