@@ -163,10 +163,19 @@ print(run.pid, flush=True)
 time.sleep(3600)
 """
 LAUNCHED = """
-import sys
+import sys, time
 import recipes.ppo
 from kit.cli.launch import main
 from kit.cli.signals import stop_with_parent
+
+class SlowTerminal:  # as on a machine with too much to do
+    def write(self, text):
+        time.sleep(0.5)
+        return sys.__stderr__.write(text)
+    def __getattr__(self, name):
+        return getattr(sys.__stderr__, name)
+
+sys.stderr = SlowTerminal()
 stop_with_parent()
 main(recipes.ppo.Config, recipes.ppo.build, sys.argv[1:])
 """

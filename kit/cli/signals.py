@@ -55,17 +55,19 @@ class Signals:
         numbers = (*_STOPPING, _SAVING, _HANGING)
         before = {number: signal.signal(number, self._handle) for number in numbers}
         try:
-            yield
-        except KeyboardInterrupt:
-            if self.number is None:
-                raise
+            try:
+                yield
+            except KeyboardInterrupt:
+                if self.number is None:
+                    raise
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            if self.number is not None:
+                print(f"\n{self._advice(self.number)}", file=sys.stderr)
+                raise SystemExit(128 + self.number)
         finally:
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            Signals.ending = False
-        if self.number is not None:
-            print(f"\n{self._advice(self.number)}", file=sys.stderr)
-            raise SystemExit(128 + self.number)
+            Signals.ending = False  # `stop_with_parent` ends what remains: not before the advice
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == _SAVING:
