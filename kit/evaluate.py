@@ -11,9 +11,6 @@ Run it::
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +28,9 @@ from kit.cli.saved_runs import find_run, read_config
 from kit.cli.trust import check_names, check_recipe, trusted_names
 from kit.collectors.actor import Actor
 from kit.config.plain import from_plain
-from kit.envs import EnvironmentFault
 from kit.envs.spaces import empty
 from kit.hooks.evaluation import Evaluator
-from kit.logging.files import make_folder, not_written
+from kit.hooks.video import record_episode
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 from kit.trainer.checkpoint import Checkpoints
@@ -98,18 +94,9 @@ class SavedRun:
             **env: arguments of ``make_env`` that differ; by default there are as many environments
                 as episodes, at most 32.
         """
-        own = self.trainer.evaluate
-        made = own.env.make_again(**{"num_envs": min(episodes, 32), **env})
-        made.normalizer = own.env.normalizer
-        return Evaluator(
-            made,
-            own.policy,
-            episodes=episodes,
-            seed=seed,
-            exploration_type=own.exploration_type,
-            device=own.device,
-            particles=own.particles,
-        )
+        envs = {"num_envs": min(episodes, 32), **env}
+        own: Evaluator = self.trainer.evaluate
+        return own.again(episodes=episodes, seed=seed, **envs)
 
     def policy(self, deterministic: bool = True) -> SavedPolicy:
         """The policy as a function of what a Gymnasium environment returns.
@@ -131,33 +118,7 @@ class SavedRun:
             SettingError: if the environment cannot be drawn or a package is missing.
             NotSaved: if the file cannot be written.
         """
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
-        with tempfile.TemporaryDirectory() as frames:
-
-            def recorded(env: Any) -> Any:
-                first = {"episode_trigger": lambda n: n == 0, "disable_logger": True}
-                return gym.wrappers.RecordVideo(env, frames, **first)
-
-            drawn: dict[str, Any] = {"wrappers": [recorded], "render_mode": "rgb_array"}
-            try:
-                evaluator = self.evaluator(1, seed, vectorization="sync", **drawn)
-                metrics = evaluator(0)
-                evaluator.close()
-            except EnvironmentFault as fault:
-                error: BaseException | None = fault
-                while not (error is None or isinstance(error, gym.error.DependencyNotInstalled)):
-                    error = error.__context__
-                if error is None:
-                    raise
-                why, works = f"needs a package that is missing ({error})", "torchrl-kit[video]"
-                raise SettingError("video", str(video), why, f"pip install '{works}'") from None
-            (made,) = Path(frames).glob("*.mp4")
-            make_folder(video.parent)
-            try:
-                shutil.move(made, video)
-            except OSError as error:
-                raise not_written(video, error) from None
-        return metrics
+        return record_episode(self.trainer.evaluate, video, seed=seed)
 
     def close(self) -> None:
         """Close the environments that were made with the trainer."""
@@ -238,7 +199,7 @@ class SavedPolicy:
 
 _ALONE = {
     "progress": False, "logger": "none", "resume": None, "start_from": None, "runs": None,
-    "collector": None, "collector_kwargs": {},
+    "collector": None, "collector_kwargs": {}, "video_every": None,
 }  # fmt: skip
 """Settings of a trainer that is not run: it writes nothing and starts no process."""
 

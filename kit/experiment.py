@@ -43,7 +43,15 @@ from kit.config.plain import check
 from kit.config.plan import AnyConfig, make_plan
 from kit.dialects.carried import take
 from kit.envs import VectorEnv, make_env
-from kit.hooks import BestPolicy, Evaluator, LearningCurve, ScaleReward, StopWhen, TimeLimit
+from kit.hooks import (
+    BestPolicy,
+    Evaluator,
+    LearningCurve,
+    RecordVideo,
+    ScaleReward,
+    StopWhen,
+    TimeLimit,
+)
 from kit.logging.loggers import RowLogger, make_loggers
 from kit.modules.shared_body import with_shared_body
 from kit.steps import SettingError
@@ -311,7 +319,7 @@ class Experiment:
             }
             if run is not None and self.folder is not None:
                 around |= {
-                    "hooks": [run, LearningCurve(self.folder), *hooks],
+                    "hooks": [run, LearningCurve(self.folder), *self._videos(), *hooks],
                     "folder": self.folder,
                     "config": run.config,
                     "resume_from": run.checkpoint,
@@ -392,6 +400,12 @@ class Experiment:
         with checks.collector_arguments(cfg.collector_kwargs):
             return make_collector(wanted, env, policy, self.plan, **settings)
 
+    def _videos(self) -> list[RecordVideo]:
+        every = self.cfg.video_every
+        if every is None or self.folder is None:
+            return []
+        return [RecordVideo(self.folder / "videos", every)]
+
     def _loggers(self) -> list[RowLogger]:
         cfg = self.cfg
         if self.folder is not None:
@@ -399,6 +413,9 @@ class Experiment:
             return make_loggers(cfg.logger, self.folder, run_name=run_name)
         if cfg.logger not in ("csv", "none"):
             raise SettingError("logger", cfg.logger, "needs a run folder", "give runs='runs'")
+        if cfg.video_every is not None:
+            why = "needs a run folder"
+            raise SettingError("video_every", cfg.video_every, why, "give runs='runs'")
         return []
 
 

@@ -119,6 +119,9 @@ EFFECTS: dict[str, Effect] = {
         32, lambda run: [f for f in run.files if f.endswith("32/manifest.json")]
     ),
     "keep_best": Effect(None, lambda run: sorted(run.trainer.registered_modules)),
+    "video_every": Effect(
+        64, lambda run: [f for f in run.files if f.endswith(".mp4")], {"steps.evaluation_every": 32}
+    ),
     "time_limit": Effect(1e-6, counts("iterations")),
     "stop_at_return": Effect(-1e9, counts("iterations"), {"steps.evaluation_every": 32}),
     "progress": Effect(True, lambda run: bool(run.shown)),

@@ -302,6 +302,20 @@ def test_wandb_is_told_project_and_name_by_its_environment_variables(tmp_path, m
 
 
 @pytest.mark.usefixtures("nobody")
+def test_wandb_is_given_the_videos_of_a_run_at_their_steps(tmp_path):
+    pytest.importorskip("pygame")
+    trainer = build(config(tmp_path, logger="wandb", video_every=32))
+    trainer.run()
+    history = [items(row.item) for kind, row in records(trainer.folder) if kind == "history"]
+    shown = [row for row in history if "evaluation/video/path" in row]
+    assert [row["policy_steps"] for row in shown] == [32, 64]
+    for row in shown:
+        (media,) = trainer.folder.glob(f"wandb/offline-run-*/files/{row['evaluation/video/path']}")
+        video = trainer.folder / "videos" / f"{row['policy_steps']}.mp4"
+        assert media.read_bytes() == video.read_bytes()
+
+
+@pytest.mark.usefixtures("nobody")
 def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path, monkeypatch):
     begun: list[dict[str, Any]] = []
     import wandb

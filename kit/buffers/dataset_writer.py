@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from tensordict import TensorDictBase
 
 from kit.buffers.datasets import import_minari
-from kit.config.parts import accepts
 from kit.envs.backends.serial import SerialBackend
 from kit.envs.single_env import ActionRepeat
 from kit.envs.spaces import ActionConverter, Leaf
@@ -111,7 +110,7 @@ class DatasetWriter:
     def _create(self, episodes: list[Any], algorithm: str) -> None:
         create = self._minari.create_dataset_from_buffers
         # Pictures would be kept as JPEG, which changes them, and refuses some of them.
-        exact = {"jpeg_encoding": False} if accepts(create, "jpeg_encoding") else {}
+        exact = {"jpeg_encoding": False}
         spaces = {"observation_space": self._seen.space, "action_space": self._acted.space}
         with _minari_in(self._scratch.name), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of an author and an address that are not given

@@ -22,6 +22,7 @@ from kit.hooks.curve import LearningCurve, draw_curve
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
 from kit.hooks.rewards import ScaleReward, SignReward
+from kit.hooks.video import RecordVideo
 
 __all__ = [
     "Anneal",
@@ -36,6 +37,7 @@ __all__ = [
     "LearningCurve",
     "NaNGuard",
     "NotFinite",
+    "RecordVideo",
     "ScaleReward",
     "SignReward",
     "StopWhen",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.trainers import TrainerHookBase
 
 from kit.logging.journal import Journal
-from kit.steps import SettingError, StepLedger, StepPlan
+from kit.steps import RunSchedule, SettingError, StepLedger, StepPlan
 from kit.steps.errors import nearest_first, one_of
 
 Kind = Literal["step", "observer"]
@@ -29,6 +29,8 @@ class HookedTrainer(Protocol):
     last_metrics: Mapping[str, Tensor] | None
     update: Any
     registered_modules: dict[str, Any]
+    evaluate: Any
+    schedule: RunSchedule
 
     @property
     def policy_steps(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
 from kit.logging.journal import episode_columns
 from kit.modules.particles import block
-from kit.steps.errors import whole_number
+from kit.steps.errors import SettingError, whole_number
 
 _LONGEST = 1_000_000
 """Policy steps of one episode after which an evaluation is given up: no end is in sight."""
@@ -108,6 +109,32 @@ class Evaluator:
                     what, step = f"{fault.what} (in an evaluation)", schedule.steps
                     raise EnvironmentFault(fault.name, fault.env, what, step) from fault
         return schedule.finished
+
+    def again(self, *, episodes: int, seed: int, **env: Any) -> Evaluator:
+        """Make an evaluator of the same policy, in other environments.
+
+        Args:
+            episodes: played in one evaluation.
+            seed: of the environments.
+            **env: arguments of ``make_env`` that differ.
+
+        Raises:
+            SettingError: if environments like those of this one cannot be made.
+        """
+        if self.env.make_again is None:
+            why, works = "cannot be made a second time", "make it by make_env(id or function)"
+            raise SettingError("env", self.env.name, why, works)
+        made = self.env.make_again(**env)
+        made.normalizer = self.env.normalizer
+        return Evaluator(
+            made,
+            self.policy,
+            episodes=episodes,
+            seed=seed,
+            exploration_type=self.exploration_type,
+            device=self.device,
+            particles=self.particles,
+        )
 
     @property
     def faults(self) -> int:

@@ -49,6 +49,9 @@ class RowLogger:
     def log_config(self, config: Mapping[str, Any]) -> None:
         """Keep the settings of the run."""
 
+    def log_video(self, name: str, file: Path, row: Row) -> None:
+        """Show a video, an MP4 file of the run, recorded after a row was logged."""
+
     def state_dict(self) -> dict[str, Any]:
         """The state that a resumed run needs."""
         return {}
@@ -197,6 +200,14 @@ class WandbLogger(TorchRLLogger):
     def log_row(self, row: Row) -> None:
         """Log one row, once."""
         self.logger.experiment.log(dict(row))
+
+    def log_video(self, name: str, file: Path, row: Row) -> None:
+        """Show a video at the steps of its row."""
+        import wandb
+
+        steps = {axis: row[axis] for axis in AXES if axis in row}
+        video = wandb.Video(str(file), format=file.suffix[1:])
+        self.logger.experiment.log({**steps, name: video})
 
     def log_config(self, config: Mapping[str, Any]) -> None:
         """Log the settings of the run, in their groups."""
