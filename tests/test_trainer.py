@@ -923,11 +923,12 @@ def test_a_metric_of_a_hook_with_the_name_of_another_column_is_refused(name):
         trainer.run()
 
 
-def test_a_metric_without_a_text_for_a_name_is_the_fault_of_its_hook():
+@pytest.mark.parametrize("name", [3, ""])
+def test_a_metric_without_a_text_for_a_name_is_the_fault_of_its_hook(name):
     trainer = ppo_trainer()
-    trainer.register_op("post_steps_log", lambda batch: {3: 1.0})
+    trainer.register_op("post_steps_log", lambda batch: {name: 1.0})
     with pytest.raises(
-        HookError, match=r"at stage 'post_steps_log' .* a metric named 3, and names"
+        HookError, match=rf"at stage 'post_steps_log' .* a metric named {name!r}, and a name"
     ):
         trainer.run()
 

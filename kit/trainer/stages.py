@@ -200,8 +200,8 @@ class Stages(dict[str, list[_Operation]]):
                 raise HookError(operation.name, stage, _returned(result, "a dict of metrics"))
             metrics = dict(result.items())
             for name in metrics:
-                if not isinstance(name, str):
-                    why = f"it returned a metric named {name!r}, and names are texts"
+                if not isinstance(name, str) or not name:
+                    why = f"it returned a metric named {name!r}, and a name is a text"
                     raise HookError(operation.name, stage, TypeError(why))
             yield metrics
 
