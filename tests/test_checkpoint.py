@@ -24,16 +24,20 @@ from tensordict import NonTensorData, TensorDict
 from torchrl.checkpoint import StateDictCheckpointAdapter
 
 from kit.config.plain import from_plain
-from kit.hooks import NaNGuard, NotFinite
+from kit.envs import make_env
+from kit.hooks import NaNGuard, NotFinite, StopWhen
 from kit.logging.files import NotSaved, append, write_whole
 from kit.steps import SettingError
+from kit.trainer import Trainer
 from kit.trainer.checkpoint import Checkpoints, Damaged, _write_checksums, check_whole
 from kit.trainer.process import OwnNumbers
 from tests.fuzz.random_configs import small_config
 from tests.tiny import (
     assert_equal,
+    collector_of,
     off_policy_plan,
     on_policy_plan,
+    ppo_parts,
     ppo_trainer,
     sac_trainer,
     weights,
@@ -404,6 +408,28 @@ def test_versions_are_noted_and_another_one_is_loaded(tmp_path):
 
 
 # ---------------------------------------------------------------------- of a trainer
+def test_a_trainer_without_a_part_whose_state_was_saved_is_refused(tmp_path):
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    normalised = make_env("CartPole-v1", plan.num_envs, normalize_observation=True)
+    parts["collector"] = collector_of(plan, normalised, parts["collector"].policy)
+    before = Trainer(plan, **parts, folder=tmp_path)
+    before.run()
+    why = "has a state of normalization, and the trainer has no such part"
+    with pytest.raises(SettingError, match=why):
+        ppo_trainer(plan, resume_from=before.last_checkpoint)
+
+
+def test_a_hook_with_a_state_that_is_left_out_is_said(tmp_path):
+    stop = StopWhen("policy_steps", reached=32)
+    before = ppo_trainer(hooks=[stop], folder=tmp_path, log_every=16)
+    before.run()
+    assert before.policy_steps == 32
+    with pytest.warns(UserWarning, match="this trainer has no hook stop_when"):
+        again = ppo_trainer(resume_from=before.last_checkpoint)
+    assert again.run().policy_steps == 64
+
+
 @pytest.mark.parametrize("trainer_of", [ppo_trainer, sac_trainer])
 def test_saving_changes_nothing_and_loading_brings_everything_back(trainer_of, tmp_path):
     plan = on_policy_plan() if trainer_of is ppo_trainer else off_policy_plan()

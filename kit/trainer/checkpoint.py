@@ -95,12 +95,17 @@ class Checkpoints:
         self._last = path
         return path
 
-    def load(self, path: Path) -> dict[str, Any]:
+    def load(self, path: Path, *, whole: bool = False) -> dict[str, Any]:
         """Restore every part from ``path`` and return the metadata of the checkpoint.
+
+        Args:
+            path: of the checkpoint.
+            whole: whether the parts should be all that it has. States of hooks that are not there
+                any more are left out with a warning.
 
         Raises:
             Damaged: if its files are not those that were written.
-            SettingError: if it cannot be read or does not fit the parts.
+            SettingError: if it cannot be read, does not fit the parts, or has others.
         """
         check_whole(path)
         try:
@@ -117,6 +122,8 @@ class Checkpoints:
             why = f"cannot be loaded: {what}{type(first).__name__}: {reason}"
             works = "build the trainer as it was built when this was written"
             raise SettingError("checkpoint", str(path), why, works) from error
+        if whole:
+            _check_left_out(path, sorted(result.unrequested))
         return dict(result.manifest.get("metadata", {}))
 
     @staticmethod
@@ -158,6 +165,19 @@ class Checkpoints:
         _remove_hidden(folder)
 
 
+def _check_left_out(path: Path, names: list[str]) -> None:
+    """Refuse to leave out states of a checkpoint; of hooks, say so."""
+    for name in names:
+        if not name.startswith(_HOOK):
+            why = f"has a state of {name}, and the trainer has no such part"
+            works = "build the trainer as it was built when this was written"
+            raise SettingError("checkpoint", str(path), why, works)
+        hook = name.removeprefix(_HOOK)
+        why = "its state in the checkpoint is left out, and so is what it would do"
+        warnings.warn(f"this trainer has no hook {hook}: {why}", stacklevel=5)
+
+
+_HOOK = "hook "
 _PREFIX = "checkpoint-"
 
 
@@ -274,7 +294,7 @@ def stateful_parts(
     for name, hook in hooks.items():
         stateless = getattr(type(hook), "state_dict", None) is Hook.state_dict
         if hasattr(hook, "load_state_dict") and not stateless:
-            found[f"hook {name}"] = hook
+            found[f"{_HOOK}{name}"] = hook
     return found
 
 

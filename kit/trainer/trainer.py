@@ -336,7 +336,9 @@ class Trainer(TorchRLProtocol):
             SettingError: if it does not fit, or was written under another plan.
         """
         self.last_checkpoint = Path(checkpoint)
-        Checkpoints(self.last_checkpoint.parent, self._parts()).load(self.last_checkpoint)
+        Checkpoints(self.last_checkpoint.parent, self._parts()).load(
+            self.last_checkpoint, whole=True
+        )
         self._saved_at = self.ledger.iterations
         checks.refuse(checks.in_resumed(self.plan, self.ledger, checkpoint))
         if isinstance(self.evaluate, Evaluator):
