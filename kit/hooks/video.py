@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,11 +62,12 @@ class RecordVideo(Hook):
         steps = int(row[trainer.plan.axis])
         if not (self._due(steps) or trainer.schedule.done):
             return
-        video = self.folder / f"{steps}.mp4"
+        began, video = time.perf_counter(), self.folder / f"{steps}.mp4"
         record_episode(trainer.evaluate, video, trainer.ledger.evaluations)
         for logger in trainer.journal.loggers:
             if isinstance(logger, RowLogger):
                 logger.log_video("evaluation/video", video, row)
+        trainer.journal.spent("video", began)
 
     def state_dict(self) -> dict[str, Any]:
         """The steps of the last evaluation that was looked at."""
