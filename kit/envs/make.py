@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import gymnasium as gym
 import torch
@@ -25,10 +25,12 @@ Vectorization = Literal["sync", "async", "native", "envpool", "tensor"]
 MOST_ENVS = {"sync": 10_000, "async": 10_000, "envpool": 100_000}
 """Environments of one vector environment, where each is an object of its own."""
 MOST_WORKERS = 1_024
+MadeFrom: TypeAlias = str | EnvSpec | MakeEnv | gym.vector.VectorEnv[Any, Any, Any] | EnvBase
+"""What environments are made from: a name, a function, or a vector environment."""
 
 
 def make_env(
-    id: str | EnvSpec | MakeEnv | gym.vector.VectorEnv[Any, Any, Any] | EnvBase,
+    id: MadeFrom,
     num_envs: int = 1,
     *,
     vectorization: Vectorization = "sync",
@@ -94,10 +96,7 @@ def make_env(
         raise SettingError("env.wrappers", wrappers, "is not a list of wrappers", works)
     if action_mask is not None:
         yes_or_no("env.action_mask", action_mask)
-    if isinstance(id, str) and vectorization in ("sync", "async", "native"):
-        id = find_spec(id)  # it goes to other processes, where it may not be registered
-    elif not callable(id) and not isinstance(id, (str, EnvSpec, EnvBase, gym.vector.VectorEnv)):
-        raise _not_a_maker(id)
+    id = _found(id, vectorization)
     arguments = dict(locals())
     arguments |= arguments.pop("kwargs")
     options = _Options(
@@ -109,14 +108,7 @@ def make_env(
         num_workers=_optional("env.num_workers", num_workers),
         step_timeout=_seconds(step_timeout),
     )
-    num_envs = whole_number("env.num_envs", num_envs, at_least=1)
-    most = MOST_ENVS.get(vectorization, num_envs)
-    if num_envs > most:
-        why = f"is more than one machine steps with vectorization={vectorization!r}"
-        raise SettingError("env.num_envs", num_envs, why, [most])
-    if (options.num_workers or 1) > MOST_WORKERS:
-        why = "is more processes than one machine runs"
-        raise SettingError("env.num_workers", num_workers, why, [MOST_WORKERS])
+    num_envs = _bounded(num_envs, vectorization, options.num_workers)
     if isinstance(id, (EnvBase, gym.vector.VectorEnv)):
         backend, make_again = _made_before(id, num_envs, options), None
     else:
@@ -138,6 +130,28 @@ def make_env(
     return VectorEnv(
         backend, seed=seed, normalizer=normalizer, device=device, make_again=make_again
     )
+
+
+def _found(id: MadeFrom, vectorization: str) -> MadeFrom:
+    """The entry of a name, which goes to other processes, where it may not be registered."""
+    if isinstance(id, str) and vectorization in ("sync", "async", "native"):
+        return find_spec(id)
+    if not callable(id) and not isinstance(id, (str, EnvSpec, EnvBase, gym.vector.VectorEnv)):
+        raise _not_a_maker(id)
+    return id
+
+
+def _bounded(num_envs: int, vectorization: str, num_workers: int | None) -> int:
+    """The number of environments; more than one machine has are refused."""
+    num_envs = whole_number("env.num_envs", num_envs, at_least=1)
+    most = MOST_ENVS.get(vectorization, num_envs)
+    if num_envs > most:
+        why = f"is more than one machine steps with vectorization={vectorization!r}"
+        raise SettingError("env.num_envs", num_envs, why, [most])
+    if (num_workers or 1) > MOST_WORKERS:
+        why = "is more processes than one machine runs"
+        raise SettingError("env.num_workers", num_workers, why, [MOST_WORKERS])
+    return num_envs
 
 
 def _not_a_maker(id: Any) -> SettingError:
