@@ -118,6 +118,7 @@ class PolicyRunner:
         self._written: list[Key] = []  # keys of what the module returns
         self._fed: list[Key] = []  # hidden state that is returned as it was given
         self._fast, self._known = fast, False
+        self._restored = False  # hidden state is that of a checkpoint
         self._traced = Traced(self._call, policy, name="the policy")
 
     @property
@@ -130,6 +131,7 @@ class PolicyRunner:
         dropped = self._fast and self._traced.refresh()
         if dropped:
             self._known, self.is_recurrent, self._was_recurrent = False, True, True
+            self._restored = False
         return dropped
 
     @property
@@ -245,7 +247,7 @@ class PolicyRunner:
         ]
         if len(self.out_keys) > len(returned):
             returned.append(pool[IS_INIT])
-        wanted = self._hidden if self._known else followed
+        wanted = self._hidden if self._known or self._restored else followed
         others = _BY_ENVIRONMENT.union(self._given)
         self._hidden = {key: followed[key] for key in wanted if key not in others}
         self._starts = self._ongoing
@@ -292,6 +294,7 @@ class PolicyRunner:
             self._hidden = dict(self._first)
             self.restart()
             return
+        self._restored = True
         self._starts = state_dict["starts"].clone()
         self._hidden = {key_from_list(key): value.clone() for key, value in state_dict["hidden"]}
 

@@ -13,6 +13,7 @@ from torchrl.modules import GRUModule, LSTMModule
 
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
 from kit.testing import CollectorCase, counter_env
+from tests.tiny import assert_same
 
 CASE = CollectorCase(seed=1)
 
@@ -190,6 +191,23 @@ def test_a_policy_without_memory_has_the_same_state_after_a_resume_whenever_it_i
         resumed.collect()
     wanted, found = (one.state_dict()["actor"]["runners"] for one in (never_saved, resumed))
     assert found == wanted == [{"hidden": [], "starts": None}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("collected", range(5))
+def test_a_policy_with_memory_has_the_same_state_after_a_resume_whenever_it_is_saved(
+    collected, kind
+):
+    never_saved, saved, resumed = (vector(kind, steps_per_env=1) for _ in range(3))
+    for _ in range(12):
+        never_saved.collect()
+    for _ in range(12 - collected):
+        saved.collect()
+    resumed.load_state_dict(saved.state_dict())
+    for _ in range(collected):
+        resumed.collect()
+    wanted, found = (one.state_dict()["actor"]["runners"] for one in (never_saved, resumed))
+    assert_same(found, wanted)
 
 
 @pytest.mark.parametrize("make", [vector, tensor])
