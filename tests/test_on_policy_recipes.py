@@ -211,6 +211,22 @@ def test_coefficients_follow_their_schedules():
     assert trainer.update.plain_reason == ""
 
 
+@pytest.mark.parametrize(
+    ("clip_value", "last"), [(True, 0.2 / 8), (0.5, 0.5)], ids=["as clip_epsilon", "its own"]
+)
+def test_values_are_clipped_in_the_annealed_range_of_the_policy_unless_they_have_their_own(
+    clip_value, last
+):
+    trainer = built("ppo", clip_value=clip_value, anneal_clip="linear")
+    seen: list[float] = []
+    trainer.register_op(
+        "pre_optim_steps", lambda: seen.append(float(trainer.loss_module.clip_value))
+    )
+    trainer.run()
+    assert len(seen) == 8
+    assert seen[-1] == pytest.approx(last)
+
+
 # ---------------------------------------------------------------------- what is refused
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
