@@ -29,7 +29,8 @@ class Config(FittedCriticConfig):
         default_factory=lambda: EnvConfig(normalize_observation=True, normalize_reward=True)
     )
     loss: str = "ClipPPOLoss"
-    """Loss of torchrl.objectives (ClipPPOLoss, KLPENPPOLoss, PPOLoss), or module:Class."""
+    """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
+    divergence: kit.losses:KLPENPPOLoss."""
     clip_epsilon: Positive = 0.2
     """Clipping range of the probability ratio."""
     anneal_clip: ScheduleName = "constant"
