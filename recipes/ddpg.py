@@ -31,7 +31,8 @@ class Config(NetworkConfig, OffPolicyConfig):
     loss: str = "DDPGLoss"
     """Loss of torchrl.objectives, or module:Class."""
     exploration_noise: NotNegative = 0.3
-    """Standard deviation of the noise added to actions."""
+    """Standard deviation of the noise added to actions, in their own units; normal noise, where the
+    paper has an Ornstein-Uhlenbeck process."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: Positive = 1e-3

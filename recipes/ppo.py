@@ -29,16 +29,24 @@ class Config(FittedCriticConfig):
         default_factory=lambda: EnvConfig(normalize_observation=True, normalize_reward=True)
     )
     loss: str = "ClipPPOLoss"
-    """Loss of torchrl.objectives (ClipPPOLoss, KLPENPPOLoss, PPOLoss), or module:Class."""
+    """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
+    divergence: kit.losses:KLPENPPOLoss."""
     clip_epsilon: Positive = 0.2
     """Clipping range of the probability ratio."""
     anneal_clip: ScheduleName = "constant"
     """Schedule of that range; the same choices as anneal."""
     clip_value: Positive | Literal[True] | None = None
-    """Clipping range of the value around its last estimate; true: clip_epsilon; null: none."""
+    """Clipping range of the value around its last estimate; true: clip_epsilon, with its schedule;
+    null: none."""
     target_kl: Positive | None = None
     """An update stops early once the approximate KL exceeds 1.5 times this; null: never."""
     learning_rate: Positive = 5e-4
+
+    @property
+    def clip_schedules(self) -> dict[str, str]:
+        """Schedules of the clipping ranges, for :func:`~kit.hooks.anneal_coefficients`."""
+        ranges = ["clip_epsilon", *(["clip_value"] if self.clip_value is True else [])]
+        return dict.fromkeys(ranges, self.anneal_clip)
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
@@ -66,7 +74,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         update=Update(loss, optimizer, max_grad_norm=cfg.max_grad_norm, compile=cfg.compile),
         hooks=[
             AnnealLearningRate(optimizer, cfg.anneal),
-            *anneal_coefficients(loss, clip_epsilon=cfg.anneal_clip, **cfg.schedules),
+            *anneal_coefficients(loss, **cfg.clip_schedules, **cfg.schedules),
             TargetKL(cfg.target_kl),
             *fit_critic(critic, cfg),
         ],

@@ -47,7 +47,8 @@ class Config(ActorCriticConfig):
     activation: str = "relu"
     shared_body: bool = True
     loss: str = "ClipPPOLoss"
-    """Loss of torchrl.objectives (ClipPPOLoss, KLPENPPOLoss, PPOLoss), or module:Class."""
+    """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
+    divergence: kit.losses:KLPENPPOLoss."""
     clip_epsilon: Positive = 0.1
     """Clipping range of the probability ratio."""
     entropy_coeff: NotNegative = 0.01

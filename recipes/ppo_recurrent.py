@@ -44,7 +44,8 @@ class Config(ActorCriticConfig):
     burn_in: Natural = 0
     """Time steps at the beginning of each sequence that only prepare the hidden state."""
     loss: str = "ClipPPOLoss"
-    """Loss of torchrl.objectives (ClipPPOLoss, KLPENPPOLoss, PPOLoss), or module:Class."""
+    """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
+    divergence: kit.losses:KLPENPPOLoss."""
     clip_epsilon: Positive = 0.2
     """Clipping range of the probability ratio."""
     anneal_clip: ScheduleName = "constant"

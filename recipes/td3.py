@@ -1,5 +1,8 @@
 """Twin delayed deep deterministic policy gradients (Fujimoto et al. 2018), continuous actions.
 
+Noise is in the units of actions, the authors' in units of half their range: where bounds are not
+-1 and 1, multiply theirs.
+
 python -m recipes.td3 env.id=Hopper-v5 steps.total_policy_steps=1_000_000 seed=1
 python -m recipes.td3 --help
 """
@@ -31,11 +34,11 @@ class Config(NetworkConfig, OffPolicyConfig):
     policy_delay: Count = 2
     """Gradient steps of the critics for each one of the actor."""
     exploration_noise: NotNegative = 0.1
-    """Standard deviation of the noise added to actions."""
+    """Standard deviation of the noise added to actions, in their own units."""
     policy_noise: NotNegative = 0.2
-    """Standard deviation of the noise added to target actions (smoothing)."""
+    """Standard deviation of the noise added to target actions (smoothing), in their own units."""
     noise_clip: NotNegative = 0.5
-    """Largest noise added to target actions."""
+    """Largest noise added to target actions, in their own units."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: Positive = 1e-3

@@ -1,5 +1,8 @@
 """TD3+BC (Fujimoto and Gu 2021), continuous actions, of a data set.
 
+Noise is in the units of actions, the authors' in units of half their range: where bounds are not
+-1 and 1, multiply theirs.
+
 python -m recipes.td3_bc env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
 python -m recipes.td3_bc --help
 """
@@ -33,9 +36,9 @@ class Config(NetworkConfig, OfflineConfig):
     policy_delay: Count = 2
     """Gradient steps of the critics for each one of the actor."""
     policy_noise: NotNegative = 0.2
-    """Standard deviation of the noise added to target actions (smoothing)."""
+    """Standard deviation of the noise added to target actions (smoothing), in their own units."""
     noise_clip: NotNegative = 0.5
-    """Largest noise added to target actions."""
+    """Largest noise added to target actions, in their own units."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: Positive = 1e-3

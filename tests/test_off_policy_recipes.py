@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium.wrappers import FrameStackObservation
 
-from kit.buffers import ObservationStorage
+from kit.buffers import ObservationStorage, PrioritizedSampler, make_replay_buffer
 from kit.config import EnvConfig
 from kit.dialects import Tianshou
 from kit.modules.exploration import EpsilonGreedy
@@ -36,9 +36,10 @@ def built(name: str, folder: Path | None = None, **changes: Any) -> Trainer:
         "steps": steps, "hidden_sizes": [8, 8], "buffer_size": 100, "progress": False,
         "runs": None if folder is None else str(folder), "checkpoint_every": 10,
     }  # fmt: skip
+    make = changes.pop("make", recipe.build)
     config = recipe.Config(**{**settings, **changes})
     config.env.max_episode_steps = 15
-    return recipe.build(config)
+    return make(config)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -74,6 +75,52 @@ def test_torchrls_redq_loss_is_refused_with_returns_that_it_discounts_wrongly():
 
 
 OF_VALUES = ["loss", "loss_value", "loss_qvalue"]
+
+
+# ---------------------------------------------------------------------- priorities
+def prioritized(name: str, beta: float, **changes: Any) -> Trainer:
+    """The same run, from a buffer that is sampled by priority."""
+    recipe = importlib.import_module(f"recipes.{name}")
+    sampler = PrioritizedSampler(100, alpha=0.6, beta=beta)
+    changes["make"] = functools.partial(
+        recipe.build, buffer=make_replay_buffer(100, 8, sampler=sampler)
+    )
+    return built(name, n_step=1, **changes)
+
+
+@pytest.mark.parametrize("name", sorted({*RECIPES} - {"crossq", "rainbow"}))
+def test_all_losses_are_means_by_the_importance_weights_of_priorities(name):
+    trainer = prioritized(name, beta=0.4)
+    trainer.run()
+    loss, rows = trainer.loss_module, trainer.replay_buffer.sample()
+    found = []
+    for weights_of_rows in ([1.0, 3.0], [1.0, 0.0], [0.0, 1.0]):
+        rows["priority_weight"] = torch.tensor(weights_of_rows).repeat_interleave(4)
+        torch.manual_seed(0)
+        losses = loss(rows.clone())
+        found.append(losses.select(*[key for key in losses.keys() if key.startswith("loss")]))
+    weighed, first, second = found
+    torch.testing.assert_close((first + 3 * second) / 4, weighed, rtol=1e-4, atol=1e-5)
+    assert all(bool(first[key] != second[key]) for key in first.keys())
+
+
+@pytest.mark.parametrize(("name", "torchrls"), [("redq", "REDQLoss"), ("td3", "TD3Loss")])
+def test_priorities_are_absolute_errors_where_torchrl_writes_their_squares(name, torchrls):
+    trainer, other = built(name), built(name, loss=torchrls)
+    trainer.run()
+    other.loss_module.load_state_dict(trainer.loss_module.state_dict())
+    rows = trainer.replay_buffer.sample()
+    squared = rows.clone()
+    for loss, minibatch in ((trainer.loss_module, rows), (other.loss_module, squared)):
+        torch.manual_seed(0)
+        loss(minibatch)
+    torch.testing.assert_close(rows["td_error"].square(), squared["td_error"])
+
+
+def test_a_loss_that_does_not_read_importance_weights_is_refused_with_them():
+    with pytest.raises(SettingError, match=r"beta=0\.4 .* CrossQLoss does not read; .*works: 0"):
+        prioritized("crossq", beta=0.4)
+    assert prioritized("crossq", beta=0.0).run().gradient_steps
 
 
 @pytest.mark.parametrize("noisy", [True, False])

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
+from torch.distributions import Categorical, kl_divergence
 
 from kit.advantages import GAE, RewardToGo, VTrace
 from kit.experiment import EnvConfig, OnPolicySteps
@@ -132,10 +133,42 @@ def test_a2c_collects_what_its_loss_reads_and_learns_the_same(monkeypatch):
     assert_equal(weights(lean), weights(whole))
 
 
-@pytest.mark.parametrize("loss", ["ClipPPOLoss", "KLPENPPOLoss"])
+@pytest.mark.parametrize("loss", ["ClipPPOLoss", "kit.losses:KLPENPPOLoss"])
 def test_another_loss_in_a2c_has_every_output_of_the_policy(loss):
     batch = built("a2c", loss=loss).collector.collect()
     assert {"action", "action_log_prob", "logits"} <= set(batch.keys())
+
+
+# ---------------------------------------------------------------------- a penalty on the divergence
+def test_the_gradient_of_the_penalty_has_the_weight_that_the_loss_has():
+    """The weight changes in each gradient step: that of a changed one is for the next."""
+    trainer = built("ppo", loss="kit.losses:KLPENPPOLoss", learning_rate=0.05, anneal="constant")
+    loss, found = trainer.loss_module, []
+
+    def look(minibatch: Any) -> None:
+        beta, rows = float(loss.beta), minibatch.clone()
+        objective = loss(minibatch.clone())["loss_objective"]
+        following, loss.beta = float(loss.beta), torch.tensor(beta)
+        before = Categorical(logits=rows["logits"])
+        with loss.actor_network_params.to_module(loss.actor_network):
+            now = loss.actor_network.get_dist(rows)
+        advantage = rows["advantage"].squeeze(-1)
+        advantage = (advantage - advantage.mean()) / advantage.std()
+        ratio = (now.log_prob(rows["action"]) - rows["action_log_prob"]).exp()
+        divergence = kl_divergence(before, Categorical(logits=now.logits)).mean()
+        expected = beta * divergence - (ratio * advantage).mean()
+        parameters = list(loss.actor_network_params.parameters())
+        torch.testing.assert_close(objective, expected, rtol=1e-3, atol=1e-4)
+        gradients = (torch.autograd.grad(value, parameters) for value in (objective, expected))
+        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+        factor = 2 if divergence > 0.015 else 0.5 if divergence < 0.01 / 1.5 else 1
+        found.append((following / beta, factor))
+
+    trainer.register_op("process_optim_batch", look)
+    trainer.run()
+    assert len(found) == 64
+    assert {2, 0.5} <= {factor for _, factor in found}
+    assert all(change == factor for change, factor in found)
 
 
 # ---------------------------------------------------------------------- IMPALA
@@ -211,12 +244,33 @@ def test_coefficients_follow_their_schedules():
     assert trainer.update.plain_reason == ""
 
 
+@pytest.mark.parametrize(
+    ("clip_value", "last"), [(True, 0.2 / 8), (0.5, 0.5)], ids=["as clip_epsilon", "its own"]
+)
+def test_values_are_clipped_in_the_annealed_range_of_the_policy_unless_they_have_their_own(
+    clip_value, last
+):
+    trainer = built("ppo", clip_value=clip_value, anneal_clip="linear")
+    seen: list[float] = []
+    trainer.register_op(
+        "pre_optim_steps", lambda: seen.append(float(trainer.loss_module.clip_value))
+    )
+    trainer.run()
+    assert len(seen) == 8
+    assert seen[-1] == pytest.approx(last)
+
+
 # ---------------------------------------------------------------------- what is refused
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
         ("a2c", {"n_step": 5, "gae_lambda": 0.9}, r"n_step=5 contradicts lmbda=0\.9"),
         ("a2c", {"normalize_over": "minibatch"}, r"normalize_over='minibatch' is not a choice"),
+        (
+            "ppo",
+            {"loss": "KLPENPPOLoss"},
+            r"before the gradient, .*works: kit\.losses:KLPENPPOLoss",
+        ),
         ("ppo", {"anneal": "lineal"}, r"anneal='lineal' is not a schedule"),
         ("ppo", {"anneal": "warmup 2 linear"}, r"share of the run that is not between 0 and 1"),
         ("ppo", {"anneal": "piecewise 0.5"}, r"has 1 values for 1 boundaries"),

@@ -105,7 +105,7 @@ def test_ppo_learns_numbers(ppo, world):
     "change",
     [
         {"shared_body": True},
-        {"loss": "KLPENPPOLoss"},
+        {"loss": "kit.losses:KLPENPPOLoss"},
         {"loss": "PPOLoss"},
         {"target_kl": 0.05},
         {"anneal": "cosine"},

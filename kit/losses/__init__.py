@@ -8,6 +8,7 @@ from kit.losses.dreamerv1 import DreamerV1Loss
 from kit.losses.dreamerv3 import DreamerV3Loss
 from kit.losses.droq import DroQLoss
 from kit.losses.due import losses_due
+from kit.losses.klpen import KLPENPPOLoss
 from kit.losses.plan2explore import Plan2ExploreLoss
 from kit.losses.redq import REDQLoss
 from kit.losses.svpg import SteinGradients
@@ -21,6 +22,7 @@ __all__ = [
     "DreamerV1Loss",
     "DreamerV3Loss",
     "DroQLoss",
+    "KLPENPPOLoss",
     "LikelihoodBCLoss",
     "Plan2ExploreLoss",
     "QuantileDQNLoss",

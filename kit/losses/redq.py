@@ -1,10 +1,13 @@
-"""Randomised ensembled double Q-learning, of n-step transitions as well."""
+"""Randomised ensembled double Q-learning, of n-step and prioritised transitions as well."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
 from torchrl import objectives
 
 _STEPS = "steps_to_next_obs"
@@ -14,8 +17,19 @@ class REDQLoss(objectives.REDQLoss):
     """TorchRL's ``REDQLoss`` with targets ``r + gamma^n Q(s_n, a_n)`` for n-step transitions.
 
     TorchRL's leaves the number of steps out of what it computes targets from, and discounts what
-    follows n rewards by gamma. Here that number travels with the next observation.
+    follows n rewards by gamma. Here that number travels with the next observation. The importance
+    weights of priorities, which TorchRL's does not read, weigh all losses, as in its ``SACLoss``;
+    ``td_error`` is the absolute error (Schaul et al. 2016, section 3.3), not its square.
+
+    As TorchRL's, and other than the authors' code, it takes the mean over the critics of their
+    losses, not the sum, and the temperature learns from the actions at both observations.
     """
+
+    @dataclass
+    class _AcceptedKeys(objectives.REDQLoss._AcceptedKeys):
+        priority_weight: NestedKey = "priority_weight"
+
+    default_keys = _AcceptedKeys
 
     def make_value_estimator(self, *arguments: Any, **settings: Any) -> Any:
         """Make the estimator of targets, which reads the number of steps beside the reward."""
@@ -30,5 +44,14 @@ class REDQLoss(objectives.REDQLoss):
             rows = tensordict.copy().set(("next", _STEPS), steps)
         losses: TensorDict = super().forward(rows)
         key = self.tensor_keys.priority
-        tensordict.set(key, rows.get(key))
+        tensordict.set(key, rows.get(key).sqrt())
         return losses
+
+    def _reduce_loss(
+        self, loss: Tensor, tensordict: TensorDictBase | None = None, **how: Any
+    ) -> Tensor:
+        """The mean over critics and rows of ``[critics, *batch]``, by the weights of the rows."""
+        weights = None if tensordict is None else self._maybe_get_priority_weight(tensordict)
+        if weights is not None:
+            how["weights"] = weights.expand_as(loss)
+        return super()._reduce_loss(loss, tensordict, **how)  # type: ignore[no-any-return, unused-ignore]

@@ -14,8 +14,14 @@ class TD3Loss(objectives.TD3Loss):
 
     The actor ascends ``Q_1(s, pi(s))`` (Fujimoto et al. 2018, algorithm 1). TorchRL computes and
     differentiates all critics and takes the first of their values: the same gradient for a tenth
-    more arithmetic.
+    more arithmetic. ``td_error``, from which priorities come, is the absolute error (Schaul et al.
+    2016, section 3.3), not its square.
     """
+
+    def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
+        """Loss of the critics, and their values, targets and errors, ``[critics, *batch]``."""
+        loss, found = super().value_loss(tensordict)
+        return loss, {**found, "td_error": found["td_error"].detach().sqrt()}
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:
         """Loss of the actor, and ``state_action_value_actor``, the first critic's value."""

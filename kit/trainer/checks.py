@@ -231,6 +231,18 @@ def in_updates(
         yield "minibatch_size", size, why, [plan.frames_per_batch]
 
 
+def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
+    """Importance weights of a sampler by priority that a loss of TorchRL does not read."""
+    if not isinstance(buffer, ReplayBatches) or not buffer.reads_loss_outputs:
+        return
+    kind, keys = type(loss_module), getattr(loss_module, "tensor_keys", None)
+    unread = kind.__module__.startswith("torchrl.") and not hasattr(keys, "priority_weight")
+    beta = buffer.buffer.sampler.beta
+    if unread and beta:
+        why = f"corrects priorities by importance weights, which {kind.__name__} does not read"
+        yield "beta", beta, why, [0], "or sample uniformly, or use another loss"
+
+
 def _in_trust_regions(plan: StepPlan) -> Iterator[Refusal]:
     """Several steps from one batch, each of which only bounds the divergence from the last."""
     why = "makes several steps of a trust region from one batch, of which each alone is bounded"

@@ -133,6 +133,7 @@ class Trainer(TorchRLProtocol):
         checks.refuse(
             checks.in_learning_rates(self.registered_modules),
             checks.in_updates(plan, update, self.loss_module, advantage, self.stages),
+            checks.in_priorities(self.buffer, self.loss_module),
         )
         self.numbers = OwnNumbers()
         if resume_from is not None:

@@ -19,8 +19,9 @@ IMAGES = {
 LEARNERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         loss: ("ppo", {"loss": loss})
-        for loss in ("ClipPPOLoss", "KLPENPPOLoss", "PPOLoss", "A2CLoss", "ReinforceLoss")
+        for loss in ("ClipPPOLoss", "PPOLoss", "A2CLoss", "ReinforceLoss")
     },
+    "KLPENPPOLoss": ("ppo", {"loss": "kit.losses:KLPENPPOLoss"}),
     "A2C": ("a2c", {}),
     "REINFORCE": ("reinforce", {}),
     "REINFORCE without a baseline": ("reinforce", {"baseline": False}),

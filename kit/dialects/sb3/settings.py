@@ -236,7 +236,8 @@ class SB3Settings(WrappedDialect):
     target_entropy: Any = acts(
         "target_entropy", None, lambda value, _: None if value == "auto" else value, only="sac"
     )
-    """entropy that SAC learns its coefficient for; ``auto``: minus the action dimensions."""
+    """entropy that SAC learns its coefficient for, of actions scaled to [-1, 1], in recipes of
+    actions in their own units; ``auto``: minus the action dimensions."""
     use_sde: bool = refused("recipes sample each action again", False, only=(ON_POLICY, "sac"))
     """whether exploration noise depends on the state (gSDE)."""
     exploration_fraction: float = acts("exploration_share", only="dqn")
