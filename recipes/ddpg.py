@@ -16,7 +16,7 @@ from torchrl.objectives import SoftUpdate
 from kit.config import HiddenSizes, NetworkConfig, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
-from kit.modules.exploration import GaussianNoise
+from kit.modules.exploration import GaussianNoise, half_range
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -30,9 +30,9 @@ class Config(NetworkConfig, OffPolicyConfig):
     """Widths of the hidden layers of actor and critic."""
     loss: str = "DDPGLoss"
     """Loss of torchrl.objectives, or module:Class."""
-    exploration_noise: NotNegative = 0.3
-    """Standard deviation of the noise added to actions, in their own units; normal noise, where the
-    paper has an Ornstein-Uhlenbeck process."""
+    exploration_noise: NotNegative = 0.2
+    """Standard deviation of the noise added to actions, in units of half their range; normal noise,
+    where the paper has an Ornstein-Uhlenbeck process."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: Positive = 1e-3
@@ -46,7 +46,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)
     actor = make_actor(env, sizes, activation, continuous="deterministic", orthogonal=False)
     critic = make_action_value(env, sizes, activation)
-    noise = GaussianNoise(spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma)
+    noise = GaussianNoise(
+        spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma, std=half_range(env)
+    )
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, delay_actor=True)
     loss.make_value_estimator(gamma=cfg.gamma)
     update = Update(

@@ -1,8 +1,5 @@
 """Twin delayed deep deterministic policy gradients (Fujimoto et al. 2018), continuous actions.
 
-Noise is in the units of actions, the authors' in units of half their range: where bounds are not
--1 and 1, multiply theirs.
-
 python -m recipes.td3 env.id=Hopper-v5 steps.total_policy_steps=1_000_000 seed=1
 python -m recipes.td3 --help
 """
@@ -19,7 +16,7 @@ from torchrl.objectives import SoftUpdate
 from kit.config import Count, NetworkConfig, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
-from kit.modules.exploration import GaussianNoise
+from kit.modules.exploration import GaussianNoise, half_range
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -34,11 +31,12 @@ class Config(NetworkConfig, OffPolicyConfig):
     policy_delay: Count = 2
     """Gradient steps of the critics for each one of the actor."""
     exploration_noise: NotNegative = 0.1
-    """Standard deviation of the noise added to actions, in their own units."""
+    """Standard deviation of the noise added to actions, in units of half their range."""
     policy_noise: NotNegative = 0.2
-    """Standard deviation of the noise added to target actions (smoothing), in their own units."""
+    """Standard deviation of the noise added to target actions (smoothing), in units of half the
+    range of actions."""
     noise_clip: NotNegative = 0.5
-    """Largest noise added to target actions, in their own units."""
+    """Largest noise added to target actions, in the same units."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: Positive = 1e-3
@@ -52,14 +50,15 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 
     sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)
     actor = make_actor(env, sizes, activation, continuous="deterministic", orthogonal=False)
-    noise = GaussianNoise(spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma)
+    unit = half_range(env, cfg.device)
+    noise = GaussianNoise(spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma, std=unit)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
         make_action_value(env, sizes, activation),
         action_spec=env.action_spec[0],
-        policy_noise=cfg.policy_noise,
-        noise_clip=cfg.noise_clip,
+        policy_noise=cfg.policy_noise * unit,
+        noise_clip=cfg.noise_clip * unit,
         loss_function="l2",
     )
     loss.make_value_estimator(gamma=cfg.gamma)

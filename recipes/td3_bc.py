@@ -1,8 +1,5 @@
 """TD3+BC (Fujimoto and Gu 2021), continuous actions, of a data set.
 
-Noise is in the units of actions, the authors' in units of half their range: where bounds are not
--1 and 1, multiply theirs.
-
 python -m recipes.td3_bc env.id=Pendulum-v1 dataset=[datasets/pendulum-mixed-v0] seed=1
 python -m recipes.td3_bc --help
 """
@@ -18,6 +15,7 @@ from torchrl.objectives import SoftUpdate
 from kit.config import Count, NetworkConfig, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_action_value, make_actor
+from kit.modules.exploration import half_range
 from kit.trainer import Trainer
 from kit.update import Update
 
@@ -36,9 +34,10 @@ class Config(NetworkConfig, OfflineConfig):
     policy_delay: Count = 2
     """Gradient steps of the critics for each one of the actor."""
     policy_noise: NotNegative = 0.2
-    """Standard deviation of the noise added to target actions (smoothing), in their own units."""
+    """Standard deviation of the noise added to target actions (smoothing), in units of half the
+    range of actions."""
     noise_clip: NotNegative = 0.5
-    """Largest noise added to target actions, in their own units."""
+    """Largest noise added to target actions, in the same units."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: Positive = 1e-3
@@ -52,14 +51,15 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     buffer = experiment.make_dataset(env)
     sizes, activation = cfg.hidden_sizes, cfg.activation
     actor = make_actor(env, sizes, activation, continuous="deterministic", orthogonal=False)
+    unit = half_range(env, cfg.device)
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
         make_action_value(env, sizes, activation),
         action_spec=env.action_spec[0],
         alpha=cfg.alpha,
-        policy_noise=cfg.policy_noise,
-        noise_clip=cfg.noise_clip,
+        policy_noise=cfg.policy_noise * unit,
+        noise_clip=cfg.noise_clip * unit,
         loss_function="l2",
     )
     loss.make_value_estimator(gamma=cfg.gamma)

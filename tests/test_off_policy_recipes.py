@@ -7,6 +7,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 from gymnasium.wrappers import FrameStackObservation
@@ -18,7 +19,7 @@ from kit.modules.exploration import EpsilonGreedy
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps
 from kit.trainer import Trainer
-from tests.tiny import assert_equal, weights
+from tests.tiny import Uneven, assert_equal, weights
 
 RECIPES = [
     "dqn", "rainbow", "sac_discrete", "ddpg", "td3", "sac", "redq", "droq", "tqc", "crossq",
@@ -129,6 +130,37 @@ def test_rainbow_has_noise_on_its_weights_or_explores_at_random(noisy):
     assert any("weight_sigma" in name for name in trainer.loss_module.state_dict()) == noisy
     random = [m for m in trainer.collector.policy.modules() if isinstance(m, EpsilonGreedy)]
     assert len(random) == (not noisy)
+
+
+@pytest.fixture
+def uneven():
+    id = "tests/Uneven-v0"
+    gym.register(id, Uneven)
+    yield id
+    del gym.registry[id]
+
+
+@pytest.mark.parametrize("name", ["td3", "ddpg"])
+def test_noise_is_in_units_of_half_the_range_of_each_dimension_of_actions(name, uneven):
+    env = EnvConfig(id=uneven, num_envs=2)
+    settings = {"env": env, "hidden_sizes": [8], "exploration_noise": 0.5}
+    fast, plain = (built(name, **settings, compile=compile) for compile in ("exact", False))
+    halves = torch.tensor(Uneven.HALF_RANGES)
+    sigma, std = fast.collector.policy[1].sigma, fast.collector.policy[1].std
+    assert torch.equal(sigma * std, 0.5 * halves)
+    if name == "td3":
+        assert torch.equal(fast.loss_module.policy_noise, 0.2 * halves)
+        assert torch.equal(fast.loss_module.noise_clip, 0.5 * halves)
+    fast.run()
+    plain.run()
+    assert fast.update.plain_reason == ""
+    assert_equal(weights(fast), weights(plain))
+
+
+def test_noise_of_bounds_of_2_is_twice_that_of_bounds_of_1():
+    trainer = built("td3", exploration_noise=0.1)  # in Pendulum-v1
+    noise, loss = trainer.collector.policy[1], trainer.loss_module
+    assert (float(noise.std), loss.policy_noise, loss.noise_clip) == (2.0, 0.4, 1.0)
 
 
 def test_td3_trains_its_actor_and_moves_its_targets_every_few_gradient_steps():

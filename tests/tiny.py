@@ -69,6 +69,16 @@ class Guess(gym.Env):
         return float(np.mean(np.asarray(action) == self.asked))
 
 
+class Uneven(Guess):
+    """Answers are two numbers, each with bounds of its own, of half ranges 2 and 1/4."""
+
+    HALF_RANGES = (2.0, 0.25)
+
+    def __init__(self) -> None:
+        low, high = np.array([-1, 0], np.float32), np.array([3, 0.5], np.float32)
+        super().__init__(spaces.Box(low, high))
+
+
 class Scripted(gym.Env):
     """Counts its steps; truncated after ``length``; ``fault`` is called with the step number."""
 

@@ -51,9 +51,15 @@ class GaussianNoise(AdditiveGaussianModule):  # type: ignore[misc, unused-ignore
 
     Args:
         spec: spec of the action; bounded.
-        **kwargs: ``sigma_init``, ``sigma_end``, ``annealing_num_steps``, ``mean``, ``std``,
-            ``action_key``, ``device``.
+        std: unit of sigma: a number, or one for each dimension of the action, as
+            :func:`half_range`.
+        **kwargs: ``sigma_init``, ``sigma_end``, ``annealing_num_steps``, ``mean``, ``action_key``,
+            ``device``.
     """
+
+    def __init__(self, spec: Any = None, *, std: float | Tensor = 1.0, **kwargs: Any) -> None:
+        super().__init__(spec, **kwargs)
+        self.std = torch.as_tensor(std, device=self.mean.device)
 
     def _add_noise(self, action: Tensor) -> Tensor:
         mean, std = self.mean.expand(action.shape), self.std.expand(action.shape)
@@ -80,6 +86,23 @@ class OrnsteinUhlenbeckNoise(OrnsteinUhlenbeckProcessModule):  # type: ignore[mi
         tensordict = super().forward(tensordict)
         key = self.ou.key
         return tensordict.set(key, _clipped(tensordict.get(key), self.spec[key]))
+
+
+def half_range(env: Any, device: torch.device | str = "cpu") -> float | Tensor:
+    """Half the distance between the bounds of actions: the unit in which TD3's authors give noise.
+
+    Args:
+        env: the environment, with one continuous action.
+        device: of the tensor.
+
+    Returns:
+        A number where it is that of all dimensions, else a tensor with the shape of the action. It
+        is 1 where there are no bounds.
+    """
+    space = env.action_spec[0].space
+    half = ((space.high - space.low) / 2).nan_to_num(1.0, posinf=1.0).to(device)
+    first = float(half.flatten()[0])
+    return first if bool((half == first).all()) else half
 
 
 def _clipped(action: Tensor, spec: Any) -> Tensor:

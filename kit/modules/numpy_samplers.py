@@ -228,7 +228,8 @@ class ScaledSampler(Sampler):
     def refresh(self) -> None:
         """Read mean and deviation of the noise."""
         if self.draws_any:
-            sigma, mean, std = (getattr(self._noise, n).item() for n in ("sigma", "mean", "std"))
+            sigma, mean = self._noise.sigma.item(), self._noise.mean.item()
+            std = self._noise.std.numpy().astype(np.float64)  # a number, or one for each dimension
             self._scale, self._shift = np.float32(sigma * std), np.float32(sigma * mean)
 
     def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:

@@ -14,9 +14,10 @@ from torchrl.envs.utils import ExplorationType
 from kit.collectors import EpisodeCollector, VectorCollector
 from kit.envs import make_env
 from kit.modules import make_actor, make_body, make_q_network
-from kit.modules.exploration import EpsilonGreedy, GaussianNoise
+from kit.modules.exploration import EpsilonGreedy, GaussianNoise, half_range
 from kit.modules.networks import FlattenMLP
 from kit.modules.numpy_policy import MOST_PRODUCTS
+from tests.tiny import Uneven
 
 ACTORS = {
     "categorical": ("CartPole-v1", {}),
@@ -39,9 +40,18 @@ def noisy(env, sigma=0.7):  # some of the actions are clipped
     return TensorDictSequential(actor, noise)
 
 
+def unevenly_noisy(env):
+    actor = make_actor(env, (16, 16), "relu", continuous="deterministic", orthogonal=False)
+    unit = half_range(env)
+    assert tuple(unit.tolist()) == Uneven.HALF_RANGES
+    spec = env.full_action_spec
+    return TensorDictSequential(actor, GaussianNoise(spec=spec, sigma_init=0.7, std=unit))
+
+
 EXPLORING = {
     "epsilon-greedy": ("CartPole-v1", greedy),
     "deterministic with noise": ("Pendulum-v1", noisy),
+    "noise in units of each dimension": (Uneven, unevenly_noisy),
     "deterministic": (
         "Pendulum-v1",
         lambda env: make_actor(env, (16,), "relu", continuous="deterministic"),
