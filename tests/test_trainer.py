@@ -14,6 +14,12 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
+from torchrl.data import (
+    LazyTensorStorage,
+    SamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+)
 from torchrl.envs import Transform
 
 from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
@@ -1031,6 +1037,27 @@ def test_a_metric_without_a_text_for_a_name_is_the_fault_of_its_hook():
 def test_a_replay_buffer_of_other_minibatches_than_the_plans_is_refused():
     with pytest.raises(SettingError, match=r"minibatch_size=8 .* not the plan's 4 transitions"):
         sac_trainer(buffer=make_replay_buffer(1_000, 8))
+
+
+def test_a_sampler_that_gives_fewer_transitions_than_planned_is_refused_when_it_does():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(100), sampler=SamplerWithoutReplacement(), batch_size=4
+    )
+    trainer = sac_trainer(off_policy_plan(steps_per_env=10), buffer=buffer)
+    message = r"sampler='SamplerWithoutReplacement' gave 2 transitions for a minibatch of 4"
+    with pytest.raises(SettingError, match=message):
+        trainer.run()
+
+
+def test_a_writer_whose_state_no_checkpoint_could_hold_is_refused_where_there_are_any(tmp_path):
+    def buffer():
+        writer = TensorDictMaxValueWriter(rank_key=("next", "reward"))
+        storage = LazyTensorStorage(20)
+        return TensorDictReplayBuffer(storage=storage, writer=writer, batch_size=4)
+
+    with pytest.raises(SettingError, match="writer='TensorDictMaxValueWriter' gives no state"):
+        sac_trainer(buffer=buffer(), folder=tmp_path)
+    assert sac_trainer(buffer=buffer()).run().gradient_steps > 0
 
 
 def test_priorities_for_fewer_transitions_than_the_buffer_holds_are_refused():

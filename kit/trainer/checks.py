@@ -112,6 +112,20 @@ def _in_buffer(plan: StepPlan, buffer: Any) -> Iterator[Refusal]:
         yield "minibatch_size", size, why, [planned]
 
 
+def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
+    """Parts of a replay buffer whose state no checkpoint could hold."""
+    if folder is None or not isinstance(buffer, ReplayBatches):
+        return
+    for field in ("writer", "sampler"):
+        part = getattr(buffer.buffer, field)
+        try:
+            part.state_dict()
+        except NotImplementedError:
+            why = "gives no state, which checkpoints need"
+            works = f"use another {field}, or folder=None (in a recipe runs=null): no checkpoints"
+            yield field, type(part).__name__, why, works
+
+
 def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:
     """Episodes that are left at the end of a batch, in a memory that takes them for going on."""
     joins = getattr(buffer, "joins_steps", False)

@@ -105,6 +105,7 @@ class Trainer(TorchRLProtocol):
         checks.refuse(
             checks.in_collection(plan, collector, minibatches, advantage),
             checks.in_evaluation(plan, evaluate, collector),
+            checks.in_checkpoints(folder, minibatches),
         )
         super().__init__(
             plan, collector, update, minibatches,
