@@ -309,7 +309,7 @@ class ReplayBatches:
         """Yield a sample for each gradient step that is due; all of them are one epoch.
 
         Raises:
-            SettingError: if nothing has been stored yet, or a sampler gives another number of
+            SettingError: if nothing has been stored yet, or a sampler gives fewer
                 transitions than it is asked for.
         """
         filled = self._direct.filled or len(self.buffer)
@@ -337,7 +337,7 @@ class ReplayBatches:
             return minibatches
         own = () if self.buffer.batch_size == size else (size,)
         minibatch = self.buffer.sample(*own)
-        if minibatch.numel() != size:
+        if minibatch.numel() < size:
             name = type(self.buffer.sampler).__name__
             why = f"gave {minibatch.numel()} transitions for a minibatch of {size}"
             works = "use one that gives as many as it is asked for, such as RandomSampler"
