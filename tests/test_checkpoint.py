@@ -13,6 +13,7 @@ import pickle
 import random
 import re
 import shutil
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -536,3 +537,39 @@ def test_a_line_that_does_not_fit_is_not_there_at_all(tmp_path, monkeypatch):
         append(path, "3,4\n")
     monkeypatch.undo()
     assert path.read_text() == "1,2\n"
+
+
+class Remembers:
+    """A hook with a state, whatever it is."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def register(self, trainer: Any, name: str = "remembers") -> None:
+        trainer.register_module(name, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.value = state_dict["value"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.float32(1.5), np.arange(3), [{"best": np.int64(3)}], deque([1]), object(), lambda: 0],
+)
+def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path, value):
+    trainer = ppo_trainer(hooks=[Remembers(value)], folder=tmp_path)
+    with pytest.raises(SettingError, match=r"state of hook remembers\.value.*no checkpoint gives"):
+        trainer.run()
+    assert Checkpoints.latest(tmp_path / "checkpoints") is None
+
+
+@pytest.mark.parametrize("value", [1.5, {3: {"a"}}, Counter("aab"), torch.Size([3]), torch.int8])
+def test_a_state_of_plain_values_is_given_back(tmp_path, value):
+    trainer = ppo_trainer(hooks=[Remembers(value)], folder=tmp_path)
+    trainer.run()
+    again = Remembers()
+    ppo_trainer(hooks=[again], folder=tmp_path, resume_from=trainer.last_checkpoint)
+    assert (type(again.value), again.value) == (type(value), value)

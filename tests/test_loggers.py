@@ -16,6 +16,7 @@ from kit.logging.csv_file import read_rows
 from kit.logging.journal import Journal
 from kit.logging.loggers import (
     CsvLogger,
+    RowLogger,
     TorchRLLogger,
     WandbLogger,
     make_loggers,
@@ -351,6 +352,19 @@ def test_a_logger_that_is_new_in_a_resumed_run_gets_the_earlier_rows(tmp_path):
             name: float(text) for name, text in line.items() if text
         }
         assert row["time/seconds"] > 0
+
+
+def test_a_logger_that_changes_its_row_changes_no_other_s():
+    class Greedy(RowLogger):
+        def log_row(self, row):
+            row.clear()
+
+    after, seen = Rows(), []
+    trainer = ppo_trainer(logger=[Greedy(), after])
+    trainer.register_op("log_row", lambda row: seen.append(dict(row)))
+    trainer.run()
+    assert after.rows == seen
+    assert [row["policy_steps"] for row in seen][-1] == 64
 
 
 def test_a_logger_that_is_new_in_a_resumed_run_is_told_settings_and_plan(tmp_path):

@@ -123,6 +123,29 @@ def test_a_preset_beside_it_gives_arguments_of_the_environment(command, preset):
     assert settings_of(run)["env"]["kwargs"] == {"sutton_barto_reward": True}
 
 
+def test_a_mapping_of_its_own_is_set_by_name_in_a_preset_and_in_a_sweep(
+    command, preset, file, capsys
+):
+    text = file.read_text()
+    rate = "    learning_rate: Positive = 7e-4\n"
+    assert rate in text
+    mapping = "    weights: dict[str, float] = field(default_factory=dict)\n"
+    file.write_text(text.replace(rate, f"{mapping}{rate}"))
+    command(*SHORT, "weights.goal=0.5")
+    command(*SHORT, "weights={goal: 1.5}")
+    preset("heavy", "weights: {speed: 2.0}\n")
+    command(*SHORT, "preset=heavy", "--multirun", "weights.goal=3,4")
+    assert sorted((settings_of(run)["weights"] for run in runs()), key=str) == [
+        {"goal": 0.5},
+        {"goal": 1.5},
+        {"speed": 2.0, "goal": 3},
+        {"speed": 2.0, "goal": 4},
+    ]
+    with pytest.raises(SystemExit):
+        command(*SHORT, "weights.goal=far")
+    assert one_line(capsys.readouterr().err).startswith("weights.goal='far' is not a number")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

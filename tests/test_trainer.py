@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from fractions import Fraction
 from types import SimpleNamespace
@@ -11,7 +12,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+from torchrl.data import (
+    LazyTensorStorage,
+    SamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+)
 from torchrl.envs import Transform
 
 from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
@@ -24,6 +32,7 @@ from kit.steps import SettingError
 from kit.trainer import PlanNotKept, Trainer
 from kit.trainer.checkpoint import Checkpoints
 from kit.trainer.stages import HookError
+from kit.update import Update
 from tests.tiny import (
     Rows,
     Scripted,
@@ -200,6 +209,47 @@ def test_a_buffer_of_ones_own_is_given_everything():
     assert buffer.errors == ledger.gradient_steps > 0
     (entries,) = buffer.entries
     assert "('next', 'truncated')" in entries
+
+
+class Curious(nn.Module):
+    """A loss that reads what hooks have added to batches as soon as it is told to."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights, self.reads = weights, False
+        self.found = []
+
+    def forward(self, minibatch):
+        loss = minibatch["next", "reward"].mean() * sum(one.sum() for one in self.weights)
+        if self.reads:
+            self.found.append("extra" in minibatch.keys())
+        return TensorDict({"loss": loss})
+
+
+@pytest.mark.parametrize(
+    ("plan", "parts_of", "stage"),
+    [
+        (on_policy_plan(), ppo_parts, "post_optim"),
+        (on_policy_plan(), ppo_parts, "post_epoch"),
+        (on_policy_plan(), ppo_parts, "post_epoch_log"),
+        (on_policy_plan(), ppo_parts, "pre_epoch_log"),
+        (off_policy_plan(steps_per_env=4, learning_starts=4), sac_parts, "post_optim"),
+    ],
+)
+def test_a_loss_that_a_hook_changes_between_minibatches_finds_all_entries(plan, parts_of, stage):
+    parts = parts_of(plan)
+    loss = Curious(nn.ParameterList(parts["update"].loss_module.parameters()))
+    parts["update"] = Update(loss, torch.optim.SGD(loss.parameters(), lr=1e-3))
+    trainer = Trainer(plan, **parts)
+    trainer.register_op("batch_process", lambda batch: batch.set("extra", batch["next", "done"]))
+
+    def look(*_):
+        loss.reads = loss.reads or trainer.ledger.gradient_steps >= 6
+
+    trainer.register_op(stage, look)
+    trainer.run()
+    assert loss.found
+    assert all(loss.found)
 
 
 def test_memory_that_was_asked_to_be_shared_is_shared_on_policy_too():
@@ -590,6 +640,35 @@ def test_a_hook_that_raises_is_named_and_the_run_is_closed(tmp_path):
     assert trainer.collector.closed
 
 
+@pytest.mark.parametrize("how", ["stopped", "raised"])
+def test_a_run_that_has_ended_is_not_run_again(how, tmp_path):
+    trainer = ppo_trainer(folder=tmp_path, checkpoint_every=16)
+
+    def end():
+        if trainer.policy_steps == 32 and how == "raised":
+            raise KeyError("reward")
+        if trainer.policy_steps == 32:
+            trainer.request_stop()
+
+    trainer.register_op("post_steps", end)
+    with contextlib.suppress(HookError):
+        trainer.run()
+    message = "trainer='Trainer' has ended after 32 policy steps .*; build another one with resume"
+    with pytest.raises(SettingError, match=message):
+        trainer.run()
+    again = ppo_trainer(folder=tmp_path, resume_from=trainer.last_checkpoint)
+    assert again.run().policy_steps == 64
+    assert again.run().policy_steps == 64  # there is nothing left to do
+
+
+@pytest.mark.parametrize("stage", ["post_steps", "pre_steps_log", "pre_epoch"])
+def test_a_hook_whose_iterator_has_ended_is_named(stage):
+    trainer = ppo_trainer()
+    trainer.register_op(stage, lambda *_: next(iter([])))
+    with pytest.raises(HookError, match=rf"at stage '{stage}' raised StopIteration"):
+        trainer.run()
+
+
 def test_what_ends_a_run_is_told_even_if_the_end_goes_wrong_too():
     rows = Rows()
     trainer = ppo_trainer(logger=rows)
@@ -670,6 +749,29 @@ def test_a_loss_that_reads_advantages_needs_an_estimator():
     del parts["advantage"]
     with pytest.raises(SettingError, match=r"advantage=None leaves ClipPPOLoss without.*GAE"):
         Trainer(plan, **parts)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda batch: None, "returned a NoneType, not a TensorDict; return the batch, with its"),
+        (lambda batch: batch[:, :3], "returned 6 of the 16 transitions of a batch; return all of"),
+        (lambda batch: batch, "wrote no 'advantage' and leaves ClipPPOLoss without advantages"),
+    ],
+)
+def test_an_estimator_that_leaves_nothing_to_train_on_is_refused(made, message):
+    trainer = ppo_trainer(advantage=made)
+    with pytest.raises(SettingError, match=f"advantage='<lambda>' {message}"):
+        trainer.run()
+    assert trainer.ledger.gradient_steps == 0
+
+
+def test_an_estimator_may_write_under_the_name_that_the_loss_reads():
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    for one in (parts["advantage"], parts["update"].loss_module):
+        one.set_keys(advantage="mine")
+    assert Trainer(plan, **parts).run().gradient_steps == 16
 
 
 def test_as_many_policy_steps_of_other_environments_than_planned_are_refused():
@@ -936,6 +1038,27 @@ def test_a_metric_without_a_text_for_a_name_is_the_fault_of_its_hook(name):
 def test_a_replay_buffer_of_other_minibatches_than_the_plans_is_refused():
     with pytest.raises(SettingError, match=r"minibatch_size=8 .* not the plan's 4 transitions"):
         sac_trainer(buffer=make_replay_buffer(1_000, 8))
+
+
+def test_a_sampler_that_gives_fewer_transitions_than_planned_is_refused_when_it_does():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(100), sampler=SamplerWithoutReplacement(), batch_size=4
+    )
+    trainer = sac_trainer(off_policy_plan(steps_per_env=10), buffer=buffer)
+    message = r"sampler='SamplerWithoutReplacement' gave 2 transitions for a minibatch of 4"
+    with pytest.raises(SettingError, match=message):
+        trainer.run()
+
+
+def test_a_writer_whose_state_no_checkpoint_could_hold_is_refused_where_there_are_any(tmp_path):
+    def buffer():
+        writer = TensorDictMaxValueWriter(rank_key=("next", "reward"))
+        storage = LazyTensorStorage(20)
+        return TensorDictReplayBuffer(storage=storage, writer=writer, batch_size=4)
+
+    with pytest.raises(SettingError, match="writer='TensorDictMaxValueWriter' gives no state"):
+        sac_trainer(buffer=buffer(), folder=tmp_path)
+    assert sac_trainer(buffer=buffer()).run().gradient_steps > 0
 
 
 def test_priorities_for_fewer_transitions_than_the_buffer_holds_are_refused():

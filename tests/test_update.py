@@ -885,6 +885,25 @@ def test_a_loss_without_anything_to_minimise_is_refused():
         Update(loss, Adam(loss.parameters()))(TensorDict({"x": torch.ones(1)}))
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_loss_that_is_missing_in_a_later_step_is_named(named):
+    loss = Parts()
+    learning = {"loss_a": SGD([loss.a], lr=1.0), "loss_b": SGD([loss.b], lr=1.0)}
+    update = Update(loss, learning if named else SGD([loss.a, loss.b], lr=1.0))
+    minibatch = TensorDict({"x": torch.ones(3)}, [3])
+    update(minibatch)
+    loss.result = lambda a: TensorDict({"value": a.sum()})
+    with pytest.raises(SettingError, match=r"is not among what the loss module returns this time"):
+        update(minibatch)
+    assert update.optimizer_step_count == 1
+
+
+def test_an_optimiser_that_computes_the_loss_by_itself_is_refused():
+    loss = Parts()
+    with pytest.raises(SettingError, match="optimizer='LBFGS' computes the loss several times"):
+        Update(loss, torch.optim.LBFGS(loss.parameters()))
+
+
 def test_every_tested_loss_with_targets_is_known_to_have_them():
     """The helper that the tests above rely on."""
     with_targets = {name for name in LOSSES if has_targets(make_loss(name))}
@@ -909,6 +928,34 @@ def test_a_parameter_that_is_frozen_in_the_middle_of_a_run_stays_as_it_is(compil
         torch.manual_seed(step)
         plain_step(theirs, other, expected)
     assert torch.equal(frozen, before)
+    assert_same(state_of(ours, own), state_of(theirs, other))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("later", ["freed", "added to the optimiser"])
+def test_a_parameter_that_begins_to_learn_in_the_middle_of_a_run_learns(later, fused):
+    ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
+    (first, *_), (their_first, *_) = pairs = [[*loss.parameters()] for loss in (ours, theirs)]
+    before = first.clone()
+    if later == "freed":
+        for waiting in (first, their_first):
+            waiting.requires_grad_(False)
+        own, other = (Adam(parameters, lr=0.01, fused=fused) for parameters in pairs)
+    else:
+        own, other = (Adam(parameters[1:], lr=0.01, fused=fused) for parameters in pairs)
+    update = Update(ours, own)
+    for step in range(10):
+        if step == 5:
+            assert torch.equal(first, before)
+            for optimizer, waiting in ((own, first), (other, their_first)):
+                if later == "freed":
+                    waiting.requires_grad_(True)
+                else:
+                    optimizer.add_param_group({"params": [waiting]})
+        mine, expected = (minibatch_for("A2CLoss", seed=step) for _ in range(2))
+        update(mine)
+        plain_step(theirs, other, expected)
+    assert not torch.equal(first, before)
     assert_same(state_of(ours, own), state_of(theirs, other))
 
 

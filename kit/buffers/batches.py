@@ -309,7 +309,8 @@ class ReplayBatches:
         """Yield a sample for each gradient step that is due; all of them are one epoch.
 
         Raises:
-            SettingError: if nothing has been stored yet.
+            SettingError: if nothing has been stored yet, or a sampler gives fewer
+                transitions than it is asked for.
         """
         filled = self._direct.filled or len(self.buffer)
         if not filled:
@@ -335,7 +336,13 @@ class ReplayBatches:
         if minibatches := self._direct.samples(size, count, keys):
             return minibatches
         own = () if self.buffer.batch_size == size else (size,)
-        return [self.buffer.sample(*own)]
+        minibatch = self.buffer.sample(*own)
+        if minibatch.numel() < size:
+            name = type(self.buffer.sampler).__name__
+            why = f"gave {minibatch.numel()} transitions for a minibatch of {size}"
+            works = "use one that gives as many as it is asked for, such as RandomSampler"
+            raise SettingError("sampler", name, why, works)
+        return [minibatch]
 
     def _sample(self, size: int) -> TensorDictBase:
         return self._samples(size, 1)[0]

@@ -63,7 +63,7 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
         else:
             base = _base(config_class, recipe, arguments)
             arguments = _without_commas(arguments)
-            _check_names(base, arguments)
+            _check_names(base, arguments, _mappings(config_class))
             _compose(base, arguments, _Job(recipe, config_class, build))
 
 
@@ -157,7 +157,7 @@ def _base(
         if "steps" in preset and steps != "kit":
             why = f"takes the place of the steps that preset={name} sets"
             raise SettingError("steps", steps, why, "leave one of the two out")
-        _update(values, preset)
+        _update(values, preset, _mappings(config_class))
     return values
 
 
@@ -207,20 +207,24 @@ def _resumed(
     return typing.cast("dict[str, Any]", to_plain(from_plain(config_class, saved)))
 
 
-def _update(values: dict[str, Any], changes: Mapping[str, Any], path: str = "") -> None:
+def _mappings(config_class: type[RunConfig]) -> tuple[str, ...]:
+    """Settings that take any names, with a dot: ``env.kwargs.``, arguments of the environment."""
+    found = [name for name, value, *_ in settings(config_class()) if isinstance(value, dict)]
+    return tuple(f"{name}." for name in found)
+
+
+def _update(
+    values: dict[str, Any], changes: Mapping[str, Any], mappings: tuple[str, ...], path: str = ""
+) -> None:
     """Put ``changes`` into nested ``values``; names that are not there are an error."""
     for name, change in changes.items():
-        if name not in values and not f"{path}{name}".startswith(_ARGUMENTS):
+        if name not in values and not f"{path}{name}".startswith(mappings):
             near = [f"{path}{entry}" for entry in nearest_first(name, [*values])[:3]]
             raise SettingError(f"{path}{name}", change, "is not a setting", near)
         if isinstance(change, Mapping) and isinstance(values.get(name), dict):
-            _update(values[name], change, f"{path}{name}.")
+            _update(values[name], change, mappings, f"{path}{name}.")
         else:
             values[name] = change
-
-
-_ARGUMENTS = ("env.kwargs.", "collector_kwargs.")
-"""Groups of settings that are arguments of a class: ``env.kwargs.gravity``, of the environment."""
 
 
 def _split(argument: str) -> tuple[str, str]:
@@ -228,7 +232,9 @@ def _split(argument: str) -> tuple[str, str]:
     return key.lstrip("+~"), value
 
 
-def _check_names(base: Mapping[str, Any], arguments: Sequence[str]) -> None:
+def _check_names(
+    base: Mapping[str, Any], arguments: Sequence[str], mappings: tuple[str, ...]
+) -> None:
     """Refuse options and settings that do not exist, or that mean one thing twice."""
     known = list(flat(base))
     groups = {name.rsplit(".", 1)[0] for name in known if "." in name}
@@ -247,7 +253,7 @@ def _check_names(base: Mapping[str, Any], arguments: Sequence[str]) -> None:
         _check_value(argument, sweeps)
         if key == "preset" or key.startswith("hydra") or key in known or key in groups:
             continue
-        if not _is_argument(base, key):
+        if not _is_in_mapping(base, key, mappings):
             works = _nearest_names(key, known) or "--help lists all settings"
             raise SettingError(key, value, "is not a setting", works)
     _check_minibatches(dict(_split(argument) for argument in arguments))
@@ -370,9 +376,17 @@ def _values(base: Mapping[str, Any], overrides: Sequence[Any]) -> dict[str, Any]
         return None
 
 
-def _is_argument(base: Mapping[str, Any], key: str) -> bool:
-    """Whether a setting is an argument of a class, or all of them."""
-    return f"{key}.".startswith(_ARGUMENTS) and key.split(".")[0] in base
+def _is_in_mapping(base: Mapping[str, Any], key: str, mappings: tuple[str, ...]) -> bool:
+    """Whether a setting is in a mapping, such as an argument of a class, or the whole mapping."""
+    return f"{key}.".startswith(mappings) and key.split(".")[0] in base
+
+
+def _added(
+    base: Mapping[str, Any], arguments: Sequence[str], mappings: tuple[str, ...]
+) -> list[str]:
+    """Arguments as Hydra wants them, where those in mappings are new to it."""
+    free = [_is_in_mapping(base, _split(one)[0], mappings) for one in arguments]
+    return [f"++{a.lstrip('+')}" if new else a for a, new in zip(arguments, free)]
 
 
 def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
@@ -386,7 +400,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     groups = {name for name, value in base.items() if isinstance(value, dict)}
     # Options first, for argparse; values of whole groups last: nothing could be set within them.
     plain.sort(key=lambda a: (not a.startswith("-"), _split(a)[0] in groups and "={" not in a))
-    plain = [f"++{a.lstrip('+')}" if _is_argument(base, _split(a)[0]) else a for a in plain]
+    plain = _added(base, plain, _mappings(job.config_class))
     name = f"kit_{job.recipe.name}"
     sweep = None
     if "--multirun" in arguments or "-m" in arguments:

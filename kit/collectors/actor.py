@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,13 +83,15 @@ class Actor:
         def runner(one: Policy | None) -> PolicyRunner | None:
             if one is None:
                 return None
-            fast = fast_policy != "module"
+            fast, kept = fast_policy != "module", keys if keeps_outputs else ()
+            check = partial(check_writes, one, actions=self.action_keys, observations=kept)
+            if declared := getattr(one, "out_keys", None):
+                check(declared)
             return PolicyRunner(
-                one, keys, env.num_envs, exploration_type=exploration_type, fast=fast, device=device
-            )
+                one, keys, env.num_envs, exploration_type=exploration_type, fast=fast,
+                device=device, check=check,
+            )  # fmt: skip
 
-        for one in (policy, exploration_policy):
-            check_writes(one, self.action_keys, keys if keeps_outputs else ())
         self.runner, self.explorer = runner(policy), runner(exploration_policy)
         self._runners = [one for one in (self.runner, self.explorer) if one is not None]
         self._random = RandomActions(env)

@@ -83,6 +83,7 @@ class PolicyRunner:
         exploration_type: whether actions are sampled.
         fast: whether to trace at all.
         device: of the hidden state.
+        check: is given the keys of all that the policy writes, once they are known.
 
     Attributes:
         out_keys: of the outputs, in this order; known after the first call. Hidden state that the
@@ -102,6 +103,7 @@ class PolicyRunner:
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         fast: bool = True,
         device: torch.device | str = "cpu",
+        check: Callable[[Sequence[Key]], None] | None = None,
     ) -> None:
         self.policy = policy
         self.num_envs = num_envs
@@ -119,6 +121,7 @@ class PolicyRunner:
         self._fed: list[Key] = []  # hidden state that is returned as it was given
         self._fast, self._known = fast, False
         self._restored = False  # hidden state is that of a checkpoint
+        self._check = check
         self._traced = Traced(self._call, policy, name="the policy")
 
     @property
@@ -206,10 +209,15 @@ class PolicyRunner:
     def _call(self, pool: Mapping[Key, Tensor]) -> Tensors:
         """Call the TensorDict module; return what it writes."""
         given = dict(pool)
+        before = {} if self._written else _versions({key: given[key] for key in self._given})
         with set_exploration_type(self.exploration_type):
             result = self._checked_call(TensorDict(dict(given), [self.num_envs]))
         if not self._written:
-            self._written = _written(self.policy, given, result)
+            written = _written(self.policy, given, result)
+            if self._check is not None:
+                changed = [k for k, one in _versions(given).items() if before.get(k, one) != one]
+                self._check([*written, *(key for key in changed if key not in written)])
+            self._written = written
             public = [key for key in self._written if not _is_private(key)]
             self._fed = [key[1:] if len(key) > 2 else key[1] for key in public if _is_next(key)]
             starts = [IS_INIT] if self._fed and IS_INIT not in self._given else []
@@ -322,25 +330,38 @@ def _check_reads(policy: Any, given: Sequence[Key], first: Tensors) -> None:
         raise SettingError("policy", type(policy).__name__, why, works)
 
 
-def check_writes(policy: Any, actions: Sequence[Key], observations: Sequence[Key] = ()) -> None:
-    """Refuse a policy whose declared outputs have no action, or the name of an observation.
+def check_writes(
+    policy: Any, written: Sequence[Key], actions: Sequence[Key], observations: Sequence[Key] = ()
+) -> None:
+    """Refuse a policy that writes no action, or in the place of what the environment gives.
+
+    Args:
+        policy: for the error.
+        written: keys that it writes.
+        actions: keys of the environment's actions.
+        observations: those of its observations, where outputs are kept in batches.
 
     Raises:
-        SettingError: if one is missing, or an output would take the place of an observation.
+        SettingError: if an action is missing, or an output would take the place of an entry of the
+            environment or of the collector.
     """
-    written = getattr(policy, "out_keys", None)
-    if not written:
-        return
+    name = getattr(policy, "__name__", type(policy).__name__)
     known = {key[:n] for key in map(path_of, written) for n in range(1, len(key) + 1)}
     missing = [k for k in actions if not {path_of(k), path_of(k)[:1]} & known]
     if missing:
         why = f"has out_keys={list(written)}, without the environment's action"
-        raise SettingError("policy", type(policy).__name__, why, f"out_keys={list(actions)}")
-    both = [key for key in written if key in observations]
+        raise SettingError("policy", name, why, f"out_keys={list(actions)}")
+    seen = {path_of(key) for key in observations}
+    taken = {*seen, *(("next", *path) for path in seen), *_OF_STEPS} if seen else set()
+    both = [key for key in written if path_of(key) in taken]
     if both:
         why = f"writes {both}, in place of what the environment gave: batches would hold that"
-        works = "rename the output, or the observation"
-        raise SettingError("policy", type(policy).__name__, why, works)
+        raise SettingError("policy", name, why, "rename the output, or the observation")
+
+
+_OF_STEPS = {("next", name) for name in ("reward", "done", "terminated", "truncated")}
+_OF_STEPS |= {("collector", name) for name in ("traj_ids", "mask")}
+"""Entries of every batch that are no policy's."""
 
 
 def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tensors:
@@ -368,6 +389,11 @@ def _written(policy: Any, given: Tensors, result: TensorDictBase) -> list[Key]:
         if isinstance(value, Tensor) and (changed or (declared and key in declared)):
             found.append(key)
     return found
+
+
+def _versions(tensors: Tensors) -> dict[Key, int]:
+    """How often each tensor was changed in place, where PyTorch counts it."""
+    return {key: one._version for key, one in tensors.items() if not one.is_inference()}
 
 
 def _shows(value: Any, given: Tensor) -> bool:

@@ -206,7 +206,10 @@ def _plain_value(path: str, value: Any, hint: Any) -> Any:
     if origin is dict or hint is dict:
         if not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
             raise _wrong(path, value, "a mapping such as {name: value}")
-        return dict(value)
+        of = arguments[1] if arguments else Any
+        if of is Any:
+            return dict(value)
+        return {name: _plain_value(f"{path}.{name}", item, of) for name, item in value.items()}
     return _scalar(path, value, hint)
 
 

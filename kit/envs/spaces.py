@@ -134,7 +134,7 @@ class ActionConverter:
 
     Values of bounded Box spaces are clipped to the bounds, so that a policy with unbounded noise
     cannot leave them (the batch keeps the unclipped action, to which the log-probability belongs);
-    values of Discrete and MultiDiscrete spaces are shifted by ``start``.
+    values of Discrete and MultiDiscrete spaces are shifted by ``start``. All have the space's type.
 
     Args:
         space: action space of one env; ``None`` where a TorchRL spec describes actions.
@@ -152,7 +152,8 @@ class ActionConverter:
         """Return actions of all envs: an array, or nested dictionaries of arrays.
 
         Raises:
-            SettingError: if an action has another shape than its space.
+            SettingError: if an action has another shape than its space, or is a fraction where the
+                space has whole numbers.
         """
         if self._plain:
             return self._entries[0](actions)
@@ -171,7 +172,8 @@ class ActionConverter:
             if not self._integers:
                 return entry(actions)  # type: ignore[return-value]
             values = actions[entry.key]
-            chosen = values if values.ndim == 1 and entry.start is None else entry(actions)
+            fits = values.ndim == 1 and values.dtype.kind == "i" and entry.start is None
+            chosen = values if fits else entry(actions)
             return chosen.tolist()  # type: ignore[no-any-return]
         converted = self(actions)
         return [_row(converted, number) for number in range(self.num_envs)]
@@ -197,14 +199,24 @@ class _Entry:
         if values.shape[1:] != self.shape:
             why = "is not the shape of the environment's action"
             raise SettingError(str(self.key), values.shape[1:], why, [self.shape])
+        given = values
         if self.start is not None:
-            return values + self.start  # type: ignore[no-any-return]
-        if self.dtype is not None and values.dtype.kind == "f" and values.dtype != self.dtype:
-            values = values.astype(self.dtype)
+            values = values + self.start
+        if self.dtype is not None and values.dtype != self.dtype:
+            values = self._of_its_type(values)
         if self.bounds is None:  # the environment may keep or change it, and the batch has it, too
-            return values.copy()
+            return values.copy() if values is given else values
         low, high = self.bounds  # two plain calls take a fraction of the time of np.clip
         return np.minimum(np.maximum(values, low), high)  # type: ignore[no-any-return]
+
+    def _of_its_type(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The same numbers in the type of the space."""
+        converted = values.astype(self.dtype)
+        if converted.dtype.kind != "f" and (lost := converted != values).any():
+            why = f"is no {converted.dtype}, which the environment's actions are"
+            works = "choose whole numbers: sample them, or take the argmax"
+            raise SettingError(str(self.key), values[lost][0].item(), why, works)
+        return converted
 
 
 def _row(tree: Any, number: int) -> Any:

@@ -57,7 +57,7 @@ class Checkpoints:
         self._checkpoint = torchrl_checkpoint.Checkpoint(format="directory")
         self._last = last
         for name, part in parts.items():
-            self._checkpoint.register(name, part, adapter=StateFile(lambda: self._last))
+            self._checkpoint.register(name, part, adapter=StateFile(lambda: self._last, name))
 
     def save(self, steps: int, metadata: Mapping[str, Any]) -> Path:
         """Write a checkpoint, and drop older ones and any of later steps.
@@ -70,6 +70,7 @@ class Checkpoints:
 
         Raises:
             NotSaved: if it could not be written; earlier ones are untouched.
+            SettingError: if a part has a state that could not be read back.
         """
         path = self.folder / f"{_PREFIX}{steps:012d}"
         try:

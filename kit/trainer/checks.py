@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+from tensordict import TensorDictBase
 from torchrl.envs import TransformedEnv
 from torchrl.trainers import OptimizationStepper
 
@@ -15,6 +16,7 @@ from kit.buffers import ReplayBatches, RolloutBatches
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
 from kit.envs.vector_env import VectorEnv
+from kit.fast.nested import entry
 from kit.hooks.annealing import Anneal
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import SettingError, StepLedger, StepPlan
@@ -110,6 +112,20 @@ def _in_buffer(plan: StepPlan, buffer: Any) -> Iterator[Refusal]:
         yield "minibatch_size", size, why, [planned]
 
 
+def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
+    """Parts of a replay buffer whose state no checkpoint could hold."""
+    if folder is None or not isinstance(buffer, ReplayBatches):
+        return
+    for field in ("writer", "sampler"):
+        part = getattr(buffer.buffer, field)
+        try:
+            part.state_dict()
+        except NotImplementedError:
+            why = "gives no state, which checkpoints need"
+            works = f"use another {field}, or folder=None (in a recipe runs=null): no checkpoints"
+            yield field, type(part).__name__, why, works
+
+
 def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:
     """Episodes that are left at the end of a batch, in a memory that takes them for going on."""
     joins = getattr(buffer, "joins_steps", False)
@@ -156,6 +172,14 @@ def in_counts(collector: Any, ledger: StepLedger) -> Iterator[Refusal]:
     if collected > ledger.local_policy_steps:
         why = f"has collected {collected:,} policy steps before, which are not in this run"
         yield "collector", type(collector).__name__, why, "make another one"
+
+
+def in_ended(released: bool, ledger: StepLedger, checkpoint: Any) -> Iterator[Refusal]:
+    """A run that would go on after its environments were closed."""
+    if released:
+        why = f"has ended after {ledger.policy_steps:,} policy steps and closed its environments"
+        again = "" if checkpoint is None else f" with resume_from={str(checkpoint)!r}"
+        yield "trainer", "Trainer", why, f"build another one{again}"
 
 
 def in_resumed(plan: StepPlan, ledger: StepLedger, checkpoint: Any) -> Iterator[Refusal]:
@@ -210,13 +234,9 @@ def in_updates(
         yield "update", None, _UNDONE, works
     if isinstance(update, TrustRegion) and plan.on_policy:
         yield from _in_trust_regions(plan)
-    keys = getattr(loss_module, "tensor_keys", None)
-    # Losses of action values name an advantage too, for estimators, and do not read it.
-    reads = hasattr(keys, "advantage") and not hasattr(keys, "action_value")
-    adds = ("batch_process", "pre_epoch", "process_optim_batch")
-    if reads and advantage is None and not any(stages[stage] for stage in adds):
-        name = type(loss_module).__name__
-        why = f"leaves {name} without advantages, which it would estimate from shuffled minibatches"
+    reads = _reads_advantage(loss_module) is not None
+    if reads and advantage is None and not any(stages[stage] for stage in _ADDING):
+        why = f"leaves {_unestimated(loss_module)}"
         yield "advantage", None, why, "give advantage=GAE(...) or another estimator"
     if advantage is None or plan.on_policy:
         return
@@ -241,6 +261,41 @@ def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
     if unread and beta:
         why = f"corrects priorities by importance weights, which {kind.__name__} does not read"
         yield "beta", beta, why, [0], "or sample uniformly, or use another loss"
+
+
+_ADDING = ("batch_process", "pre_epoch", "process_optim_batch")
+"""Stages whose hooks may add advantages."""
+
+
+def _reads_advantage(loss_module: Any) -> Any:
+    """The key of the advantages that a loss reads; ``None`` if it reads none."""
+    keys = getattr(loss_module, "tensor_keys", None)
+    # Losses of action values name an advantage too, for estimators, and do not read it.
+    return None if hasattr(keys, "action_value") else getattr(keys, "advantage", None)
+
+
+def _unestimated(loss_module: Any) -> str:
+    name = type(loss_module).__name__
+    return f"{name} without advantages, which it would estimate from shuffled minibatches"
+
+
+def in_estimated(
+    batch: Any, before: TensorDictBase, advantage: Any, loss_module: Any, stages: Stages
+) -> Iterator[Refusal]:
+    """What an estimator of advantages has made of a batch: nothing that can be trained on."""
+    name = getattr(advantage, "__name__", type(advantage).__name__)
+    if not isinstance(batch, TensorDictBase):
+        why = f"returned a {type(batch).__name__}, not a TensorDict"
+        yield "advantage", name, why, "return the batch, with its advantages"
+        return
+    if batch.numel() != before.numel():
+        why = f"returned {batch.numel()} of the {before.numel()} transitions of a batch"
+        yield "advantage", name, why, "return all of them, which the plan trains on"
+    key = _reads_advantage(loss_module)
+    adds = any(stages[stage] for stage in _ADDING)
+    if key is not None and not adds and entry(batch, key) is None:
+        why = f"wrote no {key!r} and leaves {_unestimated(loss_module)}"
+        yield "advantage", name, why, "write it, or name it: loss.set_keys(advantage=...)"
 
 
 def _in_trust_regions(plan: StepPlan) -> Iterator[Refusal]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import math
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -39,18 +42,24 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
 
     Args:
         before: the checkpoint before; ``None`` if there is none.
+        name: of the part, for errors.
     """
 
-    def __init__(self, before: Callable[[], Path | None]) -> None:
+    def __init__(self, before: Callable[[], Path | None], name: str = "part") -> None:
         super().__init__("torch")
-        self._before = before
+        self._before, self._name = before, name
 
     def save(self, component: Any, path: Path, **kwargs: Any) -> Any:
-        """Write the state of a part to its folder."""
+        """Write the state of a part to its folder.
+
+        Raises:
+            SettingError: if there is something in it that could not be read back.
+        """
         path.mkdir(parents=True, exist_ok=True)
         before = self._before()
         known = None if before is None else before / path.relative_to(path.parents[1])
         state = component.state_dict(*kwargs["args"], **kwargs["kwargs"])
+        _refuse_unreadable(state, self._name)
         torch.save(_apart(state, path, known), path / self.state_torch)
         return state
 
@@ -58,6 +67,39 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
         """Restore a part from its files; there is no other place to look for them."""
         state = _together(torch.load(path / self.state_torch, weights_only=True), path)
         component.load_state_dict(state, *kwargs["args"], **kwargs["kwargs"])
+
+
+_CONTAINERS = (list, tuple, set)
+_MAPPINGS = (dict, OrderedDict)
+_PLAIN = (bool, int, float, complex, str, bytes, NoneType)
+
+
+def _refuse_unreadable(value: Any, where: str) -> None:
+    """Refuse what PyTorch's restricted unpickler would not read: objects, arrays of NumPy."""
+    if type(value) in _PLAIN or isinstance(value, Tensor):
+        return
+    if type(value) in _MAPPINGS:
+        for name, inner in value.items():
+            _refuse_unreadable(name, where)
+            _refuse_unreadable(inner, f"{where}.{name}")
+    elif type(value) in _CONTAINERS:
+        for inner in value:
+            _refuse_unreadable(inner, where)
+    elif not _is_read_back(value):
+        why = f"is a {type(value).__name__}, which no checkpoint gives back: it holds no code"
+        works = "give tensors and plain values in state_dict(): value.item(), value.tolist()"
+        raise SettingError(f"state of {where}", value, why, works)
+
+
+def _is_read_back(value: Any) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # whatever it is, it would be the same when the run is resumed
+        return False
+    return True
 
 
 def _apart(value: Any, folder: Path, known: Path | None) -> Any:

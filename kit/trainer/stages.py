@@ -217,10 +217,10 @@ class Stages(dict[str, list[_Operation]]):
     def _result(self, stage: str, operation: _Operation, *arguments: Any) -> Any:
         try:
             return operation.function(*arguments, **operation.keywords)
-        except StopIteration:
-            raise
         except Exception as error:
-            if isinstance(error, HookError) or getattr(error, "stops_the_run", False):
+            # So TorchRL's replay buffer hook says that a pass has ended.
+            ends = stage == "process_optim_batch" and isinstance(error, StopIteration)
+            if ends or isinstance(error, HookError) or getattr(error, "stops_the_run", False):
                 raise
             raise HookError(operation.name, stage, error) from error
 

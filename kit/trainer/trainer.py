@@ -29,7 +29,7 @@ from kit.trainer.checkpoint import Checkpoints, normalization_of, stateful_parts
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.stages import is_of_the_kit
 from kit.trainer.torchrl_protocol import TorchRLProtocol
-from kit.trainer.updates import Undisturbed, gradient_step, minibatches_are_unseen
+from kit.trainer.updates import Undisturbed, entries_may_be_left_out, gradient_step
 from kit.update import Update
 
 
@@ -105,6 +105,7 @@ class Trainer(TorchRLProtocol):
         checks.refuse(
             checks.in_collection(plan, collector, minibatches, advantage),
             checks.in_evaluation(plan, evaluate, collector),
+            checks.in_checkpoints(folder, minibatches),
         )
         super().__init__(
             plan, collector, update, minibatches,
@@ -115,6 +116,7 @@ class Trainer(TorchRLProtocol):
         self.config = config or {}
         self.folder = None if folder is None else Path(folder)
         self._saved_at = 0  # iterations
+        self._released = False
         self.last_metrics: Mapping[str, Tensor] | None = None
         self._checkpoints: Checkpoints | None = None
         self._prefill: TensorDictBase | None = None
@@ -145,6 +147,7 @@ class Trainer(TorchRLProtocol):
         """Run the rest of the plan and return the ledger.
 
         Raises:
+            SettingError: if the run has ended before its plan: its environments are closed.
             PlanNotKept: if counts differ from the plan.
             HookError: if a hook raises.
             EnvironmentFault: if an environment fails.
@@ -153,6 +156,9 @@ class Trainer(TorchRLProtocol):
             checks.in_learning_rates(self.registered_modules),
             checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
             checks.in_counts(self.collector, self.ledger),
+            checks.in_ended(
+                self._released and not self.schedule.done, self.ledger, self.last_checkpoint
+            ),
         )
         with self._lifecycle(), self.batches.sharing_memory(self._nothing_keeps_a_batch):
             if self.ledger.iterations == 0:
@@ -215,7 +221,9 @@ class Trainer(TorchRLProtocol):
         self._skip_phase, self._drawn = False, 0
         self.stages.fire("pre_optim_steps")
         if self.advantage is not None:
-            batch = self.advantage(batch)
+            given, batch = batch, self.advantage(batch)
+            estimated = (batch, given, self.advantage, self.loss_module, self.stages)
+            checks.refuse(checks.in_estimated(*estimated))
         made: int | None = None
         while due and not self._skip_phase:
             self.log("pre_epoch_log", batch)
@@ -247,7 +255,7 @@ class Trainer(TorchRLProtocol):
         if self.plan.offline:
             return
         keys: Sequence[Any] = ()
-        if self.plan.on_policy and minibatches_are_unseen(self):
+        if self.plan.on_policy and entries_may_be_left_out(self):
             keys = getattr(self.update, "keys_read", ())
         self.buffer.extend(batch, keys)
 
@@ -419,6 +427,7 @@ class Trainer(TorchRLProtocol):
 
     def shutdown(self) -> None:
         """Release everything, even if something raises on the way."""
+        self._released = True
         with contextlib.ExitStack() as last_first:
             if self.evaluate is not None:
                 last_first.callback(self.evaluate.close)

@@ -20,11 +20,22 @@ from kit.update import Update
 _SEES_MINIBATCHES = (
     "process_optim_batch", "process_loss", "optimizer", "post_loss", "post_optim_log",
 )  # fmt: skip
+_BETWEEN_MINIBATCHES = ("post_optim", "post_epoch_log", "post_epoch", "pre_epoch_log")
 
 
 def minibatches_are_unseen(trainer: TorchRLProtocol) -> bool:
-    """Whether no hook is given a minibatch, so that entries that no one reads may be left out."""
+    """Whether no hook is given a minibatch."""
     return not any(map(trainer.stages.__getitem__, _SEES_MINIBATCHES))
+
+
+def entries_may_be_left_out(trainer: TorchRLProtocol) -> bool:
+    """Whether only the loss reads minibatches, and reads the same entries of all that are cut.
+
+    A hook between two gradient steps may change a loss, which may then read something else.
+    """
+    between = [operation for stage in _BETWEEN_MINIBATCHES for operation in trainer.stages[stage]]
+    known = all(is_of_the_kit(operation.function) for operation in between)
+    return known and minibatches_are_unseen(trainer)
 
 
 class Undisturbed:
@@ -50,7 +61,8 @@ class Undisturbed:
         if isinstance(buffer, ReplayBatches):
             # Of minibatches of ever other sizes, a loss may look at more than a program has read.
             alike = self.trainer.plan.minibatch_size is not None
-            buffer.keys_read = update.keys_read if unseen and alike else ()
+            left_out = known and alike and entries_may_be_left_out(self.trainer)
+            buffer.keys_read = update.keys_read if left_out else ()
 
     def __exit__(self, *error: object) -> None:
         """Anything may change again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +18,19 @@ from kit.steps.errors import whole_number
 
 @dataclass
 class Group:
-    """One optimiser, the losses it minimises (empty: all) and the parameters it owns."""
+    """One optimiser and the losses it minimises (empty: all)."""
 
     name: str
     optimizer: Optimizer
     losses: tuple[str, ...]
-    parameters: list[nn.Parameter]
     period: int
     """gradient steps between two steps of this optimiser."""
     steps: int = 0
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that the optimiser has now, those included that are frozen at the moment."""
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
 
 
 def groups_of(
@@ -39,6 +44,10 @@ def groups_of(
             raise SettingError("every", name, "is not a loss with an optimiser of its own", works)
     groups = []
     for one in dict.fromkeys(named.values()):
+        closure = inspect.signature(one.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            why = "computes the loss several times in one step, and here it is computed once"
+            raise SettingError("optimizer", type(one).__name__, why, ["Adam", "RMSprop", "SGD"])
         given = [name for name, optimizer in named.items() if optimizer is one]
         names = tuple(filter(None, given))
         periods = {whole_number(f"every.{name}", every.get(name, 1), 1) for name in given}
@@ -46,8 +55,7 @@ def groups_of(
             why = f"differs for {' and '.join(names)}, which share an optimiser"
             raise SettingError("every", dict(every), why, "give them the same period")
         name = "_".join(name.removeprefix("loss_") for name in names)
-        owned = [p for group in one.param_groups for p in group["params"] if p.requires_grad]
-        groups.append(Group(name, one, names, owned, periods.pop()))
+        groups.append(Group(name, one, names, periods.pop()))
     return groups
 
 
@@ -86,13 +94,18 @@ def gradients_of(
     group: Group, losses: TensorDictBase, retain_graph: bool
 ) -> Sequence[Tensor | None]:
     """The gradients of the sum of a group's losses."""
-    parts = [losses.get(name).float() for name in group.losses or losses_among(losses.keys())]
-    total = sum(parts[1:], parts[0])
-    learning = [p for p in group.parameters if p.requires_grad]  # others were frozen meanwhile
+    names = group.losses or losses_among(losses.keys())
+    for name in names or ["loss"]:
+        if name not in losses.keys():
+            why = f"is not among what the loss module returns this time, {list(losses.keys())}"
+            raise SettingError("optimizer", name, why, "return each loss in every gradient step")
+    parts = [losses.get(name).float() for name in names]
+    total, parameters = sum(parts[1:], parts[0]), group.parameters
+    learning = [p for p in parameters if p.requires_grad]  # others are frozen
     if not (learning and total.requires_grad):
-        return [None] * len(group.parameters)
+        return [None] * len(parameters)
     found = iter(torch.autograd.grad(total, learning, retain_graph=retain_graph, allow_unused=True))
-    return [next(found) if p.requires_grad else None for p in group.parameters]
+    return [next(found) if p.requires_grad else None for p in parameters]
 
 
 def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:

@@ -81,6 +81,7 @@ class Update(OptimizationStepper):
             (their sum) and the others are metrics.
         optimizer: one optimiser for all losses; or one by name of the loss it minimises
             (``{"loss_actor": ..., "loss_qvalue": ...}``; several names may share an optimiser).
+            Parameters may be frozen, freed and added to it at any time.
         every: gradient steps between two steps of the optimiser of a loss, by name of the loss; 1
             where none is given. ``{"loss_actor": 2}`` is the policy delay of TD3 (Fujimoto et al.
             2018): the actor is updated in gradient steps 2, 4, ...
@@ -151,6 +152,7 @@ class Update(OptimizationStepper):
         self.compile = compile
         self.optimizer_step_count = 0
         self._checked: set[int] = set()
+        self._owned: list[int] = []  # parameters of each group, by which losses were recorded
         self._traced: dict[tuple[Due, str], Traced] = {}
         self._fixed: dict[Due, Traced] = {}  # whole steps, as long as nothing changes
         self._read: list[list[Any]] = []
@@ -339,6 +341,11 @@ class Update(OptimizationStepper):
         """Metrics and gradients of a minibatch."""
         if not self.compile:
             return self._outputs(self._loss(due, minibatch.copy()), minibatch)
+        owned = [len(group.parameters) for group in self.groups]
+        if owned != self._owned:  # gradients go by the number of their parameter
+            self._owned = owned
+            for traced in self._traced.values():
+                traced.clear()
         traced = self._trace(due, "loss")
         traced.refresh()
         return self._outputs(traced(minibatch), minibatch)

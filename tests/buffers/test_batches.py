@@ -378,7 +378,7 @@ def flat_buffer() -> ReplayBatches:
 
 
 def without_replacement() -> ReplayBatches:
-    return make_replay_buffer(10, 4, sampler=SamplerWithoutReplacement())
+    return make_replay_buffer(12, 4, sampler=SamplerWithoutReplacement())
 
 
 def sequences() -> ReplayBatches:

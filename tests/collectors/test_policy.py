@@ -259,3 +259,55 @@ def test_a_policy_that_writes_an_observation_is_refused():
     policy = TensorDictSequential(scaled, make_actor(env))
     with pytest.raises(SettingError, match=r"writes \['observation'\], in place of what the env"):
         VectorCollector(env, policy, steps_per_env=4)
+
+
+def acting(**written):
+    """A policy that does not declare what it writes."""
+
+    def policy(tensordict):
+        tensordict["action"] = torch.zeros(tensordict.batch_size, dtype=torch.long)
+        for key, value in written.items():
+            tensordict[tuple(key.split("_", 1)) if "_" in key else key] = value
+        return tensordict
+
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("written", "key"),
+    [
+        ({"observation": torch.zeros(3, 3)}, "'observation'"),
+        ({"next_observation": torch.zeros(3, 3)}, r"\('next', 'observation'\)"),
+        ({"next_reward": torch.zeros(3, 1)}, r"\('next', 'reward'\)"),
+        ({"next_done": torch.ones(3, 1, dtype=torch.bool)}, r"\('next', 'done'\)"),
+        ({"collector_mask": torch.zeros(3, dtype=torch.bool)}, r"\('collector', 'mask'\)"),
+    ],
+)
+@pytest.mark.parametrize("declares", [True, False])
+def test_a_policy_that_writes_in_the_place_of_the_environment_is_refused(written, key, declares):
+    policy = acting(**written)
+    if declares:
+        names = [tuple(one.split("_", 1)) if "_" in one else one for one in written]
+        policy = TensorDictModule(lambda _: (0, *written.values()), [], ["action", *names])
+    with pytest.raises(SettingError, match=rf"policy=.* writes \[{key}\], in place of what the"):
+        VectorCollector(guess(), policy, steps_per_env=2).collect()
+
+
+def test_a_policy_that_changes_an_observation_in_place_is_refused():
+    def policy(tensordict):
+        tensordict["observation"].mul_(2)
+        return acting()(tensordict)
+
+    with pytest.raises(SettingError, match=r"writes \['observation'\], in place of what the env"):
+        VectorCollector(guess(), policy, steps_per_env=2).collect()
+
+
+def test_a_function_that_writes_no_action_is_refused():
+    collector = VectorCollector(guess(), lambda tensordict: tensordict, steps_per_env=2)
+    with pytest.raises(SettingError, match=r"without the environment's action; out_keys=\['action"):
+        collector.collect()
+
+
+def test_a_policy_may_write_what_is_its_own():
+    batch = VectorCollector(guess(), acting(next_guess=torch.ones(3, 1)), steps_per_env=2).collect()
+    assert (batch["next", "guess"] == 1).all()

@@ -89,6 +89,34 @@ def test_unbounded_and_integer_boxes_are_left_alone():
 
 def test_actions_have_the_type_of_their_space():
     assert _convert(Box(-1, 1, (1,), np.float64), np.ones((2, 1), np.float32)).dtype == np.float64
+    assert _convert(Box(-1, 1, (1,), np.float32), np.ones((2, 1), np.int64)).dtype == np.float32
+    for space in (
+        MultiDiscrete([2, 3], dtype=np.int32),
+        MultiDiscrete([2, 3], dtype=np.uint8, start=[1, 1]),
+        MultiBinary(2),
+        Box(0, 3, (2,), np.uint8),
+    ):
+        for values in (np.array([[1, 1], [0, 1]]), np.array([[1.0, 1.0], [0.0, 1.0]], np.float32)):
+            assert all(space.contains(row) for row in _convert(space, values))
+
+
+@pytest.mark.parametrize("space", [Discrete(2), Discrete(2, start=3)])
+@pytest.mark.parametrize("values", [[1, 0], [True, False], [1.0, 0.0], np.int32([1, 0])])
+def test_choices_are_whole_numbers_of_python(space, values):
+    converter = ActionConverter(space, leaves(space, "action", ""), 2)
+    rows = converter.rows({"action": np.asarray(values)})
+    assert [(type(row), row - int(space.start)) for row in rows] == [(int, 1), (int, 0)]
+
+
+@pytest.mark.parametrize(
+    "space", [Discrete(2), Discrete(3, start=2), MultiBinary(2), MultiDiscrete([2, 2]),
+              Box(0, 3, (2,), np.int64)],
+)  # fmt: skip
+def test_fractions_are_no_choices(space):
+    converter = ActionConverter(space, leaves(space, "action", ""), 2)
+    fractions = np.full((2, *space.shape), 0.75, np.float32)
+    with pytest.raises(SettingError, match=r"action=.*\.75 is no int.*; choose whole numbers"):
+        converter.rows({"action": fractions})
 
 
 def test_discrete_actions_are_shifted_by_start():
