@@ -360,7 +360,7 @@ MUTATIONS = [
     ),
     *_of(
         "kit/logging/journal.py", "tests/test_loggers.py",
-        ("            logger.log_row(dict(row))\n        return row", "            logger.log_row(row)\n        return row"),
+        ("log_row(dict(row))\n        return", "log_row(row)\n        return"),
     ),
 ]  # fmt: skip
 
