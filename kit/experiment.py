@@ -314,12 +314,12 @@ class Experiment:
                 "log_every": cfg.log_every,
                 "checkpoint_every": cfg.checkpoint_every,
                 "progress": cfg.progress and title,
-                "hooks": hooks,
+                "hooks": [*self._videos(), *hooks],
                 "logger": [*self._loggers(), *loggers],
             }
             if run is not None and self.folder is not None:
                 around |= {
-                    "hooks": [run, LearningCurve(self.folder), *self._videos(), *hooks],
+                    "hooks": [run, LearningCurve(self.folder), *around["hooks"]],
                     "folder": self.folder,
                     "config": run.config,
                     "resume_from": run.checkpoint,
@@ -402,8 +402,10 @@ class Experiment:
 
     def _videos(self) -> list[RecordVideo]:
         every = self.cfg.video_every
-        if every is None or self.folder is None:
+        if every is None:
             return []
+        if self.folder is None:
+            raise SettingError("video_every", every, "needs a run folder", "give runs='runs'")
         return [RecordVideo(self.folder / "videos", every)]
 
     def _loggers(self) -> list[RowLogger]:
@@ -413,9 +415,6 @@ class Experiment:
             return make_loggers(cfg.logger, self.folder, run_name=run_name)
         if cfg.logger not in ("csv", "none"):
             raise SettingError("logger", cfg.logger, "needs a run folder", "give runs='runs'")
-        if cfg.video_every is not None:
-            why = "needs a run folder"
-            raise SettingError("video_every", cfg.video_every, why, "give runs='runs'")
         return []
 
 
