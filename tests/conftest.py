@@ -6,6 +6,7 @@ import os
 import warnings
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 import torchrl.modules  # noqa: F401  # switches validation of distributions off when imported
@@ -13,6 +14,11 @@ import torchrl.modules  # noqa: F401  # switches validation of distributions off
 # Processes that tests start import this tree too, `recipes` included, from whatever folder.
 _ROOT, _BEFORE = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
 os.environ["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{_BEFORE}" if _BEFORE else _ROOT
+
+# No example is wrong because a machine was busy.
+busy = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("kit", suppress_health_check=busy)
+hypothesis.settings.load_profile("kit")
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ def continued(batch: TensorDict) -> TensorDict:
 
 # ---------------------------------------------------------------------- the recursion
 @given(SIZES, st.integers(0, 1000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_suffix_sums_are_those_of_the_recursion(size, seed):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(*size, generator=generator, dtype=torch.float64)
@@ -84,7 +84,7 @@ def test_a_cut_separates_episodes_completely():
 @given(
     SIZES, st.integers(0, 1000), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.8, 1.0])
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_advantages_are_the_sums_of_the_paper(size, seed, gamma, lmbda):
     batch = batch_of(*size, seed=seed)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -309,7 +309,7 @@ def returns_of(batch: TensorDict, gamma: float, following: torch.Tensor | None) 
 
 
 @given(SIZES, st.integers(0, 1000), st.sampled_from([0.0, 0.875, 1.0]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_returns_without_a_baseline_are_the_rewards_to_go(size, seed, gamma):
     batch = batch_of(*size, seed=seed)
     given = batch.clone()
@@ -320,7 +320,7 @@ def test_returns_without_a_baseline_are_the_rewards_to_go(size, seed, gamma):
 
 
 @given(SIZES, st.integers(0, 1000), st.sampled_from([0.0, 0.875, 1.0]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_baseline_is_subtracted_and_bootstraps_what_is_cut_off(size, seed, gamma):
     torch.manual_seed(seed)
     batch, value = batch_of(*size, seed=seed), network(double=True)
@@ -371,7 +371,7 @@ def test_one_advantage_alone_is_zero_when_normalised():
 
 # ---------------------------------------------------------------------- n-step returns
 @given(SIZES, st.integers(0, 1000), st.integers(1, 45))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_n_step_returns_sum_n_rewards_within_their_episode_and_batch(size, seed, n_step):
     batch, value = batch_of(*size, seed=seed), network(double=True)
     batch = GAE(gamma=0.875, value_network=value, n_step=n_step)(batch)

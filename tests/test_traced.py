@@ -794,7 +794,7 @@ STEPS = {
     ),
     st.sets(st.integers(0, 12), max_size=3),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_program_gives_what_its_function_gives(steps, returned):
     def function(x, y):
         values = [x, y]

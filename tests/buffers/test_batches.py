@@ -311,7 +311,7 @@ def test_rewards_of_several_steps_are_summed_up_to_the_end_of_the_episode(split)
     assert not expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     envs=st.integers(1, 3),
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=6),

@@ -77,7 +77,7 @@ BATCHES = st.lists(st.integers(1, 9), min_size=1, max_size=25)
 
 @pytest.mark.parametrize("strategy", ["future", "episode", "final"])
 @given(st.integers(1, 5), BATCHES, st.integers(20, 60), st.integers(0, 1_000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_goals_are_of_the_same_episode(strategy, num_envs, batches, size, seed):
     """Whatever the lengths of episodes and batches, also when old rows are overwritten."""
     torch.manual_seed(seed)

@@ -66,7 +66,7 @@ def in_time(new):
     return new.transpose(0, 1).reshape(-1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example(num_envs=3, frames=2, size=6, steps=[2, 2], lengths=[4])  # a batch fills the memory
 @given(
     num_envs=st.integers(1, 3),

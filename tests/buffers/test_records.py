@@ -71,7 +71,7 @@ def test_an_episode_of_three_steps_is_four_records():
     length=st.integers(2, 5),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_windows_are_consecutive_records_of_one_environment(
     episodes, parts, capacity, length, seed
 ):

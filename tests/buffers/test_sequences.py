@@ -26,7 +26,7 @@ def batch_of(num_envs: int, steps: int, start: int) -> TensorDict:
     st.integers(1, 4), st.lists(st.integers(1, 9), min_size=1, max_size=12),
     st.integers(1, 6), st.integers(24, 60), st.integers(0, 1_000),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sequences_never_cross_the_write_head_or_change_the_environment(
     num_envs, batches, length, size, seed
 ):

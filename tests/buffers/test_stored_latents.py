@@ -44,7 +44,7 @@ def trained(replay: SequenceReplay, windows: int) -> set[float]:
     steps=st.integers(4, 20),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_window_begins_with_the_newest_latent_of_the_record_before_it(
     episodes, capacity, length, steps, seed
 ):

@@ -14,7 +14,7 @@ from kit.dialects.carried import carry, carry_over, flat, take, use_of
 from kit.dialects.fields import Acts, uses
 from kit.dialects.translate import translate
 from kit.steps import SettingError
-from recipes import a2c, dqn, ppo, sac
+from recipes import a2c, ddpg, dqn, ppo, sac, td3
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
 
 
@@ -191,6 +191,19 @@ def test_pyrados_epsilon_acts_in_dqn():
     assert given.algorithm_for("dqn", "off_policy") == "dql"
     constant = Pyrado(algo="dql", eps_schedule_gamma=1.0)
     assert carry(constant, dqn.Config())[0] == {"epsilon_decay": 1.0}
+
+
+def test_noise_has_the_same_unit_in_sb3_cleanrl_and_the_recipes():
+    given = SB3(algo="td3", target_policy_noise=0.3, noise_type="normal", noise_std=0.25)
+    assert carry(given, td3.Config(), "td3")[0] == {"policy_noise": 0.3, "exploration_noise": 0.25}
+    given = CleanRL(algo="td3", policy_noise=0.3, exploration_noise=0.25, noise_clip=0.4)
+    values = {"policy_noise": 0.3, "exploration_noise": 0.25, "noise_clip": 0.4}
+    assert carry(given, td3.Config(), "td3")[0] == values
+    assert carry(CleanRL(algo="ddpg", exploration_noise=0.25), ddpg.Config(), "ddpg")[0] == {
+        "exploration_noise": 0.25
+    }
+    with pytest.raises(SettingError, match="noise_type='ornstein-uhlenbeck'"):
+        carry(SB3(algo="td3", noise_type="ornstein-uhlenbeck"), td3.Config(), "td3")
 
 
 def test_epsilon_and_target_updates_act_in_dqn_in_its_gradient_steps():

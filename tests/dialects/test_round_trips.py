@@ -56,7 +56,7 @@ def test_dialect_to_plan_to_dialect_to_plan_is_the_same_plan(name):
 
 
 @every_version
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(seed=st.integers(0, 2**32))
 def test_what_a_version_makes_it_can_say_also_without_the_algorithm(name, version, seed):
     chosen, plan = settings_of_a_plan(name, version, random.Random(seed))

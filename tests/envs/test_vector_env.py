@@ -102,7 +102,7 @@ def test_normalisation_below_transforms_is_refused():
     st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.booleans()), min_size=1, max_size=30),
     st.integers(1, 5),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_return_is_the_sum_of_its_own_rewards_however_they_are_taken_in(steps, at_a_time):
     reward = np.array([[value] for value, _ in steps], np.float32)
     ended = np.array([[end] for _, end in steps])

@@ -33,7 +33,7 @@ _DQN: dict[str, Any] = {
 }
 _TD3: dict[str, Any] = {  # its targets follow the policy
     name: value for name, value in _SAC.items() if name != "target_network_frequency"
-} | {"learning_starts": 25_000, "learning_rate": 3e-4}
+} | {"learning_starts": 25_000, "learning_rate": 3e-4, "exploration_noise": 0.1}
 _DEFAULTS = {
     "ppo": _PPO,
     "ppo_continuous_action": _PPO | {
@@ -48,7 +48,7 @@ _DEFAULTS = {
         "learning_rate": 1e-4, "end_e": 0.01, "exploration_fraction": 0.1,
     },
     "sac_continuous_action": _SAC,
-    "td3_continuous_action": _TD3,
+    "td3_continuous_action": _TD3 | {"policy_noise": 0.2, "noise_clip": 0.5},
     "ddpg_continuous_action": _TD3,
 }
 # fmt: on
@@ -56,6 +56,7 @@ for _short in ("sac", "td3", "ddpg"):
     _DEFAULTS[_short] = _DEFAULTS[f"{_short}_continuous_action"]
 _DQNS, _SACS = ("dqn", "dqn_atari"), ("sac", "sac_continuous_action")
 _DELAYED = tuple(name for name in _DEFAULTS if name.startswith(("sac", "td3", "ddpg")))
+_TD3S, _DDPGS = ("td3", "td3_continuous_action"), ("ddpg", "ddpg_continuous_action")
 _ONE_RATE = (ON_POLICY, *_DQNS, *(name for name in _DELAYED if name not in _SACS))
 
 
@@ -130,6 +131,12 @@ class CleanRLSettings(WrappedDialect):
     """transitions in the replay buffer."""
     policy_frequency: Count = acts("policy_delay", only=_DELAYED)
     """gradient steps of the critic per visit to the actor (SAC, TD3, DDPG)."""
+    exploration_noise: float = acts("exploration_noise", only=(*_TD3S, *_DDPGS))
+    """deviation of the noise on actions, in units of half their range (TD3, DDPG)."""
+    policy_noise: float = acts("policy_noise", only=_TD3S)
+    """deviation of the noise on target actions, in these units (TD3)."""
+    noise_clip: float = acts("noise_clip", only=_TD3S)
+    """largest noise on target actions, in these units (TD3)."""
     target_network_frequency: Count = acts(
         "target_update_every", None, _target_period, only=(*_DQNS, *_SACS)
     )

@@ -41,7 +41,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "learning_rate": 7e-4,
     },
     "sac": _OFF_POLICY | {"target_update_interval": 1, "learning_rate": 3e-4, "ent_coef": "auto"},
-    "td3": _OFF_POLICY | {"policy_delay": 2, "learning_rate": 1e-3},
+    "td3": _OFF_POLICY | {
+        "policy_delay": 2, "learning_rate": 1e-3, "target_policy_noise": 0.2,
+        "target_noise_clip": 0.5,
+    },
     "ddpg": _OFF_POLICY | {"policy_delay": 1, "learning_rate": 1e-3},
     "dqn": _OFF_POLICY | {
         "batch_size": 32, "train_freq": 4, "target_update_interval": 10_000, "learning_rate": 1e-4,
@@ -138,8 +141,8 @@ _UNSAID: dict[str, dict[str, Any]] = {
     "a2c": _UNSAID_ACTOR_CRITIC | {"activation": "tanh"},
     "dqn": _UNSAID_ACTOR_CRITIC | _CRITICS | {"double_dqn": False, "dueling": False},
     "sac": {**_RAW, **_CRITICS, "hidden_sizes": [256, 256]},
-    "td3": {**_RAW, **_CRITICS, "hidden_sizes": [400, 300]},
-    "ddpg": {**_RAW, **_CRITICS, "hidden_sizes": [400, 300]},
+    "td3": {**_RAW, **_CRITICS, "hidden_sizes": [400, 300], "exploration_noise": 0.0},
+    "ddpg": {**_RAW, **_CRITICS, "hidden_sizes": [400, 300], "exploration_noise": 0.0},
 }
 
 
@@ -192,6 +195,16 @@ class SB3Settings(WrappedDialect):
     """timesteps (DQN) or gradient steps (SAC) between target updates."""
     policy_delay: Count = acts("policy_delay", only=("td3", "ddpg"))
     """gradient steps of the critic per step of the actor (TD3, DDPG)."""
+    target_policy_noise: float = acts("policy_noise", only="td3")
+    """deviation of the noise on target actions, which are scaled to [-1, 1] (TD3)."""
+    target_noise_clip: float = acts("noise_clip", only="td3")
+    """largest noise on target actions (TD3)."""
+    noise_type: str | None = refused(
+        "recipes add normal noise", accepted=("normal",), only=("td3", "ddpg")
+    )
+    """noise on actions, of RL Zoo: ``normal`` (TD3, DDPG)."""
+    noise_std: float | None = acts("exploration_noise", only=("td3", "ddpg"))
+    """its deviation, of actions scaled to [-1, 1], of RL Zoo; ``None``: there is no noise."""
     learning_rate: Any = acts(
         "learning_rate", None, _first_of("learning_rate"), also=Acts("anneal", _schedule)
     )
