@@ -202,7 +202,7 @@ class Experiment:
         defaults = type(self.cfg)()
         own = getattr(defaults, "loss", "the recipe's")
         checks.loss_class(given, make)
-        taken = checks.taken_arguments(make, arguments, defaults, self.algorithm)
+        taken = checks.taken_arguments(make, arguments, self.cfg, self.algorithm)
         checks.continuous_loss(make, networks)
         checks.one_action_loss(make, networks)
         mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own

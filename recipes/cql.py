@@ -35,8 +35,7 @@ class Config(NetworkConfig, OfflineConfig):
     initial_alpha: Positive = 1.0
     """Initial entropy temperature; it is learned."""
     target_entropy: Finite | None = None
-    """Target entropy of the policy, in nats, of actions in their own units; null: minus the number
-    of action dimensions, as published for actions in [-1, 1]."""
+    """Target entropy of actions in their own units, in nats; null: minus their dimensions."""
     tau: UnitInterval = 0.005
     """Polyak averaging coefficient of the target networks."""
     learning_rate: Positive = 1e-3

@@ -49,8 +49,7 @@ class Config(NetworkConfig, OffPolicyConfig):
     fixed_alpha: bool = False
     """Whether the temperature stays as it is; otherwise it is learned."""
     target_entropy: Finite | None = None
-    """Target entropy of the policy, in nats, of actions in their own units; null: minus the number
-    of action dimensions, as published for actions in [-1, 1]."""
+    """Target entropy of actions in their own units, in nats; null: minus their dimensions."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam for actor, critics and temperature."""
     beta_1: Decay = 0.5

@@ -280,18 +280,20 @@ def loss_name(make: Callable[..., Any]) -> str:
 
 
 def taken_arguments(
-    make: Callable[..., Any], arguments: Mapping[str, Any], defaults: RunConfig, algorithm: str
+    make: Callable[..., Any], arguments: Mapping[str, Any], cfg: RunConfig, algorithm: str
 ) -> dict[str, Any]:
     """The arguments that a loss takes; others are left out at their default, else refused."""
+    defaults = type(cfg)()
     name, own = loss_name(make), getattr(defaults, "loss", "the recipe's")
     untaken = [argument for argument in arguments if not accepts(make, argument)]
     for argument in untaken:
         if not hasattr(defaults, argument):
             why = f"is no loss that {algorithm} can use: it takes no {argument}"
             raise SettingError("loss", name, why, [own])
-        if arguments[argument] != getattr(defaults, argument):
+        given = getattr(cfg, argument)  # its argument may be in another unit
+        if given != getattr(defaults, argument):
             works = f"leave it out, or use a loss that takes it: {own}"
-            raise SettingError(argument, arguments[argument], f"is no argument of {name}", works)
+            raise SettingError(argument, given, f"is no argument of {name}", works)
     return {key: value for key, value in arguments.items() if key not in untaken}
 
 
