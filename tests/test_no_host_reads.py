@@ -11,12 +11,13 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
-from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss, SACLoss, SoftUpdate
+from torchrl.objectives import ClipPPOLoss, SACLoss, SoftUpdate
 
 from kit.advantages import GAE
 from kit.buffers import direct, make_replay_buffer
 from kit.collectors import TensorCollector, rollout, tensor
 from kit.envs import make_env
+from kit.losses import KLPENPPOLoss
 from kit.modules import make_action_value, make_actor, make_body, make_value
 from kit.steps import StepPlan
 from kit.trainer import Trainer

@@ -349,8 +349,8 @@ def check_writes(
     known = {key[:n] for key in map(path_of, written) for n in range(1, len(key) + 1)}
     missing = [k for k in actions if not {path_of(k), path_of(k)[:1]} & known]
     if missing:
-        why = f"has out_keys={list(written)}, without the environment's action"
-        raise SettingError("policy", name, why, f"out_keys={list(actions)}")
+        why = f"writes {list(written)}, without the environment's action"
+        raise SettingError("policy", name, why, f"let it write {list(actions)}")
     seen = {path_of(key) for key in observations}
     taken = {*seen, *(("next", *path) for path in seen), *_OF_STEPS} if seen else set()
     both = [key for key in written if path_of(key) in taken]

@@ -244,13 +244,10 @@ CONTINUOUS_LOSSES = {"SACLoss": "DiscreteSACLoss", "DDPGLoss": "DQNLoss", "TD3Lo
 
 
 def loss_class(given: Any, make: Callable[..., Any]) -> None:
-    """Refuse a name of something else than a class of loss modules, and TorchRL's KLPENPPOLoss."""
+    """Refuse a name of something else than a class of loss modules."""
     if isinstance(given, str) and not (isinstance(make, type) and issubclass(make, nn.Module)):
         works = "use a loss of torchrl.objectives, or module:Class of your own"
         raise SettingError("loss", given, "is no class of loss modules", works)
-    if make is objectives.KLPENPPOLoss:
-        why = "changes the weight of its penalty before the gradient, which has twice or half of it"
-        raise SettingError("loss", loss_name(make), why, ["kit.losses:KLPENPPOLoss"])
 
 
 def continuous_loss(make: Callable[..., Any], networks: Sequence[Any]) -> None:

@@ -85,8 +85,8 @@ class RunConfig:
     keep_best: bool = True
     """Whether the policy of the best evaluation is kept, in checkpoints beside the last one."""
     video_every: Count | None = None
-    """Policy steps between videos of an episode, each recorded after an evaluation, the last one
-    too (needs a run folder and the extra "video"); null: none."""
+    """Policy steps between videos of an episode, recorded after the next evaluation and after that
+    at the end of the plan (needs a run folder and the extra "video"); null: none."""
     time_limit: Positive | None = None
     """Seconds after which the run ends, with the iteration under way; null: none."""
     stop_at_return: Finite | None = None

@@ -27,12 +27,12 @@ class RecordVideo(Hook):
     """Draws an episode after an evaluation and gives it to the loggers: W&B shows it.
 
     The episode is one more than those of the evaluation, with actions as there, in an environment
-    of its own. Needs the extra ``video``.
+    of its own; of several particles the first acts. Needs the extra ``video``.
 
     Args:
         folder: where the videos are written, each named by the steps after which it was recorded.
         every: policy steps (offline: gradient steps) between videos: the next evaluation is
-            recorded, and the last one of the run.
+            recorded, and that at the end of the plan.
     """
 
     operations: ClassVar = {"log_row": "record"}
@@ -127,8 +127,8 @@ def drawn(evaluator: Evaluator, video: Path | None, seed: int | None = None) -> 
             one = evaluator.again(episodes=1, seed=seed, **one_env, **in_this_process)
             with contextlib.closing(one):
                 yield one
-        except EnvironmentFault as fault:
-            if (refused := _not_drawn(fault)) is None:
+        except (EnvironmentFault, SettingError) as error:
+            if (refused := _not_drawn(evaluator.env.name, error)) is None:
                 raise
             raise refused from None
         if video is not None:
@@ -139,15 +139,19 @@ def drawn(evaluator: Evaluator, video: Path | None, seed: int | None = None) -> 
                 raise not_written(video, error) from None
 
 
-def _not_drawn(fault: EnvironmentFault) -> SettingError | None:
-    """What a fault of drawing needs, if it is known."""
-    error: BaseException | None = fault
+def _not_drawn(name: str, raised: Exception) -> SettingError | None:
+    """What drawing needs where this was raised, if it is known."""
+    error: BaseException | None = raised
     while not (error is None or isinstance(error, gym.error.DependencyNotInstalled)):
         error = error.__context__
     if error is not None:
         why, works = f"needs a package that is missing ({error})", "torchrl-kit[video]"
-        return SettingError("video", fault.name, why, f"pip install '{works}'")
-    if "OpenGL" in fault.what:
-        why, works = f"cannot be drawn: {fault.what}", "without a screen: MUJOCO_GL=egl or osmesa"
-        return SettingError("video", fault.name, why, works)
+        return SettingError("video", name, why, f"pip install '{works}'")
+    if "render_mode" in str(raised):
+        why = "cannot be drawn: it is not made with render_mode='rgb_array'"
+        works = "take that argument, and return a picture from render()"
+        return SettingError("video", name, why, works)
+    if "OpenGL" in str(raised):
+        why, works = f"cannot be drawn: {raised}", "without a screen: MUJOCO_GL=egl or osmesa"
+        return SettingError("video", name, why, works)
     return None

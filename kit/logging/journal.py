@@ -71,7 +71,7 @@ class Journal:
                 logger.log_config(config)
             logger.log_text("plan", plan)
             for row in self._earlier_rows(logger):
-                logger.log_row(dict(row))
+                logger.log_row(row)
         self._begun = list(self.loggers)
 
     def _earlier_rows(self, logger: RowLogger) -> list[dict[str, float | int]]:

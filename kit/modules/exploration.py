@@ -57,8 +57,8 @@ class GaussianNoise(AdditiveGaussianModule):  # type: ignore[misc, unused-ignore
             ``device``.
     """
 
-    def __init__(self, spec: Any = None, *, std: float | Tensor = 1.0, **kwargs: Any) -> None:
-        super().__init__(spec, **kwargs)
+    def __init__(self, *arguments: Any, std: float | Tensor = 1.0, **kwargs: Any) -> None:
+        super().__init__(*arguments, **kwargs)
         self.std = torch.as_tensor(std, device=self.mean.device)
 
     def _add_noise(self, action: Tensor) -> Tensor:
@@ -92,15 +92,14 @@ def half_range(env: Any, device: torch.device | str = "cpu") -> float | Tensor:
     """Half the distance between the bounds of actions: the unit in which TD3's authors give noise.
 
     Args:
-        env: the environment, with one continuous action.
+        env: the environment, with one continuous action, which has bounds.
         device: of the tensor.
 
     Returns:
-        A number where it is that of all dimensions, else a tensor with the shape of the action. It
-        is 1 where there are no bounds.
+        A number where it is that of all dimensions, else a tensor with the shape of the action.
     """
     space = env.action_spec[0].space
-    half = ((space.high - space.low) / 2).nan_to_num(1.0, posinf=1.0).to(device)
+    half = ((space.high - space.low) / 2).to(device)
     first = float(half.flatten()[0])
     return first if bool((half == first).all()) else half
 

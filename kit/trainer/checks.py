@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 from tensordict import TensorDictBase
+from torch import nn
 from torchrl.envs import TransformedEnv
+from torchrl.objectives import KLPENPPOLoss
 from torchrl.trainers import OptimizationStepper
 
 from kit.buffers import ReplayBatches, RolloutBatches
@@ -232,6 +234,9 @@ def in_updates(
     if update is None and loss_module is None:
         works = "give an Update, or a loss_module and a hook at stage 'optimizer'"
         yield "update", None, _UNDONE, works
+    if any(type(one) is KLPENPPOLoss for one in _modules_of(loss_module)):
+        why = "changes the weight of its penalty before the gradient, which has twice or half of it"
+        yield "loss", "KLPENPPOLoss", why, ["kit.losses:KLPENPPOLoss"]
     if isinstance(update, TrustRegion) and plan.on_policy:
         yield from _in_trust_regions(plan)
     reads = _reads_advantage(loss_module) is not None
@@ -249,6 +254,10 @@ def in_updates(
         batch = f"the {plan.frames_per_batch} policy steps of one batch"
         why = f"is larger than {batch}, whose advantages it needs"
         yield "minibatch_size", size, why, [plan.frames_per_batch]
+
+
+def _modules_of(loss_module: Any) -> Iterable[nn.Module]:
+    return loss_module.modules() if isinstance(loss_module, nn.Module) else ()
 
 
 def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:

@@ -152,7 +152,7 @@ class Update(OptimizationStepper):
         self.compile = compile
         self.optimizer_step_count = 0
         self._checked: set[int] = set()
-        self._owned: list[int] = []  # parameters of each group, by which losses were recorded
+        self._owned: list[list[int]] = []  # parameters of each group, by which losses were recorded
         self._traced: dict[tuple[Due, str], Traced] = {}
         self._fixed: dict[Due, Traced] = {}  # whole steps, as long as nothing changes
         self._read: list[list[Any]] = []
@@ -341,7 +341,7 @@ class Update(OptimizationStepper):
         """Metrics and gradients of a minibatch."""
         if not self.compile:
             return self._outputs(self._loss(due, minibatch.copy()), minibatch)
-        owned = [len(group.parameters) for group in self.groups]
+        owned = [[*map(id, group.parameters)] for group in self.groups]
         if owned != self._owned:  # gradients go by the number of their parameter
             self._owned = owned
             for traced in self._traced.values():

@@ -242,7 +242,7 @@ def test_peeking_at_what_a_policy_would_write_changes_nothing():
 # ---------------------------------------------------------------------- what is no policy
 def test_a_policy_that_writes_no_action_is_refused_when_the_collector_is_made():
     policy = TensorDictModule(nn.Linear(3, 3), ["observation"], ["a"])
-    with pytest.raises(SettingError, match=r"out_keys=\['a'\], without .*\['action'\]"):
+    with pytest.raises(SettingError, match=r"writes \['a'\], without .*\['action'\]"):
         VectorCollector(guess(), policy, steps_per_env=2)
 
 
@@ -304,7 +304,7 @@ def test_a_policy_that_changes_an_observation_in_place_is_refused():
 
 def test_a_function_that_writes_no_action_is_refused():
     collector = VectorCollector(guess(), lambda tensordict: tensordict, steps_per_env=2)
-    with pytest.raises(SettingError, match=r"without the environment's action; out_keys=\['action"):
+    with pytest.raises(SettingError, match=r"environment's action; let it write \['action"):
         collector.collect()
 
 

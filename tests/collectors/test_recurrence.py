@@ -166,6 +166,19 @@ def test_the_memory_of_an_open_episode_goes_on_after_a_resume(make):
         assert torch.equal(found[key], wanted[key])
 
 
+def states_at_the_end(make, collected):
+    """Of policies: of a run of 12 batches, and of one resumed before the last of them."""
+    never_saved, saved, resumed = make(), make(), make()
+    for _ in range(12):
+        never_saved.collect()
+    for _ in range(12 - collected):
+        saved.collect()
+    resumed.load_state_dict(saved.state_dict())
+    for _ in range(collected):
+        resumed.collect()
+    return [one.state_dict()["actor"]["runners"] for one in (never_saved, resumed)]
+
+
 @pytest.mark.parametrize("collected", range(5))
 @pytest.mark.parametrize("random_steps", [0, 4])
 def test_a_policy_without_memory_has_the_same_state_after_a_resume_whenever_it_is_saved(
@@ -181,15 +194,7 @@ def test_a_policy_without_memory_has_the_same_state_after_a_resume_whenever_it_i
             steps_per_env=1, init_random_frames=random_steps * env.num_envs,
         )  # fmt: skip
 
-    never_saved, saved, resumed = make(), make(), make()
-    for _ in range(12):
-        never_saved.collect()
-    for _ in range(12 - collected):
-        saved.collect()
-    resumed.load_state_dict(saved.state_dict())
-    for _ in range(collected):
-        resumed.collect()
-    wanted, found = (one.state_dict()["actor"]["runners"] for one in (never_saved, resumed))
+    wanted, found = states_at_the_end(make, collected)
     assert found == wanted == [{"hidden": [], "starts": None}]
 
 
@@ -198,15 +203,7 @@ def test_a_policy_without_memory_has_the_same_state_after_a_resume_whenever_it_i
 def test_a_policy_with_memory_has_the_same_state_after_a_resume_whenever_it_is_saved(
     collected, kind
 ):
-    never_saved, saved, resumed = (vector(kind, steps_per_env=1) for _ in range(3))
-    for _ in range(12):
-        never_saved.collect()
-    for _ in range(12 - collected):
-        saved.collect()
-    resumed.load_state_dict(saved.state_dict())
-    for _ in range(collected):
-        resumed.collect()
-    wanted, found = (one.state_dict()["actor"]["runners"] for one in (never_saved, resumed))
+    wanted, found = states_at_the_end(lambda: vector(kind, steps_per_env=1), collected)
     assert_same(found, wanted)
 
 
