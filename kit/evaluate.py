@@ -200,6 +200,7 @@ class SavedPolicy:
 _ALONE = {
     "progress": False, "logger": "none", "resume": None, "start_from": None, "runs": None,
     "collector": None, "collector_kwargs": {}, "video_every": None,
+    "save_policy": False,
 }  # fmt: skip
 """Settings of a trainer that is not run: it writes nothing and starts no process."""
 

@@ -46,8 +46,10 @@ from kit.envs import VectorEnv, make_env
 from kit.hooks import (
     BestPolicy,
     Evaluator,
+    Hook,
     LearningCurve,
     RecordVideo,
+    SavePolicy,
     ScaleReward,
     StopWhen,
     TimeLimit,
@@ -314,7 +316,7 @@ class Experiment:
                 "log_every": cfg.log_every,
                 "checkpoint_every": cfg.checkpoint_every,
                 "progress": cfg.progress and title,
-                "hooks": [*self._videos(), *hooks],
+                "hooks": [*self._written(), *hooks],
                 "logger": [*self._loggers(), *loggers],
             }
             if run is not None and self.folder is not None:
@@ -400,13 +402,14 @@ class Experiment:
         with checks.collector_arguments(cfg.collector_kwargs):
             return make_collector(wanted, env, policy, self.plan, **settings)
 
-    def _videos(self) -> list[RecordVideo]:
-        every = self.cfg.video_every
-        if every is None:
-            return []
-        if self.folder is None:
-            raise SettingError("video_every", every, "needs a run folder", "give runs='runs'")
-        return [RecordVideo(self.folder / "videos", every)]
+    def _written(self) -> list[Hook]:
+        """What writes videos and the policy to the run folder, where it is asked for."""
+        wanted = {name: getattr(self.cfg, name) for name in ("video_every", "save_policy")}
+        for name in (name for name, value in wanted.items() if value and self.folder is None):
+            raise SettingError(name, wanted[name], "needs a run folder", "give runs='runs'")
+        every, folder = wanted["video_every"], self.folder or Path()
+        videos = [] if every is None else [RecordVideo(folder / "videos", every)]
+        return [*videos, *([SavePolicy(folder / "policy")] if wanted["save_policy"] else [])]
 
     def _loggers(self) -> list[RowLogger]:
         cfg = self.cfg

@@ -122,6 +122,7 @@ EFFECTS: dict[str, Effect] = {
     "video_every": Effect(
         64, lambda run: [f for f in run.files if f.endswith(".mp4")], {"steps.evaluation_every": 32}
     ),
+    "save_policy": Effect(True, lambda run: [f for f in run.files if "/policy/" in f]),
     "time_limit": Effect(1e-6, counts("iterations")),
     "stop_at_return": Effect(-1e9, counts("iterations"), {"steps.evaluation_every": 32}),
     "progress": Effect(True, lambda run: bool(run.shown)),

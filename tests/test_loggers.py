@@ -293,13 +293,14 @@ class Stops:
 
 
 @pytest.mark.usefixtures("nobody")
-def test_wandb_is_told_project_and_name_by_its_environment_variables(tmp_path, monkeypatch):
+def test_wandb_is_told_project_name_and_id_by_its_environment_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "others")
     monkeypatch.setenv("WANDB_NAME", "first")
+    monkeypatch.setenv("WANDB_RUN_ID", "chosen")
     trainer = build(config(tmp_path, logger="wandb"))
     trainer.run()
     (run,) = [record for kind, record in records(trainer.folder) if kind == "run"][:1]
-    assert (run.project, run.display_name) == ("others", "first")
+    assert (run.project, run.display_name, run.run_id) == ("others", "first", "chosen")
 
 
 @pytest.mark.usefixtures("nobody")
@@ -314,6 +315,24 @@ def test_wandb_is_given_the_videos_of_a_run_at_their_steps(tmp_path):
         (media,) = trainer.folder.glob(f"wandb/offline-run-*/files/{row['evaluation/video/path']}")
         video = trainer.folder / "videos" / f"{row['policy_steps']}.mp4"
         assert media.read_bytes() == video.read_bytes()
+
+
+@pytest.mark.usefixtures("nobody")
+def test_wandb_keeps_the_policy_of_a_run_as_its_model(tmp_path):
+    trainer = build(config(tmp_path, logger="wandb", save_policy=True))
+    trainer.run()
+    found = records(trainer.folder)
+    (run,) = [record for kind, record in found if kind == "run"][:1]
+    requests = [record for kind, record in found if kind == "request"]
+    logged = [r.log_artifact.artifact for r in requests if r.HasField("log_artifact")]
+    logged += [record for kind, record in found if kind == "artifact"]
+    (model,) = logged
+    assert (model.type, model.name) == ("model", f"policy-{run.run_id}")
+    counts = json.loads(model.metadata)
+    assert {name: counts[name] for name in trainer.ledger.counters()} == trainer.ledger.counters()
+    folder = trainer.folder / "policy"
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {entry.path for entry in model.manifest.contents} == files >= {"config.yaml"}
 
 
 @pytest.mark.usefixtures("nobody")

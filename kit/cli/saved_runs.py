@@ -20,7 +20,7 @@ from kit.steps.errors import nearest_first
 
 FREE_TO_DIFFER = {
     "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",
-    "env.step_timeout", "start_from",
+    "env.step_timeout", "start_from", "save_policy",
 }  # fmt: skip
 """Settings of logging and saving, not of the training: they may differ when a run is resumed."""
 

@@ -87,6 +87,9 @@ class RunConfig:
     video_every: Count | None = None
     """Policy steps between videos of an episode, recorded after the next evaluation and after that
     at the end of the plan (needs a run folder and the extra "video"); null: none."""
+    save_policy: bool = False
+    """Whether the policy alone is written at the end, last and best weights with settings, to the
+    folder "policy" of the run (needs a run folder), and given to W&B as its model."""
     time_limit: Positive | None = None
     """Seconds after which the run ends, with the iteration under way; null: none."""
     stop_at_return: Finite | None = None

@@ -21,6 +21,7 @@ from kit.hooks.critic import FitCritic, fit_critic
 from kit.hooks.curve import LearningCurve, draw_curve
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
+from kit.hooks.policy import SavePolicy
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.hooks.video import RecordVideo
 
@@ -38,6 +39,7 @@ __all__ = [
     "NaNGuard",
     "NotFinite",
     "RecordVideo",
+    "SavePolicy",
     "ScaleReward",
     "SignReward",
     "StopWhen",

@@ -39,6 +39,9 @@ class HookedTrainer(Protocol):
     def policy_parts(self) -> dict[str, Any]:
         """Objects with the state that a policy acts by, by name: weights and normalisation."""
 
+    def save_policy(self, folder: Path) -> Path:
+        """Write the policy alone."""
+
     def register_op(self, dest: str, op: Callable[..., Any], **kwargs: Any) -> None:
         """Register a function at a stage."""
 

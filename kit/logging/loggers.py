@@ -52,6 +52,9 @@ class RowLogger:
     def log_video(self, name: str, file: Path, row: Row) -> None:
         """Show a video, an MP4 file of the run, recorded after a row was logged."""
 
+    def log_policy(self, folder: Path, row: Row) -> None:
+        """Keep the trained policy, a folder of settings and weights, with the counts of its run."""
+
     def state_dict(self) -> dict[str, Any]:
         """The state that a resumed run needs."""
         return {}
@@ -160,7 +163,7 @@ class WandbLogger(TorchRLLogger):
         folder: run folder; W&B writes below it.
         project: W&B project; ``None``: ``WANDB_PROJECT``, or ``kit``.
         name: name of the run; ``None``: that of its folder.
-        id: of a run to continue; ``None``: a new one.
+        id: of a run to continue; ``None``: ``WANDB_RUN_ID``, or a new one.
     """
 
     def __init__(
@@ -171,7 +174,7 @@ class WandbLogger(TorchRLLogger):
         id: str | None = None,
     ) -> None:
         super().__init__(self._make_wandb)
-        self.id = id or secrets.token_hex(4)
+        self.id = id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
         self.folder = folder
         self.project = project or os.environ.get("WANDB_PROJECT") or "kit"
         self.run_name = name or folder.name
@@ -208,6 +211,16 @@ class WandbLogger(TorchRLLogger):
         steps = {axis: row[axis] for axis in AXES if axis in row}
         video = wandb.Video(str(file), format=file.suffix[1:])
         self.logger.experiment.log({**steps, name: video})
+
+    def log_policy(self, folder: Path, row: Row) -> None:
+        """Keep the policy as the model of the run, ``policy-ID``."""
+        import wandb
+
+        run = self.logger.experiment
+        model = wandb.Artifact(f"policy-{run.id}", type="model", metadata=dict(row))
+        for file in (path for path in sorted(folder.rglob("*")) if path.is_file()):
+            model.add_file(str(file), name=str(file.relative_to(folder)), policy="immutable")
+        run.log_artifact(model)
 
     def log_config(self, config: Mapping[str, Any]) -> None:
         """Log the settings of the run, in their groups."""

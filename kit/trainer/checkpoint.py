@@ -114,6 +114,10 @@ class Checkpoints:
         except Exception as error:
             if isinstance(error.__cause__, (NotSaved, SettingError)):
                 raise error.__cause__ from None  # of a part, which says what is wrong
+            works = "build the trainer as it was built when this was written"
+            if missing := sorted(getattr(getattr(error, "result", None), "missing", ())):
+                why = f"has no state of {', '.join(missing)}"
+                raise SettingError("checkpoint", str(path), why, works) from None
             part = re.search(r"component '([^']+)'", str(error))
             first: BaseException = error
             while (earlier := first.__cause__ or first.__context__) is not None:
@@ -121,7 +125,6 @@ class Checkpoints:
             reason = " ".join(str(first).split(". ")[0].split())
             what = f"{part[1]}: " if part else ""
             why = f"cannot be loaded: {what}{type(first).__name__}: {reason}"
-            works = "build the trainer as it was built when this was written"
             raise SettingError("checkpoint", str(path), why, works) from error
         if whole:
             _check_left_out(path, sorted(result.unrequested))

@@ -389,15 +389,33 @@ class Trainer(TorchRLProtocol):
         if not best:
             counters = Checkpoints(path.parent, self.policy_parts()).load(path)["counters"]
             return {name: int(counters[name]) for name in ("policy_steps", "gradient_steps")}
-        hooks = self.registered_modules.items()
-        kept = {name: hook for name, hook in hooks if isinstance(hook, BestPolicy)}
+        kept = self._best_policies()
         if not kept:
             works = "leave it out, or train with keep_best=true"
             raise SettingError("best", True, "was not kept by this run", works)
-        Checkpoints(path.parent, {f"hook {name}": hook for name, hook in kept.items()}).load(path)
+        Checkpoints(path.parent, kept).load(path)
         hook = next(iter(kept.values()))
         hook.restore()
         return {"policy_steps": hook.policy_steps, "gradient_steps": hook.gradient_steps}
+
+    def save_policy(self, folder: Path | str) -> Path:
+        """Write what :meth:`load_policy` reads: weights, normalisation, those of the best.
+
+        Args:
+            folder: which gets the checkpoint, below ``checkpoints``. With ``config.yaml`` it is a
+                run folder for ``kit.evaluate`` and ``start_from``; a run cannot go on from it.
+
+        Raises:
+            NotSaved: if it could not be written.
+        """
+        parts = {**self.policy_parts(), **self._best_policies()}
+        checkpoints = Checkpoints(Path(folder) / "checkpoints", parts, keep=1)
+        return checkpoints.save(self.schedule.progress, {"counters": self.ledger.counters()})
+
+    def _best_policies(self) -> dict[str, BestPolicy]:
+        """The hooks that keep the best policy, by the names of their parts in checkpoints."""
+        hooks = self.registered_modules.items()
+        return {f"hook {name}": hook for name, hook in hooks if isinstance(hook, BestPolicy)}
 
     def _parts(self) -> dict[str, Any]:
         """Everything with a state that a resumed run needs, by name."""

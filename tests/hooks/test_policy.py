@@ -1,0 +1,129 @@
+"""A policy alone: what its folder has, and who reads it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+import recipes.dqn
+import recipes.ppo
+from kit.evaluate import SavedRun
+from kit.experiment import EnvConfig
+from kit.hooks import Hook, StopWhen
+from kit.logging import RowLogger
+from kit.steps import SettingError
+from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from tests.tiny import weights
+
+
+def ppo(tmp_path: Path, **changes) -> recipes.ppo.Config:
+    """Two iterations of 16 policy steps, each followed by an evaluation."""
+    settings = {
+        "env": EnvConfig(num_envs=2, normalize_observation=True),
+        "steps": OnPolicySteps(
+            total_policy_steps=32, steps_per_env=8, update_epochs=1, minibatch_size=8,
+            evaluation_every=16, evaluation_episodes=2,
+        ),
+        "hidden_sizes": [8], "runs": str(tmp_path / "runs"), "progress": False,
+        "save_policy": True,
+    }  # fmt: skip
+    return recipes.ppo.Config(**{**settings, **changes})
+
+
+class Kept(RowLogger):
+    """Keeps what it is told of policies."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Path, int]] = []
+
+    def log_policy(self, folder, row):
+        self.told.append((folder, row["policy_steps"]))
+
+
+class Stops(Hook):
+    operations: ClassVar = {"post_steps": "stop"}
+
+    def stop(self):
+        if self.trainer.policy_steps == 32:
+            raise OSError("a power cut")
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_the_last_and_the_best_policy_are_read_from_it_anywhere(best, tmp_path):
+    trainer = recipes.ppo.build(ppo(tmp_path))
+    trainer.run()
+    elsewhere = Path(shutil.move(trainer.folder / "policy", tmp_path / "elsewhere"))
+    alone, whole = (SavedRun(folder, best=best) for folder in (elsewhere, trainer.folder))
+    assert (alone.policy_steps, alone.gradient_steps) == (whole.policy_steps, whole.gradient_steps)
+    expected, found = weights(whole.trainer), weights(alone.trainer)
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    normalizers = [run.trainer.collector.env.normalizer.state_dict() for run in (alone, whole)]
+    assert repr(normalizers[0]) == repr(normalizers[1])
+    assert alone.evaluator(3, seed=5)(0) == whole.evaluator(3, seed=5)(0)
+
+
+def test_a_new_run_starts_from_it(tmp_path):
+    trainer = recipes.ppo.build(ppo(tmp_path))
+    trainer.run()
+    new = recipes.ppo.build(ppo(tmp_path, start_from=str(trainer.folder / "policy")))
+    begun, ended = weights(new), weights(trainer)
+    assert all(torch.equal(value, begun[name]) for name, value in ended.items())
+
+
+def test_it_has_neither_replay_buffer_nor_optimiser_and_no_run_goes_on_from_it(tmp_path):
+    config = recipes.dqn.Config(
+        steps=OffPolicySteps(total_policy_steps=40, learning_starts=20, minibatch_size=8),
+        runs=str(tmp_path), progress=False, save_policy=True,
+    )  # fmt: skip
+    trainer = recipes.dqn.build(config)
+    trainer.run()
+    folder = trainer.folder / "policy"
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    parts = {path.name.partition("-")[2] for path in (checkpoint / "components").iterdir()}
+    assert parts == {"loss_module", "hook%20best_policy"}
+    config.resume = str(folder)
+    with pytest.raises(SettingError, match="has no state of batches, buffer, journal, ledger"):
+        recipes.dqn.build(config)
+
+
+def test_it_is_written_once_at_the_end_and_given_to_the_loggers(tmp_path):
+    kept = Kept()
+    trainer = recipes.ppo.build(ppo(tmp_path, checkpoint_every=16), logger=[kept])
+    trainer.run()
+    assert kept.told == [(trainer.folder / "policy", 32)]
+
+
+def test_a_run_that_a_hook_ends_has_one_too(tmp_path):
+    kept = Kept()
+    stop = StopWhen("evaluation/return", reached=0)
+    trainer = recipes.ppo.build(ppo(tmp_path), logger=[kept], hooks=[stop])
+    trainer.run()
+    assert kept.told == [(trainer.folder / "policy", 16)]
+
+
+def test_a_run_that_fails_has_none_until_it_is_resumed(tmp_path):
+    first = recipes.ppo.build(ppo(tmp_path, checkpoint_every=16), hooks=[Stops()])
+    with pytest.raises(RuntimeError, match="a power cut"):
+        first.run()
+    assert not (first.folder / "policy").exists()
+    recipes.ppo.build(ppo(tmp_path, checkpoint_every=16, resume=str(first.folder))).run()
+    assert SavedRun(first.folder / "policy").policy_steps == 32
+
+
+def test_rows_and_weights_are_those_of_a_run_without(tmp_path):
+    plain, saved = (recipes.ppo.build(ppo(tmp_path, save_policy=it)) for it in (False, True))
+    plain.run()
+    saved.run()
+    without, with_policy = weights(plain), weights(saved)
+    assert all(torch.equal(value, with_policy[name]) for name, value in without.items())
+    rows = [(trainer.folder / "metrics.csv").read_bytes() for trainer in (plain, saved)]
+    assert rows[0] == rows[1]
+
+
+def test_without_a_run_folder_it_is_refused(tmp_path):
+    with pytest.raises(SettingError, match=r"save_policy=True needs a run folder; give runs='run"):
+        recipes.ppo.build(ppo(tmp_path, runs=None))
