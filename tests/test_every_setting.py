@@ -470,7 +470,10 @@ def derive_loss(recipe: str) -> None:
     globals()["Other"] = type("Other", (resolve(name, "torchrl.objectives"),), {})
 
 
-WRITES = ("logger", "runs", "resume", "start_from", "log_every", "checkpoint_every")
+WRITES = (
+    "logger", "runs", "resume", "start_from", "log_every", "checkpoint_every", "video_every",
+    "save_policy",
+)  # fmt: skip
 """Settings of what a run writes; the others are tried without a run folder."""
 BEFORE: dict[tuple[str, str], Outcome] = {}
 """Runs without a change, by recipe and other settings."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -104,10 +104,13 @@ class Glimpse(_Task):
 
     Args:
         size: of an image, in pixels.
+        render_mode: ``rgb_array``: it can be drawn.
     """
 
-    def __init__(self, size: int = 12) -> None:
-        self.size = size
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 4}
+
+    def __init__(self, size: int = 12, render_mode: str | None = None) -> None:
+        self.size, self.render_mode = size, render_mode
         self.observation_space = spaces.Box(0, 255, (size, size, 1), np.uint8)
         self.action_space = spaces.Discrete(4)
 
@@ -115,14 +118,18 @@ class Glimpse(_Task):
         """Answer."""
         return self._answered(int(action) == self.quarter)
 
+    def render(self) -> NDArray[np.uint8]:
+        """Draw the image, eight times as large."""
+        return self.image.repeat(8, axis=0).repeat(8, axis=1).repeat(3, axis=2)
+
     def _asked(self) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         half = self.size // 2
         row, column = (int(place) for place in self.np_random.integers(half - 1, size=2))
         self.quarter = int(self.np_random.integers(4))
         row, column = row + half * (self.quarter // 2), column + half * (self.quarter % 2)
-        image = np.zeros((self.size, self.size, 1), np.uint8)
-        image[row : row + 2, column : column + 2] = 255
-        return image, {}
+        self.image = np.zeros((self.size, self.size, 1), np.uint8)
+        self.image[row : row + 2, column : column + 2] = 255
+        return self.image, {}
 
 
 class Catch(_Task):
