@@ -152,8 +152,8 @@ class ActionConverter:
         """Return actions of all envs: an array, or nested dictionaries of arrays.
 
         Raises:
-            SettingError: if an action has another shape than its space, or is a fraction where the
-                space has whole numbers.
+            SettingError: if an action has another shape than its space, or is a fraction or out of
+                range where the space has whole numbers.
         """
         if self._plain:
             return self._entries[0](actions)
@@ -173,8 +173,12 @@ class ActionConverter:
                 return entry(actions)  # type: ignore[return-value]
             values = actions[entry.key]
             fits = values.ndim == 1 and values.dtype.kind == "i" and entry.start is None
-            chosen = values if fits else entry(actions)
-            return chosen.tolist()  # type: ignore[no-any-return]
+            if not fits:
+                return entry(actions).tolist()  # type: ignore[no-any-return]
+            chosen: list[int] = values.tolist()
+            if min(chosen) < 0 or max(chosen) > entry.highest:
+                entry.refuse_outside(values)
+            return chosen
         converted = self(actions)
         return [_row(converted, number) for number in range(self.num_envs)]
 
@@ -187,6 +191,7 @@ class _Entry:
         self.key, self.shape = leaf.key, leaf.shape
         self.dtype = None if space is None else space.dtype
         self.start = leaf.start
+        self.lowest, self.highest = _whole_numbers(space)
         self.bounds: tuple[Any, Any] | None = None
         if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind == "f":
             bounded = np.isfinite(space.low).any() or np.isfinite(space.high).any()
@@ -199,6 +204,8 @@ class _Entry:
         if values.shape[1:] != self.shape:
             why = "is not the shape of the environment's action"
             raise SettingError(str(self.key), values.shape[1:], why, [self.shape])
+        if self.highest is not None:
+            self.refuse_outside(values)
         given = values
         if self.start is not None:
             values = values + self.start
@@ -217,6 +224,29 @@ class _Entry:
             works = "choose whole numbers: sample them, or take the argmax"
             raise SettingError(str(self.key), values[lost][0].item(), why, works)
         return converted
+
+    def refuse_outside(self, values: NDArray[Any]) -> None:
+        """Refuse whole numbers that are no actions of the environment: few say so themselves."""
+        outside = (values < self.lowest) | (values > self.highest)
+        if outside.any():
+            low, high = (np.broadcast_to(n, values.shape) for n in (self.lowest, self.highest))
+            nearest = np.clip(values, low, high)[outside][0]
+            limits = f"{low[outside][0]} to {high[outside][0]}"
+            why = f"is no action of the environment, which has {limits}"
+            raise SettingError(str(self.key), values[outside][0].item(), why, [nearest.item()])
+
+
+def _whole_numbers(space: gym.Space[Any] | None) -> tuple[Any, Any]:
+    """The lowest and the highest choices, before ``start``; ``None`` where they are not whole."""
+    if isinstance(space, gym.spaces.Discrete):
+        return 0, int(space.n) - 1
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return 0, space.nvec - 1
+    if isinstance(space, gym.spaces.MultiBinary):
+        return 0, 1
+    if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind in "iu":
+        return space.low, space.high
+    return None, None
 
 
 def _row(tree: Any, number: int) -> Any:
