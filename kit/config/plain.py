@@ -283,7 +283,7 @@ def _called(hint: Any) -> str:
 
 
 def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Yield dotted name, value, type in words and documentation of every setting."""
+    """Yield dotted name, value, type in words and documentation, a sentence, of every setting."""
     cls: type = type(config)
     docs, hints = field_docs(cls), type_hints(cls)
     for f in dataclasses.fields(config):
@@ -291,4 +291,6 @@ def settings(config: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]
         if dataclasses.is_dataclass(value):
             yield from settings(value, f"{path}{f.name}.")
         else:
-            yield f"{path}{f.name}", value, _called(hints[f.name]), docs.get(f.name, "")
+            text = docs.get(f.name, "")
+            sentence = text[:1].upper() + text[1:]
+            yield f"{path}{f.name}", value, _called(hints[f.name]), sentence

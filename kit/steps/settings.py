@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kit.steps.counts import Rounding
 from kit.steps.errors import SettingError, whole_number
 from kit.steps.plan import StepPlan
 
@@ -25,7 +26,7 @@ class _Steps:
     """policy steps between evaluations; null: only after the run."""
     evaluation_episodes: int = 10
     """whole episodes in one evaluation."""
-    rounding: str = "error"
+    rounding: Rounding = "error"
     """what to do with a total that is no whole number of iterations, and with learning_starts and
     random_steps that all environments cannot take together: error, down or up."""
 
