@@ -362,6 +362,27 @@ MUTATIONS = [
         "kit/logging/journal.py", "tests/test_loggers.py",
         ("log_row(dict(row))\n        return", "log_row(row)\n        return"),
     ),
+    *_of(
+        "kit/envs/spaces.py", "tests/envs/test_spaces.py",
+        ("max(chosen) > entry.highest", "max(chosen) > entry.highest + 1"),
+        ("min(chosen) < 0", "min(chosen) < -1"),
+        ("return 0, space.nvec - 1", "return 0, space.nvec"),
+        ("return space.low, space.high", "return None, None"),
+    ),
+    *_of(
+        "kit/hooks/policy.py", "tests/hooks/test_save_policy.py",
+        ("if not (trainer.schedule.done or trainer.stop_reason)", "if not trainer.schedule.done"),
+        ("if not (trainer.schedule.done or trainer.stop_reason)", "if not trainer.plan"),
+    ),
+    *_of(
+        "kit/trainer/trainer.py", "tests/hooks/test_save_policy.py",
+        ("parts = {**self.policy_parts(), **self._best_policies()}", "parts = self.policy_parts()"),
+        ("parts = {**self.policy_parts(), **self._best_policies()}", "parts = self._parts()"),
+    ),
+    *_of(
+        "kit/logging/loggers.py", "tests/test_loggers.py",
+        ('id or os.environ.get("WANDB_RUN_ID") or', "id or"),
+    ),
 ]  # fmt: skip
 
 
