@@ -122,7 +122,7 @@ def test_a_value_that_is_no_number_is_shown(text, middle, place):
 def test_how_a_run_is_watched_and_saved_makes_no_group(runs, tmp_path):
     other = made(
         tmp_path, learning_rate=LOW, seed=4, logger="tensorboard", checkpoint_every=32,
-        time_limit=1e9,
+        time_limit=1e9, keep_best=False, log_every=64, save_policy=True,
     )  # fmt: skip
     (group,) = compare([runs[LOW, 0], other]).groups
     assert (group.name, len(group.runs)) == ("", 2)

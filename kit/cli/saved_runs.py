@@ -23,6 +23,8 @@ FREE_TO_DIFFER = {
     "env.step_timeout", "start_from", "save_policy",
 }  # fmt: skip
 """Settings of logging and saving, not of the training: they may differ when a run is resumed."""
+_IN_CHECKPOINTS = {"log_every", "keep_best", "video_every"}
+"""Others of these, which a resumed run has as it had them: their state is in its checkpoints."""
 
 
 SWEEP_TABLE = "sweep.csv"
@@ -139,5 +141,5 @@ def training_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     seeds = {"seed"}
     if (words := settings.get("steps.dialect")) in DIALECTS:
         seeds |= {f"steps.{name}" for name, _, sets in use_of(dialect(words)) if sets == "seed"}
-    free = seeds | (FREE_TO_DIFFER - {"recipe", "start_from"})
+    free = seeds | (FREE_TO_DIFFER - {"recipe", "start_from"}) | _IN_CHECKPOINTS
     return {name: value for name, value in settings.items() if name not in free}
