@@ -18,6 +18,7 @@ from kit.envs.hanging import StepWatch
 from kit.envs.normalize import Normalizer
 from kit.envs.spaces import Arrays, Leaf, empty, key_from_list, key_to_list, to_composite
 from kit.envs.state import CannotCapture
+from kit.steps.errors import SettingError
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -38,6 +39,7 @@ class _Present:
         self.env_steps, self.made = np.zeros(0, np.int32), 0
         num_envs = len(next(iter(observation.values())))
         self.fresh = np.zeros(num_envs, np.bool_)
+        self.ended = False  # an episode, and no reset has been asked for since
         self.accounts = EpisodeStatistics(num_envs)
         self.finished: list[Episode] = []
         self.steps = 0  # since infos were taken
@@ -234,16 +236,27 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
                 self._now.observation = {k: v.copy() for k, v in self._now.observation.items()}
                 self._now.finished += self._now.accounts.cut(forced)  # by a limit of TorchRL's
                 self.restart(forced)
-        self._now.fresh = np.ones(self.num_envs, np.bool_)
+        self._now.fresh, self._now.ended = np.ones(self.num_envs, np.bool_), False
         return self._tensordict(self._now.observation)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Step all envs.
+
+        Raises:
+            SettingError: if an episode has ended and no reset was asked for, as with
+                ``FrameSkipTransform``: the next step belongs to the next episode.
+        """
+        if self._now.ended:
+            why = "was stepped past the end of an episode without a reset, into the next one"
+            works = "use env.step_and_maybe_reset, or make_env(action_repeat=...) to hold actions"
+            raise SettingError("env", self.name, why, works)
         actions = {
             leaf.key: tensordict.get(leaf.key).detach().cpu().numpy() for leaf in self.action_leaves
         }
         result = self.new_step()
         self.step_arrays(actions, result)
         self._now.fresh = result.terminated | result.truncated
+        self._now.ended = bool(self._now.fresh.any())
         self._now.env_steps = result.env_steps
         self._now.made += int(result.env_steps.sum())
         reward, terminated, truncated, env_steps = result.counted
@@ -288,6 +301,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             "seed": self._seed,
             "faults": self.backend.faults,
             "envs": states,
+            "transforms": self.backend.state_of_transforms() if self._now.started else [],
             "not_resumable": self.not_resumable,
             "begun_again": self._begun_again,
             "observation": [
@@ -313,11 +327,14 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             self._seed, self._now.started = state["seed"], False
             return True
         self._begun_again = int(state["begun_again"])
+        observation = empty(self.observation_leaves, self.num_envs)
+        transforms = state.get("transforms", [])
+        if state["envs"] is not None or transforms:  # which a first reset makes
+            self.backend.reset(observation, env_seeds(0, self.num_envs))
+            self.backend.load_state_of_transforms(transforms)
         if state["envs"] is None:
             self._begin_again()
             return False
-        observation = empty(self.observation_leaves, self.num_envs)
-        self.backend.reset(observation, env_seeds(0, self.num_envs))
         try:
             self.backend.set_full_states(state["envs"])
         except CannotCapture as reason:

@@ -47,6 +47,9 @@ class Evaluator:
         device: where the policy runs; that of its parameters by default.
         particles: of the policy, see :class:`~kit.modules.particles.Particles`; the mean return of
             each and the best of these are columns of their own, where there are several.
+
+    Raises:
+        SettingError: if a transform of TorchRL would go on learning in evaluations.
     """
 
     def __init__(
@@ -60,6 +63,10 @@ class Evaluator:
         device: torch.device | str | None = None,
         particles: int = 1,
     ) -> None:
+        if env.backend.learns is not None:
+            why = "would learn in evaluations, whose statistics are not those of training"
+            works = "freeze() it, or give normalize_observation=True to make_env(...) in its place"
+            raise SettingError("evaluate", env.backend.learns, why, works)
         self.env = env.eval()
         self.particles = particles
         self.policy = policy

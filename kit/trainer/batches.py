@@ -12,9 +12,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
-from torchrl.envs import TransformedEnv
 
 from kit.collectors.base import KitCollector
+from kit.envs.backends.torchrl_layers import base_env_of
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
@@ -193,8 +193,7 @@ class TorchRLBatches(CountedBatches):
         super().__init__(collector, plan)
         self._ended: Tensor | int = 0
         self._returns: list[Tensor] = []
-        env = getattr(collector, "env", None)
-        env = env.base_env if isinstance(env, TransformedEnv) else env
+        env = base_env_of(getattr(collector, "env", None))
         self._own = env if isinstance(env, VectorEnv) else None
         self._env_steps = self._begun_again = 0
 

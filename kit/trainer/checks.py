@@ -10,13 +10,15 @@ from typing import Any
 import gymnasium as gym
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.envs import TransformedEnv
+from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
 from torchrl.trainers import OptimizationStepper
 
 from kit.buffers import ReplayBatches, RolloutBatches
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
+from kit.envs.backends.torchrl import TorchRLBackend
+from kit.envs.backends.torchrl_layers import base_env_of, frame_skip_of
 from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import entry
 from kit.hooks.annealing import Anneal
@@ -139,12 +141,12 @@ def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:
 
 def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
     env = getattr(collector, "env", None)
-    base: Any = env.base_env if isinstance(env, TransformedEnv) else env
+    base: Any = base_env_of(env)
     again = base.make_again if isinstance(base, VectorEnv) else None
     made = getattr(again, "keywords", {})  # arguments of make_env
     found = {
         "num_envs": getattr(collector, "num_envs", getattr(base, "num_envs", None)),
-        "action_repeat": made.get("action_repeat"),
+        "action_repeat": made.get("action_repeat") or _frame_skip_of(env, base),
     }
     if plan.max_episode_steps is not None and made:
         found["max_episode_steps"] = made.get("max_episode_steps") or "the registered one"
@@ -166,6 +168,14 @@ def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
     if min(asked, total) != random:
         why = f"of the collector are not the plan's {random} policy steps with random actions"
         yield "init_random_frames", asked, why, [random]
+
+
+def _frame_skip_of(env: Any, base: Any) -> int | None:
+    """Env steps of one policy step in an environment of TorchRL; ``None`` where it is not known."""
+    found = frame_skip_of(env) if isinstance(env, EnvBase) else 1
+    if isinstance(base, VectorEnv):
+        return base.backend.action_repeat if isinstance(base.backend, TorchRLBackend) else None
+    return None if found == 1 else found  # it may hold actions in a way of its own
 
 
 def in_counts(collector: Any, ledger: StepLedger) -> Iterator[Refusal]:
@@ -212,7 +222,7 @@ def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Ref
 def _stepped_by(part: Any) -> set[int]:
     """Identities of the environments that a collector or an evaluator steps in this process."""
     env = getattr(part, "env", None)
-    base = env.base_env if isinstance(env, TransformedEnv) else env
+    base = base_env_of(env)
     if not isinstance(base, VectorEnv):  # TorchRL's ParallelEnv asks its processes for anything
         return {id(base)} - {id(None)}
     backend: Any = base.backend

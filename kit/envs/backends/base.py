@@ -152,6 +152,19 @@ class EnvBackend(ABC):
     def set_full_states(self, states: list[Any]) -> None:
         """Restore the states of :meth:`full_states`."""
 
+    @property
+    def learns(self) -> str | None:
+        """The name of a part that learns from every step, also of evaluations; usually none."""
+        return None
+
+    def state_of_transforms(self) -> list[dict[str, Any]]:
+        """Return what TorchRL's transforms hold, which new episodes do not begin anew."""
+        return []
+
+    def load_state_of_transforms(self, states: list[dict[str, Any]]) -> None:
+        """Restore the states of :meth:`state_of_transforms`."""
+        assert not states
+
     @abstractmethod
     def close(self) -> None:
         """Release the envs."""

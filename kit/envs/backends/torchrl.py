@@ -7,14 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torchrl.data import Composite
-from torchrl.envs import EnvBase, GymWrapper, SerialEnv, TransformedEnv
+from torchrl.envs import EnvBase
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
+from kit.envs.backends.torchrl_layers import (
+    base_env_of,
+    frame_skip_of,
+    from_entries,
+    learning_transform_of,
+    load_state_below,
+    load_state_of_transforms,
+    plain_entries,
+    state_below,
+    state_of_transforms,
+    text_of,
+)
 from kit.envs.errors import FAULTS, fault_of
 from kit.envs.spaces import ActionConverter, Arrays, Key, Leaf
-from kit.envs.state import CannotCapture, capture, restore
 from kit.envs.vector_env import VectorEnv
 from kit.steps.errors import SettingError
 
@@ -29,18 +40,20 @@ class TorchRLBackend(EnvBackend):
 
     Args:
         env: the environment.
-        action_repeat: env steps of one policy step, as TorchRL does not report them; an
-            environment of the kit below the transforms does.
+
+    Attributes:
+        action_repeat: env steps of one policy step, by the frame skips found, as TorchRL does not
+            report them; an environment of the kit below the transforms does.
 
     Raises:
         SettingError: if it has several batch dimensions or several rewards, or an environment of
-            the kit below normalises.
+            the kit below normalises or is below a frame skip.
     """
 
     uses_torch = True
 
-    def __init__(self, env: EnvBase, action_repeat: int = 1) -> None:
-        self.env, self.action_repeat = env, action_repeat
+    def __init__(self, env: EnvBase) -> None:
+        self.env, self.action_repeat = env, frame_skip_of(env)
         if env.batch_dims > 1:
             raise SettingError(
                 "env.batch_size", tuple(env.batch_size), "has more than one dimension", [(4,), ()]
@@ -61,9 +74,7 @@ class TorchRLBackend(EnvBackend):
             if not leaf.shape and leaf.key != "observation"
         ]
         self._root: TensorDictBase | None = None
-        below = env
-        while isinstance(below, TransformedEnv):
-            below = below.base_env
+        below = base_env_of(env)
         self._own = below if isinstance(below, VectorEnv) else None
         if self._own is not None and self._own.normalizer is not None:
             name = "observation" if self._own.normalizer.observation else "reward"
@@ -119,7 +130,7 @@ class TorchRLBackend(EnvBackend):
         if self._own is not None:
             self.infos = self._own.backend.infos
         else:
-            scalars = {_text(key): self._row(following, key) for key in self._scalars}
+            scalars = {text_of(key): self._row(following, key) for key in self._scalars}
             self.infos = infos_of_arrays(scalars, result.terminated | result.truncated)
         return None
 
@@ -133,28 +144,33 @@ class TorchRLBackend(EnvBackend):
 
     # ------------------------------------------------------------------ in and out
     def full_states(self) -> list[Any]:
-        """Return the state of transforms and of the environments below, and the present TensorDict.
+        """Return the state of the environments below transforms, and the present TensorDict.
 
         Raises:
             CannotCapture: if an environment below is neither Gymnasium's, in this process, nor the
                 kit's.
         """
         assert self._root is not None
-        root = {_text(key): value.clone() for key, value in self._root.items(True, True)}
-        below = [_state_of(part) for part in _below(self.env)]
-        return [{"below": below, "transforms": dict(self.env.state_dict()), "root": root}]
+        return [{"below": state_below(self.env), "root": plain_entries(self._root)}]
 
     def set_full_states(self, states: list[Any]) -> None:
         """Restore the states of :meth:`full_states`."""
         (state,) = states
-        for part, saved in zip(_below(self.env), state["below"], strict=True):
-            if isinstance(part, VectorEnv):
-                part.load_full_state(saved)
-            else:
-                restore(part, saved)
-        self.env.load_state_dict(state["transforms"])
-        entries = {tuple(name.split("/")): value for name, value in state["root"].items()}
-        self._root = TensorDict(entries, self.env.batch_size, device=self.env.device)
+        load_state_below(self.env, state["below"])
+        self._root = from_entries(state["root"], self.env)
+
+    @property
+    def learns(self) -> str | None:
+        """The transform that goes on learning from every step, if there is one."""
+        return learning_transform_of(self.env)
+
+    def state_of_transforms(self) -> list[dict[str, Any]]:
+        """Return the state of each transform: running statistics, stacked frames, ..."""
+        return state_of_transforms(self.env)
+
+    def load_state_of_transforms(self, states: list[dict[str, Any]]) -> None:
+        """Restore the states of :meth:`state_of_transforms`."""
+        load_state_of_transforms(self.env, states)
 
     def close(self) -> None:
         """Close the environment and its processes."""
@@ -168,29 +184,3 @@ def _leaves(spec: Composite) -> list[Leaf]:
         Leaf(key, (), None, tuple(one.shape[1:]), torch.empty(0, dtype=one.dtype).numpy().dtype)
         for key, one in entries
     ]
-
-
-def _below(env: EnvBase) -> list[Any]:
-    """Return the environments of Gymnasium or of the kit that ``env`` steps in this process."""
-    if isinstance(env, VectorEnv):
-        return [env]
-    if isinstance(env, TransformedEnv):
-        return _below(env.base_env)
-    if isinstance(env, SerialEnv):
-        return [one for inner in env._envs for one in _below(inner)]
-    if isinstance(env, GymWrapper):
-        return [env._env]
-    raise CannotCapture(f"{type(env).__name__} does not give the state of its environments")
-
-
-def _state_of(part: Any) -> Any:
-    if not isinstance(part, VectorEnv):
-        return capture(part)
-    state = part.full_state()
-    if state["envs"] is None:
-        raise CannotCapture(part.not_resumable)
-    return state
-
-
-def _text(key: Key) -> str:
-    return key if isinstance(key, str) else "/".join(key)

@@ -1,0 +1,209 @@
+"""What a TorchRL environment consists of: transforms, and what is below them; the state of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    FrameSkipTransform,
+    GymWrapper,
+    ParallelEnv,
+    SerialEnv,
+    Transform,
+    TransformedEnv,
+    VecNorm,
+    VecNormV2,
+)
+from torchrl.envs.batched_envs import BatchedEnvBase
+
+from kit.envs.spaces import Key
+from kit.envs.state import CannotCapture, capture, restore
+from kit.envs.vector_env import VectorEnv
+from kit.steps.errors import SettingError
+
+
+def transforms_of(env: EnvBase) -> Iterator[Transform]:
+    """Yield all transforms of an environment in this process, one by one, the outermost last.
+
+    Those of a ``SerialEnv`` that has not been reset are not made yet.
+    """
+    if isinstance(env, TransformedEnv):
+        yield from transforms_of(env.base_env)
+        yield from _one_by_one(env.transform)
+    elif isinstance(env, SerialEnv) and not env.is_closed:
+        for inner in env._envs:
+            yield from transforms_of(inner)
+
+
+def _one_by_one(transform: Transform) -> Iterator[Transform]:
+    if isinstance(transform, Compose):  # whose state leaves out some of its transforms'
+        for inner in transform:
+            yield from _one_by_one(inner)
+    else:
+        yield transform
+
+
+def frame_skip_of(env: EnvBase) -> int:
+    """Env steps of one policy step: the product of all frame skips.
+
+    Of a batch of environments one more is made to find out.
+
+    Raises:
+        SettingError: if actions are held above an environment of the kit, whose episodes begin
+            anew within a step.
+    """
+    below = base_env_of(env)
+    above = _one_by_one(env.transform) if isinstance(env, TransformedEnv) else ()
+    held: int = math.prod(one.frame_skip for one in above if isinstance(one, FrameSkipTransform))
+    if isinstance(below, BatchedEnvBase):
+        made = below.create_env_fn[0](**below.create_env_kwargs[0])
+        try:
+            return held * frame_skip_of(made)
+        finally:
+            made.close(raise_if_closed=False)
+    if isinstance(below, VectorEnv):
+        if held > 1:
+            why = "would step past the end of an episode, into the next one"
+            works = "give make_env(..., action_repeat=...) below in its place"
+            raise SettingError("FrameSkipTransform", held, why, works)
+        return 1
+    if not getattr(type(below), "_has_frame_skip", False):  # GymEnv has, for one
+        return held
+    return held * int(below.frame_skip)
+
+
+def learning_transform_of(env: EnvBase) -> str | None:
+    """The name of a transform whose running normalisation learns from every step, if there is one.
+
+    Those of environments in other processes are not seen.
+    """
+    for one in transforms_of(env):
+        if isinstance(one, (VecNorm, VecNormV2)) and not one.frozen:
+            return type(one).__name__
+    return None
+
+
+# ---------------------------------------------------------------------- transforms
+def state_of_transforms(env: EnvBase) -> list[dict[str, Any]]:
+    """The states of all transforms, running statistics among them."""
+    found = []
+    for transform in transforms_of(env):
+        held = {name: value for name, value in vars(transform).items() if isinstance(value, Tensor)}
+        found.append(_copied({"own": transform.state_dict(), "held": held}))
+    return found + [_copied(processes.state_dict()) for processes in _processes(env)]
+
+
+def load_state_of_transforms(env: EnvBase, states: list[dict[str, Any]]) -> None:
+    """Restore states of :func:`state_of_transforms`, in place: transforms may share statistics."""
+    own = list(transforms_of(env))
+    for transform, state in zip(own, states):
+        transform.load_state_dict(_filled(transform.state_dict(), state["own"]))
+        for name, value in state["held"].items():  # the horizons of RandomTruncationTransform
+            setattr(transform, name, value.clone())
+    for processes, state in zip(_processes(env), states[len(own) :]):
+        processes.load_state_dict(_filled(processes.state_dict(), state))
+
+
+def _copied(value: Any) -> Any:
+    """A state whose tensors are its own, without what ``Hash`` gives and does not take."""
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items() if name != "_repertoire"}
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _filled(present: Any, saved: Any) -> Any:
+    """A saved state in the tensors of the present one."""
+    if isinstance(saved, dict):
+        now = present if isinstance(present, dict) else {}
+        return {name: _filled(now.get(name), inner) for name, inner in saved.items()}
+    if not isinstance(saved, Tensor):
+        return saved
+    fits = isinstance(present, Tensor) and present.shape == saved.shape
+    return present.copy_(saved) if fits else saved.clone()
+
+
+def _processes(env: EnvBase) -> list[ParallelEnv]:
+    """Environments in other processes, where there are any."""
+    below = base_env_of(env)
+    return [below] if isinstance(below, ParallelEnv) and not below.is_closed else []
+
+
+# ---------------------------------------------------------------------- below transforms
+def base_env_of(env: Any) -> Any:
+    """The environment below all transforms."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env
+
+
+def state_below(env: EnvBase) -> dict[str, Any]:
+    """The states of what is stepped below the transforms, and what ``SerialEnv`` has seen of it.
+
+    Raises:
+        CannotCapture: if it is neither Gymnasium's, in this process, nor the kit's.
+    """
+    parts, serial = [_state_of(part) for part in _below(env)], _serial(env)
+    shown = [plain_entries(one.shared_tensordict_parent) for one in serial]
+    return {"parts": parts, "shown": shown}
+
+
+def load_state_below(env: EnvBase, state: dict[str, Any]) -> None:
+    """Restore a state of :func:`state_below`."""
+    for part, saved in zip(_below(env), state["parts"], strict=True):
+        if isinstance(part, VectorEnv):
+            part.load_full_state(saved)
+        else:
+            restore(part, saved)
+    for one, entries in zip(_serial(env), state["shown"], strict=True):
+        one.shared_tensordict_parent.update_(from_entries(entries, one))
+
+
+def _below(env: EnvBase) -> list[Any]:
+    """Return the environments of Gymnasium or of the kit that ``env`` steps in this process."""
+    below = base_env_of(env)
+    if isinstance(below, VectorEnv):
+        return [below]
+    if isinstance(below, SerialEnv):
+        return [one for inner in below._envs for one in _below(inner)]
+    if isinstance(below, GymWrapper):
+        return [below._env]
+    raise CannotCapture(f"{type(below).__name__} does not give the state of its environments")
+
+
+def _serial(env: EnvBase) -> list[SerialEnv]:
+    below = base_env_of(env)
+    if not isinstance(below, SerialEnv):
+        return []
+    return [below, *(one for inner in below._envs for one in _serial(inner))]
+
+
+def _state_of(part: Any) -> Any:
+    if not isinstance(part, VectorEnv):
+        return capture(part)
+    state = part.full_state()
+    if state["envs"] is None:
+        raise CannotCapture(part.not_resumable)
+    return state
+
+
+# ---------------------------------------------------------------------- TensorDicts
+def plain_entries(tensordict: TensorDictBase) -> dict[str, Tensor]:
+    """Copies of all entries by name."""
+    return {text_of(key): value.clone() for key, value in tensordict.items(True, True)}
+
+
+def from_entries(entries: dict[str, Tensor], env: EnvBase) -> TensorDictBase:
+    """The TensorDict of :func:`plain_entries`, with the batch size and the device of ``env``."""
+    nested = {tuple(name.split("/")): value for name, value in entries.items()}
+    return TensorDict(nested, env.batch_size, device=env.device)
+
+
+def text_of(key: Key) -> str:
+    """A key as one text."""
+    return key if isinstance(key, str) else "/".join(key)

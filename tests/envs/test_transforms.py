@@ -1,0 +1,239 @@
+"""Environments of TorchRL with transforms in the kit: env steps, states, evaluations."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torchrl.collectors import Collector
+from torchrl.data import Unbounded
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    EnvBase,
+    EnvCreator,
+    FrameSkipTransform,
+    GymEnv,
+    Hash,
+    NoopResetEnv,
+    ParallelEnv,
+    RandomTruncationTransform,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TensorDictPrimer,
+    TimeMaxPool,
+    TrajCounter,
+    TransformedEnv,
+    VecNorm,
+    VecNormV2,
+)
+
+from kit.collectors import VectorCollector
+from kit.envs import make_env
+from kit.hooks import Evaluator
+from kit.modules import make_actor
+from kit.steps import SettingError
+from kit.trainer import Trainer
+from tests.tiny import collector_of, on_policy_plan, ppo_parts
+
+Make = Callable[[], EnvBase]
+
+
+def cartpole(**kwargs) -> EnvBase:
+    return GymEnv("CartPole-v1", categorical_action_encoding=True, **kwargs)
+
+
+def with_transforms(*transforms: Callable, below: Make = cartpole) -> Make:
+    return lambda: TransformedEnv(below(), Compose(*(make() for make in transforms)))
+
+
+def vec_norm() -> VecNormV2:
+    return VecNormV2(in_keys=["observation"])
+
+
+def normalized() -> EnvBase:
+    return TransformedEnv(cartpole(), vec_norm())
+
+
+def in_series(make: Make = cartpole) -> Make:
+    return lambda: SerialEnv(2, make)
+
+
+# ---------------------------------------------------------------------- env steps
+SKIPPING = {
+    "transform": (1, with_transforms(lambda: FrameSkipTransform(3))),
+    "environment": (1, lambda: cartpole(frame_skip=3)),
+    "above several": (2, with_transforms(lambda: FrameSkipTransform(3), below=in_series())),
+    "in each": (2, in_series(with_transforms(lambda: FrameSkipTransform(3)))),
+}
+
+
+@pytest.mark.parametrize("kind", SKIPPING)
+def test_skipped_frames_are_env_steps(kind):
+    num_envs, make = SKIPPING[kind]
+    collector = VectorCollector(make_env(make()), None, steps_per_env=30)
+    collector.collect()
+    assert collector.policy_steps == 30 * num_envs
+    assert collector.env_steps == 90 * num_envs
+
+
+def test_several_frame_skips_multiply():
+    env = TransformedEnv(cartpole(frame_skip=2), FrameSkipTransform(3))
+    collector = VectorCollector(make_env(env), None, steps_per_env=10)
+    collector.collect()
+    assert collector.env_steps == 60
+
+
+@pytest.mark.slow
+def test_skipped_frames_in_processes_are_env_steps():
+    env = ParallelEnv(2, EnvCreator(with_transforms(lambda: FrameSkipTransform(3))))
+    collector = VectorCollector(make_env(env), None, steps_per_env=10)
+    collector.collect()
+    collector.shutdown()
+    assert collector.env_steps == 60
+
+
+def of_the_kit(env: EnvBase, policy) -> VectorCollector:
+    return VectorCollector(make_env(env), policy, frames_per_batch=16, total_frames=64)
+
+
+def of_torchrl(env: EnvBase, policy) -> Collector:
+    return Collector(env, policy, frames_per_batch=16, total_frames=64)
+
+
+@pytest.mark.parametrize("collector", [of_the_kit, of_torchrl])
+def test_frames_that_are_skipped_otherwise_than_planned_are_refused(collector):
+    def trainer(action_repeat):
+        plan = on_policy_plan(num_envs=1, steps_per_env=16, action_repeat=action_repeat)
+        parts = ppo_parts(plan)
+        env = TransformedEnv(cartpole(), FrameSkipTransform(2))
+        return Trainer(plan, **parts | {"collector": collector(env, parts["collector"].policy)})
+
+    with pytest.raises(SettingError, match=r"action_repeat=2 .*contradicts.*action_repeat=1"):
+        trainer(1)
+    assert trainer(2).run().env_steps == 2 * 64
+
+
+def test_frames_skipped_above_an_environment_of_the_kit_are_refused():
+    env = TransformedEnv(make_env("CartPole-v1", max_episode_steps=5), FrameSkipTransform(2))
+    with pytest.raises(SettingError, match=r"FrameSkipTransform=2 would step past the end.*repeat"):
+        make_env(env)
+    with pytest.raises(SettingError, match=r"stepped past the end of an episode without a reset"):
+        env.rollout(10, break_when_any_done=False)
+
+
+# ---------------------------------------------------------------------- states
+STATES = {
+    "VecNorm": with_transforms(lambda: VecNorm(in_keys=["observation"])),
+    "VecNormV2": normalized,
+    "CatFrames": with_transforms(lambda: CatFrames(3, dim=-1, in_keys=["observation"])),
+    "TimeMaxPool": with_transforms(lambda: TimeMaxPool(in_keys=["observation"], T=3)),
+    "NoopResetEnv": with_transforms(lambda: NoopResetEnv(5)),
+    "TrajCounter": with_transforms(RewardSum, TrajCounter),
+    "Hash": with_transforms(lambda: Hash(in_keys=["observation"], out_keys=["hash"])),
+    "TensorDictPrimer": with_transforms(lambda: TensorDictPrimer(memory=Unbounded(3))),
+    "RandomTruncationTransform": with_transforms(
+        StepCounter, lambda: RandomTruncationTransform(min_horizon=1, max_horizon=99)
+    ),
+    "of each of several": in_series(normalized),
+    "above several": with_transforms(vec_norm, below=in_series()),
+    "above and of each": with_transforms(vec_norm, below=in_series(normalized)),
+    "shared by several": lambda: SerialEnv(2, EnvCreator(normalized)),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.filterwarnings("ignore:VecNorm wasn't initialized", "ignore:Querying state_dict")
+def test_what_transforms_hold_is_part_of_the_state(kind):
+    def collector(seed):
+        return VectorCollector(make_env(STATES[kind](), seed=seed), None, steps_per_env=40, seed=3)
+
+    one = collector(1)
+    one.collect()
+    state = one.state_dict()
+    following = [one.collect(), one.collect()]  # which leaves what was saved as it was
+    other = collector(2)
+    other.load_state_dict(state)
+    assert other.exact_resume
+    for batch in following:
+        again = other.collect()
+        different = [k for k in batch.keys(True, True) if not batch[k].equal(again[k])]
+        assert different == []
+
+
+PROCESSES = {
+    "above": lambda: TransformedEnv(ParallelEnv(2, cartpole), vec_norm()),
+    "of each": lambda: ParallelEnv(2, normalized),
+    "shared": lambda: ParallelEnv(2, EnvCreator(normalized)),
+}
+
+
+def counts_of(env: EnvBase) -> list[int]:
+    """Observations that each running normalisation has seen."""
+    state = env.state_dict()
+    states = list(state.values()) if "worker0" in state else [state]
+    return [int(one["_extra_state"]["count.-|-.observation"].max()) for one in states]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PROCESSES)
+@pytest.mark.filterwarnings("ignore:VecNorm wasn't initialized", "ignore:Querying state_dict")
+def test_running_statistics_go_on_where_environments_begin_new_episodes(kind):
+    def collector():
+        return VectorCollector(make_env(PROCESSES[kind]()), None, steps_per_env=40)
+
+    one = collector()
+    one.collect()
+    seen, state = counts_of(one.env.backend.env), one.state_dict()
+    one.shutdown()
+    other = collector()
+    other.load_state_dict(copy.deepcopy(state))
+    assert not other.exact_resume
+    number = 2 if kind == "shared" else 1  # of first observations that the statistics learn from
+    assert counts_of(other.env.backend.env) == [count + number for count in seen]
+    other.collect()
+    counts = counts_of(other.env.backend.env)
+    other.shutdown()
+    assert kind != "shared" or counts[0] == counts[1]
+
+
+@pytest.mark.filterwarnings("ignore:VecNorm wasn't initialized", "ignore:Querying state_dict")
+def test_a_run_with_running_statistics_of_torchrl_resumes_from_its_files(tmp_path):
+    plan = on_policy_plan()
+
+    def trainer(**changes):
+        parts = ppo_parts(plan)
+        env = make_env(TransformedEnv(SerialEnv(2, normalized), vec_norm()))
+        parts["collector"] = collector_of(plan, env, parts["collector"].policy)
+        seen = []
+        made = Trainer(plan, **parts, **changes)
+        made.register_op("pre_steps_log", lambda batch: seen.append(batch["observation"].clone()))
+        return made, seen
+
+    whole, seen = trainer(folder=tmp_path, checkpoint_every=32)
+    whole.run()
+    halfway = min((tmp_path / "checkpoints").iterdir())
+    resumed, again = trainer(resume_from=halfway)
+    resumed.run()
+    assert len(again) == 2
+    assert torch.equal(torch.cat(again), torch.cat(seen[2:]))
+
+
+# ---------------------------------------------------------------------- evaluations
+def test_an_evaluation_that_would_learn_statistics_of_its_own_is_refused():
+    env = make_env(SerialEnv(2, normalized))
+    env.start()
+    with pytest.raises(SettingError, match=r"evaluate='VecNormV2' would learn.*freeze\(\)"):
+        Evaluator(env, make_actor(env, (8,)))
+
+
+def test_an_evaluation_by_frozen_statistics_leaves_them_as_they_are():
+    training = make_env(normalized())
+    VectorCollector(training, None, steps_per_env=50).collect()
+    frozen = training.backend.env.transform.frozen_copy()
+    env = make_env(TransformedEnv(cartpole(), frozen))
+    Evaluator(env, make_actor(env, (8,)), episodes=2)()
+    assert frozen.loc["observation"].equal(training.backend.env.transform.loc["observation"])
