@@ -10,7 +10,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torchrl.collectors import BaseCollector, Collector, MultiSyncCollector
+from torchrl.collectors import (
+    BaseCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiSyncCollector,
+)
 from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
 from torchrl.envs import (
     Compose,
@@ -310,6 +315,75 @@ def test_a_collector_of_torchrl_with_other_batches_than_planned_is_refused():
 
     with pytest.raises(SettingError, match=r"collector=8 policy steps in a batch.*plan.*16"):
         kit_trainer(small, num_envs=1)
+
+
+def dqn_trainer(make: Callable[[nn.Module], BaseCollector], **parts: Any) -> Trainer:
+    """A trainer of DQN that says nothing of a value estimator, as TorchRL allows."""
+    torch.manual_seed(0)
+    plan = off_policy_plan(steps_per_env=4, learning_starts=8)
+    policy = QValueActor(
+        MLP(in_features=4, out_features=2, num_cells=[8]), spec=gym_env().action_spec
+    )
+    loss = DQNLoss(policy, action_space=gym_env().action_spec, delay_value=True)
+    target = SoftUpdate(loss, tau=0.1)
+    update = Update(loss, torch.optim.Adam(loss.parameters(), lr=0.1), target_updater=target)
+    buffer = transitions_buffer(batch_size=4)
+    return Trainer(plan, collector=make(policy), buffer=buffer, update=update, **parts)
+
+
+def collecting(kind: type[BaseCollector] = Collector, **arguments: Any) -> Callable[..., Any]:
+    """A function that makes a collector of TorchRL for the plan of :func:`dqn_trainer`."""
+    amounts = {"frames_per_batch": 4, "total_frames": 40, "init_random_frames": 8, **arguments}
+    return lambda policy: kind(gym_env() if kind is Collector else [gym_env], policy, **amounts)
+
+
+def test_a_run_with_torchrls_collector_resumes_with_its_counts(tmp_path):
+    dqn_trainer(collecting(), folder=tmp_path, checkpoint_every=12).run()
+    halfway = min((tmp_path / "checkpoints").iterdir())
+    with pytest.warns(UserWarning, match="not bit-exact"):
+        resumed = dqn_trainer(collecting(), resume_from=halfway)
+    assert 0 < resumed.ledger.policy_steps < 40
+    ledger = resumed.run()
+    assert (ledger.policy_steps, ledger.random_policy_steps, ledger.gradient_steps) == (40, 8, 36)
+
+
+def test_other_random_actions_of_torchrl_than_planned_are_refused_before_the_run():
+    with pytest.raises(SettingError, match=r"init_random_frames=0 .*plan's 8 .*works: 8"):
+        dqn_trainer(collecting(init_random_frames=0))
+    with pytest.raises(SettingError, match=r"init_random_frames=9 .*random_steps=12 in the plan"):
+        dqn_trainer(collecting(init_random_frames=9))  # until the end of the third batch
+    assert dqn_trainer(collecting(init_random_frames=6)).run().random_policy_steps == 8
+
+
+@pytest.mark.slow
+def test_random_actions_that_cannot_be_counted_are_refused():
+    with pytest.raises(SettingError, match=r"init_random_frames=8 end with batches.*works: 0"):
+        dqn_trainer(collecting(MultiAsyncCollector))
+
+
+def test_a_collector_of_torchrl_that_keeps_its_batches_is_refused():
+    buffer = transitions_buffer()
+    with pytest.raises(SettingError, match=r"replay_buffer='TensorDictReplayBuffer' .*gets none"):
+        dqn_trainer(collecting(replay_buffer=buffer))
+
+
+def test_rows_that_are_not_those_of_environments_are_refused():
+    def of_two(actor: nn.Module) -> BaseCollector:
+        return Collector(SerialEnv(2, gym_env), actor, frames_per_batch=16, total_frames=64)
+
+    with pytest.raises(SettingError, match=r"2 rows of 8 steps, not of num_envs=1; num_envs=2"):
+        kit_trainer(of_two, num_envs=1).run()
+
+
+@pytest.mark.slow
+def test_processes_that_are_joined_along_time_are_refused():
+    def joined(actor: nn.Module) -> BaseCollector:
+        return MultiSyncCollector(
+            [gym_env, gym_env], actor, frames_per_batch=16, total_frames=64, cat_results=0
+        )
+
+    with pytest.raises(SettingError, match=r"1 rows of 16 steps.*cat_results='stack'"):
+        kit_trainer(joined).run()
 
 
 # ---------------------------------------------------------------------- TorchRL's environments

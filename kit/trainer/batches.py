@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector
+from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 
 from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl_layers import base_env_of
@@ -219,6 +219,18 @@ class TorchRLBatches(CountedBatches):
         if returns is not None:
             self._returns.append(torch.where(done, returns, torch.nan).reshape(-1))
         return batch
+
+    def _check(self, batch: TensorDictBase) -> None:
+        super()._check(batch)
+        rows, planned = batch.shape[0], self.plan.num_envs
+        cut = entry(batch, ("collector", "mask")) is not None
+        if rows == planned or cut or isinstance(self.collector, MultiAsyncCollector):
+            return
+        why = f"gave a batch of {rows} rows of {batch.shape[1]} steps, not of num_envs={planned}"
+        works = f"num_envs={rows} in the plan"
+        if isinstance(self.collector, MultiSyncCollector):
+            why, works = f"{why}: it may join workers along time", "cat_results='stack'"
+        raise SettingError("collector", type(self.collector).__name__, why, works)
 
     def count_environment(self, ledger: StepLedger) -> None:
         """Bring env steps and episodes of ``ledger`` up to date; reads the device."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchrl import checkpoint as torchrl_checkpoint
+from torchrl.objectives import LossModule
 
 from kit.collectors.base import KitCollector
 from kit.hooks.base import Hook
@@ -24,7 +25,10 @@ from kit.logging.files import NotSaved
 from kit.steps import SettingError
 from kit.trainer.pieces import StateFile
 
-__all__ = ["Checkpoints", "Damaged", "NotSaved", "normalization_of", "stateful_parts"]
+__all__ = [
+    "Checkpoints", "Damaged", "NotSaved", "make_estimators_when_loaded", "normalization_of",
+    "stateful_parts",
+]  # fmt: skip
 
 _SUMS = "checksums.txt"
 _BLOCK = 1 << 20  # bytes that are read at a time
@@ -300,6 +304,22 @@ def stateful_parts(
         if hasattr(hook, "load_state_dict") and not stateless:
             found[f"{_HOOK}{name}"] = hook
     return found
+
+
+def make_estimators_when_loaded(loss_module: Any) -> None:
+    """Have losses that load the state of a value estimator make theirs before.
+
+    TorchRL's make it in their first call, unless ``make_value_estimator`` was called, and PyTorch
+    would take its state for one of another loss.
+    """
+    modules = loss_module.modules() if isinstance(loss_module, nn.Module) else ()
+    for one in (module for module in modules if isinstance(module, LossModule)):
+        one.register_load_state_dict_pre_hook(_make_estimator)
+
+
+def _make_estimator(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    if any(name.startswith(f"{prefix}_value_estimator.") for name in state_dict):
+        _ = loss.value_estimator  # makes it
 
 
 class PolicyState:

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 from tensordict import TensorDictBase
 from torch import nn
+from torchrl.collectors import MultiAsyncCollector
 from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
 from torchrl.trainers import OptimizationStepper
@@ -103,6 +104,10 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
         works = "give a collector, or a plan with steps_per_env=0 (offline)"
         yield "collector", None, "leaves the policy steps of the plan undone", works
     else:
+        if getattr(collector, "replay_buffer", None) is not None:
+            why = "of the collector takes the batches, of which the trainer gets none"
+            name = type(collector.replay_buffer).__name__
+            yield "replay_buffer", name, why, "give it to the trainer, as buffer"
         yield from _in_environment(plan, collector)
         yield from _in_restarts(collector, buffer)
 
@@ -160,14 +165,25 @@ def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
     if steps and isinstance(frames, int) and frames > 0 and frames != plan.frames_per_batch:
         why = "policy steps in a batch are not those of the plan"
         yield "collector", frames, why, [plan.frames_per_batch]
-    acts = isinstance(collector, KitCollector) and getattr(collector, "policy", None) is not None
-    if not acts or not plan.is_exact:
+    yield from _in_random_actions(plan, collector)
+
+
+def _in_random_actions(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
+    """Another number of random actions than planned."""
+    asked = getattr(collector, "init_random_frames", None) or 0
+    if not plan.is_exact or getattr(collector, "policy", None) is None:
         return
     total = plan.policy_steps_after(plan.iterations)
-    random, asked = plan.random_steps_until(total), collector.init_random_frames
-    if min(asked, total) != random:
+    random, frames = plan.random_steps_until(total), plan.frames_per_batch
+    of_torchrl = not isinstance(collector, KitCollector)
+    if asked and isinstance(collector, MultiAsyncCollector):
+        why = "end with batches that other workers have begun by then, so they cannot be counted"
+        yield "init_random_frames", asked, why, [0], "or another collector"
+    taken = -(-asked // frames) * frames if of_torchrl else asked  # by whole batches
+    if min(taken, total) != random:
         why = f"of the collector are not the plan's {random} policy steps with random actions"
-        yield "init_random_frames", asked, why, [random]
+        also = f"or random_steps={min(taken, total)} in the plan"
+        yield "init_random_frames", asked, why, [random], *([also] if of_torchrl else [])
 
 
 def _frame_skip_of(env: Any, base: Any) -> int | None:

@@ -25,7 +25,12 @@ from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks
 from kit.trainer.batches import counted
-from kit.trainer.checkpoint import Checkpoints, normalization_of, stateful_parts
+from kit.trainer.checkpoint import (
+    Checkpoints,
+    make_estimators_when_loaded,
+    normalization_of,
+    stateful_parts,
+)
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.stages import is_of_the_kit
 from kit.trainer.torchrl_protocol import TorchRLProtocol
@@ -138,6 +143,7 @@ class Trainer(TorchRLProtocol):
             checks.in_priorities(self.buffer, self.loss_module),
         )
         self.numbers = OwnNumbers()
+        make_estimators_when_loaded(self.loss_module)
         if resume_from is not None:
             self.load(resume_from)
 
