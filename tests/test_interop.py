@@ -16,7 +16,12 @@ from torchrl.collectors import (
     MultiAsyncCollector,
     MultiSyncCollector,
 )
-from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
+from torchrl.data import (
+    ImmutableDatasetWriter,
+    LazyTensorStorage,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
 from torchrl.envs import (
     Compose,
     EnvBase,
@@ -327,8 +332,8 @@ def dqn_trainer(make: Callable[[nn.Module], BaseCollector], **parts: Any) -> Tra
     loss = DQNLoss(policy, action_space=gym_env().action_spec, delay_value=True)
     target = SoftUpdate(loss, tau=0.1)
     update = Update(loss, torch.optim.Adam(loss.parameters(), lr=0.1), target_updater=target)
-    buffer = transitions_buffer(batch_size=4)
-    return Trainer(plan, collector=make(policy), buffer=buffer, update=update, **parts)
+    parts = {"buffer": transitions_buffer(batch_size=4), **parts}
+    return Trainer(plan, collector=make(policy), update=update, **parts)
 
 
 def collecting(kind: type[BaseCollector] = Collector, **arguments: Any) -> Callable[..., Any]:
@@ -365,6 +370,14 @@ def test_a_collector_of_torchrl_that_keeps_its_batches_is_refused():
     buffer = transitions_buffer()
     with pytest.raises(SettingError, match=r"replay_buffer='TensorDictReplayBuffer' .*gets none"):
         dqn_trainer(collecting(replay_buffer=buffer))
+
+
+def test_a_buffer_that_allows_no_writing_is_refused():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(40), writer=ImmutableDatasetWriter(), batch_size=4
+    )
+    with pytest.raises(SettingError, match=r"writer='ImmutableDatasetWriter' allows no writing"):
+        dqn_trainer(collecting(), buffer=buffer)
 
 
 def test_rows_that_are_not_those_of_environments_are_refused():

@@ -11,6 +11,7 @@ import gymnasium as gym
 from tensordict import TensorDictBase
 from torch import nn
 from torchrl.collectors import MultiAsyncCollector
+from torchrl.data import ImmutableDatasetWriter
 from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
 from torchrl.trainers import OptimizationStepper
@@ -108,6 +109,12 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
             why = "of the collector takes the batches, of which the trainer gets none"
             name = type(collector.replay_buffer).__name__
             yield "replay_buffer", name, why, "give it to the trainer, as buffer"
+        if isinstance(buffer, ReplayBatches):
+            writer = buffer.buffer.writer
+            if isinstance(writer, ImmutableDatasetWriter):
+                why = "allows no writing, and the collector gives batches"
+                works = "use TensorDictRoundRobinWriter, or a plan with steps_per_env=0 (offline)"
+                yield "writer", type(writer).__name__, why, works
         yield from _in_environment(plan, collector)
         yield from _in_restarts(collector, buffer)
 
