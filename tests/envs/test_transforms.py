@@ -20,6 +20,7 @@ from torchrl.envs import (
     NoopResetEnv,
     ParallelEnv,
     RandomTruncationTransform,
+    RenameTransform,
     RewardSum,
     SerialEnv,
     StepCounter,
@@ -237,3 +238,11 @@ def test_an_evaluation_by_frozen_statistics_leaves_them_as_they_are():
     env = make_env(TransformedEnv(cartpole(), frozen))
     Evaluator(env, make_actor(env, (8,)), episodes=2)()
     assert frozen.loc["observation"].equal(training.backend.env.transform.loc["observation"])
+
+
+# ---------------------------------------------------------------------- ends
+def test_ends_that_are_not_those_of_a_whole_environment_are_refused():
+    ends = ["done", "terminated", "truncated"]
+    env = TransformedEnv(cartpole(), RenameTransform(ends, [("agents", end) for end in ends]))
+    with pytest.raises(SettingError, match=r"done_keys.*'done', 'terminated'\] are missing"):
+        make_env(env)

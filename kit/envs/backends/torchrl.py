@@ -46,8 +46,8 @@ class TorchRLBackend(EnvBackend):
             report them; an environment of the kit below the transforms does.
 
     Raises:
-        SettingError: if it has several batch dimensions or several rewards, or an environment of
-            the kit below normalises or is below a frame skip.
+        SettingError: if it has several batch dimensions, several rewards or ends, or an environment
+            of the kit below normalises or is below a frame skip.
     """
 
     uses_torch = True
@@ -58,6 +58,10 @@ class TorchRLBackend(EnvBackend):
             raise SettingError(
                 "env.batch_size", tuple(env.batch_size), "has more than one dimension", [(4,), ()]
             )
+        missing = {"done", "terminated"} - set(env.full_done_spec.keys(True, True))
+        if missing:
+            why = f"names other ends than those of a whole env: {sorted(missing)} are missing"
+            raise SettingError("env.done_keys", env.done_keys, why, [["done"]])
         self.num_envs = env.batch_size.numel()
         self.specs = (self._rows(env.full_observation_spec), self._rows(env.full_action_spec))
         self.observation_leaves, self.action_leaves = map(_leaves, self.specs)
