@@ -7,10 +7,10 @@ python -m recipes.plan2explore --help
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import recipes.dreamerv3
-from kit.config import Networks, Positive
+from kit.config import Limits, Positive
 from kit.dialects.base import Dialect
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import EndOfExploration
@@ -31,7 +31,7 @@ class Config(recipes.dreamerv3.Config):
     """Loss, as module:Class."""
     learning_rate: Positive = 1e-3
     """Learning rate; explorers of a maze were trained with this one (docs/worlds.md)."""
-    ensemble: Networks = 8
+    ensemble: Annotated[int, Limits(2, 1_000)] = 8
     """One-step models whose disagreement rewards the explorer."""
     intrinsic_reward_multiplier: Positive = 1.0
     """Factor of the disagreement: returns whose spread is below 1 are not scaled up to it."""

@@ -1,4 +1,4 @@
-"""Plan2Explore's loss: what rewards change while it explores."""
+"""Plan2Explore: what is novel, and what rewards change while it explores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 import recipes.plan2explore
+from kit.experiment import EnvConfig
 from kit.losses import Plan2ExploreLoss
+from kit.modules.world import SIZES, Ensemble
+from kit.steps import SettingError
 from tests.world.runs import build
 from tests.world.test_dreamerv3 import sequences
 
@@ -33,3 +36,33 @@ def test_rewards_change_the_features_of_the_world_model_after_exploration_alone(
     loss.exploring, loss.stored_latents = exploring, False
     nothing, much = gradients(loss, 0.0), gradients(loss, 10.0)
     assert all(nothing[name].equal(much[name]) for name in nothing) == exploring
+
+
+# ---------------------------------------------------------------------- novelty
+@pytest.mark.parametrize("members", [2, 5])
+def test_novelty_is_the_variance_of_a_sample_of_predictions(members):
+    """Sekar et al. 2020, section 3: the sum of squares is divided by K - 1."""
+    torch.manual_seed(0)
+    ensemble = Ensemble(members, 6, 2, SIZES["nano"])
+    seen, action = torch.randn(7, 6), torch.eye(2)[torch.randint(2, (7,))]
+    predicted = ensemble(seen, action)
+    mean = sum(predicted) / members
+    squares = sum((one - mean).square() for one in predicted)
+    found = ensemble.disagreement(seen, action)
+    torch.testing.assert_close(found, squares.mean(-1) / (members - 1))
+
+
+def test_an_action_beyond_its_bounds_is_as_novel_as_the_bound():
+    """The explorer imagines such actions, the environment clips them, the replay has none."""
+    loss = build(recipes.plan2explore, env=EnvConfig("Pendulum-v1", 1)).update.loss_module
+    seen = torch.randn(7, loss.world_model.features)
+    novelty = [loss.ensemble.disagreement(seen, torch.full((7, 1), a)) for a in (1.0, 2.5, 0.5)]
+    assert torch.equal(novelty[0], novelty[1])
+    assert not torch.equal(novelty[0], novelty[2])
+
+
+def test_one_model_alone_disagrees_with_nobody():
+    with pytest.raises(SettingError, match="ensemble=1 is less than 2"):
+        Ensemble(1, 6, 2, SIZES["nano"])
+    with pytest.raises(SettingError, match="ensemble=1 is less than 2"):
+        build(recipes.plan2explore, ensemble=1)

@@ -12,6 +12,11 @@ from kit.modules.networks import one_hot
 from kit.steps import SettingError
 
 
+def bounded(code: Tensor) -> Tensor:
+    """Encoded actions scaled into [-1, 1] where they are beyond, which has no further effect."""
+    return code / code.detach().abs().clamp(min=1.0)
+
+
 class ActionCode(nn.Module):
     """Turns an environment's actions into vectors and back.
 

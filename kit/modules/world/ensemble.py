@@ -9,32 +9,34 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kit.config.memory import check_networks
+from kit.modules.world.actions import bounded
 from kit.modules.world.layers import NORM_EPS, Blocks
 from kit.modules.world.sizes import Size
+from kit.steps.errors import whole_number
 
 
 class Ensemble(nn.Module):
     """Models that predict the next stochastic latent from a latent's features and the action.
 
-    They differ in their initial weights alone (Sekar et al. 2020, section 3). All of them are
-    computed in one batched pass.
+    They differ in their initial weights alone (Sekar et al. 2020, section 3, where they predict the
+    embedding of the next observation). All of them are computed in one batched pass.
 
     Args:
-        members: number of models.
+        members: number of models, at least 2.
         features: width of a latent's features.
         action_features: width of an encoded action.
         size: widths.
         layers: hidden layers of each model.
 
     Raises:
-        SettingError: if they need more memory than this machine has.
+        SettingError: if there is one alone, or they need more memory than this machine has.
     """
 
     def __init__(
         self, members: int, features: int, action_features: int, size: Size, layers: int = 2
     ) -> None:
         super().__init__()
-        self.members = members
+        self.members = whole_number("ensemble", members, at_least=2)
         widths = [features + action_features, *[size.units] * layers]
         outputs = size.stoch * size.classes
         check_networks("ensemble", members, sum(a * b for a, b in pairwise([*widths, outputs])))
@@ -49,9 +51,10 @@ class Ensemble(nn.Module):
 
         Args:
             features: ``[rows, features]``.
-            action: encoded, ``[rows, action_features]``.
+            action: encoded, ``[rows, action_features]``; read as by the world model, within [-1, 1]:
+                actors imagine others, whose effect is none, and whose predictions nothing trains.
         """
-        value = torch.cat([features, action], -1).expand(self.members, -1, -1)
+        value = torch.cat([features, bounded(action)], -1).expand(self.members, -1, -1)
         for layer, scale in zip(self.hidden, self.scales):
             value = layer(value)
             size = (value.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
@@ -59,5 +62,8 @@ class Ensemble(nn.Module):
         return self.out(value)  # type: ignore[no-any-return]
 
     def disagreement(self, features: Tensor, action: Tensor) -> Tensor:
-        """Variance between the predictions, mean over latents, ``[rows]`` (section 3, eq. 3)."""
-        return self(features, action).var(0, correction=0).mean(-1)  # type: ignore[no-any-return]
+        """Variance between the predictions, mean over latents, ``[rows]``.
+
+        That of a sample, whose divisor is one less than the number of models (section 3).
+        """
+        return self(features, action).var(0, correction=1).mean(-1)  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.modules.networks import one_hot
+from kit.modules.world.actions import bounded
 from kit.modules.world.layers import Blocks, Dense, Norm, Perceptron, init_weight, sample_one_hot
 from kit.modules.world.sizes import Size
 from kit.modules.world.state_space import Latent, StateSpace
@@ -70,7 +71,7 @@ class RSSM(StateSpace):
 
     def action(self, action: Tensor) -> Tensor:
         """Project encoded actions ``[..., action_features]``, scaled into [-1, 1] if beyond."""
-        return self.from_action(action / action.detach().abs().clamp(min=1.0))  # type: ignore[no-any-return]
+        return self.from_action(bounded(action))  # type: ignore[no-any-return]
 
     def recur(self, latent: Latent, action: Tensor) -> Tensor:
         """The next deterministic state; arguments as for any state-space model."""
