@@ -22,7 +22,9 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
     ``loss_model`` trains the world model (eq. 10), ``loss_actor`` the actor (eq. 7) and
     ``loss_critic`` the critic (eq. 8), all on the same weights. Minibatches are sequences of
     records, as for :class:`~kit.losses.DreamerV3Loss`. Imagination that would begin where an
-    episode terminated counts for nothing.
+    episode terminated counts for nothing. The value of a state is that of the rewards that follow
+    it, as in DreamerV3; the paper's has the reward that arrived with the state in it, too, which
+    makes the same returns one time step later.
 
     Args:
         world_model: encodes, predicts and is trained.

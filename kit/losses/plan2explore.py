@@ -22,9 +22,9 @@ class Plan2ExploreLoss(DreamerV3Loss):
 
     While it is ``exploring``, an ensemble learns to predict the next latent, and a second actor
     with a critic of its own is rewarded by the variance of the predictions in imagination. The
-    world model then learns from observations alone: rewards and returns are predicted from its
-    features without changing them. The actor of the task learns in imagination all the time, so
-    that it can be evaluated without ever having acted (zero-shot).
+    world model then learns from observations and the ends of episodes alone: rewards and returns
+    are predicted from its features without changing them. The actor of the task learns in
+    imagination all the time, so that it can be evaluated without ever having acted (zero-shot).
 
     Args:
         world_model: as in DreamerV3.
