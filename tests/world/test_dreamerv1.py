@@ -112,7 +112,7 @@ def test_actor_and_critic_learn_from_the_returns_of_the_paper(continuation_coeff
     torch.testing.assert_close(found["loss_critic"], sum(critic) / HORIZON)
 
 
-@pytest.mark.parametrize("free_nats", [0.0, 1e3])
+@pytest.mark.parametrize("free_nats", [0.0, 60.0, 1e3])
 def test_the_world_model_maximises_the_likelihoods_of_the_paper(free_nats):
     settings = {"free_nats": free_nats, "divergence_coeff": 0.5, "continuation_coeff": 2.0}
     loss, minibatch = published(**settings)
