@@ -26,7 +26,7 @@ MAZE = [
     f"{OWN}/Maze-v0", "env.kwargs.rooms=2", "env.kwargs.steps=50", "latents=4", "gamma=0.95",
     "entropy_coeff=0.03", "steps.replay_ratio=1", "steps.total_policy_steps=8_000",
 ]  # fmt: skip
-EXPLORING = ["steps.exploration_steps=4_000", "intrinsic_reward_multiplier=10_000"]
+EXPLORING = ["steps.exploration_steps=4_000", "intrinsic_reward_multiplier=8_750"]
 REMEMBERING = [
     "size=tiny", "latents=2", "learning_rate=1e-3", "entropy_coeff=0.03", "steps.replay_ratio=1/2",
     "steps.sequence_length=20", "steps.minibatch_size=48", "imagination_starts=4",

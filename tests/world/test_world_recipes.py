@@ -163,7 +163,7 @@ def test_explorers_find_more_of_a_maze_than_chance():
     trained = {
         "replay_ratio": 1, "minibatch_size": 16, "sequence_length": 32, "steps_per_env": 2,
         "imagination_horizon": 15, "imagination_starts": 8, "compile": "auto",
-        "intrinsic_reward_multiplier": 1_000.0, "entropy_coeff": 0.03, "exploration_steps": 2_000,
+        "intrinsic_reward_multiplier": 875.0, "entropy_coeff": 0.03, "exploration_steps": 2_000,
     }  # fmt: skip
     seeds = range(3)  # 143, 110 and 126 places of 237 were found; 80, 107 and 56 by chance
     found = [places_found(recipes.plan2explore, seed=seed, **trained) for seed in seeds]

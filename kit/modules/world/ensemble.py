@@ -51,8 +51,8 @@ class Ensemble(nn.Module):
 
         Args:
             features: ``[rows, features]``.
-            action: encoded, ``[rows, action_features]``; read as by the world model, within [-1, 1]:
-                actors imagine others, whose effect is none, and whose predictions nothing trains.
+            action: encoded, ``[rows, action_features]``, read within [-1, 1] as by the world model:
+                what actors imagine beyond has no effect, and nothing trains its predictions.
         """
         value = torch.cat([features, bounded(action)], -1).expand(self.members, -1, -1)
         for layer, scale in zip(self.hidden, self.scales):
