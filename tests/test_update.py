@@ -375,6 +375,32 @@ def test_the_actor_of_td3_has_the_gradient_of_the_first_critic_alone():
     torch.testing.assert_close(*found)
 
 
+def test_a_hook_of_a_gradient_is_called_in_every_step_and_changes_it():
+    loss, calls = make_loss("TD3Loss"), []
+    update = Update(loss, Adam(loss.parameters(), lr=0.01, fused=True))
+    frozen = next(loss.qvalue_network_params.parameters())
+    before = frozen.clone()
+    frozen.register_hook(lambda gradient: calls.append(None) or torch.zeros_like(gradient))
+    with pytest.warns(UserWarning, match="runs eagerly: it has hooks, which no program would call"):
+        update(minibatch_for("TD3Loss"))
+    for _ in range(5):
+        update(minibatch_for("TD3Loss"))
+    assert len(calls) == 1 + 6  # first it is seen which parameters the losses reach
+    assert torch.equal(frozen, before)
+
+
+def test_a_hook_that_would_never_be_called_is_refused():
+    loss = make_loss("TD3Loss")
+    update = Update(loss, Adam(loss.parameters(), lr=0.01, fused=True))
+    for _ in range(3):
+        update(minibatch_for("TD3Loss"))
+    hook = next(loss.qvalue_network_params.parameters()).register_post_accumulate_grad_hook(print)
+    with pytest.raises(SettingError, match="register_post_accumulate_grad_hook' of a parameter is"):
+        update(minibatch_for("TD3Loss"))
+    hook.remove()
+    update(minibatch_for("TD3Loss"))
+
+
 @pytest.mark.parametrize("changed", ["hooked", "replaced", "another class", "actor due"])
 def test_a_loss_that_is_changed_or_whose_actor_is_due_returns_everything(changed):
     loss, due = make_loss("TD3Loss"), {"loss_qvalue"}

@@ -50,8 +50,9 @@ class Traced:
     is replayed alone: same kernels, same order, same random numbers, bitwise the same results.
 
     A function that cannot be recorded (it decides something on the host, draws random numbers of
-    Python or NumPy, changes its own attributes), or whose program does not agree, runs eagerly from
-    then on, as if it had never been recorded; ``reason`` says why, and a warning says it once.
+    Python or NumPy, changes its own attributes), or that has hooks, or whose program does not
+    agree, runs eagerly from then on, as if it had never been recorded; ``reason`` says why, and a
+    warning says it once.
 
     It is called without gradients: those that the function itself computes are part of the program.
 
@@ -221,6 +222,9 @@ class Traced:
             return list(outputs.values())
 
         self.refresh()
+        if self.watch.has_hooks():
+            self._run_eagerly("it has hooks, which no program would call")
+            return self.function(inputs.copy())
         numbers = _RandomNumbers(self.watch.values())
         try:
             if self._wasted >= _PATIENCE and not self._rounds_otherwise:

@@ -6,6 +6,7 @@ import copy
 import operator
 from argparse import Namespace
 from collections.abc import Iterator
+from itertools import chain
 from types import NoneType, SimpleNamespace
 from typing import Any
 
@@ -16,15 +17,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 _PLAIN = (bool, int, float, str, tuple, NoneType, np.generic)
-_PARTS = (
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PARTS = ("_parameters", "_buffers", "_modules", *_HOOKS)
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 """Dictionaries that every module has as long as it lives; the entries of seven are watched."""
 _OF_ALL_MODULES = [
@@ -32,7 +26,7 @@ _OF_ALL_MODULES = [
     for kind in ("forward", "forward_pre", "backward", "backward_pre")
 ]
 _trains = operator.attrgetter("requires_grad")
-_hooks = operator.attrgetter("_backward_hooks")
+_hooks = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Watch:
@@ -73,6 +67,12 @@ class Watch:
             pass
         self._look()
         return True
+
+    def has_hooks(self) -> bool:
+        """Whether modules or parameters had hooks in the last look, besides those of PyTorch's."""
+        of_modules = (place[name] for place in self._modules for name in _HOOKS)
+        places = filter(None, chain(of_modules, _OF_ALL_MODULES, *self._hooked))
+        return any(_is_foreign(hook) for place in places for hook in place.values())
 
     def values(self) -> list[Any]:
         """All that was watched in the last call."""
@@ -115,7 +115,7 @@ def _places(watched: Any) -> Iterator[Any]:
             if not isinstance(module, TensorDictParams):  # its attributes change at every call
                 yield from _with_contents(vars(module))
             yield from (vars(module)[part] for part in _PARTS)
-        yield from filter(None, map(_hooks, watched.parameters()))
+        yield from filter(None, chain.from_iterable(map(_hooks, watched.parameters())))
     elif hasattr(watched, "__dict__"):
         yield from _with_contents(vars(watched))
     if isinstance(watched, Optimizer):
@@ -159,6 +159,11 @@ def _is_record(value: Any) -> bool:
         and hasattr(value, "__dict__")
         and not isinstance(value, (type, TensorDictBase, nn.Module))
     )
+
+
+def _is_foreign(hook: Any) -> bool:
+    """Whether a hook may do more than compute tensors: PyTorch's and TorchRL's own do not."""
+    return str(hook.__module__).partition(".")[0] not in ("torch", "tensordict", "torchrl", "kit")
 
 
 def _names(place: Any) -> Any:

@@ -93,7 +93,11 @@ def declared_losses(loss_module: nn.Module, groups: Sequence[Group]) -> list[str
 def gradients_of(
     group: Group, losses: TensorDictBase, retain_graph: bool
 ) -> Sequence[Tensor | None]:
-    """The gradients of the sum of a group's losses."""
+    """The gradients of the sum of a group's losses.
+
+    Raises:
+        SettingError: if a loss is not there, or a parameter has a hook that would not be called.
+    """
     names = group.losses or losses_among(losses.keys())
     for name in names or ["loss"]:
         if name not in losses.keys():
@@ -104,6 +108,10 @@ def gradients_of(
     learning = [p for p in parameters if p.requires_grad]  # others are frozen
     if not (learning and total.requires_grad):
         return [None] * len(parameters)
+    if any(p._post_accumulate_grad_hooks for p in learning):
+        name = "register_post_accumulate_grad_hook"
+        why = "of a parameter is not called: gradients are computed, not accumulated"
+        raise SettingError("hook", name, why, "use register_hook, or a hook of the trainer")
     found = iter(torch.autograd.grad(total, learning, retain_graph=retain_graph, allow_unused=True))
     return [next(found) if p.requires_grad else None for p in parameters]
 
