@@ -266,7 +266,7 @@ MUTATIONS = [
     ),
     *_of(
         "kit/cli/saved_runs.py", "tests/test_run_folder.py tests/test_signals.py",
-        ('    "env.step_timeout", "start_from",\n', ""),
+        ('    "env.step_timeout", "start_from", "save_policy",\n', ""),
     ),
     *_of(
         "kit/cli/saved_runs.py", "tests/test_compare.py",

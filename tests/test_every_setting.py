@@ -366,6 +366,7 @@ WORLD_MODEL = {"compile": Effect("auto", part("update.compile"))}
 """Of world models, which are not recorded here."""
 
 TRUST_REGION: dict[str, Effect] = {
+    "steps.sequence_length": Effect(2, lambda run: run.table),  # the step is of the whole batch
     "steps.update_epochs": Effect(2, refused),
     "steps.minibatch_size": Effect(2, refused),
     "steps.minibatches": Effect(2, refused),
