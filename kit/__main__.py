@@ -14,6 +14,7 @@ COMMANDS = {
     "compare": "compare saved runs over their seeds, as a table and as a picture",
     "evaluate": "play the policy of a saved run, and record it to video",
     "record": "record the policy of a saved run to a data set",
+    "export": "write the policy of a saved run to a file for PyTorch or ONNX, without the kit",
 }
 """What each command does. Its module is imported when it runs: ``kit steps`` and ``kit compare``
 need no PyTorch."""
@@ -22,6 +23,7 @@ _MODULES = {
     "compare": "kit.cli.compare",
     "evaluate": "kit.evaluate",
     "record": "kit.cli.record",
+    "export": "kit.cli.export",
 }
 
 

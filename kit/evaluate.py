@@ -205,19 +205,20 @@ _ALONE = {
 """Settings of a trainer that is not run: it writes nothing and starts no process."""
 
 
-def parser_for(command: str, text: str, seed: int) -> argparse.ArgumentParser:
+def parser_for(command: str, text: str, seed: int | None = None) -> argparse.ArgumentParser:
     """Make a parser with the arguments that say which run plays how many episodes.
 
     Args:
         command: that the parser is of.
         text: module documentation, whose first line describes the command.
-        seed: default.
+        seed: default; ``None``: it plays none.
     """
     parser = argparse.ArgumentParser(prog=command, description=text.split("\n")[0])
     parser.add_argument("run", help='run folder, or "latest"')
     parser.add_argument("--runs", default="runs", help="where run folders are")
-    parser.add_argument("--episodes", type=int, default=100, help="whole episodes to play")
-    parser.add_argument("--seed", type=int, default=seed, help="of the environments")
+    if seed is not None:
+        parser.add_argument("--episodes", type=int, default=100, help="whole episodes to play")
+        parser.add_argument("--seed", type=int, default=seed, help="of the environments")
     parser.add_argument("--best", action="store_true", help="the policy of the best evaluation")
     parser.add_argument("--trust", help="modules that the run may import, separated by commas")
     return parser
@@ -225,8 +226,9 @@ def parser_for(command: str, text: str, seed: int) -> argparse.ArgumentParser:
 
 def chosen_run(given: argparse.Namespace) -> SavedRun:
     """Return the run that the arguments of :func:`parser_for` name, once they are checked."""
-    given.episodes = whole_number("episodes", given.episodes, at_least=1)
-    given.seed = whole_number("seed", given.seed)
+    if "episodes" in given:
+        given.episodes = whole_number("episodes", given.episodes, at_least=1)
+        given.seed = whole_number("seed", given.seed)
     folder = find_run(given.run, Path(given.runs), field="run")
     return SavedRun(folder, trusted_names(given.trust), how="--trust ", best=given.best)
 

@@ -1,0 +1,236 @@
+"""Exporting the policy of a saved run to one file that is used without the kit.
+
+Run it::
+
+    python -m kit export latest policy.pt2           # for torch.export.load
+    python -m kit export latest policy.onnx --best   # needs the extra "onnx"
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from kit.cli.launch import errors_in_one_line
+from kit.envs.spaces import Key, Leaf, path_of
+from kit.evaluate import SavedPolicy, SavedRun, chosen_run, parser_for
+from kit.hooks import Evaluator
+from kit.logging.files import make_folder, write_whole
+from kit.steps import SettingError
+
+FORMATS = (".pt2", ".onnx")
+_LONGEST = 1_000
+"""Steps of the episode on which an exported policy is compared, at most."""
+_ROUNDING = 1e-4
+"""Difference of two continuous actions, relative to numbers above 1, that is rounding."""
+
+
+class ExportedPolicy(nn.Module):
+    """Deterministic actions as an environment takes them, of observations as it gives them.
+
+    Observations are normalised as in training, actions clipped to their bounds and shifted by
+    ``start``; both have a leading dimension ``n`` of any size.
+
+    Args:
+        evaluator: whose policy acts.
+
+    Raises:
+        SettingError: if the policy reads more than an observation, such as a hidden state.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        super().__init__()
+        env, policy = evaluator.env, evaluator.policy
+        self.inputs, self.outputs = env.observation_leaves, env.action_leaves
+        known = {path_of(leaf.key) for leaf in self.inputs}
+        known.add(("params",))  # that a CompositeDistribution is given by the network
+        read = [path_of(key) for key in getattr(policy, "in_keys", ())]
+        more = ["/".join(path) for path in read if path not in known]
+        if more or not isinstance(policy, nn.Module):
+            why = f"reads {', '.join(more)} besides the observation" if more else "is no module"
+            raise SettingError("policy", type(policy).__name__, why, "play it by SavedRun.policy()")
+        self.policy = policy.eval()
+        self._moments = {} if env.normalizer is None else dict(env.normalizer.observation)
+        self._normalizer = env.normalizer
+
+    def forward(self, *observation: Tensor) -> tuple[Tensor, ...]:
+        """Choose actions; each entry of a ``Dict`` is an argument and an output of its own."""
+        seen: dict[Key, Tensor] = {}
+        for leaf, values in zip(self.inputs, observation, strict=True):
+            moments = self._moments.get(leaf.key)
+            if leaf.start is not None:
+                values = values - torch.as_tensor(leaf.start)
+            seen[leaf.key] = values if moments is None else self._normalized(moments, values)
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            chosen = self.policy(TensorDict(seen, [observation[0].shape[0]]))
+        return tuple(_as_taken(leaf, chosen.get(leaf.key)) for leaf in self.outputs)
+
+    def _normalized(self, moments: Any, values: Tensor) -> Tensor:
+        assert self._normalizer is not None
+        statistics = self._normalizer.statistics._replace(observation=moments)
+        return self._normalizer.apply(statistics, values)  # type: ignore[no-any-return]
+
+
+def _as_taken(leaf: Leaf, action: Tensor) -> Tensor:
+    """A policy's choice as a member of the action space."""
+    space = leaf.space
+    if leaf.start is not None:
+        action = action + torch.as_tensor(leaf.start)
+    if isinstance(space, gym.spaces.Box) and action.is_floating_point():
+        action = action.clamp(torch.as_tensor(space.low), torch.as_tensor(space.high))
+    return action if space is None else action.to(_type(space.dtype))
+
+
+def _type(dtype: Any) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, dtype)).dtype
+
+
+# ---------------------------------------------------------------------- one file
+def export(run: SavedRun, file: Path, seed: int = 0) -> str:
+    """Write the policy of a run to a file, once it is known to act as the policy does.
+
+    Args:
+        run: whose policy it is.
+        file: to write: ``.pt2``, of ``torch.export``, or ``.onnx``.
+        seed: of the environment in which an episode is played for the comparison.
+
+    Returns:
+        What the file takes and gives, in a sentence.
+
+    Raises:
+        SettingError: if the policy cannot be exported, or a package is missing.
+        NotSaved: if the file cannot be written.
+    """
+    if file.suffix not in FORMATS:
+        raise SettingError("file", str(file), "has no format of policies", FORMATS)
+    if file.suffix == ".onnx" and importlib.util.find_spec("onnxscript") is None:
+        works = "pip install 'torchrl-kit[onnx]'"
+        raise SettingError("file", str(file), "needs the package onnxscript", works)
+    policy = ExportedPolicy(run.evaluator(1, 0, vectorization="sync"))
+    seen, chosen = _episode(run.policy(), policy.inputs, policy.outputs, seed)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch's exporters, about themselves
+        content, found = _written(policy, file.suffix, seen)
+    _compare(run, policy.outputs, found, chosen)
+    make_folder(file.parent)
+    write_whole(file, content)
+    takes, gives = ([_shown(leaf) for leaf in side] for side in (policy.inputs, policy.outputs))
+    return (
+        f"{', '.join(takes)} -> {', '.join(gives)}, deterministic; "
+        f"acts as the policy of the run in {len(chosen[0]):,} steps of an episode"
+    )
+
+
+def _written(
+    policy: ExportedPolicy, kind: str, seen: Sequence[NDArray[Any]]
+) -> tuple[bytes, list[NDArray[Any]]]:
+    """The contents of the file, and the actions that it chooses."""
+    examples = tuple(torch.from_numpy(values[:2].copy()) for values in seen)
+    rows = tuple({0: torch.export.Dim("n")} for _ in examples)
+    try:
+        program = torch.export.export(policy, examples, dynamic_shapes=(rows,))
+        file = io.BytesIO()
+        if kind == ".pt2":
+            torch.export.save(program, file)
+            file.seek(0)
+            acts = torch.export.load(file).module()
+            found = acts(*map(torch.from_numpy, seen))
+            return file.getvalue(), [action.numpy() for action in found]
+        return _onnx(program, policy, seen)
+    except Exception as error:  # PyTorch's exporters raise errors of many kinds
+        reason = " ".join(str(error).strip().split("\n")[0].split())
+        why = f"cannot be exported: {type(error).__name__}: {reason}"
+        name = type(policy.policy).__name__
+        raise SettingError("policy", name, why, "play it by SavedRun.policy()") from error
+
+
+def _onnx(
+    program: Any, policy: ExportedPolicy, seen: Sequence[NDArray[Any]]
+) -> tuple[bytes, list[NDArray[Any]]]:
+    from onnx.reference import ReferenceEvaluator
+
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it names packages not installed
+    sides = policy.inputs, policy.outputs
+    inputs, outputs = ([_name(leaf) for leaf in side] for side in sides)
+    named: dict[str, Any] = {"input_names": inputs, "output_names": outputs}
+    model = torch.onnx.export(program, dynamo=True, verbose=False, **named)
+    assert model is not None
+    proto = model.model_proto
+    found = ReferenceEvaluator(proto).run(None, dict(zip(inputs, seen)))
+    return proto.SerializeToString(), [np.asarray(action) for action in found]
+
+
+# ---------------------------------------------------------------------- whether it acts alike
+def _episode(
+    policy: SavedPolicy, inputs: Sequence[Leaf], outputs: Sequence[Leaf], seed: int
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Play an episode; observations and actions by entry, ``[steps, ...]``."""
+    env = policy.make_env()
+    observation, info = env.reset(seed=seed)
+    policy.reset()
+    seen: list[Any] = []
+    chosen: list[Any] = []
+    done = False
+    while not done and len(seen) < _LONGEST:
+        action = policy(observation, info)
+        seen.append([_entry(observation, leaf).astype(leaf.dtype) for leaf in inputs])
+        chosen.append([_entry(action, leaf) for leaf in outputs])
+        observation, _, terminated, truncated, info = env.step(action)
+        done = terminated or truncated
+    env.close()
+    return [np.stack(of) for of in zip(*seen)], [np.stack(of) for of in zip(*chosen)]
+
+
+def _entry(tree: Any, leaf: Leaf) -> NDArray[Any]:
+    for name in leaf.path:
+        tree = tree[name]
+    return np.array(tree)
+
+
+def _compare(
+    run: SavedRun,
+    outputs: Sequence[Leaf],
+    found: Sequence[NDArray[Any]],
+    chosen: Sequence[NDArray[Any]],
+) -> None:
+    """Refuse a file that would act otherwise than the policy."""
+    for leaf, ours, theirs in zip(outputs, found, chosen, strict=True):
+        bound = _ROUNDING * np.maximum(np.abs(theirs), 1.0) if ours.dtype.kind == "f" else 0
+        differ = np.abs(ours.astype(np.float64) - theirs) > bound
+        if differ.any():
+            steps = int(differ.reshape(len(differ), -1).any(1).sum())
+            why = f"chooses another {_name(leaf)} in {steps} of {len(theirs)} steps once exported"
+            raise SettingError("run", str(run.folder), why, "play it by SavedRun.policy()")
+
+
+def _name(leaf: Leaf) -> str:
+    return "/".join(path_of(leaf.key))
+
+
+def _shown(leaf: Leaf) -> str:
+    dtype = leaf.dtype if leaf.space is None else leaf.space.dtype
+    return f"{_name(leaf)} [{', '.join(map(str, ('n', *leaf.shape)))}] {dtype}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Export a policy from the command line."""
+    parser = parser_for("kit export", __doc__)
+    parser.add_argument("file", type=Path, help="file to write: .pt2 (PyTorch) or .onnx")
+    given = parser.parse_args(argv)
+    with errors_in_one_line():
+        run = chosen_run(given)
+        print(f"{given.file}: {export(run, given.file)}")
+        run.close()
