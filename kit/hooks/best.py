@@ -57,12 +57,16 @@ class BestPolicy(Hook):
         """Give the trainer's networks and normaliser the states of the best evaluation.
 
         Raises:
-            SettingError: if there has been no evaluation.
+            SettingError: if there has been no evaluation, or the trainer has other parts.
         """
         if self.value is None:
             why = f"is not known: no row has had {self.metric} yet"
             raise SettingError("best", self.metric, why, "evaluate during the run")
-        for name, part in self.trainer.policy_parts().items():
+        parts = self.trainer.policy_parts()
+        if parts.keys() != self._states.keys():
+            why = f"was kept with {sorted(self._states)}, and the trainer has {sorted(parts)}"
+            raise SettingError("best", self.metric, why, "build the trainer as it was built then")
+        for name, part in parts.items():
             part.load_state_dict(copy.deepcopy(self._states[name]))
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.envs import TransformedEnv
 
 from kit.collectors.base import KitCollector
-from kit.envs.backends.torchrl_layers import base_env_of
+from kit.envs.backends.torchrl_layers import base_env_of, filled
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
@@ -261,7 +262,12 @@ class TorchRLBatches(CountedBatches):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
-        super().load_state_dict(state_dict)
+        given = dict(state_dict["collector"])
+        env = getattr(self.collector, "env", None)
+        if isinstance(env, TransformedEnv):  # in place: an evaluation may share its statistics
+            present = env.transform.state_dict()
+            given["env_state_dict"] = filled(present, given["env_state_dict"])
+        super().load_state_dict({**state_dict, "collector": given})
         self._ended, self._env_steps = int(state_dict["ended"]), int(state_dict["env_steps"])
         # Other episodes than those with which the run began.
         self._begun_again = int(state_dict["begun_again"]) + 1

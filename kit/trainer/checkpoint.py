@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from kit.steps import SettingError
 from kit.trainer.pieces import StateFile
 
 __all__ = [
-    "Checkpoints", "Damaged", "NotSaved", "make_estimators_when_loaded", "normalization_of",
-    "stateful_parts",
+    "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "make_estimators_when_loaded",
+    "normalization_of", "stateful_parts",
 ]  # fmt: skip
 
 _SUMS = "checksums.txt"
@@ -100,13 +100,16 @@ class Checkpoints:
         self._last = path
         return path
 
-    def load(self, path: Path, *, whole: bool = False) -> dict[str, Any]:
+    def load(
+        self, path: Path, *, whole: bool = False, needed: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Restore every part from ``path`` and return the metadata of the checkpoint.
 
         Args:
             path: of the checkpoint.
             whole: whether the parts should be all that it has. States of hooks that are not there
                 any more are left out with a warning.
+            needed: names of those that should be among the parts if it has them.
 
         Raises:
             Damaged: if its files are not those that were written.
@@ -130,8 +133,8 @@ class Checkpoints:
             what = f"{part[1]}: " if part else ""
             why = f"cannot be loaded: {what}{type(first).__name__}: {reason}"
             raise SettingError("checkpoint", str(path), why, works) from error
-        if whole:
-            _check_left_out(path, sorted(result.unrequested))
+        left_out = sorted(result.unrequested)
+        _check_left_out(path, [name for name in left_out if whole or name in needed])
         return dict(result.manifest.get("metadata", {}))
 
     @staticmethod
@@ -186,6 +189,8 @@ def _check_left_out(path: Path, names: list[str]) -> None:
 
 
 _HOOK = "hook "
+NORMALIZATION = frozenset({"normalization", "transforms"})
+"""Parts without which a policy acts on other observations than it was trained with."""
 _PREFIX = "checkpoint-"
 
 

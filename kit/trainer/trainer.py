@@ -17,6 +17,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
 from kit.buffers import Minibatches, ReplayBatches, as_minibatches
+from kit.envs.backends.torchrl_layers import normalization_of_transforms
 from kit.hooks.best import BestPolicy
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
@@ -26,6 +27,7 @@ from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks
 from kit.trainer.batches import counted
 from kit.trainer.checkpoint import (
+    NORMALIZATION,
     Checkpoints,
     make_estimators_when_loaded,
     normalization_of,
@@ -120,6 +122,8 @@ class Trainer(TorchRLProtocol):
         self.batches = counted(collector, plan)
         self.config = config or {}
         self.folder = None if folder is None else Path(folder)
+        # Now, as collectors of TorchRL drop their environments at the end.
+        self._transforms = normalization_of_transforms(collector=collector, evaluate=evaluate)
         self._saved_at = 0  # iterations
         self._released = False
         self.last_metrics: Mapping[str, Tensor] | None = None
@@ -375,7 +379,7 @@ class Trainer(TorchRLProtocol):
     def policy_parts(self) -> dict[str, Any]:
         """Objects with the state that a policy acts by, by name: weights and normalisation."""
         trained = {} if self.loss_module is None else {"loss_module": self.loss_module}
-        return {**trained, **normalization_of(self.collector, self.evaluate)}
+        return {**trained, **normalization_of(self.collector, self.evaluate), **self._transforms}
 
     def load_policy(self, checkpoint: Path | str, best: bool = False) -> dict[str, int]:
         """Load weights and normalisation alone, to evaluate; the run folder is only read.
@@ -389,11 +393,13 @@ class Trainer(TorchRLProtocol):
             checkpoint was written.
 
         Raises:
-            SettingError: if the best were not kept, or there has been no evaluation.
+            SettingError: if the best were not kept, there has been no evaluation, or there is a
+                normalisation that the trainer does not have.
         """
         path = Path(checkpoint)
         if not best:
-            counters = Checkpoints(path.parent, self.policy_parts()).load(path)["counters"]
+            checkpoints = Checkpoints(path.parent, self.policy_parts())
+            counters = checkpoints.load(path, needed=NORMALIZATION)["counters"]
             return {name: int(counters[name]) for name in ("policy_steps", "gradient_steps")}
         kept = self._best_policies()
         if not kept:
@@ -429,7 +435,7 @@ class Trainer(TorchRLProtocol):
         own = "update" if isinstance(self.update, Update) else "optimizer"
         names = ("ledger", "schedule", "batches", "buffer", "journal", "loss_module", own)
         parts = {name: getattr(self, name) for name in (*names, "advantage")}
-        parts["random_numbers"] = self.numbers
+        parts |= {"random_numbers": self.numbers, **self._transforms}
         return stateful_parts(parts, self.collector, self.evaluate, self.registered_modules)
 
     # ------------------------------------------------------------------ begin and end

@@ -34,7 +34,8 @@ from torchrl.envs import (
 
 from kit.collectors import VectorCollector
 from kit.envs import make_env
-from kit.hooks import Evaluator
+from kit.envs.backends.torchrl_layers import transforms_of
+from kit.hooks import BestPolicy, Evaluator
 from kit.modules import make_actor
 from kit.steps import SettingError
 from kit.trainer import Trainer
@@ -246,3 +247,105 @@ def test_ends_that_are_not_those_of_a_whole_environment_are_refused():
     env = TransformedEnv(cartpole(), RenameTransform(ends, [("agents", end) for end in ends]))
     with pytest.raises(SettingError, match=r"done_keys.*'done', 'terminated'\] are missing"):
         make_env(env)
+
+
+# ---------------------------------------------------------------------- saved policies
+def sharing(kind: str) -> tuple[EnvBase, EnvBase]:
+    """An environment with running statistics, and one that is normalised by them, frozen."""
+    own = VecNorm(in_keys=["observation"]) if kind == "VecNorm" else vec_norm()
+    training = TransformedEnv(cartpole(), own)
+    training.rollout(1)  # which makes the statistics
+    if kind == "VecNorm":
+        shared = VecNorm(in_keys=["observation"], shared_td=own._td.share_memory_())
+    else:
+        held = {"loc": own._loc, "var": own._var, "count": own._count}
+        shared = VecNormV2(in_keys=["observation"], shared_data=held)
+    return training, TransformedEnv(cartpole(), shared.freeze())
+
+
+class Normalized(Trainer):
+    """A trainer whose environments share running statistics of TorchRL."""
+
+    def __init__(self, collector: Callable, kind: str, **changes) -> None:
+        plan = on_policy_plan(
+            num_envs=1, steps_per_env=16, evaluation_every=16, evaluation_episodes=2
+        )
+        parts = ppo_parts(plan)
+        policy = parts["collector"].policy
+        self.training, self.frozen = sharing(kind)
+        evaluate = Evaluator(make_env(self.frozen), policy, episodes=2)
+        parts |= {"collector": collector(self.training, policy), "evaluate": evaluate}
+        super().__init__(plan, **parts, **changes)
+
+    def statistics(self) -> list[torch.Tensor]:
+        """Of both environments."""
+        return [env.transform.loc["observation"] for env in (self.training, self.frozen)]
+
+
+@pytest.mark.parametrize("collector", [of_the_kit, of_torchrl])
+@pytest.mark.parametrize("kind", ["VecNorm", "VecNormV2"])
+@pytest.mark.filterwarnings("ignore:the state of the environments", "ignore:Querying state_dict")
+def test_a_saved_policy_has_the_running_statistics_that_it_was_trained_with(
+    tmp_path, collector, kind
+):
+    best = BestPolicy("iterations", mode="min")
+    trained = Normalized(collector, kind, folder=tmp_path, checkpoint_every=32, hooks=[best])
+    first = []
+    trained.register_op("log_row", lambda row: first.append(trained.statistics()[0]))
+    trained.run()
+    last, shown = trained.statistics()
+    assert torch.equal(last, shown)
+    halfway, newest = sorted((tmp_path / "checkpoints").iterdir())
+    again = Normalized(collector, kind, hooks=[BestPolicy("iterations", mode="min")])
+    again.load_policy(newest)
+    assert all(torch.equal(last, one) for one in again.statistics())
+    again.load_policy(newest, best=True)
+    assert all(torch.equal(first[0], one) for one in again.statistics())
+    alone = Normalized(collector, kind)
+    alone.load_policy(next((trained.save_policy(tmp_path / "alone").parent).iterdir()))
+    assert all(torch.equal(last, one) for one in alone.statistics())
+    resumed = Normalized(collector, kind, resume_from=halfway)
+    resumed.run()
+    assert torch.equal(*resumed.statistics()), "they are shared still"
+
+
+@pytest.mark.filterwarnings("ignore:Querying state_dict")
+def test_a_policy_is_not_loaded_without_the_statistics_that_it_was_trained_with(tmp_path):
+    trained = Normalized(of_the_kit, "VecNormV2", hooks=[BestPolicy("iterations")])
+    trained.run()
+    saved = trained.save_policy(tmp_path)
+    plan = on_policy_plan(num_envs=1, steps_per_env=16)
+    other = Trainer(plan, **ppo_parts(plan), hooks=[BestPolicy("iterations")])
+    with pytest.raises(SettingError, match=r"state of transforms.*no such part"):
+        other.load_policy(saved)
+    with pytest.raises(
+        SettingError, match=r"kept with .*transforms.*trainer has \['loss_module'\]"
+    ):
+        other.load_policy(saved, best=True)
+
+
+@pytest.mark.filterwarnings("ignore:Querying state_dict", "ignore:VecNorm wasn't initialized")
+def test_statistics_of_each_of_several_environments_are_saved_with_a_policy(tmp_path):
+    def trainer(num_envs):
+        plan = on_policy_plan(num_envs=num_envs, steps_per_env=16 // num_envs)
+        parts = ppo_parts(plan)
+        env = make_env(TransformedEnv(SerialEnv(num_envs, normalized), vec_norm()))
+        parts["collector"] = collector_of(plan, env, parts["collector"].policy)
+        return Trainer(plan, **parts)
+
+    def locations(made):
+        transforms = transforms_of(made.collector.env.backend.env)
+        return torch.cat([one.loc["observation"].reshape(-1) for one in transforms])
+
+    trained = trainer(2)
+    found = []
+    trained.register_op(
+        "post_steps", lambda: found.append((locations(trained), trained.save_policy(tmp_path)))
+    )
+    trained.run()
+    expected, saved = found[-1]
+    again = trainer(2)
+    again.load_policy(saved)
+    assert torch.equal(locations(again), expected)
+    with pytest.raises(SettingError, match=r"transforms=5 normalise, .*those of 3;"):
+        trainer(4).load_policy(saved)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torchrl.envs import (
     Compose,
     EnvBase,
     FrameSkipTransform,
     GymWrapper,
+    ObservationNorm,
     ParallelEnv,
     SerialEnv,
     Transform,
@@ -103,11 +105,73 @@ def load_state_of_transforms(env: EnvBase, states: list[dict[str, Any]]) -> None
     """Restore states of :func:`state_of_transforms`, in place: transforms may share statistics."""
     own = list(transforms_of(env))
     for transform, state in zip(own, states):
-        transform.load_state_dict(_filled(transform.state_dict(), state["own"]))
+        transform.load_state_dict(filled(transform.state_dict(), state["own"]))
         for name, value in state["held"].items():  # the horizons of RandomTruncationTransform
             setattr(transform, name, value.clone())
     for processes, state in zip(_processes(env), states[len(own) :]):
-        processes.load_state_dict(_filled(processes.state_dict(), state))
+        processes.load_state_dict(filled(processes.state_dict(), state))
+
+
+class Normalization:
+    """What observations are normalised by in environments of TorchRL, which a policy acts by.
+
+    The state of ``VecNorm``, ``VecNormV2`` and ``ObservationNorm``, running or fixed, and of
+    transforms that are not TorchRL's; other ones of TorchRL begin anew with an episode, or hold
+    settings. Of environments in other processes it is all that their transforms hold.
+
+    Args:
+        envs: environments by name, which may share statistics.
+    """
+
+    def __init__(self, envs: Mapping[str, EnvBase]) -> None:
+        self.envs = envs
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of each environment's transforms; none of those that have not begun."""
+        found = {name: self._of(env) for name, env in self.envs.items()}
+        return {n: [_copied(part.state_dict()) for part in parts] for n, parts in found.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state of :meth:`state_dict`, in place; environments that it needs begin.
+
+        Raises:
+            SettingError: if it is of other transforms, or of another number of environments.
+        """
+        works = "make the same environments with the same transforms"
+        for name, env in self.envs.items():
+            states = state_dict.get(name) or []
+            if len(self._of(env)) < len(states):
+                env.reset()  # which makes those of SerialEnv and ParallelEnv
+            parts = self._of(env) if states else []
+            if len(parts) != len(states):
+                why = f"normalise, and the saved states are those of {len(states)}"
+                raise SettingError("transforms", len(parts), why, works)
+            for part, state in zip(parts, states):
+                present = part.state_dict()
+                if not _fits(present, state):
+                    why = "has statistics of another shape than those saved"
+                    raise SettingError("transforms", type(part).__name__, why, works)
+                part.load_state_dict(filled(present, state))
+
+    @staticmethod
+    def _of(env: EnvBase) -> list[Any]:
+        kinds = (VecNorm, VecNormV2, ObservationNorm)
+        found = [
+            one
+            for one in transforms_of(env)
+            if isinstance(one, kinds) or not type(one).__module__.startswith("torchrl.")
+        ]
+        return [*found, *_processes(env)]
+
+
+def normalization_of_transforms(**parts: Any) -> dict[str, Normalization]:
+    """The normalisation of what steps environments that may have transforms of TorchRL."""
+    envs = {name: getattr(part, "env", None) for name, part in parts.items()}
+    for name, env in envs.items():
+        envs[name] = getattr(env.backend, "env", env) if isinstance(env, VectorEnv) else env
+    kinds = (TransformedEnv, BatchedEnvBase)
+    found = {name: env for name, env in envs.items() if isinstance(env, kinds)}
+    return {"transforms": Normalization(found)} if found else {}
 
 
 def _copied(value: Any) -> Any:
@@ -117,11 +181,19 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _filled(present: Any, saved: Any) -> Any:
+def _fits(present: Any, saved: Any) -> bool:
+    """Whether tensors that both states have are of the same shape."""
+    if isinstance(present, dict) and isinstance(saved, dict):
+        return all(_fits(present[name], saved[name]) for name in present.keys() & saved.keys())
+    both = isinstance(present, Tensor) and isinstance(saved, Tensor) and not is_lazy(present)
+    return not both or present.shape == saved.shape
+
+
+def filled(present: Any, saved: Any) -> Any:
     """A saved state in the tensors of the present one."""
     if isinstance(saved, dict):
         now = present if isinstance(present, dict) else {}
-        return {name: _filled(now.get(name), inner) for name, inner in saved.items()}
+        return {name: filled(now.get(name), inner) for name, inner in saved.items()}
     if not isinstance(saved, Tensor):
         return saved
     fits = isinstance(present, Tensor) and present.shape == saved.shape
