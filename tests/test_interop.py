@@ -35,11 +35,13 @@ from torchrl.envs import (
     TransformedEnv,
 )
 from torchrl.modules import MLP, EGreedyModule, ProbabilisticActor, QValueActor, ValueOperator
-from torchrl.objectives import ClipPPOLoss, DQNLoss, SoftUpdate
+from torchrl.objectives import ClipPPOLoss, DQNLoss, HardUpdate, SoftUpdate
 from torchrl.objectives.value import GAE
+from torchrl.trainers import ReplayBufferTrainer
 from torchrl.trainers import Trainer as TorchRLTrainer
 from torchrl.trainers.algorithms import PPOTrainer
 
+from kit.buffers import PrioritizedSampler
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
 from kit.envs import make_env
 from kit.modules import make_actor, make_value
@@ -175,6 +177,51 @@ def test_the_kits_update_is_the_stepper_of_torchrls_trainer():
     trainer.register_op("batch_process", parts.prepared)
     trainer.train()
     assert update.optimizer_step_count == trainer._optim_count == 8
+
+
+def in_torchrls_trainer(update: Update, **settings: Any) -> TorchRLTrainer:
+    """TorchRL's trainer of DQN by a stepper of the kit, with a replay buffer by priority."""
+    env, policy = SerialEnv(2, gym_env), update.loss_module.value_network
+    trainer = TorchRLTrainer(
+        collector=VectorCollector(env, policy, frames_per_batch=16, total_frames=64),
+        total_frames=64, frame_skip=1, optim_steps_per_batch=2, loss_module=update.loss_module,
+        optimization_stepper=update, progress_bar=False, **settings,
+    )  # fmt: skip
+    sampler = PrioritizedSampler(64, alpha=1.0, beta=0.0)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(64), sampler=sampler, batch_size=8)
+    ReplayBufferTrainer(buffer, flatten_tensordicts=True).register(trainer)
+    return trainer
+
+
+def dqn_update(**settings: Any) -> Update:
+    torch.manual_seed(0)
+    spec = gym_env().action_spec
+    policy = QValueActor(MLP(in_features=4, out_features=2, num_cells=[8]), spec=spec)
+    loss = DQNLoss(policy, action_space=spec, delay_value=True)
+    target = HardUpdate(loss, value_network_update_interval=0)
+    return Update(loss, torch.optim.Adam(loss.parameters()), target_updater=target, **settings)
+
+
+def test_the_kits_update_tells_the_buffer_of_torchrls_trainer_the_errors():
+    trainer = in_torchrls_trainer(dqn_update())
+    told = []
+    trainer.register_op("post_loss", lambda batch: told.append((batch["index"], batch["td_error"])))
+    trainer.train()
+    assert len(told) == trainer._optim_count == 8
+    index, errors = told[-1]
+    state = trainer._modules["replay_buffer"].replay_buffer.sampler.state_dict()
+    priorities = state["values"][index.flatten()]
+    torch.testing.assert_close(priorities.float(), errors.flatten() + state["eps"])
+
+
+def test_what_torchrls_trainer_would_not_do_with_the_kits_update_is_refused():
+    with pytest.raises(SettingError, match=r"clip_norm=0.5 is not where the update clips"):
+        in_torchrls_trainer(dqn_update(), clip_norm=0.5)
+    with pytest.raises(SettingError, match=r"clip_norm=0.5 is not where the update clips"):
+        in_torchrls_trainer(dqn_update(clip_value=0.5), clip_norm=0.5)  # of the norm
+    in_torchrls_trainer(dqn_update(max_grad_norm=0.5), clip_norm=0.5)
+    with pytest.raises(SettingError, match=r"target_update_every=40 counts policy steps"):
+        in_torchrls_trainer(dqn_update(target_update_every="40 policy steps"))
 
 
 def test_random_frames_are_those_that_torchrls_trainer_waits_for():

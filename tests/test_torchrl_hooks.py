@@ -17,7 +17,7 @@ from torchrl.data import (
     TensorDictReplayBuffer,
 )
 from torchrl.envs import Compose, GymEnv, StepCounter, TransformedEnv
-from torchrl.objectives import SoftUpdate, TD3Loss
+from torchrl.objectives import HardUpdate, SoftUpdate, TD3Loss
 from torchrl.trainers import (
     BatchSubSampler,
     ClearCudaCache,
@@ -49,7 +49,7 @@ from torchrl.trainers.algorithms.offline_to_online import (
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from kit.envs import make_env
-from kit.hooks import AnnealLearningRate
+from kit.hooks import AnnealLearningRate, ScaleReward, SignReward
 from kit.modules import make_action_value, make_actor
 from kit.steps import SettingError, StepPlan
 from kit.trainer import PlanNotKept, Trainer
@@ -177,6 +177,16 @@ def test_reward_normalizer_centres_and_scales_rewards_of_minibatches():
         known = rewards[:number]
         expected = 2 * (rewards[step.flatten()] - known.mean()) / known.std()
         torch.testing.assert_close(normalized.flatten(), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [RewardNormalizer, ScaleReward, SignReward])
+def test_rewards_that_are_changed_after_the_advantages_are_refused(make):
+    with pytest.raises(SettingError, match=rf"hook='{make.__name__}' changes rewards of minibatch"):
+        ppo_trainer(hooks=[make()])
+    parts = ppo_parts(on_policy_plan())
+    hooks = [ValueEstimatorHook(parts.pop("advantage")), make()]
+    with pytest.raises(SettingError, match=r"changes rewards of minibatches"):
+        Trainer(on_policy_plan(), **parts, hooks=hooks)
 
 
 @runs(ReplayBufferTrainer)
@@ -366,6 +376,22 @@ def test_target_net_updater_hook_updates_the_targets_after_each_iteration():
         assert torch.equal(before, unmoved)
     for source, after in zip(targets(moved, "qvalue_network_params"), targets(moved, target)):
         assert torch.equal(source, after)
+
+
+def test_a_target_net_updater_hook_that_counts_goes_on_counting_in_a_resumed_run(tmp_path):
+    def trainer(**arguments: Any) -> Trainer:
+        parts = sac_parts(plan := off_policy_plan())
+        loss = parts["update"].loss_module
+        parts["update"] = Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3))
+        updater = HardUpdate(loss, value_network_update_interval=6)  # in every seventh iteration
+        return Trainer(plan, **parts, hooks=[TargetNetUpdaterHook(updater)], **arguments)
+
+    whole = trainer(folder=tmp_path, checkpoint_every=30)
+    whole.run()
+    resumed = trainer(resume_from=min((tmp_path / "checkpoints").iterdir()))
+    assert resumed.policy_steps == 30
+    resumed.run()
+    assert_equal(weights(resumed), weights(whole))
 
 
 @runs(LRSchedulerHook)

@@ -723,6 +723,14 @@ def test_hard_updates_keep_their_own_count_and_save_it():
         assert_same(state_of(ours), state_of(theirs))
 
 
+@pytest.mark.parametrize("interval", [10.5, -1])
+def test_a_hard_update_that_never_copies_is_refused(interval):
+    loss = sac_parts(off_policy_plan())["update"].loss_module
+    hard = HardUpdate(loss, value_network_update_interval=interval)
+    with pytest.raises(SettingError, match=rf"value_network_update_interval={interval} is"):
+        Update(loss, torch.optim.Adam(loss.parameters()), target_updater=hard)
+
+
 def test_a_hard_update_that_counts_is_not_counted_too():
     loss = make_loss("DQNLoss")
     optimizer = Adam(loss.parameters(), lr=0.01)

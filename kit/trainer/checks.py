@@ -14,7 +14,7 @@ from torchrl.collectors import MultiAsyncCollector
 from torchrl.data import ImmutableDatasetWriter
 from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
-from torchrl.trainers import OptimizationStepper
+from torchrl.trainers import OptimizationStepper, RewardNormalizer, ValueEstimatorHook
 
 from kit.buffers import ReplayBatches, RolloutBatches
 from kit.collectors.asynchronous import AsyncCollector
@@ -276,6 +276,7 @@ def in_updates(
     if reads and advantage is None and not any(stages[stage] for stage in _ADDING):
         why = f"leaves {_unestimated(loss_module)}"
         yield "advantage", None, why, "give advantage=GAE(...) or another estimator"
+    yield from _in_reward_changes(advantage, loss_module, stages)
     if advantage is None or plan.on_policy:
         return
     if plan.replay_ratio is not None:
@@ -287,6 +288,24 @@ def in_updates(
         batch = f"the {plan.frames_per_batch} policy steps of one batch"
         why = f"is larger than {batch}, whose advantages it needs"
         yield "minibatch_size", size, why, [plan.frames_per_batch]
+
+
+def _in_reward_changes(advantage: Any, loss_module: Any, stages: Stages) -> Iterator[Refusal]:
+    """Hooks that change the rewards of minibatches, where none is read any more."""
+    before = [*map(_owner_of, (*stages["batch_process"], *stages["pre_epoch"]))]
+    estimated = advantage is not None or any(isinstance(o, ValueEstimatorHook) for o in before)
+    if not estimated or _reads_advantage(loss_module) is None:
+        return
+    for hook in map(_owner_of, stages["process_optim_batch"]):
+        if isinstance(hook, (RewardNormalizer, ScaleReward, SignReward)):
+            why = "changes rewards of minibatches, whose advantages were estimated before"
+            works = "change those of the environment: make_env(normalize_reward=True), a transform"
+            yield "hook", type(hook).__name__, why, works
+
+
+def _owner_of(operation: Any) -> Any:
+    """The hook object that an operation belongs to."""
+    return getattr(operation.function, "__self__", operation.function)
 
 
 def _modules_of(loss_module: Any) -> Iterable[nn.Module]:
@@ -362,7 +381,7 @@ def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterat
     if update is None and not stages["optimizer"]:
         yield "update", None, _UNDONE, "give an Update, or register a hook at stage 'optimizer'"
     rollouts = isinstance(buffer, RolloutBatches)
-    owners = [getattr(op.function, "__self__", None) for op in stages["process_optim_batch"]]
+    owners = [*map(_owner_of, stages["process_optim_batch"])]
     draws = [owner for owner in owners if not isinstance(owner, (ScaleReward, SignReward))]
     if plan.replay_ratio is not None and rollouts and not draws:
         samples = f"replay_ratio={plan.replay_ratio} counts samples of a replay buffer"

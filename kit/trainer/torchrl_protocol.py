@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tensordict import TensorDictBase
-from torchrl.trainers import EarlyStopping
+from torchrl.trainers import EarlyStopping, TargetNetUpdaterHook
 
 from kit.buffers import Minibatches
 from kit.hooks.base import snake_case
@@ -96,6 +96,8 @@ class TorchRLProtocol:
         if name is None and (own is None or own.default is own.empty):
             name = snake_case(type(hook))
         hook.register(self, *filter(None, [name]))
+        if isinstance(hook, TargetNetUpdaterHook):  # which has a state and does not say so
+            self.register_module(name or snake_case(type(hook)), hook.target_params_updater)
         return self
 
     def register_op(self, dest: str, op: Callable[..., Any], **kwargs: Any) -> None:

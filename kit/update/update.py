@@ -228,9 +228,32 @@ class Update(OptimizationStepper):
         return metrics
 
     def step(self, trainer: Any, sub_batch: TensorDictBase) -> TensorDictBase:
-        """Make one gradient step, as TorchRL's trainer asks for it."""
-        del trainer
-        return TensorDict(self(sub_batch))
+        """Make one gradient step, as TorchRL's trainer asks for it, and call its loss hooks.
+
+        It leaves stage ``post_loss`` to steppers, where replay buffers are told priorities.
+        """
+        metrics = TensorDict(self(sub_batch))
+        if after_loss := getattr(trainer, "_post_loss_hook", None):  # not of a learner elsewhere
+            after_loss(sub_batch)
+        return metrics
+
+    def register(self, trainer: Any, name: str = "optimization_stepper") -> None:
+        """Become the stepper of TorchRL's trainer.
+
+        Raises:
+            SettingError: if the trainer would clip gradients otherwise, or targets are updated by
+                policy steps, which it does not tell.
+        """
+        own = self.max_grad_norm if trainer.clip_grad_norm else self.clip_value
+        if trainer.clip_norm not in (None, own):
+            why = "is not where the update clips gradients, which it does by itself"
+            works = "leave it out, and give Update(max_grad_norm=...) or Update(clip_value=...)"
+            raise SettingError("clip_norm", trainer.clip_norm, why, works)
+        if self._target_counter == "policy":
+            why = "counts policy steps, which TorchRL's trainer does not tell an update"
+            works = "give a number of gradient steps"
+            raise SettingError("target_update_every", self._target_period.period, why, works)
+        super().register(trainer, name)
 
     def stepped(self) -> None:
         """Count a gradient step that was made; update the targets if it is their turn."""
@@ -513,8 +536,9 @@ def _positive(field: str, value: float | None) -> float | None:
 
 
 def _check_hard_update(updater: TargetNetUpdater | None, period: int | str) -> None:
-    """Refuse two periods of which one would count the other."""
+    """Refuse two periods of which one would count the other, and one that is never reached."""
     interval = getattr(updater, "value_network_update_interval", 0)
+    whole_number("value_network_update_interval", interval)
     if period != 1 and interval:
         name = type(updater).__name__
         why = f"would call {name}, which copies only once in {interval + 1} calls"
