@@ -336,7 +336,8 @@ def serve(
         make, make_env, policy, kwargs = pickle.loads(how).fn
         seed_process(kwargs.get("seed", 0))  # from which environments may draw
         served = _Served(pipe, make(make_env(), policy, **kwargs), _tensors(policy), weights)
-        pipe.send(("ready", {name: getattr(served.collector, name) for name in _FACTS}))
+        facts = {name: getattr(served.collector, name) for name in _FACTS}
+        pipe.send(("ready", {**facts, "normalized_by": _normalized_by(served.collector)}))
         while served.work():
             pass
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -348,6 +349,13 @@ def serve(
     finally:
         if served is not None:
             served.collector.shutdown(raise_on_error=False)
+
+
+def _normalized_by(collector: KitCollector) -> str:
+    """What learns statistics of the observations in this process; empty if nothing does."""
+    env: Any = getattr(collector, "env", None)
+    learns = env.backend.learns if isinstance(env, VectorEnv) else None
+    return str(learns or ("" if collector.normalizer is None else "Normalizer"))
 
 
 def _watch(in_step: Tensor, thread: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.collectors import MultiAsyncCollector
+from torchrl.collectors import MultiAsyncCollector, MultiCollector
 from torchrl.data import ImmutableDatasetWriter
 from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
@@ -240,6 +240,25 @@ def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Ref
     if not elsewhere and _stepped_by(evaluate) & _stepped_by(collector):
         why = "plays in the environments that training steps, whose episodes it would cut"
         yield "evaluate", type(evaluate).__name__, why, "make others for it: make_env(...)"
+
+
+def in_saved_policies(collector: Any) -> Iterator[Refusal]:
+    """Statistics in other processes, without which a saved policy would act otherwise."""
+    name = ""
+    if isinstance(collector, AsyncCollector) and collector.env is None:
+        name = collector.normalized_by
+    elif isinstance(collector, MultiCollector):
+        states = [one for one in collector.state_dict().values() if isinstance(one, dict)]
+        running = [key for one in states for key in one.get("env_state_dict", ()) if _EXTRA in key]
+        name = "VecNorm" if running else ""
+    if name:
+        why = f"has statistics in the processes of {type(collector).__name__}, of which a saved"
+        works = "normalise in this process: by another collector, or an environment of make_env(id)"
+        yield "environment", name, f"{why} policy would have none", works
+
+
+_EXTRA = "_extra_state"
+"""Where TorchRL's transforms with running statistics have them."""
 
 
 def _stepped_by(part: Any) -> set[int]:

@@ -22,6 +22,7 @@ from kit.hooks.best import BestPolicy
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
+from kit.hooks.policy import SavePolicy
 from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks
@@ -146,6 +147,9 @@ class Trainer(TorchRLProtocol):
             checks.in_updates(plan, update, self.loss_module, advantage, self.stages),
             checks.in_priorities(self.buffer, self.loss_module),
         )
+        saving = (BestPolicy, SavePolicy)
+        if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
+            checks.refuse(checks.in_saved_policies(collector))
         self.numbers = OwnNumbers()
         make_estimators_when_loaded(self.loss_module)
         if resume_from is not None:
@@ -394,9 +398,10 @@ class Trainer(TorchRLProtocol):
 
         Raises:
             SettingError: if the best were not kept, there has been no evaluation, or there is a
-                normalisation that the trainer does not have.
+                normalisation that this process does not have.
         """
         path = Path(checkpoint)
+        checks.refuse(checks.in_saved_policies(self.collector))
         if not best:
             checkpoints = Checkpoints(path.parent, self.policy_parts())
             counters = checkpoints.load(path, needed=NORMALIZATION)["counters"]

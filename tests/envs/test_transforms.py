@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
-from torchrl.collectors import Collector
+from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.data import Unbounded
 from torchrl.envs import (
     CatFrames,
@@ -32,7 +33,7 @@ from torchrl.envs import (
     VecNormV2,
 )
 
-from kit.collectors import VectorCollector
+from kit.collectors import AsyncCollector, VectorCollector
 from kit.envs import make_env
 from kit.envs.backends.torchrl_layers import transforms_of
 from kit.hooks import BestPolicy, Evaluator
@@ -349,3 +350,32 @@ def test_statistics_of_each_of_several_environments_are_saved_with_a_policy(tmp_
     assert torch.equal(locations(again), expected)
     with pytest.raises(SettingError, match=r"transforms=5 normalise, .*those of 3;"):
         trainer(4).load_policy(saved)
+
+
+def in_processes(env: Make, policy) -> MultiSyncCollector:
+    return MultiSyncCollector(
+        [env], policy, frames_per_batch=16, total_frames=64, cat_results="stack"
+    )
+
+
+def in_another_process(env: Make, policy) -> AsyncCollector:
+    made = functools.partial(make_env, env())
+    return AsyncCollector(made, policy, frames_per_batch=16, total_frames=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collector", [in_processes, in_another_process])
+@pytest.mark.filterwarnings("ignore:Querying state_dict")
+def test_a_policy_is_not_saved_without_statistics_that_are_in_other_processes(collector, tmp_path):
+    plan = on_policy_plan(num_envs=1, steps_per_env=16)
+
+    def trainer(make, **changes):
+        parts = ppo_parts(plan)
+        parts["collector"] = collector(make, parts["collector"].policy)
+        return Trainer(plan, **parts, **changes)
+
+    with pytest.raises(SettingError, match=r"environment='VecNorm.*of which a saved policy would"):
+        trainer(normalized, hooks=[BestPolicy()])
+    with pytest.raises(SettingError, match=r"environment='VecNorm.*of which a saved policy would"):
+        trainer(normalized).load_policy(tmp_path)
+    trainer(cartpole, hooks=[BestPolicy("iterations")]).run()
