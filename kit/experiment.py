@@ -215,8 +215,7 @@ class Experiment:
             # TorchRL's BCLoss declares no target networks, which it does not have.
             warnings.filterwarnings("ignore", "The name target_")
             loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
-        if hasattr(defaults, "tau"):
-            checks.target_networks(loss, make, own)
+        checks.target_networks(loss, make, own, updated=hasattr(defaults, "tau"))
         in_precision(loss, self.cfg.precision, self.cfg.device)
         if mistakable:
             self._tried = str(given), own, loss

@@ -305,11 +305,18 @@ def networks_of(make: Callable[..., Any], own: str, count: int) -> None:
         raise SettingError("loss", loss_name(make), why, [own])
 
 
-def target_networks(loss: Any, make: Callable[..., Any], own: str) -> None:
-    """Refuse a loss without target networks where TorchRL's ``SoftUpdate`` looks for them."""
+def target_networks(loss: Any, make: Callable[..., Any], own: str, updated: bool) -> None:
+    """Refuse a loss without target networks that are updated, and one with some that are not.
+
+    They are looked for as TorchRL's ``SoftUpdate`` does.
+    """
     names = [name for name, _ in loss.named_children()]
-    if not any(name.startswith("target_") and name.endswith("_params") for name in names):
+    there = any(name.startswith("target_") and name.endswith("_params") for name in names)
+    if updated and not there:
         why = "has no target networks, which this recipe updates"
+        raise SettingError("loss", loss_name(make), why, [own])
+    if there and not updated and make.__module__.startswith("torchrl."):  # others may by themselves
+        why = "has target networks, which this recipe does not update"
         raise SettingError("loss", loss_name(make), why, [own])
 
 
