@@ -30,11 +30,19 @@ from kit.hooks import NaNGuard, NotFinite, StopWhen
 from kit.logging.files import NotSaved, append, write_whole
 from kit.steps import SettingError
 from kit.trainer import Trainer
-from kit.trainer.checkpoint import Checkpoints, Damaged, _write_checksums, check_whole
+from kit.trainer.checkpoint import (
+    Checkpoints,
+    Damaged,
+    _write_checksums,
+    check_whole,
+    make_parts_when_loaded,
+)
 from kit.trainer.process import OwnNumbers
 from tests.fuzz.random_configs import small_config
+from tests.losses import LOSSES, make_loss, minibatch_for
 from tests.tiny import (
     assert_equal,
+    assert_same,
     collector_of,
     off_policy_plan,
     on_policy_plan,
@@ -573,3 +581,12 @@ def test_a_state_of_plain_values_is_given_back(tmp_path, value):
     again = Remembers()
     ppo_trainer(hooks=[again], folder=tmp_path, resume_from=trainer.last_checkpoint)
     assert (type(again.value), again.value) == (type(value), value)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_takes_the_state_of_one_that_was_called(name):
+    called, other = make_loss(name), make_loss(name)
+    called(minibatch_for(name))
+    make_parts_when_loaded(other)  # as a trainer does
+    other.load_state_dict(called.state_dict())
+    assert_same(other.state_dict(), called.state_dict())

@@ -26,7 +26,7 @@ from kit.steps import SettingError
 from kit.trainer.pieces import StateFile
 
 __all__ = [
-    "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "make_estimators_when_loaded",
+    "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "make_parts_when_loaded",
     "normalization_of", "stateful_parts",
 ]  # fmt: skip
 
@@ -311,20 +311,22 @@ def stateful_parts(
     return found
 
 
-def make_estimators_when_loaded(loss_module: Any) -> None:
-    """Have losses that load the state of a value estimator make theirs before.
+def make_parts_when_loaded(loss_module: Any) -> None:
+    """Have losses make the parts whose states they load before.
 
-    TorchRL's make it in their first call, unless ``make_value_estimator`` was called, and PyTorch
-    would take its state for one of another loss.
+    TorchRL's make a value estimator in their first call, unless ``make_value_estimator`` was
+    called, and some a target entropy. PyTorch would take these states for those of another loss.
     """
     modules = loss_module.modules() if isinstance(loss_module, nn.Module) else ()
     for one in (module for module in modules if isinstance(module, LossModule)):
-        one.register_load_state_dict_pre_hook(_make_estimator)
+        one.register_load_state_dict_pre_hook(_make_parts)
 
 
-def _make_estimator(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     if any(name.startswith(f"{prefix}_value_estimator.") for name in state_dict):
         _ = loss.value_estimator  # makes it
+    if f"{prefix}target_entropy_buffer" in state_dict:
+        _ = loss.target_entropy
 
 
 class PolicyState:

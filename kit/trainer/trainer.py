@@ -30,7 +30,7 @@ from kit.trainer.batches import counted
 from kit.trainer.checkpoint import (
     NORMALIZATION,
     Checkpoints,
-    make_estimators_when_loaded,
+    make_parts_when_loaded,
     normalization_of,
     stateful_parts,
 )
@@ -151,7 +151,7 @@ class Trainer(TorchRLProtocol):
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
             checks.refuse(checks.in_saved_policies(collector))
         self.numbers = OwnNumbers()
-        make_estimators_when_loaded(self.loss_module)
+        make_parts_when_loaded(self.loss_module)
         if resume_from is not None:
             self.load(resume_from)
 
