@@ -379,3 +379,18 @@ def test_a_policy_is_not_saved_without_statistics_that_are_in_other_processes(co
     with pytest.raises(SettingError, match=r"environment='VecNorm.*of which a saved policy would"):
         trainer(normalized).load_policy(tmp_path)
     trainer(cartpole, hooks=[BestPolicy("iterations")]).run()
+
+
+@pytest.mark.filterwarnings("ignore:Querying state_dict", "ignore:Support of VecNormV2")
+def test_statistics_of_another_number_of_environments_are_refused(tmp_path):
+    def trainer(num_envs):
+        plan = on_policy_plan(num_envs=num_envs, steps_per_env=16 // num_envs)
+        parts = ppo_parts(plan)
+        env = make_env(TransformedEnv(SerialEnv(num_envs, cartpole), vec_norm()))
+        parts["collector"] = collector_of(plan, env, parts["collector"].policy)
+        return Trainer(plan, **parts)
+
+    trained = trainer(2)
+    trained.run()
+    with pytest.raises(SettingError, match=r"transforms='VecNormV2' has statistics of another sh"):
+        trainer(4).load_policy(trained.save_policy(tmp_path))
