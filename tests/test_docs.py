@@ -47,7 +47,8 @@ NOT_RUN = {
     "pip": "installs packages",
 }
 NEEDS = {"HalfCheetah": ("mujoco",), "preset=mujoco": ("mujoco",), "tensorboard": ("tensorboard",),
-         "--video": ("moviepy", "pygame"), "envpool": ("envpool",), ".onnx": ("onnxscript",)}  # fmt: skip
+         "--video": ("moviepy", "pygame"), "envpool": ("envpool",),
+         ".onnx": ("onnxscript",)}  # fmt: skip
 """What a command needs beyond the dependencies, by a part of its text."""
 
 # What makes a command short: settings added to those it has, by the vocabulary it speaks.
