@@ -383,6 +383,53 @@ MUTATIONS = [
         "kit/logging/loggers.py", "tests/test_loggers.py",
         ('id or os.environ.get("WANDB_RUN_ID") or', "id or"),
     ),
+    *_of(
+        "kit/envs/backends/torchrl_layers.py", "tests/envs/test_transforms.py",
+        ("    return held * int(below.frame_skip)", "    return held"),
+        ("            return held * frame_skip_of(made)", "            return held"),
+        ("if isinstance(one, (VecNorm, VecNormV2)) and not one.frozen:", "if not one:"),
+        ("return present.copy_(saved) if fits else saved.clone()", "return saved.clone()"),
+    ),
+    *_of(
+        "kit/envs/vector_env.py", "tests/envs/test_transforms.py",
+        ("self._now.ended = bool(self._now.fresh.any())", "self._now.ended = False"),
+    ),
+    *_of(
+        "kit/trainer/trainer.py", "tests/envs/test_transforms.py",
+        (
+            "**normalization_of(self.collector, self.evaluate), **self._transforms}",
+            "**normalization_of(self.collector, self.evaluate)}",
+        ),
+    ),
+    *_of(
+        "kit/update/update.py", "tests/test_interop.py",
+        ("            after_loss(sub_batch)", "            pass"),
+    ),
+    *_of(
+        "kit/modules/world/ensemble.py", "tests/world/test_plan2explore.py",
+        (".var(0, correction=1)", ".var(0, correction=0)"),
+        ("bounded(action)]", "action]"),
+    ),
+    *_of(
+        "kit/fast/watch.py", "tests/test_traced.py",
+        ("chain(of_modules, _OF_ALL_MODULES, *self._hooked)", "chain(of_modules, *self._hooked)"),
+        ("chain(of_modules, _OF_ALL_MODULES, *self._hooked)", "chain(of_modules, _OF_ALL_MODULES)"),
+        (
+            'attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")',
+            'attrgetter("_backward_hooks", "_backward_hooks")',
+        ),
+    ),
+    *_of(
+        "kit/update/groups.py", "tests/test_update.py",
+        ("if any(p._post_accumulate_grad_hooks for p in learning):", "if not learning:"),
+    ),
+    *_of(
+        "kit/cli/export.py", "tests/test_export.py",
+        ("values = values - torch.as_tensor(leaf.start)", "values = values + 0"),
+        ("action = action + torch.as_tensor(leaf.start)", "action = action + 0"),
+        ("moments is None else self._normalized(moments, values)", "True else values"),
+        ("    _compare(run, policy.outputs, found, chosen)\n", ""),
+    ),
 ]  # fmt: skip
 
 
