@@ -17,7 +17,7 @@ os.environ["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{_BEFORE}" if _BEFORE else _ROOT
 
 # No example is wrong because a machine was busy.
 busy = [hypothesis.HealthCheck.too_slow]
-hypothesis.settings.register_profile("kit", suppress_health_check=busy)
+hypothesis.settings.register_profile("kit", deadline=None, suppress_health_check=busy)
 hypothesis.settings.load_profile("kit")
 
 
