@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -403,15 +404,22 @@ class Experiment:
 
     def _written(self) -> list[Hook]:
         """What writes videos and the policy to the run folder, where it is asked for."""
-        wanted = {name: getattr(self.cfg, name) for name in ("video_every", "save_policy")}
-        for name in (name for name, value in wanted.items() if value and self.folder is None):
-            raise SettingError(name, wanted[name], "needs a run folder", "give runs='runs'")
-        every, folder = wanted["video_every"], self.folder or Path()
-        videos = [] if every is None else [RecordVideo(folder / "videos", every)]
-        return [*videos, *([SavePolicy(folder / "policy")] if wanted["save_policy"] else [])]
+        cfg, hooks = self.cfg, list[Hook]()
+        for name in ("video_every", "save_policy"):
+            if getattr(cfg, name) and self.folder is None:
+                works = "give runs='runs'"
+                raise SettingError(name, getattr(cfg, name), "needs a run folder", works)
+        if self.folder is not None and cfg.video_every is not None:
+            hooks.append(RecordVideo(self.folder / "videos", cfg.video_every))
+        if self.folder is not None and cfg.save_policy:
+            hooks.append(SavePolicy(self.folder / "policy"))
+        return hooks
 
     def _loggers(self) -> list[RowLogger]:
-        cfg = self.cfg
+        cfg, one_run = self.cfg, os.environ.get("WANDB_RUN_ID")
+        if one_run and SWEEP_JOB.get() and "wandb" in cfg.logger:
+            why = "would be the run of W&B of all runs of this sweep"
+            raise SettingError("WANDB_RUN_ID", one_run, why, "unset it; WANDB_RUN_GROUP joins runs")
         if self.folder is not None:
             run_name = f"{self.name} {cfg.env.id} s{cfg.seed}"
             return make_loggers(cfg.logger, self.folder, run_name=run_name)

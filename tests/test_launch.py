@@ -144,6 +144,14 @@ def test_a_sweep_with_a_point_that_makes_no_sense_begins_none(swept, error, caps
     assert [*Path().iterdir()] == []
 
 
+def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_ID", "chosen")
+    with pytest.raises(SystemExit):
+        ppo(*SHORT, "--multirun", "seed=0,1", "logger=wandb")
+    error = "WANDB_RUN_ID='chosen' would be the run of W&B of all runs of this sweep; unset it; "
+    assert capsys.readouterr().err.startswith(f"\nerror: {error}")
+
+
 def test_settings_that_another_sweeper_chooses_are_checked_run_by_run(capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,-1", "hydra/sweeper=basic")

@@ -162,11 +162,16 @@ def _onnx(
 ) -> tuple[bytes, list[NDArray[Any]]]:
     from onnx.reference import ReferenceEvaluator
 
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it names packages not installed
     sides = policy.inputs, policy.outputs
     inputs, outputs = ([_name(leaf) for leaf in side] for side in sides)
     named: dict[str, Any] = {"input_names": inputs, "output_names": outputs}
-    model = torch.onnx.export(program, dynamo=True, verbose=False, **named)
+    logger = logging.getLogger("torch.onnx")  # which names packages that are not installed
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        model = torch.onnx.export(program, dynamo=True, verbose=False, **named)
+    finally:
+        logger.setLevel(level)
     assert model is not None
     proto = model.model_proto
     found = ReferenceEvaluator(proto).run(None, dict(zip(inputs, seen)))

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import yaml
 
-from kit.hooks.base import Hook
+from kit.hooks.base import Hook, HookedTrainer
 from kit.logging.files import make_folder, write_whole
 from kit.logging.loggers import RowLogger
+from kit.steps import SettingError
 
 
 class SavePolicy(Hook):
@@ -28,6 +29,17 @@ class SavePolicy(Hook):
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
+
+    def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
+        """Take part in the last checkpoint of a run.
+
+        Raises:
+            SettingError: if the run has no folder, and therefore no checkpoints.
+        """
+        super().register(trainer, name)
+        if trainer.folder is None:
+            why = "is written with the last checkpoint, and this run has none"
+            raise SettingError("SavePolicy", str(self.folder), why, "give the trainer a folder")
 
     def write_last(self) -> None:
         """Write the folder with the last checkpoint of the run.

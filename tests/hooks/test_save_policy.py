@@ -13,11 +13,11 @@ import recipes.dqn
 import recipes.ppo
 from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig
-from kit.hooks import Hook, StopWhen
+from kit.hooks import Hook, SavePolicy, StopWhen
 from kit.logging import RowLogger
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
-from tests.tiny import weights
+from tests.tiny import on_policy_plan, ppo_trainer, weights
 
 
 def ppo(tmp_path: Path, **changes) -> recipes.ppo.Config:
@@ -127,3 +127,5 @@ def test_rows_and_weights_are_those_of_a_run_without(tmp_path):
 def test_without_a_run_folder_it_is_refused(tmp_path):
     with pytest.raises(SettingError, match=r"save_policy=True needs a run folder; give runs='run"):
         recipes.ppo.build(ppo(tmp_path, runs=None))
+    with pytest.raises(SettingError, match="written with the last checkpoint, and this run has no"):
+        ppo_trainer(on_policy_plan(), hooks=[SavePolicy(tmp_path / "policy")])
