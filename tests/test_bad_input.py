@@ -159,6 +159,7 @@ REFUSED = {
     "ppo device=meta": "device='meta' cannot be used",
     # losses that do not fit
     "ppo loss=SACLoss": "loss='SACLoss' is no loss that ppo can use: it takes no loss_critic_type",
+    "ppo loss=MAPPOLoss": "loss='MAPPOLoss' is a loss of several agents, and this recipe has one",
     "ppo loss=os:system": "loss='os:system' is no class of loss modules",
     "ppo loss=torch.nn:Linear": "is no loss that ppo can use",
     "crossq loss=SACLoss": "loss='SACLoss' has target networks, which this recipe does not update",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from kit.logging.csv_file import read_rows
 from kit.logging.journal import Journal
 from kit.logging.loggers import (
     CsvLogger,
+    LoggerError,
     RowLogger,
+    TensorBoardLogger,
     TorchRLLogger,
     WandbLogger,
     make_loggers,
@@ -138,8 +141,8 @@ def test_a_run_resumed_from_before_its_first_row_drops_the_rows_that_are_there(t
         ("csv", [CsvLogger]),
         ("none", [CsvLogger]),
         ("wandb", [CsvLogger, WandbLogger]),
-        ("tensorboard, wandb", [CsvLogger, TorchRLLogger, WandbLogger]),
-        (["csv", "tensorboard"], [CsvLogger, TorchRLLogger]),
+        ("tensorboard, wandb", [CsvLogger, TensorBoardLogger, WandbLogger]),
+        (["csv", "tensorboard"], [CsvLogger, TensorBoardLogger]),
     ],
 )
 def test_loggers_are_chosen_by_name_and_rows_are_always_in_a_file(names, kinds, tmp_path):
@@ -282,13 +285,16 @@ def tensorboard_scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 class Stops:
-    """Raises in the fourth iteration, after a checkpoint."""
+    """Raises in an iteration after a checkpoint."""
+
+    def __init__(self, policy_steps=48):
+        self.policy_steps = policy_steps
 
     def register(self, trainer, name="stops"):
         trainer.register_op("batch_process", lambda _: self.look(trainer))
 
     def look(self, trainer):
-        if trainer.policy_steps == 48:
+        if trainer.policy_steps == self.policy_steps:
             raise OSError("a power cut")
 
 
@@ -440,6 +446,38 @@ def test_metrics_of_an_offline_run_are_drawn_against_gradient_steps_by_wandb(tmp
     metrics = [record for name, record in records(tmp_path) if name == "metric"]
     (others,) = [metric for metric in metrics if metric.glob_name]
     assert (others.glob_name, others.step_metric) == ("*", "gradient_steps")
+
+
+# ---------------------------------------------------------------------- TensorBoard
+def test_tensorboard_shows_each_row_of_a_resumed_run_once(tmp_path):
+    first = build(config(tmp_path, logger="tensorboard"), hooks=[Stops(64)])
+    with pytest.raises(RuntimeError, match="a power cut"):
+        first.run()  # with a row of 48 policy steps, after the checkpoint of 32
+    time.sleep(1.1)  # names of event files have seconds
+    build(config(tmp_path, logger="tensorboard", resume=str(first.folder))).run()
+    scalars = tensorboard_scalars(first.folder)
+    assert [step for step, _ in scalars["policy_steps"]] == [16, 32, 48, 64]
+
+
+# ---------------------------------------------------------------------- errors
+class Broken(RowLogger):
+    def __init__(self, call):
+        self.call = call
+
+    def log_row(self, row):
+        if self.call == "log_row":
+            raise ValueError("no such table")
+
+    def close(self):
+        if self.call == "close":
+            raise ValueError("no such table")
+
+
+@pytest.mark.parametrize("call", ["log_row", "close"])
+def test_a_logger_that_raises_is_named(call):
+    why = r"logger Broken raised ValueError: no such table \(test_loggers.py, line \d+\)"
+    with pytest.raises(LoggerError, match=why):
+        ppo_trainer(logger=[Broken(call)]).run()
 
 
 # ---------------------------------------------------------------------- TorchRL's

@@ -32,6 +32,7 @@ from kit.dialects.files import flat, load
 from kit.envs.errors import EnvironmentFault
 from kit.hooks.guards import NotFinite
 from kit.logging.files import NotSaved
+from kit.logging.loggers import LoggerError
 from kit.steps import SettingError
 from kit.steps.errors import nearest_first, one_of
 from kit.trainer import PlanNotKept
@@ -116,7 +117,8 @@ def _job_elsewhere(recipe: Recipe, config_class: str, build: str) -> _Job:
 
 
 _EXPLAINED = (
-    SettingError, EnvironmentFault, PolicyFault, HookError, NotFinite, NotSaved, PlanNotKept,
+    SettingError, EnvironmentFault, PolicyFault, HookError, LoggerError, NotFinite, NotSaved,
+    PlanNotKept,
 )  # fmt: skip
 """Errors of the user's, printed without a stack trace."""
 

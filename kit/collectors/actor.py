@@ -195,9 +195,15 @@ class Actor:
         if not self._places:
             keys = self._keys
             self._places = [(key, keys.index(key)) for key in self.action_keys]
-        if self._on_cpu:
-            return {key: outputs[place].numpy() for key, place in self._places}
-        return {key: outputs[place].cpu().numpy() for key, place in self._places}
+        try:
+            if self._on_cpu:
+                return {key: outputs[place].numpy() for key, place in self._places}
+            return {key: outputs[place].cpu().numpy() for key, place in self._places}
+        except TypeError:  # a type that arrays do not have
+            types = {outputs[place].dtype for _, place in self._places}
+            why = "is no type of arrays, which environments take"
+            works = "let the policy write actions of torch.float32"
+            raise SettingError("action.dtype", [*types], why, works) from None
 
     @property
     def _keys(self) -> Sequence[Key]:

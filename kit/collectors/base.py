@@ -463,6 +463,8 @@ def check_policy(
             continue
         if value.is_cuda or not value.is_floating_point():
             continue
+        if value.dtype is torch.bfloat16:  # which NumPy does not have
+            value = value.float()
         total = value.numpy().sum()  # NaN if an entry is; NumPy's costs half of PyTorch's
         if total == total:
             continue

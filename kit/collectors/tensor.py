@@ -41,9 +41,10 @@ class TensorCollector(StepsCollector):
 
     Several steps of policy, sampling, environment and the writing of the batch run as one flat
     program (on a GPU as one CUDA graph). Env steps, finished episodes and returns stay on the
-    device until they are read. On a CPU a batch is checked for NaN and infinity; on a GPU, where
-    that would wait, returns are checked when they are logged. Running normalisation that
-    ``make_env`` was given is part of the program, too.
+    device until they are read. On a CPU a batch is checked for NaN, infinity and actions that the
+    environment does not have; on a GPU, where that would wait, returns and actions are checked when
+    episodes are read. Running normalisation that ``make_env`` was given is part of the program,
+    too.
 
     Args:
         create_env_fn: a torch environment, or one of ``make_env(..., vectorization="tensor")``, or
@@ -89,6 +90,7 @@ class TensorCollector(StepsCollector):
             raise SettingError("device", str(device), "is not the environment's", works)
         self._ended = FinishedEpisodes(self.env.num_envs, self.device)
         self._env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._choices = torch.zeros(2, dtype=torch.int64, device=self.device)  # lowest, highest
         super().__init__(
             self.env.num_envs,
             reset_at_each_iter=reset_at_each_iter,
@@ -130,7 +132,9 @@ class TensorCollector(StepsCollector):
                 start += self._steps.run(runner, memory, uniform, left, learn)
             if runner is None:
                 self.random_policy_steps += count * self.num_envs
+        self._see_choices(memory)
         if self.device.type == "cpu":
+            self._check_choices()
             self._check_policy(memory)
             self._check_finite(memory)
         self._count(memory)
@@ -192,6 +196,18 @@ class TensorCollector(StepsCollector):
         taken = self.policy_steps // self.num_envs
         check_policy(written, seen, self._actor.action_keys, taken)
 
+    def _see_choices(self, memory: TensorMemory) -> None:
+        """Remember the lowest and the highest of the actions to choose from."""
+        if self.env.num_actions:
+            lowest, highest = memory.written[self._actor.action_keys[0]].long().aminmax()
+            torch.minimum(self._choices[0], lowest, out=self._choices[0])
+            torch.maximum(self._choices[1], highest, out=self._choices[1])
+
+    def _check_choices(self) -> None:
+        """Refuse an action that the environment does not have; waits for the device."""
+        for chosen in self._choices.tolist():
+            self.env.check_choice(chosen)
+
     def _check_finite(self, memory: TensorMemory) -> None:
         for field, what in (("reward", "reward"), ("next_observation", "observation")):
             values = memory.step[field]
@@ -224,7 +240,12 @@ class TensorCollector(StepsCollector):
         assert value == 0 or self._ended.count() == value
 
     def take_episodes(self) -> list[Episode]:
-        """The episodes that ended since the last call, at most the last 65,536; all are counted."""
+        """The episodes that ended since the last call, at most the last 65,536; all are counted.
+
+        Raises:
+            SettingError: if the policy chose an action that the environment does not have.
+        """
+        self._check_choices()
         self._finished += self._ended.take()
         return super().take_episodes()
 

@@ -299,6 +299,9 @@ def networks_of(make: Callable[..., Any], own: str, count: int) -> None:
     known = getattr(objectives, own, None)
     if known is None or not make.__module__.startswith("torchrl."):
         return
+    if make.__module__.startswith("torchrl.objectives.multiagent."):
+        why = "is a loss of several agents, and this recipe has one"
+        raise SettingError("loss", loss_name(make), why, [own])
     ours, theirs = ([*inspect.signature(cls).parameters][:count] for cls in (known, make))
     if "args" not in (ours[0], theirs[0]) and ours != theirs:
         why = f"is a loss of {' and '.join(theirs)}, and this recipe has {' and '.join(ours)}"

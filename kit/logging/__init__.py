@@ -9,7 +9,9 @@ from kit.lazy import lazy
 if TYPE_CHECKING:
     from kit.logging.csv_file import read_rows as read_rows
     from kit.logging.loggers import CsvLogger as CsvLogger
+    from kit.logging.loggers import LoggerError as LoggerError
     from kit.logging.loggers import RowLogger as RowLogger
+    from kit.logging.loggers import TensorBoardLogger as TensorBoardLogger
     from kit.logging.loggers import TorchRLLogger as TorchRLLogger
     from kit.logging.loggers import WandbLogger as WandbLogger
     from kit.logging.loggers import make_loggers as make_loggers
@@ -17,7 +19,15 @@ if TYPE_CHECKING:
 # Lazy, so that whoever only reads rows does not import torch.
 _HOMES = {
     "csv_file": ["read_rows"],
-    "loggers": ["CsvLogger", "RowLogger", "TorchRLLogger", "WandbLogger", "make_loggers"],
+    "loggers": [
+        "CsvLogger",
+        "LoggerError",
+        "RowLogger",
+        "TensorBoardLogger",
+        "TorchRLLogger",
+        "WandbLogger",
+        "make_loggers",
+    ],
 }
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from kit.envs.episodes import Episode, info_means
-from kit.logging.loggers import CsvLogger, RowLogger
+from kit.logging.loggers import CsvLogger, RowLogger, named_in_errors
 from kit.logging.metrics import MetricMeans
 from kit.steps import SettingError
 
@@ -63,15 +63,16 @@ class Journal:
         self._last = (steps, self._seconds)
         for logger in self.loggers:
             logger.axis, logger.continues = self.axis, logger in self._begun
-            logger.start()
-            self._open.append(logger)
-            if logger.continues and not getattr(logger, "begins_anew", False):
-                continue
-            if config:
-                logger.log_config(config)
-            logger.log_text("plan", plan)
-            for row in self._earlier_rows(logger):
-                logger.log_row(row)
+            with named_in_errors(logger):
+                logger.start()
+                self._open.append(logger)
+                if logger.continues and not getattr(logger, "begins_anew", False):
+                    continue
+                if config:
+                    logger.log_config(config)
+                logger.log_text("plan", plan)
+                for row in self._earlier_rows(logger):
+                    logger.log_row(row)
         self._begun = list(self.loggers)
 
     def _earlier_rows(self, logger: RowLogger) -> list[dict[str, float | int]]:
@@ -147,7 +148,8 @@ class Journal:
         row |= noted | times
         self.latest |= row
         for logger in self.loggers:
-            logger.log_row(dict(row))
+            with named_in_errors(logger):
+                logger.log_row(dict(row))
         return row
 
     def _take_noted(self) -> dict[str, float | int]:
@@ -183,6 +185,7 @@ class Journal:
         """
         with contextlib.ExitStack() as last_first:
             for logger in self._open:
+                last_first.enter_context(named_in_errors(logger))
                 last_first.callback(logger.close)
                 last_first.callback(logger.log_text, "ledger", ledger)
             self._open = []

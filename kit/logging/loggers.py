@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from kit.dialects.files import flat
 from kit.logging.csv_file import FILES, CsvFile, Row, joined
 from kit.logging.files import make_folder
 from kit.steps import SettingError
+from kit.steps.errors import place_of
 
 AXES = ("policy_steps", "env_steps", "gradient_steps", "time/seconds")
 """Columns against which every other one can be drawn."""
@@ -262,6 +263,73 @@ def _logged_in() -> bool:
         return False
 
 
+class TensorBoardLogger(TorchRLLogger):
+    """TensorBoard, through TorchRL's logger; a resumed run takes the place of later rows.
+
+    Args:
+        folder: run folder; events are below ``tensorboard``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from torchrl.record.loggers.tensorboard import TensorboardLogger
+
+        super().__init__(lambda: TensorboardLogger("tensorboard", str(folder)))
+        self._next = 0
+
+    def start(self) -> None:
+        """Begin a file of events; TensorBoard drops rows of a run that has gone on from before."""
+        super().start()
+        if self.continues:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.logger.experiment.close()
+            self.logger.experiment = SummaryWriter(self.logger.log_dir, purge_step=self._next)
+
+    def log_row(self, row: Row) -> None:
+        """Log all metrics of a row."""
+        super().log_row(row)
+        self._next = int(row.get(self.axis, 0)) + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The first step without a row."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`; one from before it was kept drops nothing."""
+        self._next = int(state_dict.get("next", 2**62))
+
+
+class LoggerError(RuntimeError):
+    """A logger raised.
+
+    Args:
+        logger: which one.
+        error: raised by it.
+    """
+
+    def __init__(self, logger: RowLogger, error: BaseException) -> None:
+        self.logger, self.error = logger, error
+        inner = getattr(logger, "logger", None)  # of TorchRL
+        name = type(logger if inner is None else inner).__name__
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        super().__init__(f"logger {name} raised {what}{place_of(error)}")
+
+
+@contextlib.contextmanager
+def named_in_errors(logger: RowLogger) -> Iterator[None]:
+    """Say which logger raised; errors that speak for themselves stay as they are.
+
+    Raises:
+        LoggerError: in place of another error.
+    """
+    try:
+        yield
+    except (SettingError, OSError):
+        raise
+    except Exception as error:
+        raise LoggerError(logger, error) from error
+
+
 LOGGERS = ("csv", "wandb", "tensorboard", "none")
 
 
@@ -292,12 +360,11 @@ def make_loggers(
     return loggers
 
 
-def _tensorboard(folder: Path) -> TorchRLLogger:
+def _tensorboard(folder: Path) -> TensorBoardLogger:
     try:
         import tensorboard  # noqa: F401
-        from torchrl.record.loggers.tensorboard import TensorboardLogger
     except ImportError:
         why = "needs the package tensorboard"
         works = "pip install 'torchrl-kit[tensorboard]'"
         raise SettingError("logger", "tensorboard", why, works) from None
-    return TorchRLLogger(lambda: TensorboardLogger("tensorboard", str(folder)))
+    return TensorBoardLogger(folder)

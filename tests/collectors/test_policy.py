@@ -308,6 +308,31 @@ def test_a_function_that_writes_no_action_is_refused():
         collector.collect()
 
 
+@pytest.mark.parametrize("path", ["auto", "exact", "module"])
+def test_actions_of_a_type_that_environments_do_not_take_are_refused(path):
+    policy = TensorDictModule(
+        nn.Sequential(nn.Linear(3, 2), Coarse()), in_keys=["observation"], out_keys=["action"]
+    )
+    collector = VectorCollector(guess("continuous"), policy, fast_policy=path)
+    why = r"action.dtype=\[torch.bfloat16\] is no type of arrays, .* actions of torch.float32"
+    with pytest.raises(SettingError, match=why):
+        collector.collect()
+
+
+def test_a_log_probability_of_half_the_digits_is_taken():
+    network = nn.Sequential(nn.Linear(3, 2), Coarse())
+    action = TensorDictModule(nn.Linear(3, 2), in_keys=["observation"], out_keys=["action"])
+    log_prob = TensorDictModule(network, in_keys=["observation"], out_keys=["action_log_prob"])
+    policy = TensorDictSequential(action, log_prob)
+    batch = VectorCollector(guess("continuous"), policy, steps_per_env=2).collect()
+    assert batch["action_log_prob"].dtype is torch.bfloat16
+
+
+class Coarse(nn.Module):
+    def forward(self, x):
+        return x.to(torch.bfloat16)
+
+
 def test_a_policy_may_write_what_is_its_own():
     batch = VectorCollector(guess(), acting(next_guess=torch.ones(3, 1)), steps_per_env=2).collect()
     assert (batch["next", "guess"] == 1).all()

@@ -134,3 +134,32 @@ def test_trajectories_are_those_of_the_episodes():
         numbers = batch["collector", "traj_ids"]
         begins = numbers[:, 1:] != numbers[:, :-1]
         assert torch.equal(begins, batch["next", "done"][:, :-1, 0])
+
+
+def test_an_action_that_the_environment_does_not_have_is_refused():
+    env, highest = make_tensor_env("CartPole-v1", 3, seed=0), [1]
+
+    def policy(td):
+        return td.set("action", torch.tensor([0, highest[0], 1]))
+
+    collector = TensorCollector(env, policy, steps_per_env=2, fast_policy="module")
+    collector.collect()
+    highest[0] = 5
+    with pytest.raises(SettingError, match="action=5 is no action of the environment, which has 0"):
+        collector.collect()
+
+
+def test_a_fraction_is_no_choice():
+    env = make_tensor_env("CartPole-v1", 3, seed=0)
+    with pytest.raises(SettingError, match=r"action.dtype=torch.float32 is no type of actions"):
+        env.step_tensors(torch.tensor([0.0, 0.7, 1.0]))
+
+
+def test_an_env_that_stands_still_needs_no_action():
+    env = make_tensor_env("CartPole-v1", 3, seed=0)
+    td = env.reset()
+    td["action"], td["_step"] = torch.tensor([0, 7, 1]), torch.tensor([True, False, True])
+    env.step(td)
+    td["_step"] = torch.tensor([True, True, False])
+    with pytest.raises(SettingError, match="action=7 is no action"):
+        env.step(td)

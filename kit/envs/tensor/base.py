@@ -78,8 +78,8 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     - :meth:`advance`: the same step as a pure function, for tracing and compiling.
     - ``reset`` and ``step`` of TorchRL's ``EnvBase``: TensorDicts, and TorchRL resets what is done.
 
-    The values of actions are not checked (that would read the host): give those of
-    ``action_spec``.
+    :meth:`step_tensors`, :meth:`advance` and, on a GPU, ``step`` do not look at the values of
+    actions, which would wait for the device: give those of ``action_spec``.
 
     Args:
         num_envs: number of envs.
@@ -246,6 +246,9 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             raise SettingError(
                 "action.shape", tuple(action.shape), "is another shape", [self._action_shape]
             )
+        if self.num_actions and action.is_floating_point():
+            why = "is no type of actions that are chosen by their number"
+            raise SettingError("action.dtype", action.dtype, why, [torch.int64])
         physics, reward, terminated = self.transition(episodes.physics, action)
         env_steps = torch.ones_like(episodes.episode_length)
         for _ in range(self.action_repeat - 1):
@@ -264,6 +267,17 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         )
         return episodes, step
 
+    def check_choice(self, action: int) -> None:
+        """Refuse an action that is not there to choose from; dynamics would take any number.
+
+        Raises:
+            SettingError: if it is not one of ``0`` to ``num_actions - 1``.
+        """
+        last = max(self.num_actions - 1, 0)
+        if not 0 <= action <= last:
+            why = f"is no action of the environment, which has 0 to {last}"
+            raise SettingError("action", action, why, [min(max(action, 0), last)])
+
     def _store(self, episodes: EpisodeState) -> None:
         """Write the state in place, so that its memory stays the same in a captured graph."""
         for buffer, value in zip(self.episodes, episodes):
@@ -273,15 +287,18 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        before = self.episodes
-        after, step = self._play(before, tensordict["action"])
+        before, action = self.episodes, tensordict["action"]
+        after, step = self._play(before, action)
+        moving = tensordict.get("_step", None)
+        moving = None if moving is None else moving.view(self.num_envs)
+        if self.num_actions and self.device.type == "cpu":
+            for chosen in (action if moving is None else action[moving]).unique().tolist():
+                self.check_choice(chosen)
         columns = {n: getattr(step, n).unsqueeze(-1) for n in ("reward", "terminated", "truncated")}
         columns["done"] = columns["terminated"] | columns["truncated"]
         columns["observation"] = step.next_observation
         result = TensorDict(columns, batch_size=self.batch_size, device=self.device)
-        moving = tensordict.get("_step", None)
         if moving is not None:  # TorchRL asks that the other envs stand still.
-            moving = moving.view(self.num_envs)
             after = EpisodeState(*(torch.where(moving, *both) for both in zip(after, before)))
             result = torch.where(moving, result, self._skip_tensordict(tensordict))
         self._store(after)
