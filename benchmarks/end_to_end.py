@@ -35,6 +35,7 @@ THREADS = 1
 
 _COMMON = ["progress=true", "steps.evaluation_every=null", "steps.evaluation_episodes=10"]
 _PPO = ["learning_rate=3e-4", "anneal=constant"]
+_PONG = ["env.id=ale_py:PongNoFrameskip-v4", "env.kwargs.max_num_frames_per_episode=4000"]
 _WORLD = "algo.world_model"
 _DREAMER = (
     "dreamer_v3_5", "env=gym", "env.id=CartPole-v1", "env.num_envs=1", "env.capture_video=false",
@@ -55,13 +56,13 @@ class Case:
     Attributes:
         command: recipe and settings.
         policy_steps: of the run.
-        asked: how many times faster than the fastest peer the kit is to be.
+        asked: how many times faster than the fastest peer the kit is to be; 0: nothing is.
         sheeprl: the experiment of sheeprl with the same settings, and what it is told.
     """
 
     command: tuple[str, ...]
     policy_steps: int
-    asked: float
+    asked: float = 0.0
     sheeprl: tuple[str, ...] = ()
 
 
@@ -99,6 +100,13 @@ CASES = {
     "TD3, HalfCheetah": Case(
         ("td3", "env.id=HalfCheetah-v5", "learning_rate=1e-3", "buffer_size=65_536", *_SIZES),
         6_000, 1.5,
+    ),
+    "PPO, 8 x Pong": Case(
+        ("ppo_pixels", "env.num_envs=8", *_PONG), 8_192,
+    ),
+    "DQN, Pong": Case(
+        ("dqn_pixels", "steps.learning_starts=2000", "double_dqn=false", "buffer_size=8_192",
+         *_PONG), 8_192,
     ),
     "DreamerV3, CartPole": Case(
         ("dreamerv3", "size=tiny", "imagination_starts=null", "steps.learning_starts=1024",
@@ -171,7 +179,7 @@ def measure(case: str, pythons: dict[str, str], rounds: int) -> list[list[str]]:
         seconds = [one.seconds for one in found]
         steps = f"{found[0].gradient_steps:,}" if found[0].gradient_steps else "not told"
         faster = "" if name == "kit" else f"{ratio(seconds, kit[: len(seconds)]):.2f}"
-        asked = f"{CASES[case].asked:g}" if name == fastest else ""
+        asked = f"{CASES[case].asked:g}" if name == fastest and CASES[case].asked else ""
         rows.append([f"{case}: {name}", f"{median(seconds):.1f}",
                      f"{min(seconds):.1f} to {max(seconds):.1f}", str(len(seconds)),
                      f"{CASES[case].policy_steps:,}", steps, faster, asked])  # fmt: skip
