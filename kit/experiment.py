@@ -211,6 +211,8 @@ class Experiment:
         mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own
         if mistakable:
             checks.networks_of(make, own, len(networks))
+        for network in networks:  # with what is no parameter, which the loss would leave behind
+            network.to(self.cfg.device)
         fitting = checks.fitting_loss(str(given), own) if mistakable else contextlib.nullcontext()
         with fitting, warnings.catch_warnings():
             # TorchRL's BCLoss declares no target networks, which it does not have.
@@ -302,6 +304,8 @@ class Experiment:
         if cfg.stop_at_return is not None:
             hooks.append(StopWhen("evaluation/return", reached=cfg.stop_at_return))
         hooks += theirs
+        if isinstance(loss := getattr(wired.get("update"), "loss_module", None), nn.Module):
+            loss.to(cfg.device)  # with its value estimator, which TorchRL makes on the CPU
         chosen = {**wired, **given}
         self._check_buffer(given.get("buffer"))
         self._try_loss(env, policy, chosen)

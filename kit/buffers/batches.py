@@ -122,7 +122,7 @@ class RolloutBatches:
             own = {path: value.clone() for path, value in leaves(rows).items()}
             yield nested(own, rows.shape)
             return
-        order = torch.randperm(count, device=rows.device)
+        order = _permutation(count, rows)
         shuffled = {path: value[order] for path, value in leaves(rows).items()}
         start = 0
         for size in sizes[: plan.minibatches_per_epoch]:
@@ -148,6 +148,12 @@ class RolloutBatches:
         self._order = state_dict["order"].clone()
 
 
+def _permutation(count: int, rows: TensorDictBase) -> Tensor:
+    """A random order of so many rows, on the device of their entries."""
+    device = rows.device or next(iter(leaves(rows).values())).device
+    return torch.randperm(count, device=device)
+
+
 class GroupedBatches(RolloutBatches):
     """Shuffled passes in which groups of environments have the same share of every minibatch.
 
@@ -166,7 +172,7 @@ class GroupedBatches(RolloutBatches):
         count, start = rows.shape[0], 0
         sizes = epoch_sizes(count, plan.minibatch_size or max(count, 1), plan.last_minibatch)
         each = rows.reshape(self.groups, -1)
-        shuffled = each[:, torch.randperm(each.shape[1], device=rows.device)]
+        shuffled = each[:, _permutation(each.shape[1], rows)]
         for size in sizes[: plan.minibatches_per_epoch]:
             yield shuffled[:, start : start + size // self.groups].reshape(-1)
             start += size // self.groups

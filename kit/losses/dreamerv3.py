@@ -28,18 +28,19 @@ class ReturnScale(nn.Module):
 
     low: Tensor
     high: Tensor
+    ends: Tensor
 
     def __init__(self, rate: float = 0.01) -> None:
         super().__init__()
         self.rate = rate
+        self.register_buffer("ends", torch.tensor([0.05, 0.95]), persistent=False)
         self.register_buffer("low", torch.zeros(()))
         self.register_buffer("high", torch.zeros(()))
 
     @torch.no_grad()
     def forward(self, returns: Tensor) -> Tensor:
         """Take in returns; one number."""
-        ends = torch.tensor([0.05, 0.95], device=returns.device)
-        low, high = torch.quantile(returns.flatten(), ends).unbind(0)
+        low, high = torch.quantile(returns.flatten(), self.ends).unbind(0)
         self.low.lerp_(low, self.rate)
         self.high.lerp_(high, self.rate)
         return (self.high - self.low).clamp(min=1.0)

@@ -26,7 +26,8 @@ def rbf_kernel(particles: Tensor) -> tuple[Tensor, Tensor]:
     count = len(particles)
     away = particles[:, None] - particles[None]
     squares = away.square().sum(-1)
-    pairs = squares[tuple(torch.triu_indices(count, count, 1))].sort().values
+    above = torch.triu_indices(count, count, 1, device=particles.device)
+    pairs = squares[tuple(above)].sort().values
     middle = pairs[(len(pairs) - 1) // 2 : len(pairs) // 2 + 1]
     median = middle.mean() if count > 1 else squares.new_ones(())
     bandwidth = (median / math.log(count + 1)).clamp_min(1e-12)

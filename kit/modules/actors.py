@@ -40,6 +40,13 @@ class _Parameters(nn.Module):
         self.columns = columns
         self.keywords = keywords
 
+    def _apply(self, fn: Any, recurse: bool = True) -> _Parameters:
+        """Move the bounds of the distribution with the weights."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        tensors = {k: value for k, value in self.keywords.items() if isinstance(value, Tensor)}
+        self.keywords.update({name: fn(value) for name, value in tensors.items()})
+        return self
+
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
         return (columns,)
 

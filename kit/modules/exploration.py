@@ -19,7 +19,19 @@ from torchrl.modules import AdditiveGaussianModule, EGreedyModule, OrnsteinUhlen
 from kit.modules.actors import action_masks
 
 
-class EpsilonGreedy(EGreedyModule):  # type: ignore[misc, unused-ignore]
+class _OnDevice:
+    """A module whose spec moves with its buffers: TorchRL leaves it on the CPU."""
+
+    buffers: Any
+    _spec: Any
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)  # type: ignore[misc]
+        self._spec = self._spec.to(next(self.buffers()).device)
+        return self
+
+
+class EpsilonGreedy(_OnDevice, EGreedyModule):  # type: ignore[misc, unused-ignore]
     """TorchRL's ``EGreedyModule``, whose random actions are allowed ones.
 
     Args:
@@ -46,7 +58,7 @@ class EpsilonGreedy(EGreedyModule):  # type: ignore[misc, unused-ignore]
         return tensordict.set(self.action_key, torch.where(explores, scores.argmax(-1), action))
 
 
-class GaussianNoise(AdditiveGaussianModule):  # type: ignore[misc, unused-ignore]
+class GaussianNoise(_OnDevice, AdditiveGaussianModule):  # type: ignore[misc, unused-ignore]
     """TorchRL's ``AdditiveGaussianModule``: noise ``sigma * N(mean, std)``, clipped to the bounds.
 
     Args:
@@ -67,7 +79,7 @@ class GaussianNoise(AdditiveGaussianModule):  # type: ignore[misc, unused-ignore
         return _clipped(action + noise * self.sigma, self.spec[self.action_key])
 
 
-class OrnsteinUhlenbeckNoise(OrnsteinUhlenbeckProcessModule):  # type: ignore[misc, unused-ignore]
+class OrnsteinUhlenbeckNoise(_OnDevice, OrnsteinUhlenbeckProcessModule):  # type: ignore[misc, unused-ignore]
     """TorchRL's ``OrnsteinUhlenbeckProcessModule``, clipped to the bounds.
 
     Args:

@@ -1,0 +1,56 @@
+"""Recipes on a GPU, which is simulated: everything is where it belongs, and little crosses over."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+QUICK = ("ppo", "dqn", "td3", "sac")
+OTHERS = (
+    "a2c", "reinforce", "trpo", "svpg", "ppo_recurrent", "rainbow", "ddpg", "sac_discrete", "redq",
+    "droq", "tqc", "crossq", "dreamerv1", "dreamerv3", "plan2explore",
+)  # fmt: skip
+
+BETWEEN_BATCHES = {
+    "kit/collectors/", "kit/buffers/", "kit/trainer/batches.py", "kit/logging/metrics.py",
+}  # fmt: skip
+"""Where values may cross between host and device, eagerly."""
+
+CHECKS = {
+    "host read: torchrl/objectives/ppo.py",  # whether the entropy is finite
+    "host read: torchrl/modules/distributions/continuous.py",  # whether there are bounds
+    "host read: kit/update/trust_region.py",  # which step of the line search is taken
+    "host index: torchrl/objectives/redq.py",  # which critics are drawn
+}
+"""What losses ask on the host, where they are not recorded."""
+
+
+@functools.cache
+def runs(names):
+    """What each recipe prints, by name."""
+    command = [sys.executable, "-m", "tests.simulated_cuda", *names]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[")]
+    found = {name: (gradient_steps, crossed) for name, gradient_steps, crossed in lines}
+    assert ran.returncode == 0, (sorted(found), ran.stderr[-3_000:])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [(name, QUICK) for name in QUICK]
+    + [pytest.param(name, OTHERS, marks=pytest.mark.slow) for name in OTHERS],
+)
+def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
+    gradient_steps, crossed = runs(names)[name]
+    assert gradient_steps > 0
+    elsewhere = {one for one in crossed if not any(place in one for place in BETWEEN_BATCHES)}
+    assert elsewhere <= CHECKS
