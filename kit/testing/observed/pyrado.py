@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kit.dialects.pyrado import GAE, Pyrado
-from kit.dialects.pyrado.settings import EVALUATION_ROLLOUTS
+from kit.dialects.pyrado import EVALUATION_ROLLOUTS, GAE, Pyrado
 from kit.steps.errors import SettingError
 from kit.steps.minibatches import epoch_sizes
 from kit.steps.plan import StepPlan

@@ -6,8 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from kit.dialects.tianshou import Tianshou, Tianshou2
-from kit.dialects.tianshou.counting import INITIAL_TESTS, Sampling
+from kit.dialects.tianshou import INITIAL_TESTS, Sampling, Tianshou, Tianshou2
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kit.dialects.torchrl import TorchRL
-from kit.dialects.torchrl.rules import RULE, GrowingSampler, IteratedSampler
-from kit.dialects.torchrl.settings import RANDOM, WITHOUT
+from kit.dialects.torchrl import (
+    RANDOM,
+    RULE,
+    WITHOUT,
+    GrowingSampler,
+    IteratedSampler,
+    TorchRL,
+)
 from kit.steps.counting import counting_rule
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation

@@ -6,12 +6,14 @@ count from 0 and train strictly after ``learning_starts``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
 from kit.dialects.fields import acts, counts, linear_or_constant, range_or_none, refused
 from kit.steps.errors import Count, Natural, SettingError
+from kit.steps.plan import StepPlan
 
 # fmt: off
 _PPO: dict[str, Any] = {
@@ -90,7 +92,7 @@ def _fixed_alpha(value: Any, args: Any) -> Any:
 
 
 @dataclass
-class CleanRLSettings(WrappedDialect):
+class CleanRL(WrappedDialect):
     """``Args`` of CleanRL's files; ``None`` stands for the default of the file."""
 
     NAME = "cleanrl"
@@ -180,3 +182,91 @@ class CleanRLSettings(WrappedDialect):
     """last epsilon (DQN)."""
     exploration_fraction: float = acts("exploration_share", only=_DQNS)
     """share of the run in which epsilon falls (DQN)."""
+
+    def _plan(self) -> dict[str, Any]:
+        if self.family == ON_POLICY:
+            return self._ppo()
+        if self.num_envs != 1 and str(self.algo).startswith(("dqn", "ddpg")):
+            name = str(self.algo).partition("_")[0].upper()
+            why = f"is not supported by CleanRL's {name}"
+            raise SettingError("num_envs", self.num_envs, why, [1])
+        return self._dqn() if str(self.algo).startswith("dqn") else self._sac()
+
+    def _ppo(self) -> dict[str, Any]:
+        batch = self.num_envs * self.num_steps
+        if self.num_minibatches > batch:
+            why = f"is more than the {batch} steps of a batch, which CleanRL cannot cut so"
+            raise SettingError("num_minibatches", self.num_minibatches, why, [batch])
+        size = batch // self.num_minibatches
+        return {"iterations": self.total_timesteps // batch, "minibatch_size": size}
+
+    def _dqn(self) -> dict[str, Any]:
+        """Trains at each multiple of ``train_frequency`` greater than ``learning_starts``.
+
+        Steps are counted from 0, so that the first such multiple is collected as the step after
+        it. A ratio that is counted from ``train_frequency - 1`` steps before is due there.
+        """
+        every = self.train_frequency
+        first = (self.learning_starts // every + 1) * every
+        return {
+            "iterations": self.total_timesteps,
+            "learning_starts": first + 2 - every,
+            "random_steps": 0,
+            "replay_ratio": f"1/{every}",
+        }
+
+    def _sac(self) -> dict[str, Any]:
+        return {
+            "iterations": self.total_timesteps,
+            "learning_starts": (self.learning_starts + 2) * self.num_envs,
+            "random_steps": min(self.learning_starts, self.total_timesteps) * self.num_envs,
+            "gradient_steps_per_iteration": 1,
+        }
+
+    @staticmethod
+    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+        if plan.on_policy:
+            size = plan.minibatch_size or plan.frames_per_batch
+            return {
+                "algo": settings.get("algo", "ppo"),
+                "total_timesteps": plan.total_policy_steps,
+                "num_minibatches": max(plan.frames_per_batch // size, 1),
+            }
+        made = {
+            "total_timesteps": plan.total_policy_steps // plan.num_envs,
+            "batch_size": plan.minibatch_size or 256,
+        }
+        starts, ratio, algo = plan.first_training_iteration, plan.replay_ratio, settings.get("algo")
+        if ratio is not None and ratio.numerator == 1 and plan.num_envs == 1:
+            algo = algo or ("sac" if ratio == 1 and plan.random_steps else "dqn")
+            if algo.startswith("dqn"):
+                every = ratio.denominator
+                first = max(starts + every - 3, 0)
+                return made | {"algo": algo, "train_frequency": every, "learning_starts": first}
+        return made | {"algo": algo or "sac", "learning_starts": max(starts - 2, 0)}
+
+    def _notes(self, plan: StepPlan) -> Iterator[str]:
+        if self.family == ON_POLICY:
+            left = self.total_timesteps - plan.total_policy_steps
+            if left:
+                yield f"{left:,} of total_timesteps do not fill a batch: never played."
+            rows = plan.frames_per_batch
+            if rows % (rows // self.num_minibatches):
+                yield (
+                    f"num_minibatches={self.num_minibatches} does not divide {rows} steps: there "
+                    "is one more minibatch, a smaller one."
+                )
+            if self.anneal_lr:
+                yield "anneal_lr ends at lr / iterations in the last iteration, not at 0."
+            return
+        dqn = str(self.algo).startswith("dqn")
+        first = plan.policy_steps_after(plan.first_training_iteration)
+        first += self.train_frequency - 1 if dqn else 0
+        yield f"Training begins strictly after learning_starts: with policy step {first:,}."
+        if self.num_envs > 1:
+            yield (
+                f"total_timesteps and learning_starts count vector steps of {self.num_envs} "
+                f"environments: {plan.total_policy_steps:,} policy steps."
+            )
+        if dqn:
+            yield "Random actions come from epsilon-greedy exploration and are not counted."

@@ -8,7 +8,7 @@ A2C, PPO, PPO2, DQL, SAC and SVPG; ``GAE`` has those of the advantage estimator 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from math import log
 from typing import Any, ClassVar, Literal
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
 from kit.steps.errors import Count, Natural, SettingError, nearest_first, real_number, whole_number
+from kit.steps.plan import StepPlan
 
 EVALUATION_ROLLOUTS = 100
 """Rollouts of one evaluation of a value-based algorithm."""
@@ -95,7 +96,7 @@ class GAE:
 
 
 @dataclass
-class PyradoSettings(WrappedDialect):
+class Pyrado(WrappedDialect):
     """Settings of pyrado's step-based algorithms; ``None`` stands for the algorithm's default."""
 
     NAME = "pyrado"
@@ -250,3 +251,152 @@ class PyradoSettings(WrappedDialect):
         if self.resolved().algo != "ppo":
             return 0
         return self.critic.num_epoch * -(-rows // self.critic.batch_size)
+
+    def after_reset(self) -> StepPlan:
+        """The run that follows a ``reset()``: the emptied memory is filled once more.
+
+        Raises:
+            SettingError: for DQL in version 7c48d66, whose ``reset`` fails.
+        """
+        plan = self.to_plan()
+        if plan.on_policy:
+            return plan
+        if self.resolved().algo == "dql" and self.version == "7c48d66":
+            why = "cannot be reset: its exploration has no reset_expl_params"
+            raise SettingError("algo", "dql", why, ["sac"])
+        return plan.replace(prefill_random=not self.use_trained_policy_for_refill)
+
+    # ------------------------------------------------------------------ to a plan
+    def _plan(self) -> dict[str, Any]:
+        if self.min_rollouts is None and self.min_steps is None:
+            why = "leaves open what to collect"
+            raise SettingError("min_steps", None, why, [1], "or give min_rollouts")
+        made = {"iterations": self.iterations, "episode_length": self.rollout_length}
+        return made | (self._on_policy() if self.family == ON_POLICY else self._value_based())
+
+    def _on_policy(self) -> dict[str, Any]:
+        size, length = self.batch_size, self.rollout_length
+        if self.recurrent and length is not None:
+            size = -(-size // length) * length
+        particles = self.algo == "svpg"
+        return {
+            "update_epochs": 1 if self.algo in ("a2c", "svpg") else self.num_epoch,
+            "minibatch_size": size,
+            "minibatches_per_gradient_step": None if particles else 1,
+            "world_size": self.num_particles if particles else 1,
+        }
+
+    def _value_based(self) -> dict[str, Any]:
+        self._check_memory(self.warm_up_steps)
+        return {
+            "prefill_steps": self.warm_up_steps,
+            "prefill_is_iteration": True,
+            "random_steps": 0,
+            "gradient_steps_per_iteration": self.updates_per_iteration,
+            "minibatch_size": self.batch_size,
+            "evaluation_every_iterations": self.logger_print_intvl or self.eval_intvl,
+            "evaluation_before_update": True,
+            "evaluation_episodes": EVALUATION_ROLLOUTS,
+        }
+
+    def _check_memory(self, warm_up: int) -> None:
+        """It samples without replacement from all but two of the transitions it holds."""
+        assert self.memory_size is not None
+        length, held = self.rollout_length, self.memory_size
+        if length is not None:
+            held = min(held, -(-warm_up // length) * length)
+        if self.updates_per_iteration and self.iterations and self.batch_size > held - 2:
+            why = (
+                f"is more than the memory can sample: it holds {held} transitions at its first "
+                "update, and the last two are never sampled"
+            )
+            works = [held - 2] if held > 2 else "use a larger memory_size and num_init_memory_steps"
+            raise SettingError("batch_size", self.batch_size, why, works)
+
+    # ------------------------------------------------------------------ from a plan
+    @staticmethod
+    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "max_iter": plan.iterations,
+            "batch_size": plan.minibatch_size,
+            "env_max_steps": plan.episode_length,
+            "episode_length": plan.episode_length,
+        }
+        if plan.on_policy:
+            accumulates = plan.minibatches_per_gradient_step is None
+            algo = "svpg" if plan.world_size > 1 or accumulates else "ppo"
+            made |= {"num_epoch": plan.update_epochs, "algo": settings.get("algo", algo)}
+            return made | {"num_particles": plan.world_size}
+        every = plan.evaluation_every_iterations
+        return made | {
+            "algo": settings.get("algo", "sac"),
+            "memory_size": max(plan.prefill_steps, 10**6),
+            "num_init_memory_steps": plan.prefill_steps,
+            "num_updates_per_step": plan.gradient_steps_per_iteration or 0,
+            "eval_intvl": every if every is not None else max(plan.iterations, 1),
+        }
+
+    # ------------------------------------------------------------------ caveats
+    def _notes(self, plan: StepPlan) -> Iterator[str]:
+        if plan.iterations == 0:
+            yield f"max_iter={self.max_iter} is accepted and trains nothing."
+        if self.min_steps is not None and self.min_rollouts is not None:
+            yield "min_steps and min_rollouts must both be met."
+        if self.rollout_length is None:
+            yield "Without the length of a rollout its counts are known only as they come."
+        elif self.min_steps is not None and plan.frames_per_batch != self.min_steps:
+            yield (
+                f"A collection is {plan.frames_per_batch} steps, not {self.min_steps}: whole "
+                f"rollouts of {self.rollout_length} steps."
+            )
+        if self.num_workers > 1 and self.min_steps != 1:
+            yield (
+                "Several workers run rollouts that are then dropped: more env steps than are "
+                "counted."
+            )
+        yield from (self._on_policy_notes if plan.on_policy else self._value_based_notes)(plan)
+
+    def _on_policy_notes(self, plan: StepPlan) -> Iterator[str]:
+        if self.algo == "ppo":
+            own = self.critic_gradient_steps(plan.frames_per_batch) if plan.is_exact else 0
+            count = f" {own}" if own else ""
+            yield f"The critic makes{count} gradient steps of its own in each iteration, first."
+        elif self.algo == "ppo2":
+            yield (
+                "Policy and critic share one optimiser; the critic's epochs and batches are unused."
+            )
+        elif self.algo == "svpg":
+            yield (
+                f"The gradients of a pass are averaged into one gradient step of each of "
+                f"{self.num_particles} particles, which the plan counts as processes; horizon is "
+                "unused."
+            )
+        else:
+            yield "A2C makes one pass over the rollouts, and each minibatch is a gradient step."
+
+    def _value_based_notes(self, plan: StepPlan) -> Iterator[str]:
+        asked, least = self.num_init_memory_steps, self.warm_up_steps
+        if asked is not None and asked != least:
+            yield f"num_init_memory_steps={asked} becomes {least}: at least one batch."
+        if plan.is_exact and plan.local_prefill_steps != least:
+            yield f"The warm-up is {plan.local_prefill_steps} steps, in whole rollouts."
+        yield "The first iteration is the warm-up with random actions, and already trains."
+        if self.num_updates_per_step is None and self.min_steps is not None:
+            yield (
+                f"num_updates_per_step is guessed as ceil({self.min_steps} / "
+                f"{self.env_max_steps}) = {self.updates_per_iteration} from the greatest "
+                "length of a rollout, however long they are."
+            )
+        period = self.target_update_intvl
+        counted = f"target_update_intvl={period} counts gradient steps, not iterations"
+        if period > 1:
+            there, here = f"1, {period + 1:,}, {2 * period + 1:,}", f"{period:,}, {2 * period:,}"
+            counted += f": pyrado's targets follow gradient steps {there}, ..., kit's {here}, ..."
+        yield counted + "."
+        yield (
+            "Each evaluation is 100 rollouts before the update; a logger that is passed makes them "
+            "whenever it prints, and eval_intvl is ignored: say logger_print_intvl."
+        )
+        if self.algo == "sac":
+            own = 3 if self.learn_ent_coeff else 2
+            yield f"One gradient step of SAC is a step of each of {own} optimisers."

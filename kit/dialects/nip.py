@@ -7,13 +7,14 @@ its order and with its defaults, and the manner of its parameter classes: ``to_d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 from kit.dialects.base import ON_POLICY, WrappedDialect
 from kit.dialects.fields import acts, counts, fact, linear_or_constant, range_or_none, refused
 from kit.steps.errors import Count, Natural, SettingError, nearest_first, real_number
+from kit.steps.plan import StepPlan
 
 
 def _one_factor(value: Any, settings: Any) -> float:
@@ -52,7 +53,7 @@ class LrFactors:
 
 
 @dataclass
-class NipSettings(WrappedDialect):
+class Nip(WrappedDialect):
     """``RlTrainerParameters`` of neural-interactive-proofs, field by field."""
 
     NAME = "nip"
@@ -194,6 +195,90 @@ class NipSettings(WrappedDialect):
         share = 1 - (iteration - 1) / self.num_iterations if self.anneal_lr else 1.0
         return real_number("lr", self.lr) * share
 
+    # ------------------------------------------------------------------ counts and caveats
+    def _plan(self) -> dict[str, Any]:
+        steps = self.steps_of_each()
+        frames = self.frames(self.dataset_size)
+        self._check(steps, frames)
+        tests = self.test_rollouts()
+        return {
+            "iterations": min(self.num_iterations, 1) if self.test_run else self.num_iterations,
+            "num_envs": frames // steps,
+            "steps_per_env": steps,
+            "update_epochs": 1 if self.test_run else self.num_epochs,
+            "minibatches_per_epoch": 1 if self.test_run else None,
+            "last_minibatch": "smaller" if self.version == "documented" else "carry",
+            "final_evaluation": tests > 0,
+            "evaluation_episodes": max(tests, 1),
+        }
+
+    def _check(self, steps: int, frames: int) -> None:
+        size, rounds = self.minibatch_size, self.max_message_rounds
+        if size > frames:
+            why = (
+                f"is larger than the {frames} frames of an iteration: no gradient step is made, "
+                "and nip then divides by zero"
+            )
+            raise SettingError("minibatch_size", size, why, [frames])
+        if rounds is not None and steps < max(self.min_message_rounds, 1):
+            why = (
+                f"is less than the {self.min_message_rounds} rounds of an episode, and nip fails "
+                "in an iteration without a finished one"
+            )
+            raise SettingError("steps_per_env_per_iteration", steps, why, [rounds])
+        if self.algo == "reinforce" and self.version != "documented":
+            why = "fails in nip: its reward-to-go finds no end of an episode"
+            raise SettingError("algo", "reinforce", why, ["vanilla_ppo", "spg"])
+
+    @staticmethod
+    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+        del settings
+        evaluates = plan.evaluations_after(plan.iterations) > 0
+        batches, left = divmod(plan.evaluation_episodes, plan.num_envs)
+        single = plan.minibatches_per_epoch == 1 and (plan.update_epochs or 0) <= 1
+        frames: dict[str, Any] = {"frames_per_batch": plan.frames_per_batch}
+        if evaluates and (left or (single and batches > 1)):
+            # One batch of all points of another dataset has as many episodes as are wanted.
+            frames = {"frames_per_batch": None, "dataset_size": plan.num_envs}
+            frames["test_dataset_size"] = plan.evaluation_episodes
+            batches = 1
+        return {
+            **frames,
+            "steps_per_env_per_iteration": plan.steps_per_env,
+            "num_iterations": plan.iterations,
+            "num_epochs": plan.update_epochs or 0,
+            "minibatch_size": plan.minibatch_size or plan.frames_per_batch,
+            "num_test_iterations": batches if evaluates else 0,
+            "test_run": single,
+        }
+
+    def _notes(self, plan: StepPlan) -> Iterator[str]:
+        frames, size = plan.frames_per_batch, self.minibatch_size
+        envs, each = plan.num_envs, plan.steps_per_env
+        yield f"{envs} environments follow from {frames} frames of {each} each."
+        if self.frames_per_batch is not None and self.rollouts_per_iteration is not None:
+            yield "rollouts_per_iteration is ignored where frames_per_batch is given."
+        if frames % size and plan.last_minibatch == "carry":
+            yield (
+                f"An epoch is {frames // size} minibatches, not a pass: the smaller one of "
+                f"{frames % size} opens the next epoch, and later epochs straddle two permutations."
+            )
+        rounds = self.max_message_rounds
+        if rounds is not None and self.normalize_observations:
+            batched, total = self.normalization_frames(plan.num_envs, rounds)
+            yield (
+                f"num_normalization_steps={self.num_normalization_steps} is a minimum for each of "
+                f"{self.num_normalization_keys} keys in each of two environments: {total:,} frames "
+                f"of {batched:,} steps in each, if every episode lasts {rounds} rounds."
+            )
+        if self.anneal_lr:
+            yield "anneal_lr ends at lr / num_iterations in the last iteration, not at 0."
+        if self.num_test_iterations:
+            yield (
+                f"The test comes once, after training, and still samples its actions: "
+                f"{self.num_test_iterations} batches of {frames} frames, not whole episodes."
+            )
+
     # ------------------------------------------------------------------ nip's own manner
     def to_dict(self) -> dict[str, Any]:
         """The parameters as plain values, with the name of the class under ``_type``."""
@@ -261,3 +346,6 @@ def _settings(
             nearest = nearest_first(name, known)[:3]
             raise SettingError(f"{prefix}{name}", value, "is no parameter", nearest)
     return settings
+
+
+RlTrainerParameters = Nip

@@ -7,13 +7,13 @@ per rollout, not per timestep.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
+from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect, trains
 from kit.dialects.fields import Acts, acts, counts, fact, refused
 from kit.steps.errors import (
     LARGEST,
@@ -24,6 +24,7 @@ from kit.steps.errors import (
     real_number,
     whole_number,
 )
+from kit.steps.plan import StepPlan
 
 # fmt: off
 _ACTOR_CRITIC = {"gamma": 0.99, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
@@ -147,7 +148,7 @@ _UNSAID: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class SB3Settings(WrappedDialect):
+class SB3(WrappedDialect):
     """Settings of Stable-Baselines3; ``None`` stands for the default of the algorithm."""
 
     NAME = "sb3"
@@ -321,3 +322,175 @@ class SB3Settings(WrappedDialect):
             why = "is needed where train_freq counts episodes, to know the counts beforehand"
             raise SettingError("episode_length", None, why, "give it, or count steps")
         return every * self.episode_length
+
+    # ------------------------------------------------------------------ to a plan
+    def _plan(self) -> dict[str, Any]:
+        made = self._on_policy() if self.family == ON_POLICY else self._off_policy()
+        if self.eval_freq is not None:
+            made["evaluation_every"] = self.eval_freq * self.n_envs
+        return made
+
+    def _on_policy(self) -> dict[str, Any]:
+        rollout = self.n_steps * self.n_envs
+        size = None if self.algo == "a2c" or self.batch_size is None else self.batch_size
+        if self.algo == "ppo" and rollout < 2:
+            raise SettingError("n_steps", self.n_steps, "makes a rollout of one timestep", [2])
+        if self.algo == "ppo" and size == 1:
+            raise SettingError("batch_size", 1, "leaves nothing to normalise advantages over", [2])
+        return {
+            "iterations": -(-self.total_timesteps // rollout),
+            "steps_per_env": self.n_steps,
+            "update_epochs": self.n_epochs,
+            "minibatch_size": None if size is None else min(size, rollout),
+        }
+
+    def _off_policy(self) -> dict[str, Any]:
+        (every, unit), rollout = self.frequency(), self.rollout()
+        made: dict[str, Any] = {"minibatch_size": self.batch_size}
+        if unit == "episode":
+            made |= {"min_episodes": every, "episode_length": self.episode_length}
+        else:
+            made["steps_per_env"] = every
+        iterations = -(-self.total_timesteps // rollout)
+        # Training begins with the first rollout that ends strictly after learning_starts, or at it.
+        first = self.learning_starts // rollout + 1
+        if self.version == "documented":
+            first = max(-(-self.learning_starts // rollout), 1)
+        random = -(-self.learning_starts // self.n_envs) * self.n_envs
+        made |= {
+            "iterations": iterations,
+            "learning_starts": first * rollout if first > 1 else 0,
+            "random_steps": min(random, iterations * rollout),
+        }
+        if self.gradient_steps < 0:
+            return made | {"replay_ratio": 1}
+        return made | {"gradient_steps_per_iteration": self.gradient_steps}
+
+    # ------------------------------------------------------------------ from a plan
+    @staticmethod
+    def _algorithms_for(plan: StepPlan) -> Iterable[str | None]:
+        """Algorithms to try, in order: the rules of PPO refuse some rollouts of others."""
+        return [None, "a2c", ON_POLICY] if plan.on_policy else [None]
+
+    @staticmethod
+    def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
+        made: dict[str, Any] = {"total_timesteps": plan.total_policy_steps}
+        every = plan.evaluation_every
+        if plan.evaluation_every_iterations:
+            every = plan.evaluation_every_iterations * plan.frames_per_batch
+        if every:
+            made["eval_freq"] = -(-every // plan.num_envs)
+        if plan.on_policy:
+            return made | _on_policy_from(plan, settings.get("algo"))
+        documented = settings.get("version") == "documented"
+        return made | _off_policy_from(plan, settings.get("algo"), documented)
+
+    # ------------------------------------------------------------------ caveats
+    def _notes(self, plan: StepPlan) -> Iterator[str]:
+        asked = self.total_timesteps
+        over = plan.total_policy_steps - asked
+        if over:
+            yield (
+                f"The run overshoots total_timesteps={asked:,} by {over:,}: whole rollouts of "
+                f"{plan.frames_per_batch:,}."
+            )
+        if over and plan.on_policy and asked:
+            yield (
+                "A schedule of the remaining progress would end below zero: progress is "
+                f"{1 - plan.total_policy_steps / asked:.3g} at the last update."
+            )
+        elif over and plan.on_policy:
+            yield "A schedule of the remaining progress would divide by zero."
+        if self.eval_freq is not None and self.n_envs > 1:
+            yield (
+                f"eval_freq counts vector steps: {self.eval_freq:,} of them are "
+                f"{self.eval_freq * self.n_envs:,} timesteps."
+            )
+        yield from self._evaluations(plan)
+        yield from (self._on_policy_notes if plan.on_policy else self._off_policy_notes)(plan)
+
+    def _evaluations(self, plan: StepPlan) -> Iterator[str]:
+        if self.eval_freq is None or not plan.is_exact:
+            return
+        theirs = plan.total_policy_steps // self.n_envs // self.eval_freq
+        ours = plan.after(plan.iterations).evaluations - plan.initial_evaluations
+        if theirs != ours:
+            yield (
+                f"Stable-Baselines3 evaluates {theirs:,} times: within rollouts, too, several "
+                f"times with the same weights; here one evaluation follows a rollout: {ours:,}."
+            )
+
+    def _on_policy_notes(self, plan: StepPlan) -> Iterator[str]:
+        rollout, size = plan.frames_per_batch, self.batch_size
+        yield f"n_steps={self.n_steps} is per environment: a rollout is {rollout:,} timesteps."
+        if self.algo == "a2c":
+            yield "A2C makes one gradient step per rollout, on all of it."
+        elif self.algo == "ppo" and size is not None and size > rollout:
+            yield f"batch_size={size} is more than a rollout, which makes one minibatch."
+        elif self.algo == "ppo" and size is not None and rollout % size:
+            yield f"The last minibatch of each epoch has {rollout % size} transitions, not {size}."
+
+    def _off_policy_notes(self, plan: StepPlan) -> Iterator[str]:
+        every, unit = self.frequency()
+        steps, starts = self.gradient_steps, self.learning_starts
+        if steps < 0:
+            yield f"gradient_steps={steps} makes as many gradient steps as timesteps: ratio 1."
+        elif unit == "step":
+            ratio = Fraction(steps, plan.frames_per_batch)
+            unscaled = ": it is not scaled by n_envs" if self.n_envs > 1 else ""
+            yield (
+                f"gradient_steps={steps} after train_freq={every} vector steps of n_envs="
+                f"{self.n_envs} environments is a replay ratio of {ratio}{unscaled}."
+            )
+        if steps == 0:
+            yield "gradient_steps=0 never trains."
+        if starts % self.n_envs:
+            yield (
+                f"learning_starts={starts} is rounded up to vector steps: {plan.random_steps} "
+                "timesteps have random actions."
+            )
+        if trains(plan) and starts and steps:
+            first = plan.policy_steps_after(plan.first_training_iteration)
+            yield (
+                f"Training begins strictly after learning_starts={starts:,}: first at {first:,} "
+                "timesteps."
+            )
+        if self.algo == "dqn":
+            calls = max(self.target_update_interval // self.n_envs, 1)
+            yield (
+                f"The target network is updated every {calls:,} vector steps, also before training "
+                "begins."
+            )
+
+
+def _on_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
+    if plan.collects_episodes:
+        why = "cannot be expressed on-policy"
+        raise SettingError("min_episodes", plan.min_episodes, why, [None])
+    whole = plan.minibatch_size in (None, plan.frames_per_batch)
+    return {
+        "algo": algo or ("a2c" if whole and plan.update_epochs == 1 else "ppo"),
+        "n_steps": plan.steps_per_env,
+        "n_epochs": plan.update_epochs,
+        "batch_size": plan.minibatch_size or plan.frames_per_batch,
+    }
+
+
+def _off_policy_from(plan: StepPlan, algo: str | None, documented: bool) -> dict[str, Any]:
+    rollout, starts = plan.frames_per_batch, plan.first_training_iteration
+    made: dict[str, Any] = {"algo": algo or "sac", "batch_size": plan.minibatch_size or 256}
+    if plan.collects_episodes:
+        length = plan.episode_length
+        assert length is not None
+        made |= {"train_freq": (rollout // length, "episode"), "episode_length": length}
+    else:
+        made["train_freq"] = plan.steps_per_env or 1
+    steps = plan.gradient_steps_per_iteration
+    if plan.replay_ratio is not None:
+        steps = -1 if plan.replay_ratio == 1 else round(plan.replay_ratio * rollout)
+    made["gradient_steps"] = steps or 0
+    # The random steps, as far as the plan's first rollout to train is the first after them.
+    after = int(documented)
+    low = (starts - 1) * rollout + (after if starts > 1 else 0)
+    made["learning_starts"] = min(max(plan.random_steps, low), starts * rollout - 1 + after)
+    return made
