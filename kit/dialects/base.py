@@ -255,7 +255,6 @@ class Dialect(ABC):
     @staticmethod
     def _algorithms_for(plan: StepPlan) -> Iterable[str | None]:
         """Algorithms to try, in order; ``None``: the choice of :meth:`_from`."""
-        del plan
         return [None]
 
     @staticmethod

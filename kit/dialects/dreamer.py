@@ -111,7 +111,6 @@ class Dreamer(Dialect):
 
     @staticmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        del settings
         plan = step_by_step(plan)
         size, length = plan.minibatch_size or 16, plan.sequence_length or 1
         # What the first training waits for beyond a batch is the context of the sequences.
@@ -206,7 +205,6 @@ class DreamerPaper(Dialect):
 
     @staticmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        del settings
         if plan.episode_length is None:
             why = "leaves open how long an episode is"
             raise SettingError("episode_length", None, why, "give it")
@@ -220,7 +218,6 @@ class DreamerPaper(Dialect):
         }
 
     def _notes(self, plan: StepPlan) -> Iterator[str]:
-        del plan
         ratio = Fraction(self.collect_interval, self.policy_steps_per_episode)
         yield (
             f"C={self.collect_interval} updates per episode of {self.policy_steps_per_episode} "

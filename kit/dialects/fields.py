@@ -12,19 +12,16 @@ from kit.steps.errors import SettingError, check_types, real_number
 
 
 def _as_it_is(value: Any, settings: Any) -> Any:
-    del settings
     return value
 
 
 def linear_or_constant(value: Any, settings: Any) -> str:
     """The schedule of a flag such as ``anneal_lr``."""
-    del settings
     return "linear" if value else "constant"
 
 
 def range_or_none(value: Any, settings: Any) -> Any:
     """The clip range of the value: ``True`` is the policy's, as in recipes, ``False`` none."""
-    del settings
     return None if value is False else value
 
 

@@ -232,7 +232,6 @@ class Nip(WrappedDialect):
 
     @staticmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        del settings
         evaluates = plan.evaluations_after(plan.iterations) > 0
         batches, left = divmod(plan.evaluation_episodes, plan.num_envs)
         single = plan.minibatches_per_epoch == 1 and (plan.update_epochs or 0) <= 1

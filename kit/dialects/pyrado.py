@@ -41,12 +41,10 @@ _UNSAID: dict[str, dict[str, Any]] = {
 
 def _rows(value: Any, settings: Any) -> str | None:
     """The rows over which pyrado's ``RunningStandardizer`` standardises advantages."""
-    del settings
     return "running" if value else None
 
 
 def _log_std(value: Any, settings: Any) -> float:
-    del settings
     if real_number("std_init", value) <= 0:
         raise SettingError("std_init", value, "is not positive", [1.0])
     return log(value)

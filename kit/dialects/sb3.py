@@ -58,7 +58,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 def _hidden_sizes(value: Any, settings: Any) -> Any:
     """``net_arch`` of ``policy_kwargs``, as one list for actor and critics."""
-    del settings
     others = set(value) - {"net_arch"} if isinstance(value, Mapping) else {"net_arch"}
     sizes = value.get("net_arch") if not others else None
     widths = [*sizes.values()] if isinstance(sizes, Mapping) else [sizes]
@@ -87,7 +86,6 @@ def _target_period(value: Any, settings: Any) -> int:
 
 def _alpha(value: Any, settings: Any) -> float:
     """The entropy coefficient of SAC: its first value where it is learnt, such as ``auto_0.1``."""
-    del settings
     coefficient = _first_alpha(value)
     if coefficient <= 0:
         raise SettingError("ent_coef", value, "is not positive", [0.01])
@@ -107,7 +105,6 @@ def _first_alpha(value: Any) -> float:
 
 def _is_fixed(value: Any, settings: Any) -> bool | None:
     """Whether the entropy coefficient of SAC is a number, and stays as it is."""
-    del settings
     return None if str(value).startswith("auto") else True
 
 
@@ -115,7 +112,6 @@ def _first_of(field: str) -> Callable[[Any, Any], float]:
     """What reads the first value of a field: a number, also of a schedule ``lin_1e-3``."""
 
     def first(value: Any, settings: Any) -> float:
-        del settings
         try:
             return float(str(value).removeprefix("lin_"))
         except ValueError:
@@ -127,7 +123,6 @@ def _first_of(field: str) -> Callable[[Any, Any], float]:
 
 def _schedule(value: Any, settings: Any) -> str | None:
     """Whether it falls; ``None`` for a number."""
-    del settings
     return "linear" if str(value).startswith("lin_") else None
 
 

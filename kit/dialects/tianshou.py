@@ -35,13 +35,11 @@ INITIAL_TESTS = {"1.1.0": 2, "2.0.1": 1, "documented": 0}
 
 
 def _stores_next(ignored: bool, settings: Any) -> bool:
-    del settings
     return not ignored
 
 
 def _stacked(given: Any, settings: Any) -> int:
     """Frames of a stack of which the newest alone is stored."""
-    del given
     frames, newest = settings.replay_buffer_stack_num, settings.replay_buffer_save_only_last_obs
     if frames > 1 and not newest:
         why = "makes stacks that the policy has not acted on"
@@ -135,7 +133,6 @@ class TianshouSettings(Dialect):
         return self.sampling().plan()
 
     def _notes(self, plan: StepPlan) -> Iterator[str]:
-        del plan
         return self.sampling().notes()
 
 

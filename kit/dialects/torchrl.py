@@ -352,7 +352,6 @@ class GrowingSampler(CountingRule):
 
     def advance(self, policy_steps: int) -> int:
         """The gradient steps of the next iteration."""
-        del policy_steps
         epochs, rows = self.epochs, self._rows(self.iteration)
         self.iteration += 1
         if self._rows(self.iteration) != rows:
@@ -395,7 +394,6 @@ def arguments(plan: UpdatePlan) -> tuple[int, int, int]:
 
 
 def _growing(plan: UpdatePlan, argument: str) -> GrowingSampler:
-    del argument
     buffer_size, epochs, limit = arguments(plan)
     assert plan.minibatch_size is not None
     before = plan.first_training_iteration - 1

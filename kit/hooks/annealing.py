@@ -207,7 +207,6 @@ class Anneal(Hook):
 
     def log(self, batch: Any) -> dict[str, Any]:
         """The value of the iteration that has ended, as a metric."""
-        del batch
         return {} if self.used is None else {f"schedule/{self.label}": self.used}
 
 

@@ -105,4 +105,3 @@ class Hook(TrainerHookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
-        del state_dict

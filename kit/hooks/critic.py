@@ -97,7 +97,6 @@ class FitCritic(Hook):
 
     def log(self, batch: Any) -> dict[str, Any]:
         """The mean loss of the last batch's minibatches, and the critic's gradient steps so far."""
-        del batch
         known = {f"critic/{name.removesuffix('_critic')}": v for name, v in self._metrics.items()}
         return {**known, "critic/gradient_steps": self.gradient_steps}
 

@@ -127,7 +127,6 @@ class Recurrent(TensorDictModuleBase):
 
 def _lstm_step(seen: Tensor, recurrence: Tensor, h: Tensor, c: Tensor) -> list[Tensor]:
     """Hidden state and cell after a step (Hochreiter and Schmidhuber 1997, with forget gate)."""
-    del h
     i, f, g, o = (seen + recurrence).chunk(4, dim=-1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return [o.sigmoid() * c.tanh(), c]

@@ -40,7 +40,6 @@ class CountingRule(ABC):
         Returns:
             ``None`` where it is known only by following the run.
         """
-        del trainings, policy_steps, first
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,13 +65,11 @@ class KnownTotals(CountingRule):
 
     def advance(self, policy_steps: int) -> int:
         """Take one training iteration."""
-        del policy_steps
         self.iteration += 1
         return self.after(self.iteration) - self.after(self.iteration - 1)
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int:
         """The gradient steps of the first ``trainings`` iterations."""
-        del policy_steps, first
         return self.after(trainings)
 
 

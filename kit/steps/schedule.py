@@ -164,7 +164,6 @@ class _Epochs(CountingRule):
         return self.plan.epoch_gradient_steps(rows if newest is None else min(rows, newest))
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int:
-        del policy_steps, first
         start = self.plan.first_training_iteration
         each = self.plan.epoch_gradient_steps(self.plan.rows(start + 1)) if trainings > 1 else 0
         return self.plan.epoch_gradient_steps(self.plan.rows(start)) + (trainings - 1) * each
@@ -172,7 +171,6 @@ class _Epochs(CountingRule):
 
 def _exact_rule(plan: PlannedCounts, argument: str) -> CountingRule:
     """The kit's own rule: integers and one exact remainder."""
-    del argument
     if plan.replay_ratio is not None:
         return ReplayRatio(plan.replay_ratio)
     if plan.update_epochs is not None:

@@ -147,13 +147,11 @@ def _current(plan: UpdatePlan, argument: str) -> SheeprlRatio:
 
 def _july_2024(plan: UpdatePlan, argument: str) -> SheeprlRatio:
     """0.5.7, all but SAC."""
-    del argument
     return _PretrainingRatio(_ratio(plan), plan.pretrain_steps)
 
 
 def _july_2024_sac(plan: UpdatePlan, argument: str) -> SheeprlRatio:
     """0.5.7, SAC: the prefill is subtracted in iterations, and one iteration is added."""
-    del argument
     processes = plan.world_size
     each = plan.num_envs * processes
     random = plan.random_steps // each

@@ -27,7 +27,6 @@ def _anneal(value: Any, settings: Any) -> str:
 
 
 def _hidden_sizes(value: Any, settings: Any) -> list[int]:
-    del value
     return [settings.dense_units] * settings.mlp_layers
 
 
