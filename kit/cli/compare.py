@@ -81,14 +81,7 @@ def _seconds(runs: Sequence[SeedCurve]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command ``kit compare``.
-
-    Args:
-        words: after ``kit compare``.
-
-    Returns:
-        Exit code: 0, or 2 if there is nothing to compare.
-    """
+    """Run the command ``kit compare``: exit code 0, or 2 if there is nothing to compare."""
     parser = argparse.ArgumentParser(
         prog="kit compare", description="Compare saved runs; those that differ in seed are one."
     )

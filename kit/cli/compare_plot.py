@@ -29,10 +29,6 @@ def draw(comparison: Comparison, picture: Path) -> None:
     is interpolated between its neighbours, which the legend says. Beyond, the seeds that go on are
     thin lines.
 
-    Args:
-        comparison: of :func:`~kit.cli.comparison.compare`.
-        picture: PNG file to write.
-
     Raises:
         NotSaved: if it cannot be written.
     """
@@ -88,9 +84,6 @@ def _draw_group(
 
 def shared(runs: Sequence[SeedCurve]) -> tuple[Curves, Curves, bool]:
     """The part of curves where all have data.
-
-    Args:
-        runs: seeds of a group.
 
     Returns:
         Steps ``[steps]``, values ``[runs, steps]``, and whether some are interpolated.

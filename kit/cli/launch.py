@@ -284,11 +284,7 @@ def _without_commas(arguments: list[str]) -> list[str]:
 
 
 def _parsed(argument: str) -> Any:
-    """An override as Hydra reads it.
-
-    Raises:
-        SettingError: if it cannot be read.
-    """
+    """An override as Hydra reads it."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -336,9 +332,6 @@ def _check_sweep(
     """Check the settings of every run of a sweep before the first begins, in the order of Hydra.
 
     Where another sweeper chooses them, by what earlier runs have reached, they are not known.
-
-    Raises:
-        SettingError: of the first run that cannot be.
     """
     given = [argument for argument in arguments if not argument.startswith("-")]
     if any(
@@ -448,12 +441,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
 
 # ---------------------------------------------------------------------- help
 def help_text(config_class: type[RunConfig], steps: str = "kit") -> str:
-    """The documentation of every setting of a recipe, with default, type and unit.
-
-    Args:
-        config_class: dataclass of the recipe's settings.
-        steps: vocabulary whose settings are shown.
-    """
+    """Every setting of a recipe with default, type and unit; steps in the vocabulary ``steps``."""
     config: Any = config_class()
     if steps in DIALECTS:
         config.steps = dialect(steps)()

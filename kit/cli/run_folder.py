@@ -144,11 +144,7 @@ class RunFolder(Hook):
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse to write to, or remove, what is elsewhere: a run folder may be another one's.
-
-    Raises:
-        SettingError: naming the link.
-    """
+    """Refuse to write to, or remove, what is elsewhere: a run folder may be another one's."""
     for entry in sorted(folder.iterdir()):
         if entry.is_symlink():
             why = f"has a link to elsewhere in it: {entry.name}"
@@ -157,11 +153,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def check_same_recipe(folder: Path, recipe: Recipe) -> None:
-    """Refuse to resume a run of another recipe.
-
-    Raises:
-        SettingError: if ``folder`` was made by another one.
-    """
+    """Refuse to resume a run of another recipe."""
     other = Recipe(str(read_config(folder).get("recipe", recipe.source)))
     if other.name != recipe.name:
         why = f"is a run of {other.name}, not of {recipe.name}"

@@ -68,11 +68,7 @@ def _naturally(folder: Path) -> list[str | int]:
 
 
 def read_config(folder: Path, field: str = "resume") -> dict[str, Any]:
-    """Read the settings of a run.
-
-    Args:
-        folder: of the run.
-        field: setting that asks for it, for the error.
+    """Read the settings of a run, which the setting ``field`` asks for.
 
     Raises:
         SettingError: if the folder has none, or they cannot be read.
@@ -132,11 +128,7 @@ def _of_sweep(sweep: Path) -> list[Path]:
 
 
 def training_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that say how it trains, by dotted name, without its seed.
-
-    Args:
-        config: of :func:`read_config`.
-    """
+    """The settings of a run that say how it trains, by dotted name, without its seed."""
     settings = flat(config)
     seeds = {"seed"}
     if (words := settings.get("steps.dialect")) in DIALECTS:

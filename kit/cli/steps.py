@@ -38,14 +38,7 @@ examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Args:
-        arguments: words after ``kit steps``.
-
-    Returns:
-        Exit code: 0, or 2 if the arguments make no sense.
-    """
+    """Run the command ``kit steps``: exit code 0, or 2 if the arguments make no sense."""
     parser = _parser()
     given, more = parser.parse_known_args(arguments)
     unknown = any(word.startswith("-") and not _is_setting(word) for word in more)

@@ -38,12 +38,6 @@ def check_settings(
     Not what depends on the machine, as the run may be on another one. The plan is made where it is
     told in the kit's own words: what others say depends on the algorithm, which ``build`` knows.
 
-    Args:
-        config_class: dataclass of the recipe's settings.
-        values: of them, as plain values.
-        number: of the run in the sweep.
-        overrides: ``name=value``, of what is swept.
-
     Raises:
         SettingError: naming the run.
     """
@@ -59,14 +53,7 @@ def check_settings(
 
 
 def note(sweep: Path, number: int, overrides: Sequence[str], trainer: Any) -> None:
-    """Keep what a run was told and what it reached, until all have ended; in any process.
-
-    Args:
-        sweep: folder of the sweep.
-        number: of the run in it.
-        overrides: ``name=value``.
-        trainer: that has run.
-    """
+    """Keep what a run was told and what it reached, until all have ended; in any process."""
     latest: Mapping[str, Any] = trainer.journal.latest
     reached = {name: latest[column] for column, name in _COLUMNS.items() if column in latest}
     row = {"run": number, **dict(one.split("=", 1) for one in overrides), **reached}
@@ -76,13 +63,9 @@ def note(sweep: Path, number: int, overrides: Sequence[str], trainer: Any) -> No
 
 
 def summary(sweep: Path) -> str:
-    """The table of the runs that have ended; it is written to ``sweep.csv``, too.
+    """The table of the runs that have ended, with the settings that differ; empty without any.
 
-    Args:
-        sweep: folder of the sweep.
-
-    Returns:
-        Its text, with the settings that differ; empty if no run has ended.
+    It is written to ``sweep.csv``, too.
     """
     notes = sorted(sweep.glob("run-*.json"))
     rows = sorted((json.loads(path.read_text()) for path in notes), key=lambda row: row["run"])

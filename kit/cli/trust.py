@@ -51,11 +51,7 @@ def check_names(
 def check_recipe(source: str, folder: Path, trust: Collection[str], how: str) -> None:
     """Refuse a recipe that a run folder names, unless it is the kit's, the project's, or trusted.
 
-    Args:
-        source: of the recipe: dotted name, or path of a file.
-        folder: of the run.
-        trust: further modules or files that may be imported.
-        how: how to trust one, for the error.
+    Arguments are those of :func:`check_names`; ``source`` is a dotted name or the path of a file.
 
     Raises:
         SettingError: naming the recipe, and how to trust it.

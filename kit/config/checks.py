@@ -103,11 +103,7 @@ def device(name: str) -> None:
 def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
     """Refuse settings that need more memory than the machine, its device or a disk has.
 
-    Args:
-        plan: of the run.
-        cfg: settings of the run.
-        env: environment of the run.
-        latent: bytes that a replay buffer keeps with each record for a world model.
+    Of each record a replay buffer keeps ``latent`` bytes more for a world model.
     """
     inputs = sum(int(np.prod(leaf.shape)) for leaf in env.observation_leaves)
     seen, acted = (

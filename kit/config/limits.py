@@ -25,11 +25,7 @@ class Limits:
     """Whether ``low`` itself is excluded."""
 
     def check(self, field: str, value: float) -> None:
-        """Refuse a number ``value`` of the setting ``field`` that is outside.
-
-        Raises:
-            SettingError: if it is.
-        """
+        """Refuse a number ``value`` of the setting ``field`` that is outside."""
         if not (isinstance(value, int) or math.isfinite(value)):
             raise SettingError(field, value, "is not a finite number", f"use a number {self}")
         if value > self.high:
@@ -54,11 +50,7 @@ class NamesSchedule:
     """Schedules down to 0 of :func:`~kit.steps.make_schedule`, for ``Annotated[str, ...]``."""
 
     def check(self, field: str, value: str) -> None:
-        """Refuse a text that is no schedule.
-
-        Raises:
-            SettingError: if it is none.
-        """
+        """Refuse a text that is no schedule."""
         make_schedule(value, 1.0, 0.0, 1_000, field)
 
     def __str__(self) -> str:

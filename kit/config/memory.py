@@ -54,12 +54,7 @@ class Need(NamedTuple):
 
 
 def check_memory(needs: Sequence[Need], available: int, where: str) -> None:
-    """Refuse settings that need more memory than there is.
-
-    Args:
-        needs: of the run.
-        available: bytes there are.
-        where: their owner, in words.
+    """Refuse settings that need more bytes than are ``available``; ``where`` says whose they are.
 
     Raises:
         SettingError: that names the setting that needs most, and its largest value that works.

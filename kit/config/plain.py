@@ -93,9 +93,6 @@ def check(config: Any, path: str = "") -> None:
     """Refuse settings of a wrong type or out of their limits in a dataclass made in Python.
 
     Values that mean one of the right type (``8.0`` a whole number, ``3`` a text) become it.
-
-    Raises:
-        SettingError: at the first one.
     """
     cls: type = type(config)
     hints = type_hints(cls)

@@ -73,14 +73,8 @@ def changed(settings: Dialect) -> dict[str, Any]:
 def take(steps: Any, config: Any, algo: str | None = None, family: str | None = None) -> list[str]:
     """Set the recipe's settings that fields of a dialect act as.
 
-    Args:
-        steps: settings of another library; anything else changes nothing.
-        config: settings of the recipe, changed in place.
-        algo: algorithm of the recipe.
-        family: its family, for a library that does not have it.
-
     Returns:
-        Lines for the table of the run.
+        Lines for the table of the run; none where ``steps`` are no settings of another library.
 
     Raises:
         SettingError: as :func:`carry`.
@@ -168,11 +162,6 @@ def carry_over(source: Dialect, target: Dialect, fixed: Collection[str]) -> dict
     Two fields are equivalent if they set the same setting of recipes to the same value, or have the
     same name and use. What the target refuses, or what changes its plan, is no equivalent.
 
-    Args:
-        source: settings of a library.
-        target: those of another, changed in place.
-        fixed: fields of ``target`` to leave as they are.
-
     Returns:
         The changed settings of ``source`` that do not count, without an equivalent.
     """
@@ -193,12 +182,7 @@ def carry_over(source: Dialect, target: Dialect, fixed: Collection[str]) -> dict
 def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any, Any]]:
     """Settings that two libraries have and that do not count, where they are not the same.
 
-    Args:
-        source: settings of a library, defaults included.
-        target: those of another.
-
-    Returns:
-        By the name of the recipe's setting, the value of each.
+    By the name of the recipe's setting, the value of each, defaults included.
     """
     ours, theirs = _meanings(source), _meanings(target)
     both = ((name, ours[name], theirs[name]) for name in ours if name in theirs)

@@ -31,11 +31,7 @@ class Explanation:
     """caveats of the settings."""
 
     def text(self, iterations: int = 12) -> str:
-        """The explanation as text.
-
-        Args:
-            iterations: number of iterations to list.
-        """
+        """The explanation as text, in which so many ``iterations`` are listed."""
         said = " ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
         parts = [self.title, ""]
         if said:

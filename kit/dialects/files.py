@@ -97,11 +97,7 @@ def make(cls: type[Dialect], given: Mapping[str, Any], path: str | None = None) 
 
 
 def _configured(cls: type[Dialect], configs: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of choices among the library's configurations, such as ``{"env": "atari"}``.
-
-    Raises:
-        SettingError: if one is not known; the nearest spelling comes first.
-    """
+    """The settings of choices among the library's configurations, such as ``{"env": "atari"}``."""
     made: dict[str, Any] = {}
     chosen = dict(configs)
     for group, known in cls.CONFIGS.items():
@@ -197,13 +193,7 @@ MANY = 12
 
 
 def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
-    """The settings of a file that no field means; of many, those that are spelt like one.
-
-    Args:
-        cls: the dialect.
-        path: the file.
-        choice: as for :func:`read`.
-    """
+    """The settings of a file that no field means; of many, those that are spelt like one."""
     values = flat(_chosen(load(path), cls, choice, path))
     unread = {n: v for n, v in values.items() if _field(cls, n) is None and not _group(cls, n)}
     if cls.CONFIGS and "defaults" in unread:

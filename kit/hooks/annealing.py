@@ -327,11 +327,7 @@ def anneal_epsilon(explore: nn.Module, cfg: Any) -> AnnealExploration:
 
 
 class EndOfExploration(Hook):
-    """Sets ``loss_module.exploring``: true during the plan's ``exploration_steps``.
-
-    Args:
-        loss_module: has the attribute.
-    """
+    """Sets ``exploring`` of a loss module: true during the plan's ``exploration_steps``."""
 
     kind: Kind = "step"
     operations: ClassVar = {"pre_optim_steps": "look"}

@@ -22,13 +22,7 @@ class NotFinite(RuntimeError):
 
 
 def not_finite(what: str, gradient_steps: int, checkpoint: Path | None) -> NotFinite:
-    """The error that says what is not finite.
-
-    Args:
-        what: in words.
-        gradient_steps: so far.
-        checkpoint: the last one; ``None`` if there is none.
-    """
+    """The error that says what is not finite, and the last checkpoint, if there is one."""
     kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "none was saved yet"
     return NotFinite(
         f"after {gradient_steps:,} gradient steps {what}; {kept}. Smaller learning rates or "

@@ -321,11 +321,7 @@ def _network(
 
 
 def _features_of(body: Any) -> int:
-    """Number of the features that a body writes.
-
-    Raises:
-        SettingError: if it writes none, or does not say how many.
-    """
+    """Number of the features that a body writes."""
     name, number = type(body).__name__, getattr(body, "out_features", None)
     if "features" not in getattr(body, "out_keys", ()):
         works = 'TensorDictModule(network, in_keys=[...], out_keys=["features"])'

@@ -176,11 +176,7 @@ class NumpyPolicy:
         return len(self._actions)
 
     def __call__(self, observation: Mapping[Any, Array]) -> dict[Any, Array]:
-        """Return the actions of one time step, by key, ``[num_envs, ...]``.
-
-        Args:
-            observation: by key, ``[num_envs, ...]``.
-        """
+        """Return the actions of one time step of observations, both by key, ``[num_envs, ...]``."""
         value = observation[self._seen]
         for weight, bias, out, activate in self._hidden:
             dot(value, weight, out)
@@ -255,11 +251,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
-    """Return the parts of a policy of the kind that is known here.
-
-    Raises:
-        NotInNumpy: if it is another.
-    """
+    """Return the parts of a policy of the kind that is known here."""
     if type(policy) is ProbabilisticActor and len(policy.module) == 2:
         head = _only_head(policy.module[0])
         if head.distribution not in OF_DISTRIBUTIONS or len(getattr(head, "shape", (1,))) != 1:
@@ -328,11 +320,7 @@ def _deterministic(policy: Any, noise: Any, num_envs: int) -> _Parts:
 
 
 def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]]:
-    """Return weights, bias, memory for the result and activation of each layer.
-
-    Raises:
-        NotInNumpy: if a layer is unknown, too large or not in float32 on the host.
-    """
+    """Return weights, bias, memory for the result and activation of each layer."""
     if type(network) is not FlattenMLP:
         raise NotInNumpy(f"its network is {type(network).__name__}")
     if not network.flatten.is_vector:

@@ -141,15 +141,7 @@ def _gru_step(seen: Tensor, recurrence: Tensor, h: Tensor) -> list[Tensor]:
 
 
 def check_sequences(sequence_length: int | None, burn_in: int = 0) -> None:
-    """Refuse sequences without a step that is trained on, or without one to learn from.
-
-    Args:
-        sequence_length: of the plan.
-        burn_in: steps of each that are not trained on.
-
-    Raises:
-        SettingError: if there are none.
-    """
+    """Refuse sequences without a step to train on after ``burn_in``, or with one step alone."""
     if sequence_length is None or sequence_length < 2:
         why = "leaves a recurrent network single steps, through which it learns to keep nothing"
         raise SettingError("steps.sequence_length", sequence_length, why, [16])

@@ -11,13 +11,7 @@ from torch import nn
 
 
 def with_shared_body(make: Callable[..., Any], networks: tuple[Any, ...], **arguments: Any) -> Any:
-    """Make a loss; where actor and critic begin with the same body, it runs once for both.
-
-    Args:
-        make: class or function of the loss.
-        networks: of the loss.
-        **arguments: of the loss.
-    """
+    """Make a loss; where actor and critic begin with the same body, it runs once for both."""
     body = _body_of(networks)
     if body is None:
         return make(*networks, **arguments)

@@ -74,11 +74,7 @@ class KnownTotals(CountingRule):
 
 
 class Fixed(KnownTotals):
-    """The same number of gradient steps in every iteration.
-
-    Args:
-        gradient_steps: gradient steps of one iteration.
-    """
+    """The same number of gradient steps in every iteration."""
 
     def __init__(self, gradient_steps: int) -> None:
         self.gradient_steps = gradient_steps

@@ -107,11 +107,7 @@ def whole_number(field: str, value: Any, at_least: int = 0) -> int:
 
 
 def yes_or_no(field: str, value: Any) -> bool:
-    """``value``, a bool.
-
-    Raises:
-        SettingError: if ``value`` is neither ``True`` nor ``False``.
-    """
+    """``value``, a bool; anything else is refused."""
     if isinstance(value, bool):
         return value
     raise SettingError(field, value, "is neither true nor false", [True, False])

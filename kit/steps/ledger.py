@@ -29,11 +29,7 @@ class Difference:
 
 
 class PlanNotKept(RuntimeError):
-    """Counts of a run differ from its plan.
-
-    Args:
-        differences: the counts that differ.
-    """
+    """Counts of a run differ from its plan."""
 
     def __init__(self, differences: Sequence[Difference]) -> None:
         self.differences = list(differences)

@@ -88,20 +88,13 @@ class RunSchedule:
     def prefilled(self, policy_steps: int) -> None:
         """Correct the size of a separate prefill of whole episodes, which only the run knows.
 
-        Learning starts after as many policy steps as were asked for.
-
-        Args:
-            policy_steps: of the prefill, in all processes.
+        Learning starts after as many policy steps as were asked for; these are of all processes.
         """
         self._surplus = policy_steps - self.policy_steps
         self.policy_steps = policy_steps
 
     def advance(self, policy_steps: int) -> Due:
-        """Take the collection of one iteration.
-
-        Args:
-            policy_steps: collected by one process.
-        """
+        """Take the collection of one iteration: ``policy_steps`` of one process."""
         before = self.progress
         self.iterations += 1
         self.policy_steps += policy_steps * self.plan.world_size

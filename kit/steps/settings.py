@@ -181,14 +181,7 @@ class OfflineSteps:
     """whole episodes in one evaluation."""
 
     def to_plan(self, **environment: Any) -> StepPlan:
-        """The plan of these settings.
-
-        Args:
-            **environment: ``num_envs``, ``action_repeat``, ``max_episode_steps``.
-
-        Raises:
-            SettingError: if the settings make no plan.
-        """
+        """The plan of these settings, as for :class:`_Steps`."""
         settings = asdict(self)
         total = whole_number("gradient_steps", settings.pop("gradient_steps"), at_least=1)
         each = whole_number(

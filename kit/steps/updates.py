@@ -144,11 +144,7 @@ class UpdatePlan(CollectionPlan):
         return cut.sizes(drawn, wanted) * times
 
     def minibatch_counts(self, iteration: int) -> dict[int, int]:
-        """How many minibatches of each size ``iteration`` sees: ``minibatch_sizes``, counted.
-
-        Raises:
-            SettingError: as :meth:`minibatch_sizes` does.
-        """
+        """How many minibatches of each size ``iteration`` sees: ``minibatch_sizes``, counted."""
         cut, drawn, wanted, times = self._draws(iteration)
         counts = cut.counts(drawn, wanted)
         return {size: n * times for size, n in counts.items() if size > 0 and n * times > 0}

@@ -38,10 +38,6 @@ def sequences(run: Run, num_envs: int) -> list[TensorDictBase]:
 
     Where batches cut episodes these are the steps of each env: two sequences, if the envs begin
     again in between. Where batches are whole episodes they are the episodes.
-
-    Args:
-        run: whose batches they are in.
-        num_envs: environments.
     """
     if whole_episodes(run.batches[0]):
         return [episode for batch in run.batches for episode in _episodes_of(batch)]
@@ -87,12 +83,9 @@ def ages(done: Tensor) -> Tensor:
 def equal(
     one: Sequence[TensorDictBase], other: Sequence[TensorDictBase], rounding: float = 0.0
 ) -> bool:
-    """Whether batches are the same: bit by bit, or floating numbers but for rounding.
+    """Whether batches are the same, bit by bit.
 
-    Args:
-        one: batches.
-        other: batches to compare them with.
-        rounding: by which floating numbers may differ, relatively and absolutely.
+    Floating numbers may differ by ``rounding``, relatively and absolutely.
     """
     if len(one) != len(other):
         return False

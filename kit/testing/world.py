@@ -75,13 +75,7 @@ class World:
     """by which next observations may differ, for rounding; all else is exact."""
 
     def env(self, case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:
-        """The environment of a case.
-
-        Args:
-            case: says how many envs, and their seed.
-            vectorization: of :func:`~kit.envs.make_env`.
-            **kwargs: for it.
-        """
+        """The environment of a case, by :func:`~kit.envs.make_env` and further arguments of it."""
         kwargs = {"max_episode_steps": self.limit, "seed": case.seed, **kwargs}
         return make_env(self.id, case.num_envs, vectorization=vectorization, **kwargs)
 
