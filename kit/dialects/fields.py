@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from kit.steps.errors import SettingError, check_types, real_number
+from kit.steps.errors import SettingError, check_types
 
 
 def _as_it_is(value: Any, settings: Any) -> Any:
@@ -113,23 +112,6 @@ def check_values(settings: Any, group: str = "") -> None:
     except SettingError as error:
         name = f"{prefix}{error.field}"
         raise SettingError(name, error.value, error.why, error.works, error.hint) from None
-    for name, others in _numbers(settings.__class__):
-        value = getattr(settings, name)
-        if not isinstance(value, others):
-            real_number(f"{prefix}{name}", value)
-
-
-@cache
-def _numbers(cls: type[Any]) -> list[tuple[str, tuple[type, ...]]]:
-    """Fields that are numbers, and the other types that they may have."""
-    hints, found = get_type_hints(cls), []
-    for f in fields(cls):
-        kinds = get_args(hints[f.name]) or (hints[f.name],)
-        if float in kinds:
-            others = {kind for kind in kinds if kind is not float}
-            others |= {NoneType} if f.default is None else set()
-            found.append((f.name, tuple(others)))
-    return found
 
 
 @cache

@@ -164,18 +164,21 @@ def real_number(
 def check_types(settings: Any) -> None:
     """Check the annotated fields of a dataclass, and make integers of floats.
 
-    These are ``Count``, ``Natural`` and other annotated integers, ``bool`` and ``Literal``. A field
-    may be ``None`` if its type or its default is.
+    These are ``Count``, ``Natural`` and other annotated integers, ``bool`` and ``Literal``, and
+    then ``float``, also where it is one type of several. A field may be ``None`` if its type or
+    its default is.
 
     Raises:
         SettingError: at the first field that cannot work.
     """
-    for name, kind, optional in _checked(settings.__class__):
+    for name, kind, others in _checked(settings.__class__):
         value = getattr(settings, name)
-        if value is None and optional:
+        if isinstance(value, others):
             continue
         if kind is bool:
             yes_or_no(name, value)
+        elif kind is float:
+            real_number(name, value)
         elif isinstance(kind, int):
             object.__setattr__(settings, name, whole_number(name, value, kind))
         else:
@@ -183,22 +186,25 @@ def check_types(settings: Any) -> None:
 
 
 @cache
-def _checked(cls: type) -> list[tuple[str, Any, bool]]:
-    """Fields to check: ``bool``, smallest number or choices; and whether ``None`` works."""
+def _checked(cls: type) -> list[tuple[str, Any, tuple[type, ...]]]:
+    """Fields to check: ``bool``, ``float``, smallest number or choices; other types that work."""
     hints = get_type_hints(cls, include_extras=True)
     optional = {f.name for f in fields(cls) if f.default is None}
-    found = []
+    found: list[tuple[str, Any, tuple[type, ...]]] = []
+    numbers: list[tuple[str, Any, tuple[type, ...]]] = []
     for name, hint in hints.items():
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        may_be_none = NoneType in kinds or name in optional
+        none = (NoneType,) if NoneType in kinds or name in optional else ()
         kind, *others = [kind for kind in kinds if kind is not NoneType] or [None]
         if get_origin(kind) is Annotated:
-            found.append((name, get_args(kind)[1], may_be_none))
+            found.append((name, get_args(kind)[1], none))
         elif get_origin(kind) is Literal:
-            found.append((name, get_args(kind), may_be_none))
+            found.append((name, get_args(kind), none))
         elif kind is bool and not others:
-            found.append((name, bool, may_be_none))
-    return found
+            found.append((name, bool, none))
+        elif float in kinds:
+            numbers.append((name, float, (*(k for k in kinds if k is not float), *none)))
+    return found + numbers
 
 
 def place_of(error: BaseException) -> str:
