@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 from kit.dialects.base import OFF_POLICY, Dialect, ratio_of, step_by_step, trains
 from kit.dialects.fields import acts, counts, fact
 from kit.steps.counting import COUNTING_RULES, CountingRule, rule_numbers
+from kit.steps.counts import PlannedCounts
 from kit.steps.errors import Count, Natural, SettingError, real_number
 from kit.steps.plan import StepPlan
 from kit.steps.ratio import as_fraction
-from kit.steps.updates import UpdatePlan
 from kit.steps.validation import LARGEST_RATIO
 
 _DRIVER_STEPS = 10
@@ -283,7 +283,7 @@ class TransitionRatio(CountingRule):
         return 1 + int((last - self.first) * ratio)
 
 
-def _transition_ratio(plan: UpdatePlan, argument: str) -> TransitionRatio:
+def _transition_ratio(plan: PlannedCounts, argument: str) -> TransitionRatio:
     """``dreamer:24``: the ratio is asked from the 24th transition on."""
     (first,) = rule_numbers(plan, argument, 1, "dreamer:1")
     if plan.replay_ratio is None:

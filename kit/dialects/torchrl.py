@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect, ratio_of, trains
 from kit.dialects.fields import acts, counts, fact
 from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, KnownTotals, rule_numbers
+from kit.steps.counts import PlannedCounts
 from kit.steps.errors import Count, Natural, SettingError, one_of, whole_number
 from kit.steps.plan import StepPlan
-from kit.steps.updates import UpdatePlan
 
 RANDOM, WITHOUT = "random", "without_replacement"
 RULE = "torchrl-growing"
@@ -379,7 +379,7 @@ class GrowingSampler(CountingRule):
         return full > 0 and not left and self.epochs_drawn % (full + 1) == full
 
 
-def arguments(plan: UpdatePlan) -> tuple[int, int, int]:
+def arguments(plan: PlannedCounts) -> tuple[int, int, int]:
     """The buffer's size, the epochs and the minibatches of an epoch that a plan names.
 
     Raises:
@@ -393,7 +393,7 @@ def arguments(plan: UpdatePlan) -> tuple[int, int, int]:
     return buffer_size, epochs, limit
 
 
-def _growing(plan: UpdatePlan, argument: str) -> GrowingSampler:
+def _growing(plan: PlannedCounts, argument: str) -> GrowingSampler:
     buffer_size, epochs, limit = arguments(plan)
     assert plan.minibatch_size is not None
     before = plan.first_training_iteration - 1
@@ -401,7 +401,7 @@ def _growing(plan: UpdatePlan, argument: str) -> GrowingSampler:
     return GrowingSampler(batch, before, plan.minibatch_size, buffer_size, epochs, limit)
 
 
-def _sampler(plan: UpdatePlan, argument: str) -> CountingRule:
+def _sampler(plan: PlannedCounts, argument: str) -> CountingRule:
     """``torchrl``: epochs over one iterator; ``torchrl:sample``: so many samples in each epoch."""
     if plan.update_epochs is None:
         raise SettingError("update_epochs", None, "is needed for counting=torchrl", [1])

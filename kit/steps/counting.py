@@ -88,7 +88,7 @@ def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[in
     """The whole numbers that a rule has after its colon.
 
     Args:
-        plan: an ``UpdatePlan``, for the error.
+        plan: of the run, for the error.
         argument: text after the colon, with commas between the numbers.
         wanted: how many there must be.
         example: of a rule that works.
@@ -104,8 +104,7 @@ def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[in
 
 
 RuleFactory = Callable[[Any, str], CountingRule]
-"""Makes a rule from an ``UpdatePlan`` and the text after the colon of ``counting="name:argument"``.
-"""
+"""Makes a rule from a plan and the text after the colon of ``counting="name:argument"``."""
 
 COUNTING_RULES: dict[str, RuleFactory] = {}
 """Rules by name. ``exact`` is the kit's own (``kit.steps.schedule``); a dialect adds its library's

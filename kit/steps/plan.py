@@ -24,8 +24,7 @@ class StepPlan(PlannedCounts):
     three is given; without any of them nothing is trained. With ``steps_per_env=0`` nothing is
     collected (offline).
 
-    The settings are documented where they are counted: collection in ``CollectionPlan``, gradient
-    steps in ``UpdatePlan``, evaluation in ``EvaluationPlan``.
+    The settings are documented in ``PlannedCounts``, beside what they count.
 
     Two plans are equal if they make the same run, count by count and iteration by iteration, even
     if they say it in different settings: ``replay_ratio=1/4`` with batches of four policy steps is

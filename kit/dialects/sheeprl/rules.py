@@ -15,7 +15,7 @@ from kit.steps.counting import COUNTING_RULES, CountingRule, KnownTotals, rule_n
 from kit.steps.errors import SettingError
 
 if TYPE_CHECKING:
-    from kit.steps.updates import UpdatePlan
+    from kit.steps.counts import PlannedCounts
 
 _EXACT_FLOATS = 2**53
 
@@ -127,13 +127,13 @@ class TrainEvery(KnownTotals):
         return self.first + (iterations - 1) // self.period * self.later if iterations else 0
 
 
-def _ratio(plan: UpdatePlan) -> float:
+def _ratio(plan: PlannedCounts) -> float:
     if plan.replay_ratio is None:
         raise SettingError("replay_ratio", None, f"is needed for counting={plan.counting}", [1])
     return float(plan.replay_ratio)
 
 
-def _current(plan: UpdatePlan, argument: str) -> SheeprlRatio:
+def _current(plan: PlannedCounts, argument: str) -> SheeprlRatio:
     """0.8.4; ``sheeprl:steps`` or ``sheeprl:steps,prev`` continues where a run was saved."""
     steps, _, prev = argument.partition(",")
     try:
@@ -145,12 +145,12 @@ def _current(plan: UpdatePlan, argument: str) -> SheeprlRatio:
     return SheeprlRatio(_ratio(plan), start=start, prev=paid)
 
 
-def _july_2024(plan: UpdatePlan, argument: str) -> SheeprlRatio:
+def _july_2024(plan: PlannedCounts, argument: str) -> SheeprlRatio:
     """0.5.7, all but SAC."""
     return _PretrainingRatio(_ratio(plan), plan.pretrain_steps)
 
 
-def _july_2024_sac(plan: UpdatePlan, argument: str) -> SheeprlRatio:
+def _july_2024_sac(plan: PlannedCounts, argument: str) -> SheeprlRatio:
     """0.5.7, SAC: the prefill is subtracted in iterations, and one iteration is added."""
     processes = plan.world_size
     each = plan.num_envs * processes
@@ -160,13 +160,13 @@ def _july_2024_sac(plan: UpdatePlan, argument: str) -> SheeprlRatio:
     return _PretrainingRatio(_ratio(plan), plan.pretrain_steps, **shared)
 
 
-def _july_2024_decoupled(plan: UpdatePlan, argument: str) -> SheeprlRatio:
+def _july_2024_decoupled(plan: PlannedCounts, argument: str) -> SheeprlRatio:
     """0.5.7, decoupled SAC: one process plays, the others share its policy steps."""
     (trainers,) = rule_numbers(plan, argument, 1, "sheeprl-0.5.7-decoupled:1")
     return _PretrainingRatio(_ratio(plan), plan.pretrain_steps, divisor=max(trainers, 1))
 
 
-def _train_every(plan: UpdatePlan, argument: str) -> TrainEvery:
+def _train_every(plan: PlannedCounts, argument: str) -> TrainEvery:
     """February 2024: ``sheeprl-0.5.0:period,first``."""
     period, first = rule_numbers(plan, argument, 2, "sheeprl-0.5.0:1,1")
     return TrainEvery(max(period, 1), first, plan.gradient_steps_per_iteration or 0)
