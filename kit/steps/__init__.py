@@ -5,12 +5,12 @@ Pure Python. Importing this imports no torch.
 
 from __future__ import annotations
 
+from kit.steps.counting import ReplayRatio
 from kit.steps.counts import Counts
 from kit.steps.errors import SettingError
 from kit.steps.every import Every
 from kit.steps.ledger import Difference, StepLedger
 from kit.steps.plan import StepPlan
-from kit.steps.ratio import ReplayRatio
 from kit.steps.schedule import Due, RunSchedule
 from kit.steps.schedules import (
     Constant,

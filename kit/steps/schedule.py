@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, counting_rule
+from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, ReplayRatio, counting_rule
 from kit.steps.counts import PlannedCounts
 from kit.steps.errors import whole_number
 from kit.steps.every import multiples_crossed
-from kit.steps.ratio import ReplayRatio
 
 
 @dataclass(frozen=True, slots=True)

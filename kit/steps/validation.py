@@ -6,10 +6,9 @@ from fractions import Fraction
 from math import gcd
 from typing import Any
 
-from kit.steps.counting import counting_rule
+from kit.steps.counting import as_fraction, counting_rule
 from kit.steps.counts import PlannedCounts
 from kit.steps.errors import SettingError, check_types
-from kit.steps.ratio import as_fraction
 
 LARGEST_RATIO = 10**9
 """Gradient steps per policy step that are accepted at most."""
