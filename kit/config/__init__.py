@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kit.config.actor_critic import ActorCriticConfig, FittedCriticConfig
 from kit.config.limits import (
     Atoms,
     Count,
@@ -23,7 +22,9 @@ from kit.config.limits import (
     Width,
 )
 from kit.config.settings import (
+    ActorCriticConfig,
     EnvConfig,
+    FittedCriticConfig,
     NetworkConfig,
     OfflineConfig,
     OffPolicyConfig,

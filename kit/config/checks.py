@@ -19,7 +19,6 @@ from torch import nn
 from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
-from kit.config.actor_critic import ActorCriticConfig
 from kit.config.memory import (
     buffer_need,
     check_memory,
@@ -28,7 +27,13 @@ from kit.config.memory import (
     room_of_disk,
 )
 from kit.config.parts import accepts
-from kit.config.settings import EnvConfig, OfflineConfig, ReplayConfig, RunConfig
+from kit.config.settings import (
+    ActorCriticConfig,
+    EnvConfig,
+    OfflineConfig,
+    ReplayConfig,
+    RunConfig,
+)
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, place_of, show
 
