@@ -116,23 +116,15 @@ class SometimesRandom(nn.Module):
         return rows
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command ``kit record``.
-
-    Args:
-        words: after ``kit record``.
-
-    Returns:
-        Exit code: 0.
-    """
+def main(argv: Sequence[str] | None = None) -> None:
+    """Record a policy from the command line."""
     parser = parser_for("kit record", __doc__, seed=54321)
     parser.add_argument("--to", type=Path, required=True, help="folder of the data set")
     parser.add_argument("--random", type=float, default=0.0, help="share of random actions")
-    given = parser.parse_args(words)
+    given = parser.parse_args(argv)
     with errors_in_one_line():
         run = chosen_run(given)
         chosen = {"random": given.random, "seed": given.seed}
         steps = record(run, given.to, episodes=given.episodes, **chosen)
         run.close()
         print(f"{given.to}: {given.episodes} episodes, {steps:,} transitions")
-    return 0

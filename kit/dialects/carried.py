@@ -114,12 +114,12 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
         if name in own:
             values |= _taken(name, own[name], use, said, config)
         elif isinstance(use, Acts) and flat(theirs)[name] is not None:
-            value, ours = flat(theirs)[name], _setting(config, use)
+            value, ours = flat(theirs)[name], _setting(config, use.setting)
             of_default = _meant(use, value, theirs)
             meant = None if of_default is None else of_default[use.setting]
             if of_default is not None and ours not in ([], [meant]):
-                if unchanged is not None and ours == _setting(unchanged, use):
-                    values |= {name: v for name, v in of_default.items() if _has(config, name)}
+                if unchanged is not None and ours == _setting(unchanged, use.setting):
+                    values |= {name: v for name, v in of_default.items() if _setting(config, name)}
                     continue
                 here = f"here {use.setting}={ours[0]}"
                 if ours == [value]:  # the same number in another formula
@@ -127,10 +127,10 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
                 kept.append(f"{name}={value} ({here})")
     unsaid = []
     for name, wanted in said.UNSAID.get(str(said.algo), {}).items():
-        ours = _setting(config, Acts(name))
+        ours = _setting(config, name)
         if name in values or ours in ([], [wanted]):
             continue
-        if unchanged is not None and ours == _setting(unchanged, Acts(name)):
+        if unchanged is not None and ours == _setting(unchanged, name):
             values[name] = wanted
         else:
             unsaid.append(f"{name}={wanted} (here {ours[0]})")
@@ -295,12 +295,12 @@ def _taken(
             return {}
         why = f"of {said.LIBRARY} is no setting of a recipe"
         raise SettingError(name, given, why, use.why)
-    value, ours = flat(said)[name], _setting(config, use)
+    value, ours = flat(said)[name], _setting(config, use.setting)
     if not ours:
         why = f"of {said.LIBRARY} is {use.setting}, which this recipe does not have"
         raise SettingError(name, value, why, "leave it out, or use a recipe that has it")
     meant = use.value(value, said)
-    if ours[0] not in (*_setting(type(config)(), use), meant):
+    if ours[0] not in (*_setting(type(config)(), use.setting), meant):
         why = f"of {said.LIBRARY} contradicts {use.setting}={show(ours[0])}"
         works = f"leave one of them out: both mean {use.setting}"
         raise SettingError(name, given, why, works)
@@ -309,13 +309,9 @@ def _taken(
     return {use.setting: meant, **_taken(name, given, use.also, said, config)}
 
 
-def _has(config: Any, setting: str) -> bool:
-    return bool(_setting(config, Acts(setting)))
-
-
-def _setting(config: Any, use: Acts) -> list[Any]:
+def _setting(config: Any, name: str) -> list[Any]:
     """The recipe's value of the setting that a field acts as; empty if it has none."""
     try:
-        return [functools.reduce(getattr, use.setting.split("."), config)]
+        return [functools.reduce(getattr, name.split("."), config)]
     except AttributeError:
         return []
