@@ -26,27 +26,8 @@ from kit.hooks.rewards import ScaleReward, SignReward
 from kit.hooks.video import RecordVideo
 
 __all__ = [
-    "Anneal",
-    "AnnealExploration",
-    "AnnealLearningRate",
-    "BestPolicy",
-    "Console",
-    "EndOfExploration",
-    "Evaluator",
-    "FitCritic",
-    "Hook",
-    "LearningCurve",
-    "NaNGuard",
-    "NotFinite",
-    "RecordVideo",
-    "SavePolicy",
-    "ScaleReward",
-    "SignReward",
-    "StopWhen",
-    "TargetKL",
-    "TimeLimit",
-    "anneal_coefficients",
-    "anneal_epsilon",
-    "draw_curve",
-    "fit_critic",
-]
+    "Anneal", "AnnealExploration", "AnnealLearningRate", "BestPolicy", "Console",
+    "EndOfExploration", "Evaluator", "FitCritic", "Hook", "LearningCurve", "NaNGuard", "NotFinite",
+    "RecordVideo", "SavePolicy", "ScaleReward", "SignReward", "StopWhen", "TargetKL", "TimeLimit",
+    "anneal_coefficients", "anneal_epsilon", "draw_curve", "fit_critic",
+]  # fmt: skip

@@ -15,19 +15,7 @@ from kit.losses.svpg import SteinGradients
 from kit.losses.td3 import TD3Loss
 
 __all__ = [
-    "CQLLoss",
-    "CategoricalDQNLoss",
-    "DQNLoss",
-    "DiscreteSACLoss",
-    "DreamerV1Loss",
-    "DreamerV3Loss",
-    "DroQLoss",
-    "KLPENPPOLoss",
-    "LikelihoodBCLoss",
-    "Plan2ExploreLoss",
-    "QuantileDQNLoss",
-    "REDQLoss",
-    "SteinGradients",
-    "TD3Loss",
-    "losses_due",
-]
+    "CQLLoss", "CategoricalDQNLoss", "DQNLoss", "DiscreteSACLoss", "DreamerV1Loss", "DreamerV3Loss",
+    "DroQLoss", "KLPENPPOLoss", "LikelihoodBCLoss", "Plan2ExploreLoss", "QuantileDQNLoss",
+    "REDQLoss", "SteinGradients", "TD3Loss", "losses_due",
+]  # fmt: skip

@@ -24,22 +24,7 @@ from kit.modules.recurrent import Recurrent
 from kit.modules.renorm import BatchRenorm
 
 __all__ = [
-    "NATURE",
-    "BatchRenorm",
-    "Categorical",
-    "Flatten",
-    "FlattenMLP",
-    "MultiDiscrete",
-    "NoisyLinear",
-    "Particles",
-    "Recurrent",
-    "make_action_value",
-    "make_actor",
-    "make_actor_critic",
-    "make_body",
-    "make_particles",
-    "make_q_network",
-    "make_value",
-    "parameter_groups",
-    "without_unread_outputs",
-]
+    "NATURE", "BatchRenorm", "Categorical", "Flatten", "FlattenMLP", "MultiDiscrete", "NoisyLinear",
+    "Particles", "Recurrent", "make_action_value", "make_actor", "make_actor_critic", "make_body",
+    "make_particles", "make_q_network", "make_value", "parameter_groups", "without_unread_outputs",
+]  # fmt: skip

@@ -25,22 +25,7 @@ from kit.steps.schedules import (
 )
 
 __all__ = [
-    "Constant",
-    "Cosine",
-    "Counts",
-    "Decay",
-    "Difference",
-    "Due",
-    "Every",
-    "Exponential",
-    "Linear",
-    "Piecewise",
-    "ReplayRatio",
-    "RunSchedule",
-    "Schedule",
-    "SettingError",
-    "StepLedger",
-    "StepPlan",
-    "Warmup",
-    "make_schedule",
-]
+    "Constant", "Cosine", "Counts", "Decay", "Difference", "Due", "Every", "Exponential", "Linear",
+    "Piecewise", "ReplayRatio", "RunSchedule", "Schedule", "SettingError", "StepLedger", "StepPlan",
+    "Warmup", "make_schedule",
+]  # fmt: skip

@@ -13,19 +13,7 @@ from kit.modules.world.sizes import SIZES, Size
 from kit.modules.world.state_space import Latent, StateSpace
 
 __all__ = [
-    "RSSM",
-    "SIZES",
-    "ActionCode",
-    "Ensemble",
-    "GaussianWorldModel",
-    "Latent",
-    "LatentActor",
-    "Player",
-    "Size",
-    "StateSpace",
-    "TanhActor",
-    "WorldModel",
-    "elu_network",
-    "make_critic",
+    "RSSM", "SIZES", "ActionCode", "Ensemble", "GaussianWorldModel", "Latent", "LatentActor",
+    "Player", "Size", "StateSpace", "TanhActor", "WorldModel", "elu_network", "make_critic",
     "make_world_model",
-]
+]  # fmt: skip
