@@ -121,31 +121,27 @@ def named(cls: type[Dialect], settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SettingError: if a name means no field; the nearest spelling comes first.
     """
-    made: dict[str, Any] = {}
-    for spelling, value in settings.items():
-        name = spelling.replace("-", "_")
-        field = _field(cls, name)
-        head, _, rest = name.partition(".")
-        if field is None and head in cls.GROUPS:
-            made.setdefault(head, {})[rest] = value
-        elif field is None:
-            raise cls.unknown(name, value, sorted({*cls.names(), *cls.PATHS}))
-        else:
-            made[field] = value
+    made, unknown = _placed(cls, {name.replace("-", "_"): v for name, v in settings.items()})
+    for name, value in unknown.items():
+        raise cls.unknown(name, value, sorted({*cls.names(), *cls.PATHS}))
     return made
 
 
-def _field(cls: type[Dialect], name: str) -> str | None:
-    """The field that a dotted name of the library's configuration means."""
-    section, _, last = name.rpartition(".")
-    own = last if section in cls.SECTIONS and last in cls.names() else None
-    return cls.PATHS.get(name, own)
-
-
-def _group(cls: type[Dialect], name: str) -> tuple[str, str] | None:
-    """The group of settings that a dotted name begins with, and its rest: ``critic.gamma``."""
-    head, _, rest = name.partition(".")
-    return (head, rest) if rest and head in cls.GROUPS else None
+def _placed(cls: type[Dialect], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings by field of dotted names of the library's configuration, and those of no field."""
+    made: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, last = name.rpartition(".")
+        own = last if section in cls.SECTIONS and last in cls.names() else None
+        group, _, rest = name.partition(".")
+        if field := cls.PATHS.get(name, own):
+            made[field] = value
+        elif rest and group in cls.GROUPS:
+            made.setdefault(group, {})[rest] = value
+        else:
+            others[name] = value
+    return made, others
 
 
 # -------------------------------------------------------------------- files
@@ -170,15 +166,8 @@ def read(
     content = load(path)
     values = flat(_chosen(content, cls, choice, path))
     resolved = {name: _resolved(value, values) for name, value in values.items()}
-    settings: dict[str, Any] = {}
-    for name, value in resolved.items():
-        field, group = _field(cls, name), _group(cls, name)
-        if _is_open(value):
-            continue
-        if field is not None:
-            settings[field] = value
-        elif group is not None:
-            settings.setdefault(group[0], {})[group[1]] = value
+    known = {name: value for name, value in resolved.items() if not _is_open(value)}
+    settings, _ = _placed(cls, known)
     if not settings:
         names = sorted(cls.names())[:8]
         raise SettingError("file", str(path), f"has no settings of {cls.LIBRARY}", names)
@@ -194,8 +183,7 @@ MANY = 12
 
 def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> dict[str, Any]:
     """The settings of a file that no field means; of many, those that are spelt like one."""
-    values = flat(_chosen(load(path), cls, choice, path))
-    unread = {n: v for n, v in values.items() if _field(cls, n) is None and not _group(cls, n)}
+    _, unread = _placed(cls, flat(_chosen(load(path), cls, choice, path)))
     if cls.CONFIGS and "defaults" in unread:
         _, unread["defaults"] = _listed(cls, unread)
         unread = {name: value for name, value in unread.items() if value != []}
