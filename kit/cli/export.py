@@ -44,9 +44,6 @@ class ExportedPolicy(nn.Module):
     Observations are normalised as in training, actions clipped to their bounds and shifted by
     ``start``; both have a leading dimension ``n`` of any size.
 
-    Args:
-        evaluator: whose policy acts.
-
     Raises:
         SettingError: if the policy reads more than an observation, such as a hidden state.
     """

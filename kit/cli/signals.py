@@ -28,10 +28,6 @@ class Signals:
     SIGTERM and SIGINT (Ctrl-C) end it after the iteration under way; a second one ends the process
     at once. SIGUSR1 saves a checkpoint after the iteration under way. Ctrl-C does not wait for
     environments that hang.
-
-    Args:
-        trainer: runs.
-        command: what runs the recipe, for advice.
     """
 
     ending: ClassVar[bool] = False

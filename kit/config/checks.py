@@ -190,13 +190,7 @@ def actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
 
 
 def dataset(env: Any, rows: Any, names: Sequence[str]) -> None:
-    """Refuse transitions of an environment with other observations or actions.
-
-    Args:
-        env: environment of the run.
-        rows: ``[transitions]``, as the data sets have them.
-        names: of the data sets, for the error.
-    """
+    """Refuse ``rows`` ``[transitions]`` of data sets with other observations or actions."""
     leaves = {"observation": env.observation_leaves, "action": env.action_leaves}
     for key, (leaf, *more) in leaves.items():
         parts = (rows, rows["next"]) if key == "observation" else (rows,)

@@ -12,11 +12,7 @@ _COLUMNS = 60
 
 
 def timeline(plan: StepPlan) -> str:
-    """Draw the iterations around the first training one by one, and then the whole run.
-
-    Args:
-        plan: an exact plan with at least one iteration.
-    """
+    """Draw an exact plan: iterations around the first training one by one, then the whole run."""
     first = min(plan.first_training_iteration, plan.iterations)
     start = max(min(first - 8, plan.iterations - _COLUMNS + 1), 1)
     end = min(start + _COLUMNS - 1, plan.iterations)

@@ -113,10 +113,7 @@ class FitCritic(Hook):
 def fit_critic(critic: Any, cfg: FittedCriticConfig, **horizon: Any) -> list[FitCritic]:
     """The hook that the settings of a recipe ask for, if they do.
 
-    Args:
-        critic: module from observations to ``state_value``.
-        cfg: the settings.
-        **horizon: arguments of :class:`~kit.advantages.GAE` beside discount and lambda.
+    Arguments of :class:`~kit.advantages.GAE` beside discount and lambda are given in ``horizon``.
     """
     if not cfg.critic_epochs:
         return []

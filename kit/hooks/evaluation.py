@@ -167,15 +167,7 @@ def _rows(env: VectorEnv) -> Iterator[Row]:
 
 
 class _Shares(Schedule):
-    """Every environment steps until all have played their share of the episodes.
-
-    Args:
-        env: the environments.
-        episodes: of all of them.
-
-    Attributes:
-        finished: episodes so far.
-    """
+    """Every environment steps until all have played their share of the episodes."""
 
     def __init__(self, env: VectorEnv, episodes: int) -> None:
         super().__init__(env.num_envs)

@@ -103,13 +103,7 @@ def record_episode(
 
 @contextlib.contextmanager
 def drawn(evaluator: Evaluator, video: Path | None, seed: int | None = None) -> Iterator[Evaluator]:
-    """An evaluator of one episode, which Gymnasium's ``RecordVideo`` draws.
-
-    Args:
-        evaluator: whose policy plays.
-        video: file to write at the end; ``None``: none.
-        seed: of the environment; ``None``: that of the evaluator.
-    """
+    """An evaluator of one episode, which Gymnasium draws, to the file ``video`` if one is given."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
     with tempfile.TemporaryDirectory() as frames, warnings.catch_warnings():
         # Environments that are only looked at write there as well, before it.

@@ -71,11 +71,7 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return Records.keys(self.world_model)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """The three losses, each one number, and the parts of the first.
-
-        Args:
-            tensordict: ``[sequences, time]``.
-        """
+        """The three losses of ``[sequences, time]``, each a number, and the parts of the first."""
         records = Records.of(tensordict, self.world_model, self.gamma)
         latents, parts = self._model_losses(records)
         starts, horizon = latents.newest(self.imagination_starts), self.imagination_horizon

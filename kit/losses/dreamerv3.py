@@ -21,9 +21,6 @@ class ReturnScale(nn.Module):
     """The spread of returns between their running 5th and 95th percentiles, at least 1.
 
     Hafner et al. 2025, eq. 11.
-
-    Args:
-        rate: of the running percentiles.
     """
 
     low: Tensor
@@ -119,11 +116,7 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         return Records.keys(self.world_model) + stored
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """All losses and metrics, each one number.
-
-        Args:
-            tensordict: ``[sequences, time]``.
-        """
+        """All losses and metrics of ``[sequences, time]``, each one number."""
         outputs, _ = self._outputs(tensordict)
         return TensorDict(outputs, [])
 

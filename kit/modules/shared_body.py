@@ -38,10 +38,6 @@ class SharedBody(nn.Module):
     TorchRL's losses run actor and critic one after the other, so a shared body would run twice. The
     first ``burn_in`` steps of sequences, of a recurrent body that has them, only prepare its hidden
     state: the loss does not see them.
-
-    Args:
-        loss: a loss module whose networks read ``features``.
-        body: writes ``features``.
     """
 
     def __init__(self, loss: nn.Module, body: nn.Module) -> None:

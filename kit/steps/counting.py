@@ -28,8 +28,7 @@ class CountingRule(ABC):
     def advance(self, policy_steps: int) -> int:
         """Take the policy steps one process collected in a training iteration.
 
-        Returns:
-            Gradient steps of one process that are due before the next collection.
+        Returns the gradient steps of one process that are due before the next collection.
         """
 
     def total(self, trainings: int, policy_steps: int, first: int) -> int | None:
@@ -171,16 +170,10 @@ def _as_fraction(value: Any) -> Fraction:
 
 
 def rule_numbers(plan: Any, argument: str, wanted: int, example: str) -> list[int]:
-    """The whole numbers that a rule has after its colon.
-
-    Args:
-        plan: of the run, for the error.
-        argument: text after the colon, with commas between the numbers.
-        wanted: how many there must be.
-        example: of a rule that works.
+    """The ``wanted`` whole numbers, with commas between them, that a rule has after its colon.
 
     Raises:
-        SettingError: if there are others.
+        SettingError: if there are others; ``example`` is a rule that works.
     """
     numbers = [text.removesuffix(".0") for text in argument.split(",")]
     if len(numbers) != wanted or not all(n.isdecimal() and len(n) < 19 for n in numbers):

@@ -91,9 +91,7 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
 def planned_counts(plan: PlannedCounts, followed: bool = False) -> dict[str, str]:
     """The counts at the end of a plan by name, as far as they are known.
 
-    Args:
-        plan: of a run.
-        followed: whether the run has reached its end, so that everything is known.
+    All are once the run has been ``followed`` to its end.
     """
     steps = plan.total_policy_steps
     known = {"iterations": number(plan.iterations), "policy_steps": number(steps)}

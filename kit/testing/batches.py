@@ -70,11 +70,7 @@ def restart(batches: Sequence[TensorDictBase], loaded: int) -> int:
 
 
 def ages(done: Tensor) -> Tensor:
-    """The number of each step in its episode, from 1.
-
-    Args:
-        done: whether each step of a sequence ended an episode, ``[steps]``.
-    """
+    """The number of each step in its episode, from 1, of whether each ended one, ``[steps]``."""
     steps = torch.arange(1, len(done) + 1, device=done.device)
     ends = torch.where(done, steps, 0).cummax(0).values
     return steps - torch.cat((torch.zeros_like(ends[:1]), ends[:-1]))

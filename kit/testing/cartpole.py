@@ -22,12 +22,7 @@ def _rules() -> CartPole:
 
 
 def expected(observation: Tensor, action: Tensor) -> Outcome:
-    """The results of steps, in float64.
-
-    Args:
-        observation: ``[..., 4]``.
-        action: ``[...]``, integers.
-    """
+    """The results of steps in float64, of observations ``[..., 4]`` and actions ``[...]``."""
     physics, reward, terminated = _rules().transition(observation.double().movedim(-1, 0), action)
     from_bounds = torch.minimum(
         (physics[0].abs() - POSITION_LIMIT).abs(), (physics[2].abs() - ANGLE_LIMIT).abs()

@@ -36,12 +36,7 @@ TENSOR_ENVS[COUNTER] = (TensorCounter, {})
 
 
 def expected(observation: Tensor, action: Tensor) -> Outcome:
-    """The results of steps.
-
-    Args:
-        observation: ``[..., 3]``.
-        action: ``[...]``, integers.
-    """
+    """The results of steps, of observations ``[..., 3]`` and actions ``[...]``."""
     number, count = observation[..., 0], observation[..., 1] + 1
     return Outcome(
         observation=torch.stack((number, count, action.to(number.dtype)), dim=-1),

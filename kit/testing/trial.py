@@ -18,13 +18,7 @@ Make = Callable[[CollectorCase], BaseCollector]
 
 
 class BrokenPromise(AssertionError):
-    """A collector does not keep a promise.
-
-    Args:
-        promise: name of the check.
-        case: what the collector was made for.
-        what: what is wrong.
-    """
+    """A collector does not keep a promise."""
 
     def __init__(self, promise: str, case: CollectorCase, what: str) -> None:
         self.promise, self.case, self.what = promise, case, what

@@ -33,11 +33,7 @@ class Behaviour(nn.Module):
         return code.features if code.discrete else 2 * code.features
 
     def forward(self, features: Tensor) -> Tensor:
-        """Columns that the other methods take: log-probabilities, or means and deviations.
-
-        Args:
-            features: ``[..., features]``.
-        """
+        """Columns of features ``[..., features]``: log-probabilities, or means and deviations."""
         columns: Tensor = self.network(features)
         if self.code.discrete:
             return columns.log_softmax(-1)
