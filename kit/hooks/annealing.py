@@ -352,10 +352,8 @@ def _default_counter(schedule: Schedule | str, plan: StepPlan) -> str:
 def _length(plan: StepPlan, counter: str) -> int:
     """What a counter of the ledger reaches at the end of the run."""
     known = {"policy_steps": plan.total_policy_steps, "iterations": plan.iterations}
-    if plan.is_exact:
-        known["policy_steps"] = plan.policy_steps_after(plan.iterations)
-        if counter not in known and can_count(plan):
-            return int(getattr(plan.after(plan.iterations), counter))
+    if counter not in known and can_count(plan):
+        return int(getattr(plan.after(plan.iterations), counter))
     length = known.get(counter)
     if length is None:
         works = [name for name, value in known.items() if value is not None]
