@@ -14,8 +14,7 @@ from typing import Any
 from kit.cli.recipe import Recipe
 from kit.cli.saved_runs import read_config, runs_of, training_settings
 from kit.logging.csv_file import read_rows
-from kit.steps import SettingError
-from kit.steps.errors import nearest_first
+from kit.steps.errors import SettingError, nearest_first
 
 COLUMN = "evaluation/return"
 TASK = ("env.id", "env.kwargs.", "env.action_repeat", "env.max_episode_steps")

@@ -33,8 +33,7 @@ from kit.envs.errors import EnvironmentFault
 from kit.hooks.guards import NotFinite
 from kit.logging.files import NotSaved
 from kit.logging.loggers import LoggerError
-from kit.steps import SettingError
-from kit.steps.errors import nearest_first, one_of
+from kit.steps.errors import SettingError, nearest_first, one_of
 from kit.trainer import PlanNotKept
 from kit.trainer.stages import HookError
 

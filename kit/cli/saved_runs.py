@@ -15,8 +15,7 @@ import yaml
 from kit.dialects import DIALECTS, dialect
 from kit.dialects.carried import use_of
 from kit.dialects.files import flat
-from kit.steps import SettingError
-from kit.steps.errors import nearest_first
+from kit.steps.errors import SettingError, nearest_first
 
 FREE_TO_DIFFER = {
     "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",

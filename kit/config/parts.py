@@ -7,8 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from kit.steps import SettingError
-from kit.steps.errors import nearest_first
+from kit.steps.errors import SettingError, nearest_first
 
 
 def resolve(name: str | Any, package: str) -> Any:

@@ -6,8 +6,7 @@ import copy
 from typing import Any, ClassVar, Literal
 
 from kit.hooks.base import Hook
-from kit.steps import SettingError
-from kit.steps.errors import one_of
+from kit.steps.errors import SettingError, one_of
 
 
 class BestPolicy(Hook):

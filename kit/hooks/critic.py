@@ -15,8 +15,7 @@ from kit.buffers.batches import valid_rows
 from kit.config import FittedCriticConfig
 from kit.hooks.base import Hook, Kind
 from kit.logging.metrics import MetricMeans
-from kit.steps import SettingError
-from kit.steps.errors import whole_number
+from kit.steps.errors import SettingError, whole_number
 from kit.update import Compile, Update, in_precision
 
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from kit.hooks.base import Hook, HookedTrainer
-from kit.steps import SettingError
-from kit.steps.errors import nearest_first
+from kit.steps.errors import SettingError, nearest_first
 
 
 class NotFinite(RuntimeError):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kit.steps import SettingError
-from kit.steps.errors import whole_number
+from kit.steps.errors import SettingError, whole_number
 
 
 @dataclass(frozen=True)
