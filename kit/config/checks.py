@@ -19,21 +19,9 @@ from torch import nn
 from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
-from kit.config.memory import (
-    buffer_need,
-    check_memory,
-    memory_of_machine,
-    needs_of,
-    room_of_disk,
-)
+from kit.config.memory import buffer_need, check_memory, memory_of_machine, needs_of, room_of_disk
 from kit.config.parts import accepts
-from kit.config.settings import (
-    ActorCriticConfig,
-    EnvConfig,
-    OfflineConfig,
-    ReplayConfig,
-    RunConfig,
-)
+from kit.config.settings import ActorCriticConfig, EnvConfig, OfflineConfig, ReplayConfig, RunConfig
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import nearest_first, place_of, show
 

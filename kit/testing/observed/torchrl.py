@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kit.dialects.torchrl import (
-    RANDOM,
-    RULE,
-    WITHOUT,
-    GrowingSampler,
-    IteratedSampler,
-    TorchRL,
-)
+from kit.dialects.torchrl import RANDOM, RULE, WITHOUT, GrowingSampler, IteratedSampler, TorchRL
 from kit.steps.counting import counting_rule
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
