@@ -91,7 +91,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to a file")
     given = parser.parse_args(words)
     try:
-        _check_picture(given.plot)
+        if given.plot is not None and given.plot.suffix != ".png":
+            works = [str(given.plot.with_suffix(".png"))]
+            raise SettingError("plot", str(given.plot), "is no PNG file", works)
         compared = compare(given.runs, given.column)
         print(table(compared))
         if given.plot is not None:
@@ -100,12 +102,6 @@ def main(words: Sequence[str]) -> int:
         print(f"kit: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _check_picture(path: Path | None) -> None:
-    """Refuse another ending than that of what is written."""
-    if path is not None and path.suffix != ".png":
-        raise SettingError("plot", str(path), "is no PNG file", [str(path.with_suffix(".png"))])
 
 
 def _draw(compared: Comparison, path: Path) -> None:

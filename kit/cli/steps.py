@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command ``kit steps``: exit code 0, or 2 if the arguments make no sense."""
     parser = _parser()
     given, more = parser.parse_known_args(arguments)
-    unknown = any(word.startswith("-") and not _is_setting(word) for word in more)
+    unknown = [word for word in more if word[:1] == "-" and not (word[:2] == "--" and "=" in word)]
     if unknown or (more and not hasattr(given, "words")):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:  # settings may follow an option, and be spelt like one: --num-envs=4
@@ -52,10 +52,6 @@ def main(arguments: Sequence[str]) -> int:
         print(f"kit: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _is_setting(word: str) -> bool:
-    return word.startswith("--") and "=" in word
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -166,7 +166,8 @@ def read(
     content = load(path)
     values = flat(_chosen(content, cls, choice, path))
     resolved = {name: _resolved(value, values) for name, value in values.items()}
-    known = {name: value for name, value in resolved.items() if not _is_open(value)}
+    # Left out are values that are missing, and interpolations that lead nowhere.
+    known = {n: v for n, v in resolved.items() if v != "???" and not str(v).startswith("${")}
     settings, _ = _placed(cls, known)
     if not settings:
         names = sorted(cls.names())[:8]
@@ -191,11 +192,6 @@ def left_unread(cls: type[Dialect], path: Path, choice: str | None = None) -> di
         return unread
     known = [*cls.names(), *cls.PATHS]
     return {name: v for name, v in unread.items() if get_close_matches(name, known, 1, 0.85)}
-
-
-def _is_open(value: Any) -> bool:
-    """Whether a value is missing, or an interpolation that leads nowhere."""
-    return value == "???" or str(value).startswith("${")
 
 
 def _yaml(text: str) -> Any:
