@@ -11,8 +11,7 @@ _HOMES = {
     ],
     "observed": ["check_observed"],
     "tensor_counter": ["COUNTING"],
-    "trial": ["BrokenPromise"],
-    "world": ["CollectorCase", "Outcome", "World"],
+    "trial": ["BrokenPromise", "CollectorCase", "Outcome", "World"],
 }  # fmt: skip
 """Which module has which suite; each is imported when it is asked for, as some import torch."""
 

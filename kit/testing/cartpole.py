@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kit.envs.tensor.cartpole import ANGLE_LIMIT, POSITION_LIMIT, CartPole
-from kit.testing.world import CollectorCase, Outcome, World
+from kit.testing.trial import CollectorCase, Outcome, World
 
 FARTHEST_START = 0.05
 """Each of the four quantities of an observation begins within plus and minus this."""

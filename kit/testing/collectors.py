@@ -32,8 +32,7 @@ from kit.steps.errors import one_of
 from kit.testing.batches import equal, restart
 from kit.testing.one_run import ONE_RUN
 from kit.testing.tensor_counter import COUNTING
-from kit.testing.trial import BrokenPromise, Make, Run, Trial, take_episodes
-from kit.testing.world import CollectorCase, World
+from kit.testing.trial import BrokenPromise, CollectorCase, Make, Run, Trial, World, take_episodes
 
 
 def counter_env(case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:

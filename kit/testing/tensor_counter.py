@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kit.envs.tensor import TENSOR_ENVS, TensorEnv
 from kit.testing.counter import ACTIONS, COUNTER, LIMIT
-from kit.testing.world import CollectorCase, Outcome, World
+from kit.testing.trial import CollectorCase, Outcome, World
 
 
 class TensorCounter(TensorEnv):
