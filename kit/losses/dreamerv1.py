@@ -12,7 +12,7 @@ from torchrl.objectives import LossModule
 from kit.losses.imagination import imagine, lambda_returns
 from kit.losses.records import Records
 from kit.modules.world.gaussian import GaussianWorldModel, TanhActor
-from kit.modules.world.state_space import Latent
+from kit.modules.world.rssm import Latent
 from kit.steps.errors import whole_number
 
 

@@ -11,9 +11,9 @@ from torchrl.objectives import LossModule
 
 from kit.losses.imagination import Imagined, imagine, lambda_returns
 from kit.losses.records import Records
-from kit.modules.world.actor import LatentActor
+from kit.modules.world.actions import LatentActor
 from kit.modules.world.model import LatentCritic, WorldModel
-from kit.modules.world.state_space import Latent
+from kit.modules.world.rssm import Latent
 from kit.steps.errors import whole_number
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kit.modules.world.actor import Behaviour
+from kit.modules.world.actions import Behaviour
 from kit.modules.world.model import WorldModel
-from kit.modules.world.state_space import Latent
+from kit.modules.world.rssm import Latent
 
 
 class Imagined(NamedTuple):

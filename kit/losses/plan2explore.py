@@ -11,10 +11,10 @@ from torch import Tensor
 from kit.losses.dreamerv3 import DreamerV3Loss, ReturnScale
 from kit.losses.imagination import imagine
 from kit.losses.records import Records
-from kit.modules.world.actor import LatentActor
+from kit.modules.world.actions import LatentActor
 from kit.modules.world.ensemble import Ensemble
 from kit.modules.world.model import LatentCritic, WorldModel
-from kit.modules.world.state_space import Latent
+from kit.modules.world.rssm import Latent
 
 
 class Plan2ExploreLoss(DreamerV3Loss):

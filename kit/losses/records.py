@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from kit.modules.world.model import WorldModel
-from kit.modules.world.state_space import Latent
+from kit.modules.world.rssm import Latent
 
 
 class Records(NamedTuple):

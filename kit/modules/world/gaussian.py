@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kit.modules.world.actions import ActionCode
-from kit.modules.world.actor import Behaviour
+from kit.modules.world.actions import ActionCode, Behaviour
 from kit.modules.world.layers import sample_one_hot
 from kit.modules.world.model import WorldModel
+from kit.modules.world.rssm import Latent, StateSpace
 from kit.modules.world.sizes import Size, size_of
-from kit.modules.world.state_space import Latent, StateSpace
 
 GAUSSIAN_SIZES = {
     "nano": Size(64, 64, 1, 64, 4, stoch=16),

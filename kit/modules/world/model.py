@@ -14,9 +14,8 @@ from kit.modules.networks import Flatten
 from kit.modules.world.actions import ActionCode
 from kit.modules.world.images import ImageDecoder, ImageEncoder
 from kit.modules.world.layers import Perceptron, TwoHot, symlog
-from kit.modules.world.rssm import RSSM
+from kit.modules.world.rssm import RSSM, StateSpace
 from kit.modules.world.sizes import Size, size_of
-from kit.modules.world.state_space import StateSpace
 from kit.steps import SettingError
 
 

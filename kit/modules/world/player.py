@@ -12,9 +12,9 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from kit.modules.world.actor import Behaviour
+from kit.modules.world.actions import Behaviour
 from kit.modules.world.model import WorldModel
-from kit.modules.world.state_space import Latent
+from kit.modules.world.rssm import Latent
 
 
 class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
