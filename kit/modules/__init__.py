@@ -12,11 +12,10 @@ from kit.modules.actors import (
 )
 from kit.modules.distributions import Categorical, MultiDiscrete
 from kit.modules.images import NATURE
+from kit.modules.layers import BatchRenorm, NoisyLinear
 from kit.modules.networks import Flatten, FlattenMLP, parameter_groups, without_unread_outputs
-from kit.modules.noisy import NoisyLinear
 from kit.modules.particles import Particles, make_particles
 from kit.modules.recurrent import Recurrent
-from kit.modules.renorm import BatchRenorm
 
 __all__ = [
     "NATURE", "BatchRenorm", "Categorical", "Flatten", "FlattenMLP", "MultiDiscrete", "NoisyLinear",

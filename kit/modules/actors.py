@@ -20,8 +20,8 @@ from torchrl.modules import Actor, ProbabilisticActor, QValueActor, TanhNormal, 
 
 from kit.modules.distributions import Categorical, MultiDiscrete, Normal
 from kit.modules.images import Kernels, Mixed, is_image
+from kit.modules.layers import NoisyLinear
 from kit.modules.networks import FlattenMLP, Layers, linear
-from kit.modules.noisy import NoisyLinear
 from kit.modules.recurrent import Recurrent, RecurrentKind
 from kit.steps import SettingError
 
