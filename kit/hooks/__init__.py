@@ -15,13 +15,12 @@ from kit.hooks.annealing import (
     anneal_epsilon,
 )
 from kit.hooks.base import Hook
-from kit.hooks.best import BestPolicy
 from kit.hooks.console import Console
 from kit.hooks.critic import FitCritic, fit_critic
 from kit.hooks.curve import LearningCurve, draw_curve
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard, NotFinite, StopWhen, TargetKL, TimeLimit
-from kit.hooks.policy import SavePolicy
+from kit.hooks.policy import BestPolicy, SavePolicy
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.hooks.video import RecordVideo
 

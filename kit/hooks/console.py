@@ -11,7 +11,7 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kit.hooks.base import Hook
-from kit.hooks.best import BestPolicy
+from kit.hooks.policy import BestPolicy
 
 _SHOWN = (
     ("episode/return", "return"),

@@ -1,16 +1,89 @@
-"""The trained policy alone, without what a run needs to go on."""
+"""What is kept of a policy: that of the best evaluation, and the trained one alone at the end."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import yaml
 
 from kit.hooks.base import Hook, HookedTrainer
 from kit.logging.files import make_folder, write_whole
 from kit.logging.loggers import RowLogger
-from kit.steps import SettingError
+from kit.steps.errors import SettingError, one_of
+
+
+class BestPolicy(Hook):
+    """Keeps the weights and the normalisation of the best evaluation so far; of equals, the latest.
+
+    Where returns have a greatest value, a few episodes soon reach it by chance: of such policies
+    the one that has learnt longest is kept. They are part of checkpoints, so that a resumed run
+    goes on with them; ``python -m kit.evaluate RUN --best`` plays them. :meth:`restore` puts them
+    in the place of the last ones.
+
+    Args:
+        metric: name of a column of the rows, of an evaluation.
+        mode: whether more (``max``) or less (``min``) is better.
+
+    Attributes:
+        value: of the metric; ``None`` before the first evaluation.
+        policy_steps: after which it was measured.
+        gradient_steps: after which it was measured.
+    """
+
+    operations: ClassVar = {"log_row": "look"}
+
+    def __init__(
+        self, metric: str = "evaluation/return", *, mode: Literal["max", "min"] = "max"
+    ) -> None:
+        self.metric, self.mode = metric, one_of("mode", mode, ("max", "min"))
+        self.value: float | None = None
+        self.policy_steps = self.gradient_steps = 0
+        self._states: dict[str, Any] = {}
+
+    def look(self, row: dict[str, Any]) -> None:
+        """Keep the policy if the row is of an evaluation that none before was better than."""
+        value = row.get(self.metric)
+        if value is None or not self._is_better(float(value)):
+            return
+        self.value = float(value)
+        self.policy_steps, self.gradient_steps = row["policy_steps"], row["gradient_steps"]
+        parts = self.trainer.policy_parts()
+        self._states = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+
+    def _is_better(self, value: float) -> bool:
+        if self.value is None:
+            return value == value  # NaN is never the best
+        return value >= self.value if self.mode == "max" else value <= self.value
+
+    def restore(self) -> None:
+        """Give the trainer's networks and normaliser the states of the best evaluation.
+
+        Raises:
+            SettingError: if there has been no evaluation, or the trainer has other parts.
+        """
+        if self.value is None:
+            why = f"is not known: no row has had {self.metric} yet"
+            raise SettingError("best", self.metric, why, "evaluate during the run")
+        parts = self.trainer.policy_parts()
+        if parts.keys() != self._states.keys():
+            why = f"was kept with {sorted(self._states)}, and the trainer has {sorted(parts)}"
+            raise SettingError("best", self.metric, why, "build the trainer as it was built then")
+        for name, part in parts.items():
+            part.load_state_dict(copy.deepcopy(self._states[name]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The value, the steps after which it was measured, and the states."""
+        names = ("value", "policy_steps", "gradient_steps")
+        return {name: getattr(self, name) for name in names} | {"states": dict(self._states)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state of :meth:`state_dict`."""
+        self.value = state_dict["value"]
+        self.policy_steps = int(state_dict["policy_steps"])
+        self.gradient_steps = int(state_dict["gradient_steps"])
+        self._states = dict(state_dict["states"])
 
 
 class SavePolicy(Hook):

@@ -18,11 +18,10 @@ from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
 from kit.buffers import Minibatches, ReplayBatches, as_minibatches
 from kit.envs.backends.torchrl_layers import normalization_of_transforms
-from kit.hooks.best import BestPolicy
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
-from kit.hooks.policy import SavePolicy
+from kit.hooks.policy import BestPolicy, SavePolicy
 from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks
