@@ -1,16 +1,14 @@
 """Losses that TorchRL lacks, or that need a correction."""
 
-from kit.losses.bc import LikelihoodBCLoss
-from kit.losses.cql import CQLLoss
-from kit.losses.discrete_sac import DiscreteSACLoss
 from kit.losses.distributional import CategoricalDQNLoss, DQNLoss, QuantileDQNLoss
 from kit.losses.dreamerv1 import DreamerV1Loss
 from kit.losses.dreamerv3 import DreamerV3Loss
-from kit.losses.droq import DroQLoss
 from kit.losses.due import losses_due
 from kit.losses.klpen import KLPENPPOLoss
+from kit.losses.offline import CQLLoss, LikelihoodBCLoss
 from kit.losses.plan2explore import Plan2ExploreLoss
 from kit.losses.redq import REDQLoss
+from kit.losses.sac import DiscreteSACLoss, DroQLoss
 from kit.losses.svpg import SteinGradients
 from kit.losses.td3 import TD3Loss
 

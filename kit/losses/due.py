@@ -10,7 +10,7 @@ from torch import nn
 from torchrl import objectives
 from torchrl.objectives import CrossQLoss, SACLoss, TD3BCLoss
 
-from kit.losses.droq import DroQLoss
+from kit.losses.sac import DroQLoss
 from kit.losses.td3 import TD3Loss
 
 _CRITICS: dict[type[nn.Module], str] = {
