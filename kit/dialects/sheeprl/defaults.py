@@ -76,15 +76,15 @@ _CHANGED: dict[str, dict[str, dict[str, Any]]] = {
 """What other defaults the other versions have: the tags v0.5.7 and v0.5.4 (February 2024)."""
 # fmt: on
 
-_DECOUPLED = ("ppo_decoupled", "sac_decoupled")
+DECOUPLED = ("ppo_decoupled", "sac_decoupled")
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "exp": {
         **{name: {"algo": name, "env": "gym"} for name in (*_DEFAULTS, "ppo_recurrent")},
-        **{name: {"algo": name, "env": "gym", "world_size": 2} for name in _DECOUPLED},
+        **{name: {"algo": name, "env": "gym", "world_size": 2} for name in DECOUPLED},
         **{name: {"algo": name, "env": "atari"} for name in SEQUENCES},
     },
     "algo": {
-        **{name: {"algo": name} for name in (*_DEFAULTS, *_DECOUPLED, "ppo_recurrent")},
+        **{name: {"algo": name} for name in (*_DEFAULTS, *DECOUPLED, "ppo_recurrent")},
         **{name: {"algo": name} for name in ("p2e_dv1", "p2e_dv2", "p2e_dv3")},
         **{f"dreamer_v3_{size}": {"algo": "dreamer_v3"} for size in ("XS", "S", "M", "L", "XL")},
     },

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from kit.dialects.sheeprl.defaults import DECOUPLED
 from kit.dialects.sheeprl.rules import first_due
-from kit.dialects.sheeprl.settings import SheeprlSettings
 from kit.steps.plan import StepPlan
 
+if TYPE_CHECKING:
+    from kit.dialects.sheeprl import Sheeprl
 
-def notes(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
+
+def notes(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
     """One sentence for each caveat of resolved settings."""
     left = settings.total_steps - plan.total_policy_steps
     if left > 0 and not settings.dry_run:
@@ -17,7 +21,7 @@ def notes(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
             f"total_steps={settings.total_steps:,} is rounded down to whole iterations of "
             f"{settings.policy_steps_per_iteration:,} policy steps: {left:,} are never played."
         )
-    if settings.algo in ("ppo_decoupled", "sac_decoupled"):
+    if settings.algo in DECOUPLED:
         yield (
             f"One process plays and {settings.world_size - 1} train: policy steps are those of one "
             "process, and the plan counts one update of all trainers together as one gradient step."
@@ -34,7 +38,7 @@ def notes(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
         yield f"Version {settings.version}: {settings.VERSIONS[settings.version]}."
 
 
-def _on_policy(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
+def _on_policy(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
     rows = plan.frames_per_batch
     if settings.per_rank_batch_size > rows:
         yield (
@@ -56,7 +60,7 @@ def _on_policy(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
         yield "anneal_lr ends at lr / iterations in the last iteration, not at 0."
 
 
-def _off_policy(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
+def _off_policy(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
     each = settings.policy_steps_per_iteration
     random = settings.learning_starts // each * each
     if settings.learning_starts % each:
@@ -73,7 +77,7 @@ def _off_policy(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
         yield f"Target updates: at every gradient step of the iterations divisible by {period}."
 
 
-def _first_training(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
+def _first_training(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
     first, each = plan.first_training_iteration, settings.policy_steps_per_iteration
     asked = settings.learning_starts // each
     if settings.version == "0.5.0" and settings.algo == "droq":
@@ -100,7 +104,7 @@ def _first_training(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
         )
 
 
-def _ratio(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
+def _ratio(settings: Sheeprl, plan: StepPlan) -> Iterator[str]:
     if settings.version == "0.5.0" or plan.replay_ratio is None:
         return
     ratio, own = float(plan.replay_ratio), settings.num_envs
@@ -126,6 +130,6 @@ def _ratio(settings: SheeprlSettings, plan: StepPlan) -> Iterator[str]:
         )
 
 
-def target_period(settings: SheeprlSettings) -> int:
+def target_period(settings: Sheeprl) -> int:
     """Every which iteration updates the target network of SAC."""
     return settings.target_network_frequency // settings.policy_steps_per_iteration + 1

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kit.dialects.sheeprl.counting import ratio
 from kit.dialects.sheeprl.rules import SheeprlRatio
-from kit.dialects.sheeprl.settings import SheeprlSettings
 from kit.steps.plan import StepPlan
 
+if TYPE_CHECKING:
+    from kit.dialects.sheeprl import Sheeprl
 
-def resumed(new: SheeprlSettings, first: SheeprlSettings) -> StepPlan:
-    """The plan of resuming ``first`` from its last checkpoint with the settings ``new``.
 
-    Of the new settings 0.8.4 takes ``total_steps`` and ``learning_starts``, and all others from the
-    checkpoint. With the replay buffer in the checkpoint its ratio continues; without it a new
-    buffer is filled with the policy, and then it trains as a new run does. Before 0.8.4 all old
-    settings win, so that a run that has ended stays ended.
-    """
+def resumed(new: Sheeprl, first: Sheeprl) -> StepPlan:
+    """The plan of ``Sheeprl.resumed``."""
     before, whole = first.to_plan(), resumed_settings(new, first).to_plan()
     changes: dict[str, Any] = {
         "iterations": max(whole.iterations - before.iterations, 0),
@@ -30,16 +25,14 @@ def resumed(new: SheeprlSettings, first: SheeprlSettings) -> StepPlan:
     return whole.replace(**changes)
 
 
-def resumed_settings(new: SheeprlSettings, first: SheeprlSettings) -> SheeprlSettings:
+def resumed_settings(new: Sheeprl, first: Sheeprl) -> Sheeprl:
     """The settings that the resumed run goes by."""
     if new.version != "0.8.4":
         return first
     return replace(first, total_steps=new.total_steps, learning_starts=new.learning_starts)
 
 
-def _updates(
-    new: SheeprlSettings, first: SheeprlSettings, done: int, whole: StepPlan
-) -> dict[str, Any]:
+def _updates(new: Sheeprl, first: Sheeprl, done: int, whole: StepPlan) -> dict[str, Any]:
     starts = whole.first_training_iteration
     wait = starts if not first.buffer_checkpoint else starts - done
     made: dict[str, Any] = {
@@ -56,7 +49,7 @@ def _updates(
     return made | {"counting": f"sheeprl:{asked.steps}{prev}"}
 
 
-def resumed_ratio(new: SheeprlSettings, first: SheeprlSettings) -> SheeprlRatio:
+def resumed_ratio(new: Sheeprl, first: Sheeprl) -> SheeprlRatio:
     """The ratio as it is when the resumed run trains first.
 
     It is the checkpoint's. Where it is not what the new ``learning_starts`` would have made of the
@@ -66,7 +59,7 @@ def resumed_ratio(new: SheeprlSettings, first: SheeprlSettings) -> SheeprlRatio:
     whole = ran.to_plan()
     starts = whole.first_training_iteration
     if not first.buffer_checkpoint:
-        return ratio(ran)
+        return ran.ratio()
     saved, each = ratio_after(first, done), whole.frames_per_batch
     if new.version != "0.8.4":
         return saved
@@ -76,9 +69,9 @@ def resumed_ratio(new: SheeprlSettings, first: SheeprlSettings) -> SheeprlRatio:
     return SheeprlRatio(saved.ratio, start=max(played, 0), prev=prev)
 
 
-def ratio_after(settings: SheeprlSettings, iterations: int) -> SheeprlRatio:
+def ratio_after(settings: Sheeprl, iterations: int) -> SheeprlRatio:
     """The library's ratio as it is at the end of some iteration."""
-    plan, asked = settings.to_plan(), ratio(settings)
+    plan, asked = settings.to_plan(), settings.ratio()
     for _ in range(iterations - plan.first_training_iteration + 1):
         asked.advance(plan.frames_per_batch)
     return asked

@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kit.dialects.sheeprl import Sheeprl, counting
+from kit.dialects.sheeprl import Sheeprl
 from kit.dialects.sheeprl.notes import target_period
 from kit.dialects.sheeprl.resume import resumed_ratio, resumed_settings
 from kit.dialects.sheeprl.rules import SheeprlRatio
-from kit.dialects.sheeprl.settings import SheeprlSettings
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
@@ -68,7 +67,7 @@ def _version(text: str) -> str:
 
 
 def _figures(
-    settings: SheeprlSettings, plan: StepPlan, length: int | None, stubbed: bool, done: int = 0
+    settings: Sheeprl, plan: StepPlan, length: int | None, stubbed: bool, done: int = 0
 ) -> dict[str, Any]:
     made = settings.resolved()
     steps, total = gradient_steps(plan), plan.gradient_steps_after(plan.iterations)
@@ -105,11 +104,11 @@ def _figures(
         ),
     }
     if made.version != "0.5.0":
-        figures["ratio_calls_arg_result"] = _ratio_calls(counting.ratio(settings), plan)
+        figures["ratio_calls_arg_result"] = _ratio_calls(settings.ratio(), plan)
     return figures
 
 
-def _env_figures(made: SheeprlSettings, plan: StepPlan, length: int) -> dict[str, Any]:
+def _env_figures(made: Sheeprl, plan: StepPlan, length: int) -> dict[str, Any]:
     """Env steps, and those of the test episode at the end.
 
     An episode is counted by the environment itself, so not if the time limit outside of it ends
@@ -126,7 +125,7 @@ def _env_figures(made: SheeprlSettings, plan: StepPlan, length: int) -> dict[str
     }
 
 
-def _on_policy(made: SheeprlSettings, plan: StepPlan, done: int) -> dict[str, Any]:
+def _on_policy(made: Sheeprl, plan: StepPlan, done: int) -> dict[str, Any]:
     sizes = plan.minibatch_sizes(1) if plan.iterations else []
     if made.algo == "a2c" and made.version in ("0.5.7", "0.5.0"):
         sizes = [size // plan.num_envs for size in sizes]
@@ -166,7 +165,7 @@ def _warnings(settings: Sheeprl, plan: StepPlan) -> dict[str, bool]:
     pretrain = "The number of pretrain steps is greater than the number of current steps."
     due = {pretrain: False}
     if made.version == "0.5.7" and not plan.on_policy and plan.iterations and made.replay_ratio:
-        ratio = counting.ratio(made)
+        ratio = made.ratio()
         first = (ratio.steps + plan.frames_per_batch * ratio.processes) / ratio.divisor
         trains = plan.first_training_iteration <= plan.iterations
         due[pretrain] = trains and first < ratio.pretrain
