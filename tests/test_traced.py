@@ -502,6 +502,7 @@ class Exploring(nn.Module):
         self.decides, self.count = decides, 0
         self.generators = [random.Random(0)]
         self.rng, self.older_rng = np.random.default_rng(0), np.random.RandomState(0)
+        self.of_pytorch = torch.Generator().manual_seed(0)
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -515,6 +516,8 @@ class Exploring(nn.Module):
             return -x if self.rng.random() < 0.3 else x
         if self.decides == "an older generator of NumPy":
             return -x if self.older_rng.rand() < 0.3 else x
+        if self.decides == "a generator of PyTorch":
+            return torch.where(torch.rand((), generator=self.of_pytorch) < 0.3, -x, x)
         if self.decides == "a buffer that counts":
             self.calls += 1
             return -x if self.calls <= 5 else x
@@ -524,7 +527,7 @@ class Exploring(nn.Module):
 
 @pytest.mark.parametrize("decides", [
     "Python's random numbers", "NumPy's random numbers", "a generator of Python",
-    "a generator of NumPy", "an older generator of NumPy",
+    "a generator of NumPy", "an older generator of NumPy", "a generator of PyTorch",
     "a buffer that counts", "an attribute that counts",
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
@@ -582,11 +585,14 @@ def test_what_is_made_in_the_first_call_is_recorded_in_the_second():
 
 def test_a_device_s_random_numbers_are_restored_to_verify(monkeypatch):
     """A generator of its own stands for a device's, which no machine without one has."""
+    library = torch.library.Library("device", "DEF")
     device = torch.Generator().manual_seed(0)
+    library.define("rand() -> Tensor", tags=[torch.Tag.nondeterministic_seeded])
+    library.impl("rand", lambda: torch.rand(2, generator=device), "CompositeExplicitAutograd")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [device.get_state()])
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: device.set_state(states[0]))
-    call = Traced(lambda given: {"y": torch.rand(2, generator=device)}, name="the policy")
+    call = Traced(lambda given: {"y": torch.ops.device.rand()}, name="the policy")
     drawn = [call({})["y"] for _ in range(4)]
     device.manual_seed(0)
     assert torch.equal(
@@ -931,6 +937,17 @@ def test_elements_are_counted_one_by_one_where_others_stand_between_them():
     assert counters.tolist() == [2.0, 0.0, 2.0]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * True, lambda x: True * x.double() + False, lambda x: (x > False).long()],
+)
+def test_truth_values_are_taken_for_numbers(function):
+    call = Traced(lambda given: {"y": function(given["x"])}, name="it")
+    for x in torch.randn(4, 3):
+        assert torch.equal(call({"x": x})["y"], function(x))
+    assert call.replays
+
+
 def test_every_executor_has_the_lists_that_operations_return():
     def function(x, y):
         parts = torch.split(x, 2)
@@ -965,13 +982,58 @@ READS = {
     "whether a TensorDict is finite": lambda x: [
         x * 2 if TensorDict({"x": x}, [2]).isfinite().all() else x.nan_to_num()
     ],
+    "an array": lambda x: [torch.from_numpy(x.numpy() + 1)],
+    "an array, by NumPy": lambda x: [torch.from_numpy(np.sqrt(x))],
+    "a list": lambda x: [x * len([one for one in x.tolist() if one > 0])],
+    "whether two are equal": lambda x: [x * 2 if torch.equal(x, x * x) else x],
 }
 
 
 @pytest.mark.parametrize("what", READS)
 def test_what_reads_the_host_is_refused(what):
-    with pytest.raises(NotTraceable, match=r"reads a tensor on the host"):
+    with pytest.raises(NotTraceable, match=r"reads a tensor on the host at .*:\d+"):
         record(READS[what], [torch.ones(2)])
+
+
+SHAPES = {
+    "those where a condition holds": lambda x: [x[x > 0].mean()],
+    "the places of these": lambda x: [(x > 0).nonzero().sum()],
+    "different values": lambda x: [x * len(x.unique())],
+    "as many as are asked for": lambda x: [torch.repeat_interleave(x, x.long())],
+}
+
+
+@pytest.mark.parametrize("what", SHAPES)
+def test_a_shape_that_depends_on_values_is_refused(what):
+    with pytest.raises(NotTraceable, match=r"a shape that depends on values at .*test_traced.py"):
+        record(SHAPES[what], [torch.ones(2)])
+
+
+def test_shapes_that_depend_on_settings_alone_are_recorded():
+    allowed, places = torch.tensor([True, False, True]), torch.tensor([2, 0])
+    recording, _ = record(
+        lambda x: [x[allowed] * 2, x[places], x * allowed.tolist()[0]], [torch.ones(3)]
+    )
+    run, _ = executors.executed(recording)
+    given = torch.arange(3.0)
+    assert [one.tolist() for one in run(given)] == [[0.0, 4.0], [2.0, 0.0], [0.0, 1.0, 2.0]]
+    allowed[1] = True
+    assert not recording.is_valid()
+
+
+def test_a_loss_of_those_that_end_is_that_of_eager_calls_however_many_end():
+    weight = nn.Parameter(torch.ones(()))
+
+    @torch.enable_grad()
+    def gradient(given):
+        error = (weight * given["x"])[given["ended"]].square().mean()
+        return {"gradient": torch.autograd.grad(error, weight)[0]}
+
+    call = Traced(gradient, weight, name="")
+    x = torch.arange(4.0)
+    for ended in [[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1], [1, 1, 1, 1]]:
+        given = {"x": x, "ended": torch.tensor(ended, dtype=torch.bool)}
+        assert torch.equal(call(given)["gradient"], gradient(given)["gradient"])
 
 
 def test_values_that_are_not_finite_are_mended_as_by_an_eager_call():

@@ -213,7 +213,9 @@ class _GraphBuilder:
             return self.graph.insertConstant(list(value))  # type: ignore[attr-defined]
         if isinstance(value, torch.memory_format):
             value = _MEMORY_FORMATS[value]
-        if isinstance(value, int) and not isinstance(value, bool) and "float" in str(kind):
+        if isinstance(value, bool) and "bool" not in str(kind):
+            raise TypeError("TorchScript takes no truth value for a number")
+        if isinstance(value, int) and "float" in str(kind):
             value = float(value)
         return self.graph.insertConstant(value)  # type: ignore[attr-defined]
 
@@ -230,7 +232,7 @@ _ARITHMETIC = frozenset(
 
 def _operand(value: Any, dtype: Any) -> Any:
     """A number as the tensor that float32 arithmetic would make of it in every call."""
-    is_number = type(value) in (int, float) and dtype is torch.float32
+    is_number = type(value) in (int, float, bool) and dtype is torch.float32
     return torch.tensor(value, dtype=dtype) if is_number else value
 
 

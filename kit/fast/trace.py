@@ -6,7 +6,8 @@ operation below autograd, and writes these operations into a graph. Parameters a
 inputs of the graph, so that executing it sees every in-place change of them.
 
 What cannot be replayed is refused with :class:`NotTraceable`: Python that reads a tensor on the
-host and may decide otherwise the next time. Two reads are harmless: checks of libraries that values
+host and may decide otherwise the next time, shapes that depend on values (``x[x > 0]``), and random
+numbers of a generator of its own. Two reads are harmless: checks of libraries that values
 are finite, which are left out, and reads of settings that depend on nothing that varies (the bounds
 of an action); :meth:`Recording.is_valid` notices when these change.
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.fast.in_place import work_in_place
@@ -32,6 +34,12 @@ aten = torch.ops.aten
 
 _UNDECLARED = {aten.native_batch_norm.default: (3, 4), aten.cudnn_batch_norm.default: (3, 4)}
 """Arguments (running statistics) that operations write to without saying so."""
+
+_SEEN_BY_PYTHON = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+"""Tags of operations whose result, or its shape, Python sees: it depends on values."""
+_PAST_OPERATIONS = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__})
+"""Methods that read the memory of a tensor."""
+_READS = "reads a tensor on the host"
 
 
 _version = operator.attrgetter("_version")
@@ -127,7 +135,7 @@ def record(
     checked = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
-        with recorder:
+        with recorder, _PastOperations(recorder):
             outputs = function(*inputs)
         return recorder.finish(outputs), outputs
     except NotTraceable:
@@ -166,9 +174,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if function.namespace == "profiler":  # optimisers mark their steps for PyTorch's profiler
             return function(*args, **kwargs)
-        if function is aten._local_scalar_dense.default:
-            self._allow_read(self._node(args[0]))
+        dynamic = torch.Tag.dynamic_output_shape in function.tags
+        for tensor in _seen_by_python(function, args):
+            self.allow_read(tensor, "makes a shape that depends on values" if dynamic else _READS)
+        if torch.Tag.data_dependent_output in function.tags:
             return function(*args, **kwargs)
+        if any(isinstance(value, torch.Generator) for value in kwargs.values()):
+            raise NotTraceable("it draws random numbers from a generator of its own")
         self._save_changed(function, args, kwargs)
         result = function(*args, **kwargs)
         self._write(function, args, kwargs, result)
@@ -250,11 +262,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.saved[_place(tensor)] = (tensor, tensor.clone())
 
     # ------------------------------------------------------------------ reads on the host
-    def _allow_read(self, node: fx.Node) -> None:
+    def allow_read(self, tensor: Tensor, what: str = _READS) -> None:
+        """Take note of a tensor that Python sees.
+
+        Args:
+            tensor: of which values decide what is done.
+            what: is done with it, for the error.
+
+        Raises:
+            NotTraceable: if it may differ in the next call.
+        """
+        node = self._node(tensor)
         if not node.meta["varies"]:
             self.read |= node.meta["settings"]
         elif not (_asks_whether_finite(node) and _is_read_by_a_library()):
-            raise NotTraceable(_host_read())
+            raise NotTraceable(f"it {what} at {_place_in_python()}")
 
     def _refuse_what_decides_otherwise_next_time(self) -> None:
         """Refuse a function that writes to what it has read on the host: a counter of its calls."""
@@ -312,6 +334,26 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return recording
 
 
+class _PastOperations(TorchFunctionMode):
+    """Tells a recorder what NumPy and lists see of tensors: that is no operation.
+
+    Args:
+        recorder: raises an error if Python may not see it.
+    """
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if function in _PAST_OPERATIONS:
+            self._recorder.allow_read(args[0])
+        return function(*args, **(kwargs or {}))
+
+
 def _restore(saved: Reversible[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
         for tensor, value in reversed(saved):
@@ -334,6 +376,15 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in tensors_in(item)]
     return []
+
+
+def _seen_by_python(function: Any, args: Sequence[Any]) -> list[Tensor]:
+    """Arguments whose values Python sees: as the result, or as its shape."""
+    if _SEEN_BY_PYTHON.isdisjoint(function.tags):
+        return []
+    if function is aten.index.Tensor:  # by numbers, shapes are known
+        return [one for one in tensors_in(args[1]) if not one.dtype.is_signed]
+    return tensors_in(args)
 
 
 def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -419,12 +470,13 @@ def _is_read_by_a_library() -> bool:
     return frame.f_globals["__name__"].split(".")[0] in ("torch", "torchrl", "kit")
 
 
-def _host_read() -> str:
+def _place_in_python() -> str:
+    """The file, the line and its text, of what is neither PyTorch's nor of this package."""
     own = (_folder(torch.__file__), _folder(__file__))
     frames = [f for f in traceback.extract_stack() if not f.filename.startswith(own)]
     where = frames[-1] if frames else None
     place = f"{where.filename.split('site-packages/')[-1]}:{where.lineno}" if where else "unknown"
-    return f"it reads a tensor on the host at {place}: {where.line if where else ''}"
+    return f"{place}: {where.line if where else ''}"
 
 
 def _folder(file: str) -> str:
