@@ -7,16 +7,16 @@ import operator
 from argparse import Namespace
 from collections.abc import Iterator
 from itertools import chain
-from types import NoneType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 from tensordict import TensorDictBase, TensorDictParams
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-_PLAIN = (bool, int, float, str, tuple, NoneType, np.generic)
+from kit.fast.functions import PLAIN, Used, is_foreign, reached
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PARTS = ("_parameters", "_buffers", "_modules", *_HOOKS)
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
@@ -38,12 +38,14 @@ class Watch:
     or a namespace of settings; a submodule, or a module that is an attribute only; a hook (of a
     module, of all modules, of a parameter), a parameter or a buffer that was added, removed or
     replaced; whether a parameter requires gradients; other settings or another state of an
-    optimiser. What changes inside of anything else goes unnoticed: in an array, in a set, in an
-    object of another kind, in a list in a list.
+    optimiser. Of functions (methods of modules, and functions in these, too) it is what they are
+    bound to, enclose, and name of the globals of their file, with the attributes or entries of it.
+    What changes inside of anything else goes unnoticed: in an array, in a set, in an object of
+    another kind, in a list in a list, in another file.
 
     Args:
-        watched: ``nn.Module``s, optimisers and other objects, of which attributes are watched; what
-            has no attributes never changes.
+        watched: ``nn.Module``s, optimisers, functions and other objects, of which attributes are
+            watched; what has no attributes never changes.
     """
 
     def __init__(self, *watched: Any) -> None:
@@ -61,6 +63,7 @@ class Watch:
                 and [*map(operator.getitem, *self._own)] == self._values
                 and [*map(len, self._modules)] == self._lengths
                 and self._others == self._other_copies
+                and not self._used.changed()
             ):
                 return False
         except Exception:  # a name is gone, or there is another object that cannot be compared
@@ -72,23 +75,25 @@ class Watch:
         """Whether modules or parameters had hooks in the last look, besides those of PyTorch's."""
         of_modules = (place[name] for place in self._modules for name in _HOOKS)
         places = filter(None, chain(of_modules, _OF_ALL_MODULES, *self._hooked))
-        return any(_is_foreign(hook) for place in places for hook in place.values())
+        return any(is_foreign(hook) for place in places for hook in place.values())
 
     def values(self) -> list[Any]:
         """All that was watched in the last call."""
         lists = [one if isinstance(one, list) else one.values() for one in self._copies]
-        return [value for values in lists for value in values]
+        return [*chain(*lists, self._used.values)]
 
     def settings(self) -> list[tuple[dict[str, Any], str, Any]]:
         """Every plain attribute: where it is, its name and its value."""
         places = [one for one in self._places if isinstance(one, dict)]
         entries = [(place, name, value) for place in places for name, value in place.items()]
-        return [entry for entry in entries if isinstance(entry[2], _PLAIN)]
+        return [entry for entry in entries if isinstance(entry[2], PLAIN)]
 
     def _look(self) -> None:
-        self._places = [place for one in self.watched for place in _places(one)] + _OF_ALL_MODULES
+        found = reached(self.watched, _modules)
+        self._used = Used(found)
+        self._places = [place for one in found for place in _places(one)] + _OF_ALL_MODULES
         self._copies = [[*one] if isinstance(one, list) else dict(one) for one in self._places]
-        modules = [one for one in self.watched if isinstance(one, nn.Module)]
+        modules = [one for one in found if isinstance(one, nn.Module)]
         self._parameters = [parameter for one in modules for parameter in one.parameters()]
         # Most are empty, and most entries of a module's attributes are those that all modules have.
         self._empty = [place for place in self._places if not place]
@@ -103,14 +108,16 @@ class Watch:
         self._hooked = [*map(_hooks, self._parameters)]
         # Tensors of one number may be equal and yet be two.
         entries = [(place, name) for place in self._places for name in _names(place)]
-        found = [(place, name) for place, name in entries if _is_number(place[name])]
-        self._alone = [place for place, _ in found], [name for _, name in found]
-        self._tensors = [place[name] for place, name in found]
+        numbers = [(place, name) for place, name in entries if _is_number(place[name])]
+        self._alone = [place for place, _ in numbers], [name for _, name in numbers]
+        self._tensors = [place[name] for place, name in numbers]
 
 
 def _places(watched: Any) -> Iterator[Any]:
     """Yield the dictionaries and lists whose entries are watched."""
-    if isinstance(watched, nn.Module):
+    if isinstance(watched, (dict, list)):
+        yield watched
+    elif isinstance(watched, nn.Module):
         for module in _modules(watched):
             if not isinstance(module, TensorDictParams):  # its attributes change at every call
                 yield from _with_contents(vars(module))
@@ -159,11 +166,6 @@ def _is_record(value: Any) -> bool:
         and hasattr(value, "__dict__")
         and not isinstance(value, (type, TensorDictBase, nn.Module))
     )
-
-
-def _is_foreign(hook: Any) -> bool:
-    """Whether a hook may do more than compute tensors: PyTorch's and TorchRL's own do not."""
-    return str(hook.__module__).partition(".")[0] not in ("torch", "tensordict", "torchrl", "kit")
 
 
 def _names(place: Any) -> Any:

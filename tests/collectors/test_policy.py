@@ -212,10 +212,24 @@ def test_a_policy_that_changes_from_call_to_call_runs_as_a_module():
         return TensorDictModule(choose, ["observation"], ["action"])
 
     collector = VectorCollector(guess(), changing(None), steps_per_env=8)
-    with pytest.warns(UserWarning, match="does not repeat itself"):
+    with pytest.warns(UserWarning, match="changes its own attributes"):
         collector.collect()
     numbers = collector.collect()["action"][0]
     assert (numbers[1:] - numbers[:-1]).remainder(3).eq(1).all()
+
+
+def test_a_function_acts_by_what_it_encloses_now():
+    chosen = {"action": 0}
+
+    def choose(tensordict):
+        numbers = torch.zeros_like(tensordict["observation"][:, 0]).long() + chosen["action"]
+        return tensordict.set("action", numbers)
+
+    collector = VectorCollector(guess(), choose, steps_per_env=8)
+    for action in (0, 2, 1):
+        chosen["action"] = action
+        assert collector.collect()["action"].unique().tolist() == [action]
+    assert collector.policy_path.name == "program"
 
 
 def test_a_policy_that_was_asked_to_run_as_a_module_does_so_without_a_word():

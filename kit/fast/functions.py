@@ -1,0 +1,123 @@
+"""What functions use besides their arguments: what they enclose, are bound to, and globals."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+PLAIN = (bool, int, float, str, tuple, NoneType, np.generic)
+"""Types of plain values."""
+_KNOWN = (type, ModuleType, Tensor, TensorDictBase)
+"""What is not looked into."""
+_LIBRARIES = frozenset({"torch", "tensordict", "torchrl", "kit"})
+_contents = operator.attrgetter("cell_contents")
+
+
+class Used:
+    """The values that functions of others than libraries enclose, and globals that they name.
+
+    Args:
+        functions: of which it is; those that are no Python functions are left out.
+
+    Attributes:
+        values: when this was made.
+    """
+
+    def __init__(self, functions: Iterable[Any]) -> None:
+        own = [f for f in functions if isinstance(f, FunctionType) and _is_of_others(f)]
+        named = [(one.__globals__, name) for one in own for name in _named(one.__code__)]
+        known = [(place, name) for place, name in named if _may_change(place.get(name, type))]
+        self._globals = [place for place, _ in known], [name for _, name in known]
+        self._cells = [cell for one in own for cell in one.__closure__ or () if _is_filled(cell)]
+        self.values = [*self._now()]
+
+    def _now(self) -> Iterator[Any]:
+        return chain(map(operator.getitem, *self._globals), map(_contents, self._cells))
+
+    def changed(self) -> bool:
+        """Whether a name stands for another value now."""
+        return not all(map(_same, self._now(), self.values))
+
+
+def reached(watched: Sequence[Any], modules: Callable[[nn.Module], Iterable[nn.Module]]) -> Any:
+    """Return objects, and all that the functions among them, and in them, use.
+
+    Args:
+        watched: objects.
+        modules: those that a module consists of.
+    """
+    found: dict[int, Any] = {}
+    left = [*watched]
+    while left:
+        one = left.pop()
+        if id(one) not in found and not isinstance(one, _KNOWN):
+            found[id(one)] = one
+            left += _used_by(one, modules)
+    return found.values()
+
+
+def _used_by(one: Any, modules: Callable[[nn.Module], Iterable[nn.Module]]) -> list[Any]:
+    """What a function uses; of an object, its functions and modules."""
+    if isinstance(one, functools.partial):
+        return [one.func, *one.args, one.keywords]
+    if isinstance(one, MethodType):
+        return [one.__self__, one.__func__]
+    if isinstance(one, FunctionType):  # functions of other files are left alone
+        of_file = one.__globals__
+        return [v for v in Used([one]).values if getattr(v, "__globals__", of_file) is of_file]
+    if isinstance(one, nn.Module):
+        parts = [*modules(one)]
+        classes = {kind for part in parts for kind in type(part).__mro__}
+        places: list[Any] = [vars(place).values() for place in (*classes, *parts)]
+        return [value for values in places for value in values if _is_of_others(value)]
+    entries = getattr(one, "__dict__", one)
+    values = entries.values() if isinstance(entries, dict) else entries
+    several = isinstance(entries, (dict, list, tuple))
+    return [v for v in values if isinstance(v, nn.Module) or _is_of_others(v)] if several else []
+
+
+def _is_of_others(function: Any) -> bool:
+    """Whether it is a Python function of no library, a method of one, or partial."""
+    if isinstance(function, functools.partial):
+        return True
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, FunctionType):
+        return False
+    return is_foreign(function) and "site-packages" not in function.__code__.co_filename
+
+
+def is_foreign(function: Any) -> bool:
+    """Whether it may do more than compute tensors: PyTorch's, TorchRL's and ours do not."""
+    return str(function.__module__).partition(".")[0] not in _LIBRARIES
+
+
+def _named(code: CodeType) -> Iterator[str]:
+    """Names that are no variables of a function."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _named(inner)
+
+
+def _may_change(value: Any) -> bool:
+    return not isinstance(value, (type, ModuleType))
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return _may_change(cell.cell_contents)
+    except ValueError:  # not yet
+        return False
+
+
+def _same(one: Any, other: Any) -> bool:
+    alike = type(one) is type(other) and isinstance(one, PLAIN)
+    return one is other or (alike and bool(one == other))
