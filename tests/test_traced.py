@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import enum
 import inspect
@@ -1056,7 +1057,14 @@ class Coefficients:
     beta: float = 1.0
 
 
-@pytest.mark.parametrize("kind", [Coefficients, lambda: SimpleNamespace(beta=1.0)])
+class Temperature:
+    """A setting of a loss, in a class that is no dataclass."""
+
+    def __init__(self) -> None:
+        self.beta = 1.0
+
+
+@pytest.mark.parametrize("kind", [Coefficients, Temperature, lambda: SimpleNamespace(beta=1.0)])
 def test_a_change_in_settings_of_an_object_is_noticed(kind):
     module = nn.Linear(3, 1)
     module.settings = kind()
@@ -1071,3 +1079,15 @@ def test_a_change_in_settings_of_an_object_is_noticed(kind):
     module.settings = kind()
     assert scaled.refresh()
     assert_close(scaled({"x": x})["y"], first)
+
+
+def test_a_change_in_the_newest_of_a_few_values_is_noticed():
+    module = nn.Identity()
+    module.returns = collections.deque([1.0], maxlen=3)
+    call = Traced(lambda given: {"y": given["x"] * sum(module.returns)}, module, name="y")
+    found = []
+    for _ in range(3):
+        found += [float(call({"x": torch.ones(())})["y"]) for _ in range(3)]
+        module.returns.append(2.0)
+        assert call.refresh()
+    assert found == [1.0] * 3 + [3.0] * 3 + [5.0] * 3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import operator
-from argparse import Namespace
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from tensordict import TensorDictBase, TensorDictParams
@@ -18,6 +18,8 @@ from torch.optim import Optimizer
 from kit.fast.functions import PLAIN, Used, is_foreign, reached
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_CONTAINERS = (dict, list, deque)
+_NO_SETTINGS = (type, ModuleType, nn.Module, Tensor, TensorDictBase)
 _PARTS = ("_parameters", "_buffers", "_modules", *_HOOKS)
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 """Dictionaries that every module has as long as it lives; the entries of seven are watched."""
@@ -34,14 +36,14 @@ class Watch:
 
     A parameter changed in place goes unnoticed, as it should: programs read parameters where they
     live. Noticed are: another value of an attribute (a coefficient kept as a float, training or
-    evaluation mode), or in an attribute that is a dictionary, a list, a dataclass (without slots)
-    or a namespace of settings; a submodule, or a module that is an attribute only; a hook (of a
-    module, of all modules, of a parameter), a parameter or a buffer that was added, removed or
-    replaced; whether a parameter requires gradients; other settings or another state of an
-    optimiser. Of functions (methods of modules, and functions in these, too) it is what they are
-    bound to, enclose, and name of the globals of their file, with the attributes or entries of it.
-    What changes inside of anything else goes unnoticed: in an array, in a set, in an object of
-    another kind, in a list in a list, in another file.
+    evaluation mode), or in an attribute that is a dictionary, a list, a deque or an object (without
+    slots) of a dataclass or another class that is no library's; a submodule, or a module that is an
+    attribute only; a hook (of a module, of all modules, of a parameter), a parameter or a buffer
+    that was added, removed or replaced; whether a parameter requires gradients; other settings or
+    another state of an optimiser. Of functions (methods of modules, and functions in these, too) it
+    is what they are bound to, enclose, and name of the globals of their file, with the attributes
+    or entries of it. What changes inside of anything else goes unnoticed: in an array, in a set, in
+    a list in a list, in an object of an object, in another file.
 
     Args:
         watched: ``nn.Module``s, optimisers, functions and other objects, of which attributes are
@@ -79,7 +81,7 @@ class Watch:
 
     def values(self) -> list[Any]:
         """All that was watched in the last call."""
-        lists = [one if isinstance(one, list) else one.values() for one in self._copies]
+        lists = [one.values() if isinstance(one, dict) else one for one in self._copies]
         return [*chain(*lists, self._used.values)]
 
     def settings(self) -> list[tuple[dict[str, Any], str, Any]]:
@@ -92,7 +94,7 @@ class Watch:
         found = reached(self.watched, _modules)
         self._used = Used(found)
         self._places = [place for one in found for place in _places(one)] + _OF_ALL_MODULES
-        self._copies = [[*one] if isinstance(one, list) else dict(one) for one in self._places]
+        self._copies = [dict(one) if isinstance(one, dict) else [*one] for one in self._places]
         modules = [one for one in found if isinstance(one, nn.Module)]
         self._parameters = [parameter for one in modules for parameter in one.parameters()]
         # Most are empty, and most entries of a module's attributes are those that all modules have.
@@ -115,7 +117,7 @@ class Watch:
 
 def _places(watched: Any) -> Iterator[Any]:
     """Yield the dictionaries and lists whose entries are watched."""
-    if isinstance(watched, (dict, list)):
+    if isinstance(watched, _CONTAINERS):
         yield watched
     elif isinstance(watched, nn.Module):
         for module in _modules(watched):
@@ -153,23 +155,21 @@ def _with_contents(attributes: Any) -> Iterator[Any]:
     for name, value in attributes.items():
         if name in _OF_MODULES:
             continue
-        if isinstance(value, (dict, list)):
+        if isinstance(value, _CONTAINERS):
             yield value
-        elif isinstance(value, SimpleNamespace | Namespace) or _is_record(value):
+        elif _has_settings(value):
             yield vars(value)
 
 
-def _is_record(value: Any) -> bool:
-    """Whether it is an instance of a dataclass."""
-    return (
-        hasattr(value, "__dataclass_fields__")
-        and hasattr(value, "__dict__")
-        and not isinstance(value, (type, TensorDictBase, nn.Module))
-    )
+def _has_settings(value: Any) -> bool:
+    """Whether it is an object of no library's class, or of a dataclass."""
+    if not hasattr(value, "__dict__") or isinstance(value, _NO_SETTINGS):
+        return False
+    return is_foreign(type(value)) or hasattr(value, "__dataclass_fields__")
 
 
 def _names(place: Any) -> Any:
-    return range(len(place)) if isinstance(place, list) else place
+    return place if isinstance(place, dict) else range(len(place))
 
 
 def _is_number(value: Any) -> bool:
