@@ -254,8 +254,10 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
     """Return the parts of a policy of the kind that is known here."""
     if type(policy) is ProbabilisticActor and len(policy.module) == 2:
         head = _only_head(policy.module[0])
-        if head.distribution not in OF_DISTRIBUTIONS or len(getattr(head, "shape", (1,))) != 1:
-            raise NotInNumpy(f"its distribution is {head.distribution.__name__}")
+        chosen = policy.module[1].distribution_class
+        known = chosen is head.distribution and chosen in OF_DISTRIBUTIONS
+        if not known or len(getattr(head, "shape", (1,))) != 1:
+            raise NotInNumpy(f"its distribution is {getattr(chosen, '__name__', chosen)}")
         sampler = OF_DISTRIBUTIONS[head.distribution](head, num_envs)
         network = policy.module[0].module.network
         return _Parts(network, _only_input(policy.module[0]), sampler, head)
@@ -284,8 +286,9 @@ def _only_input(module: Any) -> Any:
 
 
 def _only_head(module: Any) -> Any:
-    heads = getattr(module, "module", None)
-    if type(heads) is not Heads or len(heads.heads) != 1:
+    heads: Any = getattr(module, "module", None)
+    own = type(heads) is Heads and len(heads.heads) == 1
+    if not own or type(heads.heads[0]).__module__ != Heads.__module__:
         raise NotInNumpy("it is no actor of make_actor with one action and a network of its own")
     return heads.heads[0]
 
@@ -327,7 +330,7 @@ def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]
         raise NotInNumpy("its observation is not one vector of floating-point numbers")
     found: list[Any] = []
     for layer in network.layers:
-        if type(layer) is nn.Linear:
+        if type(layer) is nn.Linear and layer.bias is not None:
             weight, bias = layer.weight.detach(), layer.bias.detach()
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
                 raise NotInNumpy(f"its parameters are {weight.dtype} on {weight.device}")
@@ -336,8 +339,10 @@ def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]
             memory = np.empty((num_envs, layer.out_features), np.float32)
             # One row is added to one row in a quarter of the time that a vector takes.
             found.append((weight.numpy().T, bias.numpy()[None], memory, None))
-        elif type(layer) in ACTIVATIONS and found:
+        elif type(layer) in ACTIVATIONS and found and found[-1][3] is None:
             found[-1] = (*found[-1][:3], ACTIVATIONS[type(layer)])
         else:
             raise NotInNumpy(f"{type(layer).__name__} is no layer that NumPy computes here")
+    if found and found[-1][3] is not None:
+        raise NotInNumpy("its outputs pass an activation")
     return found

@@ -13,7 +13,8 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors import EpisodeCollector, VectorCollector
 from kit.envs import make_env
-from kit.modules import make_actor, make_body, make_q_network
+from kit.modules import Categorical, make_actor, make_body, make_q_network
+from kit.modules.actors import _Parameters
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise, half_range
 from kit.modules.networks import FlattenMLP
 from kit.modules.numpy_policy import MOST_PRODUCTS
@@ -248,7 +249,44 @@ def wide(env):
     return make_actor(env, (hidden,))
 
 
+def with_layers(env, *layers):
+    """An actor with other layers after the hidden one."""
+    actor = make_actor(env, (8,))
+    network = actor.module[0].module.network
+    network.layers = nn.Sequential(network.layers[0], *layers)
+    return actor
+
+
+class Sharper(Categorical):
+    def __init__(self, logits):
+        super().__init__(logits=9 * logits)
+
+
+def sharper(env):
+    actor = make_actor(env, (8,))
+    actor.module[1].distribution_class = Sharper
+    return actor
+
+
+class OwnHead(_Parameters):
+    def forward(self, columns):
+        return (-columns,)
+
+
+def of_own_head(env):
+    actor = make_actor(env, (8,))
+    actor.module[0].module.heads[0] = OwnHead(2)
+    return actor
+
+
 OTHERS = {
+    "outputs that pass an activation": lambda env: with_layers(
+        env, nn.Tanh(), nn.Linear(8, 2), nn.Tanh()
+    ),
+    "two activations": lambda env: with_layers(env, nn.ReLU(), nn.Tanh(), nn.Linear(8, 2)),
+    "a layer without a bias": lambda env: with_layers(env, nn.Linear(8, 2, bias=False)),
+    "another distribution": sharper,
+    "another head": of_own_head,
     "another module": lambda env: TensorDictModule(
         lambda observation: observation[..., 0].long() * 0, ["observation"], ["action"]
     ),
