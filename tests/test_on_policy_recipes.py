@@ -10,11 +10,17 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
 from torch.distributions import Categorical, kl_divergence
+from torchrl.objectives import ClipPPOLoss
 
 from kit.advantages import GAE, RewardToGo, VTrace
+from kit.collectors import VectorCollector
+from kit.envs import make_env
 from kit.experiment import EnvConfig, OnPolicySteps
-from kit.modules.shared_body import SharedBody
+from kit.modules import make_actor
+from kit.modules.shared_body import SharedBody, with_shared_body
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update
@@ -212,6 +218,45 @@ def test_a_shared_body_has_the_gradients_of_torchrls_loss():
         totals = [sum(out[key] for key in losses) for out in (found, expected)]
         for one, other in zip(*(torch.autograd.grad(total, parameters) for total in totals)):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+class TwoOutputs(nn.Linear):
+    def forward(self, observation):
+        return super().forward(observation).split([4, 2], -1)
+
+
+def with_two_outputs(loss):
+    """A loss whose actor and critic read one output each of a body, and these networks."""
+    env = make_env("CartPole-v1", 2)
+    body = TensorDictModule(TwoOutputs(4, 6), ["observation"], ["features", "task"])
+    body.out_features = 4
+    value = TensorDictModule(nn.Linear(2, 1), ["task"], ["state_value"])
+    actor, critic = make_actor(env, body=body), TensorDictSequential(body, value)
+    return with_shared_body(loss, (actor, critic)), env, actor, critic
+
+
+def test_all_that_a_shared_body_writes_is_learnt_from():
+    loss, env, actor, critic = with_two_outputs(ClipPPOLoss)
+    assert isinstance(loss, SharedBody)
+    batch = VectorCollector(env, actor, steps_per_env=8).collect()
+    batch = GAE(gamma=0.9, value_network=critic)(batch)
+    assert "task" in batch.keys()  # of the policy that acted: no gradient goes through it
+    plain, weight = ClipPPOLoss(actor, critic), loss.body.module.weight
+    found, expected = (
+        torch.autograd.grad(one(batch.clone())["loss_critic"], weight)[0] for one in (loss, plain)
+    )
+    torch.testing.assert_close(found, expected)
+    assert expected.abs().sum() > 0
+
+
+def test_a_setting_of_a_loss_with_a_shared_body_is_that_of_the_loss():
+    class Scaled(ClipPPOLoss):
+        scale = 1.0
+
+    loss, *_ = with_two_outputs(Scaled)
+    loss.scale = 3.0
+    assert (loss.scale, loss.loss.scale) == (3.0, 3.0)
+    assert not loss.eval().training
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -33,11 +33,15 @@ def _body_of(networks: tuple[Any, ...]) -> Any:
 
 
 class SharedBody(nn.Module):
-    """A loss of two heads on the ``features`` of one body.
+    """A loss of two heads on what one body writes.
 
     TorchRL's losses run actor and critic one after the other, so a shared body would run twice. The
     first ``burn_in`` steps of sequences, of a recurrent body that has them, only prepare its hidden
     state: the loss does not see them.
+
+    Args:
+        loss: a loss module whose networks read ``features``, and what else the body writes.
+        body: writes ``features``.
     """
 
     def __init__(self, loss: nn.Module, body: nn.Module) -> None:
@@ -47,7 +51,8 @@ class SharedBody(nn.Module):
     def forward(self, minibatch: TensorDictBase) -> TensorDictBase:
         """Return the losses of a minibatch ``[rows]`` or ``[sequences, steps]``."""
         seen = minibatch.select(*self.body.in_keys, strict=False)  # type: ignore[misc]
-        minibatch = minibatch.copy().set("features", self.body(seen).get("features"))
+        written = self.body(seen).exclude("next").select(*self.body.out_keys, strict=False)  # type: ignore[misc]
+        minibatch = minibatch.copy().update(written)
         burn_in = getattr(self.body, "burn_in", 0)
         return self.loss(minibatch[:, burn_in:] if burn_in else minibatch)  # type: ignore[no-any-return]
 
@@ -59,3 +64,9 @@ class SharedBody(nn.Module):
             if name == "loss":
                 raise
             return getattr(super().__getattr__("loss"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set coefficients and other attributes of the loss there."""
+        loss = vars(self)["_modules"].get("loss")
+        own = name in vars(self) or hasattr(type(self), name) or not hasattr(loss, name)
+        super().__setattr__(name, value) if own else setattr(loss, name, value)
