@@ -197,6 +197,18 @@ def test_impala_corrects_the_staleness_of_the_asynchronous_collector(tmp_path):
     assert_equal(weights(interrupted("impala", tmp_path, **asynchronous)), weights(whole))
 
 
+def test_an_update_of_a_class_of_its_own_is_given_whole_minibatches(monkeypatch):
+    class Looking(Update):
+        def __call__(self, *minibatches):
+            rewards = minibatches[0]["next", "reward"]
+            return {**super().__call__(*minibatches), "reward": rewards.mean()}
+
+    monkeypatch.setattr("recipes.ppo.Update", Looking)
+    trainer = built("ppo")
+    trainer.run()
+    assert trainer.journal.latest["train/reward"] == 1.0
+
+
 # ---------------------------------------------------------------------- shared bodies
 def test_a_shared_body_has_the_gradients_of_torchrls_loss():
     for name in ("ppo, shared body", "ppo_pixels", "ppo_recurrent"):

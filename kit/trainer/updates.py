@@ -31,11 +31,12 @@ def minibatches_are_unseen(trainer: TorchRLProtocol) -> bool:
 def entries_may_be_left_out(trainer: TorchRLProtocol) -> bool:
     """Whether only the loss reads minibatches, and reads the same entries of all that are cut.
 
-    A hook between two gradient steps may change a loss, which may then read something else.
+    A hook between two gradient steps may change a loss, which may then read something else; an
+    update of others may read anything.
     """
     between = [operation for stage in _BETWEEN_MINIBATCHES for operation in trainer.stages[stage]]
     known = all(is_of_the_kit(operation.function) for operation in between)
-    return known and minibatches_are_unseen(trainer)
+    return known and is_of_the_kit(trainer.update) and minibatches_are_unseen(trainer)
 
 
 class Undisturbed:
