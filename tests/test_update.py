@@ -798,6 +798,31 @@ def test_a_restored_update_goes_on_bitwise(optimizer, where):
     assert resumed[1].optimizer_step_count == 6
 
 
+class Steadied(nn.Module):
+    """Makes gradients no longer than they have been on average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("length", torch.zeros(()))
+
+    def forward(self, parameters, gradients):
+        length = torch.cat([one.flatten() for one in gradients]).norm()
+        self.length.mul_(0.9).add_(length, alpha=0.1)
+        return [one * (self.length / length).clamp(max=1.0) for one in gradients]
+
+
+@pytest.mark.parametrize("of", [lambda steadied: steadied, lambda steadied: steadied.forward])
+def test_the_state_of_what_changes_gradients_is_saved(of):
+    loss, steadied = make_loss("A2CLoss"), Steadied()
+    update = Update(loss, SGD(loss.parameters(), lr=0.01), gradients=of(steadied))
+    for step in range(4):
+        update(minibatch_for("A2CLoss", seed=step))
+    saved, length = through_a_file(update.state_dict()), float(steadied.length)
+    update(minibatch_for("A2CLoss", seed=4))
+    update.load_state_dict(saved)
+    assert float(steadied.length) == length != 0
+
+
 def test_state_that_is_loaded_in_the_middle_takes_effect_at_once():
     loss = make_loss("A2CLoss")
     update = Update(loss, Adam(loss.parameters(), lr=0.01, fused=True))

@@ -88,8 +88,8 @@ class Update(OptimizationStepper):
         max_grad_norm: largest norm of an optimiser's gradients, as one vector; ``None``:
             unclipped.
         clip_value: largest absolute value of a gradient; ``None``: unclipped.
-        gradients: changes the gradients of an optimiser's parameters before they are clipped;
-            ``None``: they are those of the losses.
+        gradients: changes the gradients of an optimiser's parameters before they are clipped; what
+            it has in ``state_dict()`` is in checkpoints. ``None``: they are those of the losses.
         target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks. A
             ``HardUpdate`` counts by itself; with ``value_network_update_interval=0``, which copies
             each time, ``target_update_every`` may say when.
@@ -499,11 +499,13 @@ class Update(OptimizationStepper):
         return {group.name or "optimizer": group.steps for group in self.groups}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of optimisers and target updates; weights are the loss module's."""
+        """The state of optimisers, gradients and target updates; weights are the loss module's."""
         targets = {} if self.target_updater is None else self.target_updater.state_dict()
+        changes = self._stateful_changes()
         return {
             "optimizers": {name: one.state_dict() for name, one in self.optimizers.items()},
             "optimizer_steps": self.optimizer_steps,
+            "gradients": {} if changes is None else changes.state_dict(),
             "targets": targets,
             "target_period": self._target_period.state_dict(),
             "optimizer_step_count": self.optimizer_step_count,
@@ -515,10 +517,17 @@ class Update(OptimizationStepper):
             optimizer.load_state_dict(state_dict["optimizers"][name])
         for group, steps in zip(self.groups, state_dict["optimizer_steps"].values()):
             group.steps = int(steps)
+        if (changes := self._stateful_changes()) is not None:
+            changes.load_state_dict(state_dict["gradients"])
         if self.target_updater is not None:
             self.target_updater.load_state_dict(state_dict["targets"])
         self._target_period.load_state_dict(state_dict["target_period"])
         self.optimizer_step_count = int(state_dict["optimizer_step_count"])
+
+    def _stateful_changes(self) -> Any:
+        """What changes gradients, or has the method that does; ``None`` if it has no state."""
+        owner = getattr(self.change_gradients, "__self__", self.change_gradients)
+        return owner if hasattr(owner, "load_state_dict") else None
 
 
 def _in_layout_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
