@@ -22,11 +22,14 @@ import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
 from torchrl.checkpoint import StateDictCheckpointAdapter
+from torchrl.modules import EGreedyModule
 
 from kit.config.plain import from_plain
 from kit.envs import make_env
-from kit.hooks import NaNGuard, NotFinite, StopWhen
+from kit.hooks import Evaluator, NaNGuard, NotFinite, StopWhen
 from kit.logging.files import NotSaved, append, write_whole
 from kit.steps import SettingError
 from kit.trainer import Trainer
@@ -455,6 +458,70 @@ def test_saving_changes_nothing_and_loading_brings_everything_back(trainer_of, t
     ended = trainer_of(plan, resume_from=last)
     assert ended.run().counters() == saving.ledger.counters()  # there was nothing left to do
     assert_equal(weights(plain), weights(ended))
+
+
+class Shift(nn.Module):
+    """A part of a policy that no loss trains: a weight, and a state that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.version = nn.Parameter(torch.zeros(())), 0
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return (observation + self.weight)[..., 0].long().clamp(0, 1)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": self.version}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.version = state["version"]
+
+    @property
+    def now(self) -> tuple[float, int]:
+        return self.weight.item(), self.version
+
+
+def shifting(**parts: Any) -> tuple[Trainer, list[Shift], EGreedyModule]:
+    """A run that trains nothing, with parts of the policies that act and are measured; noise."""
+    plan = off_policy_plan(learning_starts=0, replay_ratio=None)
+    env, shifts = make_env("CartPole-v1", 1), [Shift(), Shift()]
+    acts, measured = (TensorDictModule(one, ["observation"], ["action"]) for one in shifts)
+    noise = EGreedyModule(env.action_spec, eps_init=0.5, eps_end=0.1)
+    trainer = Trainer(
+        plan, collector=collector_of(plan, env, TensorDictSequential(acts, noise)),
+        evaluate=Evaluator(make_env("CartPole-v1", 1), measured), loss_module=nn.Module(),
+        progress=False, **parts,
+    )  # fmt: skip
+    return trainer, shifts, noise
+
+
+def changed(folder: Path) -> Trainer:
+    """Such a run, in which something has changed all of these."""
+    trainer, shifts, noise = shifting(folder=folder)
+    for number, shift in enumerate(shifts, 1):
+        shift.weight.data.fill_(number)
+        shift.version = 10 * number
+    noise.eps.fill_(0.25)
+    trainer.run()
+    return trainer
+
+
+def test_parts_of_policies_that_no_loss_trains_are_resumed(tmp_path):
+    checkpoint = changed(tmp_path).last_checkpoint
+    _, shifts, noise = shifting(resume_from=checkpoint)
+    assert [shift.now for shift in shifts] == [(1.0, 10), (2.0, 20)]
+    assert float(noise.eps) == 0.25
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_they_are_part_of_a_saved_policy_and_noise_is_not(alone, tmp_path):
+    saved = changed(tmp_path)
+    checkpoint = saved.save_policy(tmp_path / "policy") if alone else saved.last_checkpoint
+    trainer, shifts, noise = shifting()
+    trainer.load_policy(checkpoint)
+    assert [shift.now for shift in shifts] == [(1.0, 10), (2.0, 20)]
+    assert float(noise.eps) == 0.5
+    trainer.shutdown()
 
 
 def test_random_numbers_go_on_where_they_were(tmp_path):

@@ -287,12 +287,7 @@ class AnnealExploration(Anneal):
         name: str = "exploration",
         **settings: Any,
     ) -> None:
-        found = [
-            (module, attribute)
-            for module in policy.modules()
-            for attribute in ("eps", "sigma")
-            if hasattr(module, attribute) and hasattr(module, f"{attribute}_end")
-        ]
+        found = [(module, name) for module in policy.modules() for name in scales_of(module)]
         if not found:
             why = "has no exploration noise that could be annealed"
             works = "give an EGreedyModule, a GaussianNoise or an OrnsteinUhlenbeckNoise"
@@ -302,6 +297,12 @@ class AnnealExploration(Anneal):
         for module, noise in found:
             start, end = (float(getattr(module, f"{noise}_{which}")) for which in ("init", "end"))
             self.values.append(_Value(module, noise, start=start, end=end))
+
+
+def scales_of(module: nn.Module) -> list[str]:
+    """Names of the scales of exploration noise that a module has."""
+    names = ("eps", "sigma")
+    return [one for one in names if hasattr(module, one) and hasattr(module, f"{one}_end")]
 
 
 def anneal_epsilon(explore: nn.Module, cfg: Any) -> AnnealExploration:

@@ -9,24 +9,24 @@ import shutil
 import tempfile
 import warnings
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchrl import checkpoint as torchrl_checkpoint
 from torchrl.objectives import LossModule
 
 from kit.collectors.base import KitCollector
+from kit.hooks.annealing import scales_of
 from kit.hooks.base import Hook
 from kit.logging.files import NotSaved
 from kit.steps import SettingError
 from kit.trainer.pieces import StateFile
 
 __all__ = [
-    "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "make_parts_when_loaded",
+    "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "PolicyState", "make_parts_when_loaded",
     "normalization_of", "stateful_parts",
 ]  # fmt: skip
 
@@ -302,8 +302,7 @@ def stateful_parts(
     """
     found = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
     found |= normalization_of(collector, evaluate)
-    policies = [getattr(collector, name, None) for name in ("policy", "exploration_policy")]
-    found["policies"] = PolicyState(policies, parts["loss_module"])
+    found["policies"] = PolicyState(collector, evaluate, parts["loss_module"])
     for name, hook in hooks.items():
         stateless = getattr(type(hook), "state_dict", None) is Hook.state_dict
         if hasattr(hook, "load_state_dict") and not stateless:
@@ -330,33 +329,43 @@ def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> 
 
 
 class PolicyState:
-    """What policies hold besides the weights that a loss trains: epsilon and other noise scales.
+    """What policies hold besides the weights that a loss trains: parts of their own, noise scales.
 
     Args:
-        policies: those that act; no modules are left out.
+        collector: whose policies act.
+        evaluate: whose policy is measured.
         loss_module: whose parameters and buffers are saved elsewhere.
+        with_noise: whether epsilon and other scales that a run changes are among it.
     """
 
-    def __init__(self, policies: Iterable[Any], loss_module: Any) -> None:
-        self._policies = nn.ModuleList(p for p in policies if isinstance(p, nn.Module))
+    def __init__(
+        self, collector: Any, evaluate: Any, loss_module: Any, *, with_noise: bool = True
+    ) -> None:
+        given = [getattr(collector, name, None) for name in ("policy", "exploration_policy")]
+        given.append(getattr(evaluate, "policy", None))
+        own = {id(policy): policy for policy in given if isinstance(policy, nn.Module)}
+        self._policies = nn.ModuleList(own.values())
         self._loss_module = loss_module if isinstance(loss_module, nn.Module) else nn.Module()
+        named = self._policies.named_modules()
+        noise = () if with_noise else [f"{name}." for name, module in named if scales_of(module)]
+        self._left_out = tuple(noise)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The tensors, by number of the policy and name."""
-        trained = set(map(_memory, self._loss_module.state_dict().values()))
-        own = self._policies.state_dict().items()
-        return {name: value for name, value in own if _memory(value) not in trained}
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and extra states, by number of the policy and name."""
+        of_loss = self._loss_module.state_dict()
+        trained, own = set(map(_memory, of_loss.values())), self._policies.state_dict()
+        left = {name: value for name, value in own.items() if _memory(value) not in trained}
+        return {name: value for name, value in left.items() if not name.startswith(self._left_out)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`, in place."""
-        with torch.no_grad():
-            for name, value in self.state_dict().items():
-                value.copy_(state_dict[name])
+        own = {name: state_dict[name] for name in self.state_dict()}
+        self._policies.load_state_dict(own, strict=False)
 
 
 def _memory(value: Any) -> Any:
     known = isinstance(value, Tensor) and not is_lazy(value)
-    return (value.data_ptr(), value.shape) if known else None
+    return (value.data_ptr(), value.shape) if known else id(value)
 
 
 def normalization_of(collector: Any, evaluate: Any) -> dict[str, Any]:

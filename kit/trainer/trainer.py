@@ -29,6 +29,7 @@ from kit.trainer.batches import counted
 from kit.trainer.checkpoint import (
     NORMALIZATION,
     Checkpoints,
+    PolicyState,
     make_parts_when_loaded,
     normalization_of,
     stateful_parts,
@@ -381,8 +382,10 @@ class Trainer(TorchRLProtocol):
 
     def policy_parts(self) -> dict[str, Any]:
         """Objects with the state that a policy acts by, by name: weights and normalisation."""
-        trained = {} if self.loss_module is None else {"loss_module": self.loss_module}
-        return {**trained, **normalization_of(self.collector, self.evaluate), **self._transforms}
+        parts = {} if self.loss_module is None else {"loss_module": self.loss_module}
+        own = PolicyState(self.collector, self.evaluate, self.loss_module, with_noise=False)
+        parts |= {"policies": own} if own.state_dict() else {}
+        return {**parts, **normalization_of(self.collector, self.evaluate), **self._transforms}
 
     def load_policy(self, checkpoint: Path | str, best: bool = False) -> dict[str, int]:
         """Load weights and normalisation alone, to evaluate; the run folder is only read.
