@@ -14,10 +14,9 @@ from torchrl.data import (
     HERReplayBuffer,
     LazyTensorStorage,
     ReplayBuffer,
-    TensorDictReplayBuffer,
 )
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
-from torchrl.data.replay_buffers.samplers import SliceSampler
+from torchrl.data.replay_buffers.samplers import Sampler, SliceSampler
 from torchrl.envs.transforms import MultiStepTransform, Reward2GoTransform
 
 from kit.buffers.direct import DirectRows
@@ -362,7 +361,7 @@ class ReplayBatches:
     @property
     def reads_loss_outputs(self) -> bool:
         """Whether the sampler has priorities, which follow from errors that the loss writes."""
-        return isinstance(self.buffer.sampler, PrioritizedSampler)
+        return type(self.buffer.sampler).update_priority is not Sampler.update_priority
 
     def update_priority(self, minibatch: TensorDictBase) -> None:
         """Set the priorities of a minibatch to its new errors, where the sampler has priorities.
@@ -373,12 +372,12 @@ class ReplayBatches:
         buffer = self.buffer
         if not self.reads_loss_outputs:
             return
-        assert isinstance(buffer, TensorDictReplayBuffer)
-        errors = entry(minibatch, buffer.priority_key)
+        key = getattr(buffer, "priority_key", "td_error")
+        errors = entry(minibatch, key)
         if errors is None:
-            why = f"needs {buffer.priority_key!r}, which the loss does not write"
+            why = f"needs {key!r}, which the loss does not write"
             works = "use a loss that writes it, such as DQNLoss, or RandomSampler"
-            raise SettingError("sampler", "PrioritizedSampler", why, works)
+            raise SettingError("sampler", type(buffer.sampler).__name__, why, works)
         self._direct.update_priority(minibatch, errors)
 
     def state_dict(self) -> dict[str, Any]:

@@ -249,5 +249,7 @@ class DirectRows:
         index = entry(minibatch, "index")
         if self._may_be_plain and index is not None and index.shape == errors.shape:
             self.buffer._sampler.update_priority(index, errors)
-        else:
+        elif isinstance(self.buffer._sampler, PrioritizedSampler):
             self.buffer.update_tensordict_priority(minibatch)
+        else:  # of another class, of which TorchRL's method takes no note
+            self.buffer.update_priority(index, errors)

@@ -337,7 +337,7 @@ def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
         return
     kind, keys = type(loss_module), getattr(loss_module, "tensor_keys", None)
     unread = kind.__module__.startswith("torchrl.") and not hasattr(keys, "priority_weight")
-    beta = buffer.buffer.sampler.beta
+    beta = getattr(buffer.buffer.sampler, "beta", 0)
     if unread and beta:
         why = f"corrects priorities by importance weights, which {kind.__name__} does not read"
         yield "beta", beta, why, [0], "or sample uniformly, or use another loss"

@@ -17,7 +17,11 @@ from torchrl.data import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement, SliceSampler
+from torchrl.data.replay_buffers.samplers import (
+    RandomSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
 from torchrl.envs.transforms import MultiStepTransform, Reward2GoTransform
 
 from kit.buffers import (
@@ -499,6 +503,32 @@ def test_a_prioritized_sampler_is_told_the_errors_of_every_minibatch():
     assert len(errors) > 10
     for index, error in errors.items():
         assert float(sampler.state_dict()["values"][index]) == pytest.approx(error)
+
+
+class Knowing(RandomSampler):
+    """Knows the errors of transitions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[int, float] = {}
+
+    def update_priority(self, index, priority, *, storage=None):
+        self.errors |= zip(index.flatten().tolist(), priority.flatten().tolist())
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_a_sampler_of_a_class_of_its_own_is_told_the_errors_too(storage):
+    plan = off_policy_plan()
+    sampler = Knowing()
+    buffer = TensorDictReplayBuffer(
+        storage=storage(100), sampler=sampler, batch_size=plan.minibatch_size
+    )
+    trainer = Trainer(plan, **{**sac_parts(plan), "buffer": buffer})
+    found = []
+    trainer.register_op("post_loss", lambda minibatch: found.append(minibatch["td_error"]))
+    trainer.run()
+    assert {error for errors in found for error in errors.tolist()} >= {*sampler.errors.values()}
+    assert sampler.errors
 
 
 def test_priorities_do_not_depend_on_whether_the_loss_is_traced():
