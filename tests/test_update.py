@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NonTensorData, TensorDict, TensorDictBase
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import HardUpdate, LossModule, SoftUpdate
@@ -919,6 +919,10 @@ RETURNED = {
     "a dictionary": (lambda a: {"loss": a.sum()}, "returns a dict, not a TensorDict"),
     "several numbers": (
         lambda a: TensorDict({"loss": a * 2}), r"returns a loss of shape \[3\], not one number",
+    ),
+    "a text": (
+        lambda a: TensorDict({"loss": a.sum(), "phase": NonTensorData("first")}),
+        "returns 'phase', which is a NonTensorData, and metrics are tensors; leave it out",
     ),
 }  # fmt: skip
 

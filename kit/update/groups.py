@@ -125,6 +125,10 @@ def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
         raise SettingError("loss_module", name, f"returns a {kind}, not a TensorDict", works)
     if any(isinstance(value, TensorDictBase) for value in returned.values()):
         returned = returned.flatten_keys(".")  # entropies of several actions: entropy.gear_entropy
+    for key, value in returned.items():
+        if not isinstance(value, Tensor):
+            why = f"returns {key!r}, which is a {type(value).__name__}, and metrics are tensors"
+            raise SettingError("loss_module", name, why, "leave it out, or log it by a hook")
     for loss in losses_among(returned.keys()):
         if returned.get(loss).numel() != 1:
             why = f"returns a {loss} of shape {list(returned.get(loss).shape)}, not one number"
