@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import warnings
@@ -837,6 +838,20 @@ def test_state_that_is_loaded_in_the_middle_takes_effect_at_once():
     for step in range(4, 8):
         update(minibatch_for("A2CLoss", seed=step))
     assert_same(states[0], state_of(loss))
+
+
+def test_an_update_with_the_state_of_another_leaves_that_one_alone():
+    found = []
+    for copied in (True, False):
+        losses = [make_loss("A2CLoss") for _ in range(2)]
+        one, other = (Update(loss, Adam(loss.parameters(), lr=0.01)) for loss in losses)
+        other(minibatch_for("A2CLoss", seed=0))
+        state = other.state_dict()
+        one.load_state_dict(copy.deepcopy(state) if copied else state)
+        one(minibatch_for("A2CLoss", seed=1))
+        other(minibatch_for("A2CLoss", seed=2))
+        found.append(state_of(losses[1], other.optimizers["optimizer"]))
+    assert_same(*found)
 
 
 # ---------------------------------------------------------------------- bad settings

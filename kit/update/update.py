@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
@@ -514,7 +515,8 @@ class Update(OptimizationStepper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
         for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state_dict["optimizers"][name])
+            # PyTorch would go on with the very tensors, which may be those of another optimiser.
+            optimizer.load_state_dict(copy.deepcopy(state_dict["optimizers"][name]))
         for group, steps in zip(self.groups, state_dict["optimizer_steps"].values()):
             group.steps = int(steps)
         if (changes := self._stateful_changes()) is not None:
