@@ -76,6 +76,8 @@ class Settings:
     discount: UnitInterval = 0.9
     kind: Literal["red", "green"] = "red"
     sizes: list[int] = field(default_factory=lambda: [4, 4])
+    layer: tuple[int, str] = (4, "relu")
+    scales: tuple[float, ...] = ()
     name: str = "me"
     flag: bool = False
     anything: Any = None
@@ -84,7 +86,14 @@ class Settings:
 
 # ---------------------------------------------------------------------- in and out
 def test_a_dataclass_becomes_plain_values_and_comes_back():
-    made = Settings(Inner(5), maybe=7, sizes=[1], extra={"a": [1, {"b": None}]})
+    made = Settings(
+        Inner(5),
+        maybe=7,
+        sizes=[1],
+        layer=(2, "elu"),
+        scales=(0.5, 2.0),
+        extra={"a": [1, {"b": None}]},
+    )
     plain = to_plain(made)
     assert yaml.safe_load(yaml.safe_dump(plain)) == plain
     assert from_plain(Settings, plain) == made
@@ -165,6 +174,12 @@ def test_whole_floats_are_integers_and_integers_are_floats():
         ({"sizes": 4}, "sizes=4 is not a list; what works: [4]."),
         ({"sizes": "x"}, "sizes='x' is not a list, each a whole number; give a list, each a"),
         ({"sizes": [4, "x"]}, "sizes='x' is not a whole number"),
+        (
+            {"layer": [4]},
+            "layer=[4] is not a list of 2 entries; give a list of a whole number and a text.",
+        ),
+        ({"layer": ["x", "relu"]}, "layer='x' is not a whole number"),
+        ({"scales": ["x"]}, "scales='x' is not a number"),
         ({"flag": 1}, "flag=1 is not true or false; give true or false."),
         ({"name": None}, "name=None is not a text; give a text."),
         ({"extra": 3}, "extra=3 is not a mapping"),

@@ -198,8 +198,11 @@ def _plain_value(path: str, value: Any, hint: Any) -> Any:
     if origin in (list, tuple):
         if not isinstance(value, (list, tuple)):
             raise _no_list(path, value, arguments[0])
-        items = [_plain_value(path, item, arguments[0]) for item in value]
-        return origin(items)
+        entries = _entries(hint) or [arguments[0]] * len(value)
+        if len(value) != len(entries):
+            works = f"give {_called(hint)}"
+            raise SettingError(path, value, f"is not a list of {len(entries)} entries", works)
+        return origin([_plain_value(path, item, entry) for item, entry in zip(value, entries)])
     if origin is dict or hint is dict:
         if not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
             raise _wrong(path, value, "a mapping such as {name: value}")
@@ -208,6 +211,13 @@ def _plain_value(path: str, value: Any, hint: Any) -> Any:
             return dict(value)
         return {name: _plain_value(f"{path}.{name}", item, of) for name, item in value.items()}
     return _scalar(path, value, hint)
+
+
+def _entries(hint: Any) -> list[Any]:
+    """The types of the entries of a tuple of so many; none for a list of any length."""
+    arguments = typing.get_args(hint)
+    fixed = typing.get_origin(hint) is tuple and Ellipsis not in arguments
+    return [*arguments] if fixed else []
 
 
 def _scalar(path: str, value: Any, hint: Any) -> Any:
@@ -274,6 +284,8 @@ def _called(hint: Any) -> str:
         return " or ".join(map(_called, arguments))
     if origin is Literal:
         return " or ".join(_words(arguments))
+    if entries := _entries(hint):
+        return f"a list of {' and '.join(map(_called, entries))}"
     if origin in (list, tuple):
         return f"a list, each {_called(arguments[0])}"
     return _CALLED.get(origin or hint, getattr(hint, "__name__", str(hint)))
