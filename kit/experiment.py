@@ -308,6 +308,7 @@ class Experiment:
             loss.to(cfg.device)  # with its value estimator, which TorchRL makes on the CPU
         chosen = {**wired, **given}
         self._check_buffer(given.get("buffer"))
+        checks.update(cfg, wired.get("update") if "update" not in given else None)
         self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:

@@ -405,6 +405,34 @@ def test_actions_that_an_algorithm_cannot_choose_are_refused(kind, id):
     assert "mine chooses only such" in message
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            {"compile": False},
+            "compile=False is not that of the recipe's update, auto; give Update(",
+        ),
+        (
+            {"precision": "bfloat16"},
+            "precision='bfloat16' is not that of the recipe's loss, PPOLoss",
+        ),
+    ],
+)
+def test_a_setting_that_a_recipe_of_ones_own_leaves_out_is_refused(setting, message):
+    def build(**changes: Any) -> Trainer:
+        experiment = Experiment(quiet(OnPolicyConfig, **changes), algorithm="ppo")
+        env = experiment.make_env()
+        actor, critic = make_actor(env), make_value(env)
+        loss = PPOLoss(actor, critic)
+        update = Update(loss, Adam(loss.parameters()))
+        return experiment.trainer(
+            env, actor, advantage=GAE(gamma=0.9, value_network=critic), update=update
+        )
+
+    build().shutdown()
+    assert refused(build, **setting).startswith(message)
+
+
 def test_an_on_policy_recipe_has_no_replay_buffer():
     experiment = Experiment(ppo(), algorithm="ppo")
     assert "derive its Config from OffPolicyConfig" in refused(experiment.make_replay_buffer)

@@ -348,6 +348,18 @@ def parts(given: Mapping[str, Any]) -> None:
             raise SettingError(name, part, "is no part of a trainer", near)
 
 
+def update(cfg: RunConfig, made: Any) -> None:
+    """Refuse settings that the update of a recipe, or its loss, was not made with."""
+    own, loss = getattr(made, "compile", cfg.compile), getattr(made, "loss_module", None)
+    if cfg.compile != "auto" and own != cfg.compile:
+        why = f"is not that of the recipe's update, {own}"
+        raise SettingError("compile", cfg.compile, why, "give Update(..., compile=cfg.compile)")
+    if cfg.precision != "float32" and loss is not None and "forward" not in vars(loss):
+        why = f"is not that of the recipe's loss, {type(loss).__name__}"
+        works = "make it by experiment.make_loss(...)"
+        raise SettingError("precision", cfg.precision, why, works)
+
+
 def listed(name: str, given: Any) -> list[Any]:
     """The entries of a part that is a list; anything else is refused."""
     if not isinstance(given, Sequence) or isinstance(given, str):
