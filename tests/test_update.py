@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import math
 import warnings
@@ -947,6 +948,17 @@ def test_a_loss_that_returns_something_else_is_refused_with_what_to_return(what)
     result, message = RETURNED[what]
     loss = Parts(result)
     refused(loss, SGD([loss.a], lr=1.0), f"loss_module='Parts' {message}")
+
+
+def test_a_loss_that_is_no_module_is_refused():
+    network = nn.Linear(2, 1)
+
+    def squares(minibatch: TensorDictBase, scale: float) -> TensorDict:
+        return TensorDict({"loss": network(minibatch["x"]).square().mean() * scale})
+
+    for loss in (functools.partial(squares, scale=2.0), squares):
+        with pytest.raises(SettingError, match="is no module, so that no checkpoint would have"):
+            Update(loss, Adam(network.parameters()))
 
 
 def test_a_loss_without_anything_to_minimise_is_refused():

@@ -134,6 +134,11 @@ class Update(OptimizationStepper):
         target_update_every: int | str = 1,
         compile: Compile = "auto",
     ) -> None:
+        if not isinstance(loss_module, nn.Module):
+            name = getattr(loss_module, "__name__", type(loss_module).__name__)
+            why = "is no module, so that no checkpoint would have the weights that it trains"
+            works = "make it the forward of a torch.nn.Module that has its networks"
+            raise SettingError("loss_module", name, why, works)
         self.loss_module = loss_module
         self.groups = groups_of(optimizer, every or {})
         declared = declared_losses(loss_module, self.groups)
