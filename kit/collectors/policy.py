@@ -213,7 +213,7 @@ class PolicyRunner:
         with set_exploration_type(self.exploration_type):
             result = self._checked_call(TensorDict(dict(given), [self.num_envs]))
         if not self._written:
-            written = _written(self.policy, given, result)
+            written = _written(self.policy, given, result, self._given)
             if self._check is not None:
                 changed = [k for k, one in _versions(given).items() if before.get(k, one) != one]
                 self._check([*written, *(key for key in changed if key not in written)])
@@ -379,13 +379,19 @@ def first_values(policy: Any, num_envs: int, device: torch.device | str) -> Tens
     return values
 
 
-def _written(policy: Any, given: Tensors, result: TensorDictBase) -> list[Key]:
-    """Return the keys under which the policy has written tensors."""
+def _written(
+    policy: Any, given: Tensors, result: TensorDictBase, observed: Sequence[Key]
+) -> list[Key]:
+    """Return the keys under which the policy has written tensors.
+
+    Observations that it declares not to write may be returned as copies.
+    """
     declared = getattr(policy, "out_keys", None)
     found = []
     for key in result.keys(include_nested=True, leaves_only=True):
         value = result.get(key)
-        changed = key not in given or (declared is None and not _shows(value, given[key]))
+        compared = declared is None or key not in observed
+        changed = key not in given or (compared and not _shows(value, given[key]))
         if isinstance(value, Tensor) and (changed or (declared and key in declared)):
             found.append(key)
     return found

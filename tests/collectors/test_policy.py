@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 from torchrl.envs.utils import ExplorationType
 
@@ -230,6 +230,20 @@ def test_a_function_acts_by_what_it_encloses_now():
         chosen["action"] = action
         assert collector.collect()["action"].unique().tolist() == [action]
     assert collector.policy_path.name == "program"
+
+
+def test_a_policy_that_writes_more_than_it_declares_is_resumed():
+    class Scored(TensorDictModuleBase):
+        in_keys, out_keys = ("observation",), ("action",)
+
+        def forward(self, tensordict):
+            score = tensordict["observation"].sum(-1)
+            return tensordict.set("score", score).set("action", (score > 0.5).long())
+
+    whole, resumed = (VectorCollector(guess(), Scored(), steps_per_env=1) for _ in range(2))
+    whole.collect()
+    resumed.load_state_dict(whole.state_dict())
+    assert_same_batches(resumed, whole)
 
 
 def test_a_policy_that_was_asked_to_run_as_a_module_does_so_without_a_word():
