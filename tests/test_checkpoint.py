@@ -25,13 +25,16 @@ from tensordict import NonTensorData, TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.checkpoint import StateDictCheckpointAdapter
-from torchrl.modules import EGreedyModule
+from torchrl.modules import EGreedyModule, ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
 
+from kit.advantages import GAE
 from kit.config.plain import from_plain
 from kit.envs import make_env
 from kit.hooks import Evaluator, NaNGuard, NotFinite, StopWhen
 from kit.logging.files import NotSaved, append, write_whole
-from kit.steps import SettingError
+from kit.modules import Categorical
+from kit.steps import SettingError, StepPlan
 from kit.trainer import Trainer
 from kit.trainer.checkpoint import (
     Checkpoints,
@@ -41,6 +44,7 @@ from kit.trainer.checkpoint import (
     make_parts_when_loaded,
 )
 from kit.trainer.process import OwnNumbers
+from kit.update import Update
 from tests.fuzz.random_configs import small_config
 from tests.losses import LOSSES, make_loss, minibatch_for
 from tests.tiny import (
@@ -442,9 +446,28 @@ def test_a_hook_with_a_state_that_is_left_out_is_said(tmp_path):
     assert again.run().policy_steps == 64
 
 
-@pytest.mark.parametrize("trainer_of", [ppo_trainer, sac_trainer])
+def lazy_trainer(plan: StepPlan, **parts: Any) -> Trainer:
+    """PPO whose networks know their sizes from the first batch on."""
+    torch.manual_seed(0)
+    env = make_env("CartPole-v1", plan.num_envs, seed=0)
+    logits = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(2))
+    actor = ProbabilisticActor(
+        TensorDictModule(logits, ["observation"], ["logits"]), ["logits"], ["action"],
+        distribution_class=Categorical, return_log_prob=True,
+    )  # fmt: skip
+    critic = ValueOperator(nn.LazyLinear(1), in_keys=["observation"])
+    loss = ClipPPOLoss(actor, critic)
+    made = {
+        "collector": collector_of(plan, env, actor, seed=0), "progress": False,
+        "advantage": GAE(gamma=0.99, value_network=critic),
+        "update": Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3)),
+    }  # fmt: skip
+    return Trainer(plan, **{**made, **parts})
+
+
+@pytest.mark.parametrize("trainer_of", [ppo_trainer, sac_trainer, lazy_trainer])
 def test_saving_changes_nothing_and_loading_brings_everything_back(trainer_of, tmp_path):
-    plan = on_policy_plan() if trainer_of is ppo_trainer else off_policy_plan()
+    plan = off_policy_plan() if trainer_of is sac_trainer else on_policy_plan()
     plain = trainer_of(plan)
     plain.run()
     saving = trainer_of(plan, folder=tmp_path, checkpoint_every=8)
@@ -455,6 +478,9 @@ def test_saving_changes_nothing_and_loading_brings_everything_back(trainer_of, t
     assert again.policy_steps < plan.total_policy_steps
     again.run()
     assert_equal(weights(plain), weights(again))
+    played = trainer_of(plan)
+    played.load_policy(last)
+    assert_equal(weights(plain), weights(played))
     ended = trainer_of(plan, resume_from=last)
     assert ended.run().counters() == saving.ledger.counters()  # there was nothing left to do
     assert_equal(weights(plain), weights(ended))

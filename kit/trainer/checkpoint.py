@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -314,7 +315,8 @@ def make_parts_when_loaded(loss_module: Any) -> None:
     """Have losses make the parts whose states they load before.
 
     TorchRL's make a value estimator in their first call, unless ``make_value_estimator`` was
-    called, and some a target entropy. PyTorch would take these states for those of another loss.
+    called, and some a target entropy; lazy layers have no shapes before. PyTorch would take these
+    states for those of another loss.
     """
     modules = loss_module.modules() if isinstance(loss_module, nn.Module) else ()
     for one in (module for module in modules if isinstance(module, LossModule)):
@@ -326,6 +328,9 @@ def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> 
         _ = loss.value_estimator  # makes it
     if f"{prefix}target_entropy_buffer" in state_dict:
         _ = loss.target_entropy
+    for name, one in itertools.chain(loss.named_parameters(), loss.named_buffers()):
+        if is_lazy(one) and f"{prefix}{name}" in state_dict:
+            one.materialize(state_dict[f"{prefix}{name}"].shape)
 
 
 class PolicyState:
@@ -352,8 +357,8 @@ class PolicyState:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and extra states, by number of the policy and name."""
-        of_loss = self._loss_module.state_dict()
-        trained, own = set(map(_memory, of_loss.values())), self._policies.state_dict()
+        of_loss = itertools.chain(self._loss_module.parameters(), self._loss_module.buffers())
+        trained, own = set(map(_memory, of_loss)), self._policies.state_dict()
         left = {name: value for name, value in own.items() if _memory(value) not in trained}
         return {name: value for name, value in left.items() if not name.startswith(self._left_out)}
 
