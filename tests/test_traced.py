@@ -480,6 +480,21 @@ def test_a_function_that_does_not_repeat_itself_is_eager():
     assert float(call({"x": torch.ones(())})["y"]) == 3.0
 
 
+def test_one_that_writes_past_pytorch_is_found_out_too():
+    count = torch.zeros(1)
+
+    def counting(given):
+        count.numpy()[0] += 1
+        return {"y": given["x"]}
+
+    call = Traced(counting, name="counting")
+    call({"x": torch.ones(())})
+    with pytest.warns(UserWarning, match="does not repeat itself"):
+        call({"x": torch.ones(())})
+    call({"x": torch.ones(())})
+    assert count.item() == 3.0
+
+
 def test_one_that_differs_in_what_it_writes_alone_is_found_out_too():
     calls, total = [], torch.zeros(())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
@@ -18,6 +19,7 @@ PLAIN = (bool, int, float, str, tuple, NoneType, np.generic)
 _KNOWN = (type, ModuleType, Tensor, TensorDictBase)
 """What is not looked into."""
 _LIBRARIES = frozenset({"torch", "tensordict", "torchrl", "kit"})
+_PYTHONS = sys.stdlib_module_names
 _contents = operator.attrgetter("cell_contents")
 
 
@@ -91,12 +93,17 @@ def _is_of_others(function: Any) -> bool:
     function = getattr(function, "__func__", function)
     if not isinstance(function, FunctionType):
         return False
-    return is_foreign(function) and "site-packages" not in function.__code__.co_filename
+    known = "site-packages" in function.__code__.co_filename or _package(function) in _PYTHONS
+    return is_foreign(function) and not known
 
 
 def is_foreign(function: Any) -> bool:
     """Whether it may do more than compute tensors: PyTorch's, TorchRL's and ours do not."""
-    return str(function.__module__).partition(".")[0] not in _LIBRARIES
+    return _package(function) not in _LIBRARIES
+
+
+def _package(function: Any) -> str:
+    return str(function.__module__).partition(".")[0]
 
 
 def _named(code: CodeType) -> Iterator[str]:

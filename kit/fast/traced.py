@@ -306,6 +306,7 @@ class Traced:
             and all(same(found[key], expected[key]) for key in expected)
             and all(map(same, after, changed))
             and not self.watch.changed()
+            and program.recording.is_valid()
             and not numbers.drawn_on_the_host()
         )
         if not program.verified:
