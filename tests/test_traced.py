@@ -417,7 +417,7 @@ def test_what_changes_before_every_call_is_not_recorded_for_ever():
             x = torch.randn(2, 3)
             assert torch.equal(call({"x": x})["y"], module(x))
     assert [str(warning.message) for warning in warned] == [
-        "the module runs eagerly: what it depends on changes from call to call"
+        "the module runs eagerly: what it depends on changes from call to call: scale"
     ]
 
 

@@ -46,7 +46,7 @@ class Used:
 
     def changed(self) -> bool:
         """Whether a name stands for another value now."""
-        return not all(map(_same, self._now(), self.values))
+        return not all(map(same, self._now(), self.values))
 
 
 def reached(watched: Sequence[Any], modules: Callable[[nn.Module], Iterable[nn.Module]]) -> Any:
@@ -125,6 +125,7 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are one object, or equal plain values of one type."""
     alike = type(one) is type(other) and isinstance(one, PLAIN)
     return one is other or (alike and bool(one == other))

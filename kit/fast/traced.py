@@ -228,7 +228,8 @@ class Traced:
         numbers = _RandomNumbers(self.watch.values())
         try:
             if self._wasted >= _PATIENCE and not self._rounds_otherwise:
-                raise NotTraceable("what it depends on changes from call to call")
+                changes = "what it depends on changes from call to call"
+                raise NotTraceable(self._with_what(changes))
             recording, outputs = record(function, share_no_memory([inputs.get(k) for k in keys]))
         except NotTraceable as reason:
             numbers.restore()
@@ -259,7 +260,11 @@ class Traced:
         self.clear()
         self._own_changes += 1
         if self._own_changes >= _FIRST_CALLS and not self._rounds_otherwise:
-            self._run_eagerly("it changes its own attributes")
+            self._run_eagerly(self._with_what("it changes its own attributes"))
+
+    def _with_what(self, reason: str) -> str:
+        """A reason with the name of what has changed, where it has one."""
+        return f"{reason}: {self.watch.what}" if self.watch.what else reason
 
     def _keep(
         self, recording: Recording, keys: list[Key], outputs: list[Key], inputs: Inputs

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from kit.fast.functions import PLAIN, Used, is_foreign, reached
+from kit.fast.functions import PLAIN, Used, is_foreign, reached, same
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (dict, list, deque)
@@ -48,7 +48,12 @@ class Watch:
     Args:
         watched: ``nn.Module``s, optimisers, functions and other objects, of which attributes are
             watched; what has no attributes never changes.
+
+    Attributes:
+        what: the name of something that was different in the last call that found a change.
     """
+
+    what = ""
 
     def __init__(self, *watched: Any) -> None:
         self.watched = watched
@@ -70,8 +75,17 @@ class Watch:
                 return False
         except Exception:  # a name is gone, or there is another object that cannot be compared
             pass
+        self.what = self._difference()
         self._look()
         return True
+
+    def _difference(self) -> str:
+        """The name of an entry that is not what it was; empty where it has none."""
+        for place, before in zip(self._places, self._copies):
+            for name, value in place.items() if isinstance(place, dict) else ():
+                if name not in before or not same(value, before[name]):
+                    return str(name)
+        return ""
 
     def has_hooks(self) -> bool:
         """Whether modules or parameters had hooks in the last look, besides those of PyTorch's."""
