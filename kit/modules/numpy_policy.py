@@ -28,7 +28,7 @@ from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActo
 from kit.fast.traced import Traced
 from kit.modules.actors import Heads
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
-from kit.modules.networks import FlattenMLP, SigmoidTanh
+from kit.modules.networks import Flatten, FlattenMLP, SigmoidTanh
 from kit.modules.numpy_samplers import (
     OF_DISTRIBUTIONS,
     EpsilonGreedySampler,
@@ -326,7 +326,7 @@ def _layers(network: Any, num_envs: int) -> list[tuple[Array, Array, Array, Any]
     """Return weights, bias, memory for the result and activation of each layer."""
     if type(network) is not FlattenMLP:
         raise NotInNumpy(f"its network is {type(network).__name__}")
-    if not network.flatten.is_vector:
+    if type(network.flatten) is not Flatten or not network.flatten.is_vector:
         raise NotInNumpy("its observation is not one vector of floating-point numbers")
     found: list[Any] = []
     for layer in network.layers:

@@ -16,7 +16,7 @@ from kit.envs import make_env
 from kit.modules import Categorical, make_actor, make_body, make_q_network
 from kit.modules.actors import _Parameters
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise, half_range
-from kit.modules.networks import FlattenMLP
+from kit.modules.networks import Flatten, FlattenMLP
 from kit.modules.numpy_policy import MOST_PRODUCTS
 from tests.tiny import Uneven
 
@@ -257,6 +257,25 @@ def with_layers(env, *layers):
     return actor
 
 
+class Doubled(nn.Module):
+    out_features = 4
+
+    def forward(self, observation):
+        return 2 * observation
+
+
+class DoubledVector(Flatten):
+    def forward(self, *inputs):
+        return 2 * super().forward(*inputs)
+
+
+def joined(env, join):
+    """An actor that changes its observation first."""
+    actor = make_actor(env, (8,))
+    actor.module[0].module.network.flatten = join
+    return actor
+
+
 class Sharper(Categorical):
     def __init__(self, logits):
         super().__init__(logits=9 * logits)
@@ -286,6 +305,10 @@ OTHERS = {
     "two activations": lambda env: with_layers(env, nn.ReLU(), nn.Tanh(), nn.Linear(8, 2)),
     "a layer without a bias": lambda env: with_layers(env, nn.Linear(8, 2, bias=False)),
     "another distribution": sharper,
+    "an observation that is changed": lambda env: joined(env, Doubled()),
+    "a vector that is changed": lambda env: joined(
+        env, DoubledVector([env.full_observation_spec["observation"]])
+    ),
     "another head": of_own_head,
     "another module": lambda env: TensorDictModule(
         lambda observation: observation[..., 0].long() * 0, ["observation"], ["action"]
