@@ -35,8 +35,9 @@ def entries_may_be_left_out(trainer: TorchRLProtocol) -> bool:
     update of others may read anything.
     """
     between = [operation for stage in _BETWEEN_MINIBATCHES for operation in trainer.stages[stage]]
-    known = all(is_of_the_kit(operation.function) for operation in between)
-    return known and is_of_the_kit(trainer.update) and minibatches_are_unseen(trainer)
+    parts = [trainer.update, *(operation.function for operation in between)]
+    known = all(map(is_of_the_kit, parts))
+    return known and minibatches_are_unseen(trainer)
 
 
 class Undisturbed:
