@@ -63,6 +63,37 @@ class Leaf:
             tree = tree[name]
         return tree if self.start is None else tree - self.start
 
+    @cached_property
+    def _highest(self) -> Any:
+        """Largest choice, counted from 0; ``None`` where there are no choices."""
+        highest = _whole_numbers(self.space)[1]
+        return highest if isinstance(self.space, _CHOICES) else None
+
+    def misfit(self, value: Any) -> str | None:
+        """Say which whole number cannot be stored as it is, or is a choice that there is not.
+
+        NumPy stores 0.7 as 0, and 300 as 44 in a byte; a choice that there is not is no input of a
+        network. Bounds of a Box are not looked at.
+
+        Args:
+            value: of this array, counted from 0, with or without a dimension of envs in front.
+
+        Returns:
+            What is wrong; ``None``: nothing is.
+        """
+        if self.dtype.kind == "f" or (type(value) is int and 0 <= value <= (self._highest or 0)):
+            return None
+        given, wrong = np.asarray(value), np.False_
+        if given.dtype != self.dtype:
+            with np.errstate(invalid="ignore"):  # of NaN
+                wrong = given.astype(self.dtype) != given
+        if self._highest is not None:
+            wrong = wrong | (given < 0) | (given > self._highest)
+        if wrong is np.False_ or not wrong.any():
+            return None
+        shown = given if self.start is None else given + self.start
+        return f"{shown[wrong][0]} as {self.key}, which is not in {self.space or self.dtype}"
+
 
 def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
     """Return the arrays of ``space``: one, or one for each entry of a ``Dict`` space.
@@ -105,7 +136,8 @@ _OTHERS = {
 }  # fmt: skip
 """Entries of batches and minibatches that are no observations."""
 
-_KINDS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+_CHOICES = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
+_KINDS = (gym.spaces.Box, *_CHOICES, gym.spaces.MultiBinary)
 
 
 def _walk(

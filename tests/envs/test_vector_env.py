@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrl.collectors import Collector
@@ -14,7 +15,9 @@ from torchrl.envs import StepCounter, TransformedEnv
 from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.envs.episodes import EpisodeStatistics
+from kit.envs.errors import EnvironmentFault
 from kit.steps import SettingError
+from kit.testing.vector_counter import VectorCounter
 from tests.tiny import Scripted
 
 
@@ -76,6 +79,76 @@ def test_an_observation_with_the_name_of_another_entry_is_refused(name):
     space = gym.spaces.Dict({name: gym.spaces.Box(0, 1, (2,)), "position": gym.spaces.Discrete(3)})
     with pytest.raises(SettingError, match=rf"'{name}' is an entry of every batch already; rename"):
         make_env(lambda: Scripted(observation_space=space), 2)
+
+
+class Sees(Scripted):
+    """Observes what it is told to, in its first step."""
+
+    def __init__(self, space, seen):
+        super().__init__(observation_space=space)
+        self.seen = seen
+
+    def reset(self, **kwargs):
+        super().reset(**kwargs)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.seen, *super().step(action)[1:]
+
+
+BYTES = Box(0, 255, (2,), np.uint8)
+NOT_HELD = [
+    (BYTES, np.array([1, 0.7]), "0.7"),
+    (BYTES, np.array([3, 300]), "300"),
+    (BYTES, [3, -1], "-1"),
+    (Box(-5, 5, (2,), np.int64), np.array([2, np.nan]), "nan"),
+    (Discrete(5), 5, "5"),
+    (Discrete(5, start=2), np.int64(1), "1"),
+    (Discrete(5), 0.5, "0.5"),
+    (MultiDiscrete([2, 3], start=[0, 4]), np.array([1, 7]), "7"),
+]
+
+
+@pytest.mark.parametrize(("space", "seen", "number"), NOT_HELD)
+def test_whole_numbers_that_would_be_other_ones_in_a_batch_are_a_fault(space, seen, number):
+    for whole, told in ((space, seen), (gym.spaces.Dict(inner=space), {"inner": seen})):
+        env = make_env(lambda whole=whole, told=told: Sees(whole, told), 2)
+        with pytest.raises(EnvironmentFault, match=rf"env 0.* returned {number} as .* not in "):
+            VectorCollector(env, None, steps_per_env=4).collect()
+
+
+@pytest.mark.parametrize(
+    ("space", "seen"),
+    [
+        (BYTES, np.array([3.0, 255.0])),
+        (BYTES, [3, 4]),
+        (Discrete(5, start=2), 6),
+        (gym.spaces.MultiBinary(2), np.array([True, False])),
+        (Box(0, 1, (2,), np.int64), np.array([9, 9])),  # bounds are the environment's affair
+    ],
+)
+def test_whole_numbers_of_another_type_are_taken(space, seen):
+    batch = VectorCollector(make_env(lambda: Sees(space, seen)), None, steps_per_env=1).collect()
+    first = batch["next", "observation"][0, 0]
+    assert first.tolist() == (np.asarray(seen) - getattr(space, "start", 0)).tolist()
+
+
+def test_a_vector_environment_is_held_to_whole_numbers_too():
+    class Bytes(VectorCounter):
+        def __init__(self):
+            super().__init__(2)
+            self.single_observation_space = Box(0, 255, (3,), np.uint8)
+
+        def reset(self, **kwargs):
+            seen, info = super().reset(**kwargs)
+            return seen.astype(np.uint8), info
+
+        def step(self, actions):
+            seen, *rest = super().step(actions)
+            return seen + 0.5, *rest
+
+    with pytest.raises(EnvironmentFault, match=r"returned \d.* as observation, .* not in Box"):
+        VectorCollector(make_env(Bytes()), None, steps_per_env=1).collect()
 
 
 def test_an_episode_cut_by_a_limit_of_torchrl_is_an_episode():

@@ -79,6 +79,8 @@ class GymnasiumBackend(EnvBackend):
             result.env_steps[...] = info["env_steps"]
         for leaf in self.observation_leaves:
             value = leaf.of(seen)
+            if (wrong := leaf.misfit(value)) is not None:
+                raise EnvironmentFault(self.name, None, f"returned {wrong}")
             result.observation[leaf.key][...] = value
             result.next_observation[leaf.key][...] = value
         ended, self.infos = result.terminated | result.truncated, {}

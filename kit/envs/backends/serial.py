@@ -54,7 +54,7 @@ class SerialBackend(EnvBackend):
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._repeats = any(isinstance(layer, ActionRepeat) for layer in layers(one))
         leaf = self.observation_leaves[0]
-        as_it_is = not leaf.path and leaf.start is None
+        as_it_is = not leaf.path and leaf.dtype.kind == "f"
         # Observations of this shape are written as they are; none is of the shape "".
         self._key, self._shape = leaf.key, leaf.shape if as_it_is else ""
         self._numbers = range(num_envs)
@@ -181,6 +181,8 @@ class SerialBackend(EnvBackend):
                 what = f"{leaf.key} of shape {np.shape(value)}" if value is not None else "nothing"
                 what = f"returned {what} as {leaf.key}, its space says shape {leaf.shape}"
                 raise EnvironmentFault(self.name, self.first + number, what)
+            if (wrong := leaf.misfit(value)) is not None:
+                raise EnvironmentFault(self.name, self.first + number, f"returned {wrong}")
             values.append(value)
         for leaf, value in zip(self.observation_leaves, values):
             arrays[leaf.key][number] = value
