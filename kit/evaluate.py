@@ -28,6 +28,7 @@ from kit.cli.saved_runs import find_run, read_config
 from kit.cli.trust import check_names, check_recipe, trusted_names
 from kit.collectors.actor import Actor
 from kit.config.plain import from_plain
+from kit.envs.single_env import with_mask
 from kit.envs.spaces import empty
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.video import record_episode
@@ -176,8 +177,10 @@ class SavedPolicy:
             SettingError: if an entry of the observation is missing or has another shape.
         """
         given = observation
-        if info and "action_mask" in info and not isinstance(observation, Mapping):
-            given = {"observation": observation, "action_mask": info["action_mask"]}
+        for leaf in self._env.observation_leaves:
+            own = isinstance(observation, Mapping) and "action_mask" in observation
+            if leaf.path == ("action_mask",) and not own and info and "action_mask" in info:
+                given = with_mask(observation, info["action_mask"], *leaf.shape)
         arrays = empty(self._env.observation_leaves, 1)
         for leaf in self._env.observation_leaves:
             try:

@@ -21,7 +21,7 @@ import recipes.sac
 from kit.__main__ import main as kit
 from kit.envs import make_env
 from kit.envs.vector_env import env_seeds
-from kit.evaluate import SavedRun, main
+from kit.evaluate import SavedPolicy, SavedRun, main
 from kit.experiment import EnvConfig
 from kit.hooks import Evaluator
 from kit.modules import make_actor
@@ -342,6 +342,47 @@ def test_a_saved_policy_acts_in_plain_gymnasium_as_in_its_evaluations(kind, tmp_
         (seed,) = env_seeds(seed, 1)
         for env in (policy.make_env(), gym.make(evaluator.env.name)):
             assert play(policy, env, seed) == pytest.approx(episode.episode_return, rel=1e-6)
+
+
+class Choices(Scripted):
+    """Two choices in each step, and a mask of each in ``info``."""
+
+    action_space = gym.spaces.MultiDiscrete([2, 3])
+    masks = np.array([0, 1], np.int8), np.array([0, 0, 1], np.int8)
+
+    def reset(self, **kwargs):
+        seen, _ = super().reset(**kwargs)
+        return seen, {"action_mask": self.masks}
+
+    def step(self, action):
+        return *super().step(action)[:-1], {"action_mask": self.masks}
+
+
+class NamedChoices(Choices):
+    """The same, its observation a ``Dict``."""
+
+    observation_space = gym.spaces.Dict({"count": Scripted.observation_space})
+
+    def reset(self, **kwargs):
+        seen, info = super().reset(**kwargs)
+        return {"count": seen}, info
+
+    def step(self, action):
+        seen, *rest = super().step(action)
+        return {"count": seen}, *rest
+
+
+@pytest.mark.parametrize("kind", [Choices, NamedChoices])
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_saved_policy_obeys_the_masks_in_info_if_it_was_trained_with_them(kind, masked):
+    env = make_env(kind, action_mask=masked)
+    policy = SavedPolicy(Evaluator(env, make_actor(env, (8,))), ExplorationType.RANDOM)
+    one = kind()
+    observation, info = one.reset()
+    chosen = {tuple(policy(observation, info).tolist()) for _ in range(20)}
+    assert (chosen == {(1, 2)}) == masked
+    observation, info = policy.make_env().reset()  # which has the mask in its observation
+    assert policy(observation, info) in one.action_space
 
 
 @pytest.mark.parametrize("observation", [[1.0, 2.0], np.zeros((4, 1)), np.zeros((2, 2)), None])

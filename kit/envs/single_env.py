@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -133,9 +134,9 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-
         if not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
             raise SettingError("env.action_mask", True, f"masks no actions of {space}", [False])
         self.size = int(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec.sum())
-        self._is_dict = isinstance(env.observation_space, gym.spaces.Dict)
-        seen = env.observation_space
-        entries = dict(seen.spaces) if self._is_dict else {"observation": seen}
+        # Other objects, as these are seeded: those of the environment may be its class's.
+        seen = copy.deepcopy(env.observation_space)
+        entries = seen.spaces if isinstance(seen, gym.spaces.Dict) else {"observation": seen}
         mask = gym.spaces.MultiBinary(self.size)
         self.observation_space = gym.spaces.Dict({**entries, "action_mask": mask})
 
@@ -144,7 +145,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode."""
         seen, info = self.env.reset(seed=seed, options=options)
-        return self._with_mask(seen, info["action_mask"]), info
+        return with_mask(seen, info["action_mask"], self.size), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
         """Make one env step."""
@@ -152,15 +153,23 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-
         mask = info.get("action_mask")
         if mask is None and not (terminated or truncated):
             raise KeyError("no action_mask in info")
-        return self._with_mask(seen, mask), reward, terminated, truncated, info
+        return with_mask(seen, mask, self.size), reward, terminated, truncated, info
 
-    def _with_mask(self, seen: Any, mask: Any) -> dict[str, Any]:
-        if mask is None:
-            mask = np.ones(self.size, np.int8)
-        elif isinstance(mask, (tuple, list)):
-            mask = np.concatenate([np.ravel(part) for part in mask])
-        entries = seen if self._is_dict else {"observation": seen}
-        return {**entries, "action_mask": np.asarray(mask, np.int8).reshape(self.size)}
+
+def with_mask(seen: Any, mask: Any, size: int) -> dict[str, Any]:
+    """An observation with a mask among its entries, as :class:`ActionMask` gives it.
+
+    Args:
+        seen: entries by name, or one array.
+        mask: of all choices, or one of each; ``None``: all are allowed.
+        size: of the mask.
+    """
+    if mask is None:
+        mask = np.ones(size, np.int8)
+    elif isinstance(mask, (tuple, list)):
+        mask = np.concatenate([np.ravel(part) for part in mask])
+    entries = seen if isinstance(seen, Mapping) else {"observation": seen}
+    return {**entries, "action_mask": np.asarray(mask, np.int8).reshape(size)}
 
 
 def gives_action_mask(make: Callable[[], gym.Env[Any, Any]]) -> bool:

@@ -241,6 +241,15 @@ def test_masks_of_a_registered_environment_are_those_of_its_states():
     assert not batch["action_mask"].all()
 
 
+def test_with_masks_the_state_of_environments_is_captured_as_without():
+    class OfItsClass(Allowed):
+        observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+
+    env = make_env(OfItsClass, 2)
+    env.start()
+    assert env.full_state()["not_resumable"] == ""
+
+
 def test_a_mask_can_be_left_out():
     env = make_env("Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3", 1, action_mask=False)
     assert [leaf.key for leaf in env.observation_leaves] == ["observation"]
