@@ -298,6 +298,34 @@ def test_normalisation_is_frozen_but_the_training_environments_go_on_learning():
     assert train.normalizer.state_dict()[key]["count"] > before[key]["count"]
 
 
+@pytest.mark.parametrize("kind", ["sync", "async", "SyncVectorEnv"])
+@pytest.mark.parametrize("what", ["observation", "reward"])
+def test_an_evaluation_in_which_a_wrapper_of_gymnasium_would_learn_is_refused(kind, what):
+    wrapper = getattr(gym.wrappers, f"Normalize{what.title()}")
+
+    def make():
+        return gym.wrappers.TimeLimit(wrapper(gym.make("CartPole-v1")), 9)
+
+    if kind == "SyncVectorEnv":
+        mode = gym.vector.AutoresetMode.SAME_STEP
+        env = make_env(gym.vector.SyncVectorEnv([make], autoreset_mode=mode))
+    else:
+        env = make_env(make, vectorization=kind)
+    message = f"evaluate='{wrapper.__name__}' would learn in .*give normalize_{what}=True"
+    with pytest.raises(SettingError, match=message):
+        Evaluator(env, constant(1))
+    env.close()
+
+
+def test_an_evaluation_in_which_such_a_wrapper_stands_still_is_none_of_these():
+    def make():
+        wrapped = gym.wrappers.NormalizeObservation(gym.make("CartPole-v1"))
+        wrapped.update_running_mean = False
+        return wrapped
+
+    assert Evaluator(make_env(make), constant(1), episodes=1)(0)["evaluation/return"] > 0
+
+
 def test_spread_is_the_population_deviation():
     env = make_env("CartPole-v1", 4)
     evaluator = Evaluator(env, constant(1), episodes=6)

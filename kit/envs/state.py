@@ -63,6 +63,15 @@ def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
     return found
 
 
+_LEARNING = (gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward)
+
+
+def learning_layer(env: gym.Env[Any, Any]) -> str | None:
+    """The name of Gymnasium's running normalisation in ``env``, if there is one that is on."""
+    found = (layer for layer in layers(env) if isinstance(layer, _LEARNING))
+    return next((type(one).__name__ for one in found if one.update_running_mean), None)
+
+
 Held = Mapping[str, Any]
 """Values that can change, by their place in an environment."""
 _NOTHING: Held = {}

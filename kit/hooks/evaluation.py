@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDictBase
@@ -49,7 +50,8 @@ class Evaluator:
             each and the best of these are columns of their own, where there are several.
 
     Raises:
-        SettingError: if a transform of TorchRL would go on learning in evaluations.
+        SettingError: if a transform of TorchRL or a wrapper of Gymnasium would go on learning in
+            evaluations.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class Evaluator:
         if env.backend.learns is not None:
             why = "would learn in evaluations, whose statistics are not those of training"
             works = "freeze() it, or give normalize_observation=True to make_env(...) in its place"
+            if env.backend.learns == gym.wrappers.NormalizeReward.__name__:
+                works = "give normalize_reward=True to make_env(...) in its place"
             raise SettingError("evaluate", env.backend.learns, why, works)
         self.env = env.eval()
         self.particles = particles

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.spaces import Arrays
-from kit.envs.state import CannotCapture, capture, held, restore
+from kit.envs.state import CannotCapture, capture, held, learning_layer, restore
 from kit.steps.errors import SettingError
 
 AutoresetMode = gym.vector.AutoresetMode
@@ -100,6 +100,12 @@ class GymnasiumBackend(EnvBackend):
             last = info["final_obs"][number]
             for leaf in self.observation_leaves:
                 result.next_observation[leaf.key][number] = leaf.of(last)
+
+    @property
+    def learns(self) -> str | None:
+        """The wrapper of an env in this process that goes on learning, if there is one."""
+        core = self.vector.unwrapped
+        return learning_layer(core.envs[0]) if isinstance(core, gym.vector.SyncVectorEnv) else None
 
     def full_states(self) -> list[Any]:
         """Capture the envs of ``SyncVectorEnv``; ask others for ``full_state`` of theirs."""

@@ -15,7 +15,7 @@ from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, info_numb
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.single_env import ActionRepeat, seed_spaces
 from kit.envs.spaces import Arrays
-from kit.envs.state import Shared, capture, held, layers, restore
+from kit.envs.state import Shared, capture, held, layers, learning_layer, restore
 from kit.steps.errors import SettingError
 
 MakeCopy = Callable[[], gym.Env[Any, Any]]
@@ -205,6 +205,11 @@ class SerialBackend(EnvBackend):
                 return
             except FAULTS as again:
                 error, call = again, "making it"
+
+    @property
+    def learns(self) -> str | None:
+        """The wrapper that goes on learning from every step, if there is one."""
+        return learning_layer(self.envs[0])
 
     def full_states(self) -> list[Any]:
         """Capture env by env."""

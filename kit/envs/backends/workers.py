@@ -32,7 +32,13 @@ from kit.envs.backends.serial import MakeCopy, SerialBackend
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.hanging import end_process, is_main_thread, is_parents_affair
 from kit.envs.spaces import Arrays, Leaf
-from kit.envs.state import CannotCapture, capture_process, restore_process, seed_process
+from kit.envs.state import (
+    CannotCapture,
+    capture_process,
+    learning_layer,
+    restore_process,
+    seed_process,
+)
 from kit.steps.errors import SettingError
 
 _CONTEXT = multiprocessing.get_context("spawn")
@@ -77,6 +83,7 @@ class WorkersBackend(EnvBackend):
     ) -> None:
         one = make()  # what cannot be made is refused here, not in a process
         self._describe(name, num_envs, one.observation_space, one.action_space)
+        self._learns = learning_layer(one)
         one.close()
         self.restarts = restarts
         memory = _SharedMemory(num_envs, self.observation_leaves, self.action_leaves)
@@ -214,6 +221,11 @@ class WorkersBackend(EnvBackend):
             return EnvironmentFault(self.name, worker.hung, what)
         how = how_it_ended(worker.process)
         return EnvironmentFault(self.name, None, f"the process of {which} died ({how})")
+
+    @property
+    def learns(self) -> str | None:
+        """The wrapper that goes on learning from every step, if there is one."""
+        return self._learns
 
     # ------------------------------------------------------------------ in and out
     def full_states(self) -> list[Any]:
