@@ -34,6 +34,7 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.video import record_episode
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
+from kit.steps.table import measured
 from kit.trainer.checkpoint import Checkpoints
 
 
@@ -236,6 +237,10 @@ def chosen_run(given: argparse.Namespace) -> SavedRun:
     return SavedRun(folder, trusted_names(given.trust), how="--trust ", best=given.best)
 
 
+_TOLD = ("return", "return_std", "return_min", "return_max", "length")
+"""Metrics of an evaluation in the line of its return; others, as those of ``info``, follow it."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate a run from the command line."""
     parser = parser_for("python -m kit.evaluate", __doc__, seed=12345)
@@ -250,15 +255,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{run.folder}\nafter {after}, {'sampled' if sampled else 'deterministic'} actions")
         metrics = evaluator(0)
         evaluator.close()
-        found = {name.partition("/")[2]: value for name, value in metrics.items()}
+        found = {name.partition("/")[2]: measured(value) for name, value in metrics.items()}
+        mean, std, least, greatest, length = (found.pop(name) for name in _TOLD)
         print(
-            "return {return:,.1f} ± {return_std:,.1f} (least {return_min:,.1f}, greatest "
-            "{return_max:,.1f})".format(**found)
-            + f" over {given.episodes} episodes, length {found['length']:,.1f} policy steps"
+            f"return {mean} ± {std} (least {least}, greatest {greatest})"
+            f" over {given.episodes} episodes, length {length} policy steps"
         )
+        if found:
+            print(", ".join(f"{name} {value}" for name, value in found.items()))
         if given.video is not None:
             shown = run.record(given.video, given.seed)
-            print(f"{given.video}: one episode, return {shown['evaluation/return']:,.1f}")
+            print(f"{given.video}: one episode, return {measured(shown['evaluation/return'])}")
         run.close()
 
 

@@ -85,6 +85,17 @@ def test_the_command_says_what_was_measured_and_only_reads_the_run(run, capsys):
     assert files_of(run) == before
 
 
+def test_the_command_says_small_returns_too_and_what_episodes_report(run, capsys, monkeypatch):
+    measured = {"return": 0.04321, "return_std": 0.2, "return_min": 0.0, "return_max": 1.0}
+    measured |= {"length": 1_234.5, "is_success": 0.25}
+    named = {f"evaluation/{name}": value for name, value in measured.items()}
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, number: named)
+    assert command(capsys, str(run)).endswith(
+        "\nreturn 0.0432 ± 0.2 (least 0.0, greatest 1.0) over 100 episodes, "
+        "length 1,234.5 policy steps\nis_success 0.25\n"
+    )
+
+
 def test_the_same_seed_measures_the_same_and_another_one_something_else(run, capsys):
     first = command(capsys, str(run), "--episodes", "4")
     assert command(capsys, str(run), "--episodes", "4") == first

@@ -16,7 +16,7 @@ from kit.config.plan import make_plan
 from kit.dialects.base import Dialect
 from kit.logging.files import write_whole
 from kit.steps import SettingError
-from kit.steps.table import text_table
+from kit.steps.table import measured, text_table
 
 _COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
 """Columns of the last row that are shown, and their names here."""
@@ -87,4 +87,4 @@ def summary(sweep: Path) -> str:
 
 
 def _text(value: Any) -> str:
-    return f"{value:,.1f}" if isinstance(value, float) else str(value)
+    return measured(value) if isinstance(value, float) else str(value)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from kit.hooks.base import Hook
 from kit.hooks.policy import BestPolicy
+from kit.steps.table import measured
 
 _SHOWN = (
     ("episode/return", "return"),
@@ -136,6 +137,4 @@ class Console(Hook):
 
 
 def _short(value: float) -> str:
-    if not math.isfinite(value):
-        return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:z.1f}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else measured(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from textwrap import fill
@@ -41,6 +42,13 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def number(value: Any) -> str:
     """An integer with thousands separated, and nothing for ``None``."""
     return "" if value is None else f"{value:,}"
+
+
+def measured(value: float) -> str:
+    """A mean as people read it: with one digit after the point, or with three digits below 1."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.3g}" if 0 < abs(value) < 1 else f"{value:z,.1f}"
 
 
 def plural(value: int, one: str) -> str:

@@ -48,6 +48,20 @@ def test_in_a_terminal_a_bar_moves_to_the_end():
     assert "100%" in text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.04321, "0.0432"), (-0.7432, "-0.743"), (0.0, "0.0"), (9.94, "9.9"), (1234.5, "1,234"),
+     (float("inf"), "inf")],
+)  # fmt: skip
+def test_returns_below_1_have_digits_of_their_own(value, text):
+    hook, stream = Console(), io.StringIO()
+    hook.console = RichConsole(file=stream, soft_wrap=True)
+    hook.trainer = ppo_trainer(on_policy_plan())
+    hook.trainer.journal.latest["episode/return"] = value
+    hook.show({"policy_steps": 16})
+    assert stream.getvalue().endswith(f"  return {text}\n")
+
+
 def test_the_reason_of_an_early_end_is_told():
     hook = Console("a title")
     stream = io.StringIO()
