@@ -95,6 +95,14 @@ def test_the_latest_run_is_found_by_number_not_by_letter(tmp_path):
     assert find_run("latest", tmp_path).name == "20250101-000000-s0-10"
 
 
+def test_a_run_that_was_given_another_name_is_older_than_all_with_a_time(tmp_path):
+    for name in ("baseline", "20250101-000000-s0", "~copy", "99-seeds"):
+        folder = tmp_path / "ppo" / "Env-v0" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("{}")
+    assert find_run("latest", tmp_path, "ppo").name == "20250101-000000-s0"
+
+
 def test_a_config_below_a_run_folder_is_no_run(tmp_path):
     run = tmp_path / "ppo" / "Env-v0" / "20250101-000000-s0"
     below = run / "wandb" / "run-20260101" / "files"

@@ -57,13 +57,17 @@ def find_run(name: str, runs: Path, recipe: str | None = None, field: str = "res
 def _newest(runs: Path, recipe: str | None) -> list[str]:
     """Run folders, the newest first, at most three; W&B writes a config.yaml further below."""
     configs = runs.glob(f"{glob.escape(recipe) if recipe else '*'}/*/*/config.yaml")
-    folders = sorted((path.parent for path in configs), key=_naturally, reverse=True)
+    folders = sorted((path.parent for path in configs), key=_by_time, reverse=True)
     return [str(folder) for folder in folders[:3]]
 
 
-def _naturally(folder: Path) -> list[str | int]:
-    """The parts of a name, so that ``-s0-2`` comes before ``-s0-10``."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", folder.name)]
+def _by_time(folder: Path) -> tuple[bool, list[str | int]]:
+    """The parts of a name, so that ``-s0-2`` comes before ``-s0-10``; without a time, before all.
+
+    A run that was given another name is an older one: ``latest`` would be it for good.
+    """
+    parts = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", folder.name)]
+    return re.match(r"\d{8}-\d{6}", folder.name) is not None, parts
 
 
 def read_config(folder: Path, field: str = "resume") -> dict[str, Any]:
@@ -109,7 +113,7 @@ def runs_of(name: str | Path) -> list[Path]:
     if not found:
         why = "has no run in it, or below it"
         raise SettingError("run", str(name), why, _newest(Path("runs"), None))
-    return sorted(found, key=_naturally)
+    return sorted(found, key=_by_time)
 
 
 def _of_sweep(sweep: Path) -> list[Path]:
