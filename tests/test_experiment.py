@@ -6,6 +6,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from torch.optim import Adam
@@ -36,6 +38,7 @@ from kit.steps import SettingError, StepPlan
 from kit.trainer import Trainer
 from kit.update import Update
 from tests.test_own_recipe import documented
+from tests.tiny import Guess
 
 ON = {
     "total_policy_steps": 64, "steps_per_env": 8, "update_epochs": 2, "minibatch_size": 8,
@@ -431,6 +434,15 @@ def test_a_setting_that_a_recipe_of_ones_own_leaves_out_is_refused(setting, mess
 
     build().shutdown()
     assert refused(build, **setting).startswith(message)
+
+
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_for_whole_numbers_in_a_box_no_recipe_is_named_that_would_refuse_them(kind):
+    space = gym.spaces.Box(0, 3, (2,), np.int64)
+    experiment = Experiment(ppo(), algorithm="mine")
+    message = refused(experiment.make_env, id=lambda: Guess(space), actions=kind)
+    assert f"has actions that are not {kind} ({space})" in message
+    assert "recipes." not in message
 
 
 def test_an_on_policy_recipe_has_no_replay_buffer():

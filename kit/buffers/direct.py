@@ -49,7 +49,7 @@ class _Rows:
         self.tensor = tensor
         # NumPy takes a quarter of PyTorch's time for so few rows.
         self.array = tensor.numpy() if on_host(tensor) else None
-        self._shape = (-1, *tensor.shape[1:])
+        self._shape = tensor.shape[1:]
         self._given: Tensor | None = None  # and NumPy's view of it, in the order of time
         self._in_time: NDArray[Any] | None = None
 
@@ -62,7 +62,9 @@ class _Rows:
         else:
             given = value.numpy()
             alone = len(given) == 1
-            in_time = given[0] if alone else given.swapaxes(0, 1).reshape(self._shape)
+            in_time = given[0]
+            if not alone:
+                in_time = given.swapaxes(0, 1).reshape(rows.stop - rows.start, *self._shape)
             self.array[rows] = in_time
             if alone or np.may_share_memory(in_time, given):
                 self._given, self._in_time = value, in_time

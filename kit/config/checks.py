@@ -172,8 +172,11 @@ def actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
         others = "recipes.dqn or recipes.ppo" if continuous else "recipes.sac or td3"
     spaces = ", ".join(str(leaf.dtype if leaf.space is None else leaf.space) for leaf in leaves)
     why = f"has actions that are not {wanted} ({spaces}), and {algorithm} chooses only such"
-    space = "Box" if continuous else "Discrete"
-    works = f"use {others}, or an environment with a {space} action space"
+    works = f"an environment with a {'Box' if continuous else 'Discrete'} action space"
+    if any(isinstance(leaf.space, gym.spaces.Box) and leaf.dtype.kind != "f" for leaf in leaves):
+        works = f"use {works} of real numbers" if continuous else f"use {works}"
+    else:
+        works = f"use {others}, or {works}"
     raise SettingError("env.id", env.name, why, works)
 
 

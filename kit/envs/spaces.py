@@ -107,21 +107,26 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
         field: what the space is, for the error.
 
     Raises:
-        SettingError: if the space is of another kind, or an observation has the name of another
-            entry of batches.
+        SettingError: if the space is of another kind, an entry has a name that is taken, or an
+            action has nothing to choose.
     """
     found = []
     for path, inner in _walk(space, ()):
         if not isinstance(inner, _KINDS):
-            works = (
-                "use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of them "
-                "(gymnasium.wrappers.FlattenObservation makes a Box of most spaces)"
-            )
+            works = "use Box, Discrete, MultiDiscrete, MultiBinary or a Dict of them"
+            if root == "observation":
+                works += " (gymnasium.wrappers.FlattenObservation makes a Box of most spaces)"
             raise SettingError(field, inner, "is a space this kit has no array for", works)
         full = (root, *path) if root == "action" or not path else path
         if root == "observation" and full[0] in _OTHERS:
             works = f"rename it, to last_{full[0]} for example"
             raise SettingError(field, full[0], "is an entry of every batch already", works)
+        if taken := _OF_SPECS & {*full}:
+            name = min(taken)
+            why = "is an attribute of TorchRL's specs, in which no entry can have this name"
+            raise SettingError(field, name, why, f"rename it, to own_{name} for example")
+        if root == "action" and 0 in (inner.shape or ()):
+            raise SettingError(field, inner, "has nothing to choose", "leave it out in a wrapper")
         key: Key = full[0] if len(full) == 1 else full
         shape = tuple(int(size) for size in inner.shape or ())
         found.append(Leaf(key, path, inner, shape, _stored_type(inner)))
@@ -132,9 +137,10 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
 
 _OTHERS = {
     "action", "reward", "done", "terminated", "truncated", "next", "collector", "_reset",
-    "index", "state_value", "advantage", "value_target",
+    "index", "state_value", "advantage", "value_target", "is_init", "td_error", "steps_to_next_obs",
 }  # fmt: skip
 """Entries of batches and minibatches that are no observations."""
+_OF_SPECS = {"device", "dtype", "shape", "space"}
 
 _CHOICES = (gym.spaces.Discrete, gym.spaces.MultiDiscrete)
 _KINDS = (gym.spaces.Box, *_CHOICES, gym.spaces.MultiBinary)

@@ -189,7 +189,7 @@ def make_actor(
             raise SettingError("body", type(body).__name__, "cannot be shared", works)
         return _deterministic(env, hidden_sizes, activation, orthogonal)
     kinds = continuous, initial_log_std
-    heads = {leaf.key: _head(env, leaf.key, *kinds) for leaf in env.action_leaves}
+    heads = {leaf.key: _head(env, leaf, *kinds) for leaf in env.action_leaves}
     columns = sum(head.columns for head in heads.values())
     parameters = _parameter_keys(heads)
     masks = action_masks(env, columns if parameters == ["logits"] else 0)
@@ -228,11 +228,7 @@ def _deterministic(
     leaf = _only_action(env, "Box", "a deterministic policy", "make_q_network")
     action_masks(env, 0)
     spec = env.full_action_spec[leaf.key]
-    if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
-        why = "has no bounds for a deterministic policy"
-        raise SettingError("action_space", type(spec).__name__, why, ["Box with bounds"])
-    shape = _numbers(tuple(spec.shape[1:]))
-    head = _Scaled(shape, spec.space.low[0].clone(), spec.space.high[0].clone())
+    head = _Scaled(_numbers(tuple(spec.shape[1:])), *_bounds(leaf, spec))
     keys, network = _network(env, head.columns, hidden_sizes, activation, orthogonal, 0.01)
     return Actor(Heads(network, [head]), in_keys=keys, out_keys=[leaf.key], spec=spec[0].clone())
 
@@ -259,11 +255,15 @@ def _parameter_keys(heads: dict[Any, _Parameters]) -> list[Any]:
     return keys
 
 
-def _head(env: Any, key: Any, continuous: Continuous, initial_log_std: float) -> _Parameters:
-    spec = env.full_action_spec[key]
+def _head(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float) -> _Parameters:
+    spec = env.full_action_spec[leaf.key]
     shape = tuple(spec.shape[1:])
     # TorchRL derives the first two from Categorical.
     if isinstance(spec, Binary):
+        if len(shape) > 1:
+            why = f"has {len(shape)} dimensions, and this policy chooses along one"
+            works = f"reshape it in a wrapper: MultiBinary({math.prod(shape)})"
+            raise SettingError("action_space.n", list(shape), why, works)
         return _Choices(2 * shape[-1], choices=[2] * shape[-1])
     if isinstance(spec, MultiCategorical):
         if len(shape) > 1:
@@ -279,13 +279,27 @@ def _head(env: Any, key: Any, continuous: Continuous, initial_log_std: float) ->
         shape = _numbers(shape)
         if continuous == "normal":
             return _Normal(shape, initial_log_std)
-        if isinstance(spec, Bounded):
-            return _TanhNormal(shape, spec.space.low[0].clone(), spec.space.high[0].clone())
-        why = "has no bounds to squash actions to"
-        raise SettingError("action_space", str(key), why, "use continuous='normal'")
-    why = f"({key}) is not a kind of action that this policy can choose"
-    kinds = ["Discrete", "MultiDiscrete", "Box"]
-    raise SettingError("action_space", type(spec).__name__, why, kinds)
+        low, high = _bounds(leaf, spec)
+        if not (low < high).all():
+            why = "has equal bounds, between which no action can be drawn"
+            raise SettingError(
+                "action_space", leaf.space, why, "leave that number out in a wrapper"
+            )
+        return _TanhNormal(shape, low, high)
+    why = f"({leaf.key}) is not a kind of action that this policy can choose"
+    kinds = ["Discrete", "MultiDiscrete", "MultiBinary", "Box of real numbers"]
+    raise SettingError("action_space", leaf.space or type(spec).__name__, why, kinds)
+
+
+def _bounds(leaf: Any, spec: Any) -> tuple[Tensor, Tensor]:
+    """The least and the greatest action of a policy that squashes its actions."""
+    if isinstance(spec, Bounded):
+        low, high = spec.space.low[0].clone(), spec.space.high[0].clone()
+        if (high - low).isfinite().all():
+            return low, high
+    why = "has no bounds to which actions could be squashed"
+    works = "give it bounds in a wrapper, or use a normal distribution, as recipes.ppo does"
+    raise SettingError("action_space", leaf.space or type(spec).__name__, why, works)
 
 
 def _numbers(shape: tuple[int, ...]) -> tuple[int, ...]:

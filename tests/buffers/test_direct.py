@@ -223,6 +223,15 @@ def test_entries_that_numpy_does_not_know_are_stored_and_sampled():
     assert torch.equal(found["features"], found["observation"].bfloat16())
 
 
+def test_an_observation_without_a_number_is_stored_beside_others():
+    buffer = make_replay_buffer(20, 8)
+    for number in range(2):
+        buffer.extend(batch(10 * number).set("nothing", torch.zeros(2, 3, 0)))
+    found = buffer._sample(8)
+    assert found["nothing"].shape == (8, 0)
+    assert found["observation"].unique().numel() > 4
+
+
 def test_a_transform_that_is_appended_later_is_applied():
     buffer = make_replay_buffer(20, 8)
     buffer.extend(batch(0))

@@ -73,12 +73,22 @@ def test_one_object_is_not_several_environments():
 
 
 @pytest.mark.parametrize(
-    "name", ["action", "reward", "done", "next", "collector", "index", "state_value", "advantage"]
-)
+    "name",
+    ["action", "reward", "done", "next", "collector", "index", "state_value", "advantage",
+     "is_init", "td_error", "steps_to_next_obs"],
+)  # fmt: skip
 def test_an_observation_with_the_name_of_another_entry_is_refused(name):
     space = gym.spaces.Dict({name: gym.spaces.Box(0, 1, (2,)), "position": gym.spaces.Discrete(3)})
     with pytest.raises(SettingError, match=rf"'{name}' is an entry of every batch already; rename"):
         make_env(lambda: Scripted(observation_space=space), 2)
+
+
+@pytest.mark.parametrize("kind", ["observation_space", "action_space"])
+@pytest.mark.parametrize("name", ["shape", "device", "dtype", "space"])
+def test_an_entry_with_the_name_of_an_attribute_of_specs_is_refused_at_any_depth(kind, name):
+    space = gym.spaces.Dict({"arm": gym.spaces.Dict({name: Box(0, 1, (2,))})})
+    with pytest.raises(SettingError, match=rf"{kind}='{name}' .*rename it, to own_{name}"):
+        make_env(lambda: Scripted(**{kind: space}), 2)
 
 
 class Sees(Scripted):

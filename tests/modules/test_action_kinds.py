@@ -59,7 +59,8 @@ def test_entropies_of_several_actions_are_metrics_of_their_own():
 
 def test_whole_numbers_in_a_box_are_refused():
     env = make_env(lambda: Guess(spaces.Box(0, 3, (2,), np.int64)))
-    with pytest.raises(SettingError, match="is not a kind of action that this policy can choose"):
+    message = r"Box\(0, 3, \(2,\), int64\) .* is not a kind of action .* Box of real numbers"
+    with pytest.raises(SettingError, match=message):
         make_actor(env)
 
 
@@ -68,3 +69,33 @@ def test_choices_in_two_dimensions_are_refused_with_what_works_instead():
     message = r"action_space.nvec=\[\[2, 3\], \[4, 5\]\] has 2 dim.*MultiDiscrete\(\[2, 3, 4, 5\]\)"
     with pytest.raises(SettingError, match=message):
         make_actor(env)
+
+
+def test_so_are_bits_in_two_dimensions():
+    env = make_env(lambda: Guess(spaces.MultiBinary((2, 3))), 2)
+    with pytest.raises(SettingError, match=r"\[2, 3\] has 2 dim.* in a wrapper: MultiBinary\(6\)"):
+        make_actor(env)
+
+
+@pytest.mark.parametrize("continuous", ["tanh_normal", "deterministic"])
+@pytest.mark.parametrize("high", [np.inf, 3e38])
+def test_actions_are_not_squashed_to_bounds_whose_distance_is_infinite(continuous, high):
+    env = make_env(lambda: Guess(spaces.Box(-high, high, (1,))))
+    with pytest.raises(SettingError, match=r"action_space=Box\(-.* has no bounds to which actions"):
+        make_actor(env, continuous=continuous)
+
+
+def test_between_equal_bounds_none_is_drawn_but_a_deterministic_one_is_chosen():
+    space = spaces.Box(np.float32([-1, 2]), np.float32([1, 2]))
+    env = make_env(lambda: Guess(space))
+    with pytest.raises(
+        SettingError, match="has equal bounds, between which no action can be drawn"
+    ):
+        make_actor(env, continuous="tanh_normal")
+    actor = make_actor(env, continuous="deterministic")
+    assert actor(env.reset())["action"][0, 1] == 2
+
+
+def test_an_action_without_a_number_is_refused():
+    with pytest.raises(SettingError, match=r"action_space=Box.* has nothing to choose"):
+        make_env(lambda: Guess(spaces.Box(-1, 1, (0,))))
