@@ -30,8 +30,9 @@ class Convolutions(nn.Module):
     """Convolutions with relu over images of bytes, which become numbers in [0, 1] here.
 
     Args:
-        shape: of an image: channels first, or last where there are at most four; with stacked
-            frames first, ``[frames, height, width, channels]``.
+        shape: of an image, ``[channels, height, width]``, or channels last where there are at most
+            four. Stacked frames are in front: ``[frames, height, width, channels]``, or channels
+            before height where there are at most four.
         layers: channels, kernel size and stride of each convolution.
         orthogonal: whether weights start orthogonal with gain sqrt(2), and biases at zero.
 
@@ -45,9 +46,10 @@ class Convolutions(nn.Module):
     def __init__(self, shape: Sequence[int], layers: Kernels, *, orthogonal: bool = False) -> None:
         super().__init__()
         self._stacked = len(shape) == 4
-        self._last = self._stacked or shape[-1] <= 4 < shape[0]
+        few_last, few_first = shape[-1] <= 4, shape[-3] <= 4
+        self._last = few_last > few_first or (self._stacked and few_last == few_first)
         self._ndim = len(shape)
-        channels = shape[0] * shape[-1] if self._stacked else shape[-1 if self._last else 0]
+        channels = math.prod(shape[:-3]) * shape[-1 if self._last else -3]
         height, width = shape[-3:-1] if self._last else shape[-2:]
         convolutions: list[nn.Module] = []
         if any(len(layer) != 3 or min(layer) < 1 for layer in layers):

@@ -170,3 +170,12 @@ def test_images_that_are_numbers_already_stay_as_they_are():
     image = torch.full((2, 5, 8, 8), 255.0).to(memory_format=torch.channels_last)
     Convolutions((5, 8, 8), [[4, 3, 1]])(image)
     assert (image == 255.0).all()
+
+
+@pytest.mark.parametrize("frames", [(), (5,)])
+def test_channels_are_first_or_last_in_stacked_images_too(frames):
+    image = torch.randint(256, (2, *frames, 3, 8, 9), dtype=torch.uint8)
+    last = image.movedim(-3, -1)
+    networks = [Convolutions(one.shape[1:], [[4, 3, 1], [4, 3, 2]]) for one in (image, last)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    assert torch.equal(networks[0](image), networks[1](last))
