@@ -314,7 +314,8 @@ class Experiment:
         if "evaluate" not in chosen:
             chosen["evaluate"] = self.make_evaluator(env, policy)
         run, of_sweep = self._run, SWEEP_JOB.get()
-        title = f"{self.name} on {cfg.env.id}, seed {cfg.seed}"
+        named = f"{self.name} on {cfg.env.id}"
+        title = f"{named}, seed {cfg.seed}"
         title += f", {of_sweep[1]}" if of_sweep and of_sweep[1] else ""
         with contextlib.nullcontext() if run is None else run.taken() as self.folder:
             around: dict[str, Any] = {
@@ -326,7 +327,7 @@ class Experiment:
             }
             if run is not None and self.folder is not None:
                 around |= {
-                    "hooks": [run, LearningCurve(self.folder), *around["hooks"]],
+                    "hooks": [run, LearningCurve(self.folder, named), *around["hooks"]],
                     "folder": self.folder,
                     "config": run.config,
                     "resume_from": run.checkpoint,

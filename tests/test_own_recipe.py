@@ -92,6 +92,13 @@ def test_it_trains_and_its_run_says_where_it_is(command, file):
     assert (last_row(run)["policy_steps"], last_row(run)["gradient_steps"]) == ("64", "4")
 
 
+def test_its_picture_is_named_as_its_folder_is(command, monkeypatch):
+    titles = []
+    monkeypatch.setattr("kit.hooks.curve.draw_curve", lambda *given: titles.append(given[2]))
+    command(*SHORT)
+    assert titles == ["my_a2c on CartPole-v1"]
+
+
 def test_its_help_has_its_settings(command, file, capsys):
     command("--help")
     text = capsys.readouterr().out

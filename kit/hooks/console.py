@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from kit.hooks.base import Hook
 from kit.hooks.policy import BestPolicy
-from kit.steps.table import measured
+from kit.steps.table import measured, plural
 
 _SHOWN = (
     ("episode/return", "return"),
@@ -113,10 +113,10 @@ class Console(Hook):
         if trainer.stop_reason:
             lines.append(f"\nstopped early: {trainer.stop_reason}")
         if "evaluation/return" in latest:
-            mean, std = (_short(latest[f"evaluation/return{which}"]) for which in ("", "_std"))
-            episodes = trainer.plan.evaluation_episodes
-            over = f"over {episodes} episode{'s' if episodes != 1 else ''}"
-            lines.append(f"\nlast evaluation: return {mean} ± {std} {over}")
+            told, std = _short(latest["evaluation/return"]), latest.get("evaluation/return_std")
+            told += "" if std is None else f" ± {_short(std)}"
+            over = plural(trainer.plan.evaluation_episodes, "episode")
+            lines.append(f"\nlast evaluation: return {told} over {over}")
             lines += self._earlier_best()
         lines.append(f"seconds: {trainer.journal.elapsed:.1f}")
         if trainer.folder is not None and (trainer.folder / "curve.png").is_file():

@@ -20,21 +20,19 @@ class LearningCurve(Hook):
 
     Args:
         folder: run folder, whose ``metrics.csv`` is drawn.
+        title: above the axes.
     """
 
     operations: ClassVar = {"shutdown": "draw"}
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, title: str = "") -> None:
+        self.folder, self.title = folder, title
 
     def draw(self) -> None:
         """Draw the rows of ``metrics.csv`` so far."""
         metrics = self.folder / "metrics.csv"
         if metrics.is_file():
-            title = str(self.trainer.config.get("env", {}).get("id", ""))
-            recipe = str(self.trainer.config.get("recipe", ""))
-            picture, axis = self.folder / "curve.png", self.trainer.plan.axis
-            draw_curve(metrics, picture, f"{recipe} on {title}", axis)
+            draw_curve(metrics, self.folder / "curve.png", self.title, self.trainer.plan.axis)
 
 
 def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "policy_steps") -> None:
@@ -58,10 +56,13 @@ def draw_curve(metrics: Path, picture: Path, title: str = "", axis: str = "polic
         training.set_zorder(2.5)  # above the thicker line, so that both are seen at the maximum
     steps, returns = _column(rows, axis, "evaluation/return")
     if len(steps):
-        _, std = _column(rows, axis, "evaluation/return_std")
-        band = (returns - std, returns + std)
-        axes.fill_between(steps, *band, color=BLUE, alpha=0.18, linewidth=0)
-        axes.plot(steps, returns, "o-", color=BLUE, lw=2.5, ms=5, label="evaluation (± std)")
+        spread, std = _column(rows, axis, "evaluation/return_std")
+        label = "evaluation"
+        if np.array_equal(spread, steps):  # another evaluator than the kit's may say none
+            band = (returns - std, returns + std)
+            axes.fill_between(steps, *band, color=BLUE, alpha=0.18, linewidth=0)
+            label += " (± std)"
+        axes.plot(steps, returns, "o-", color=BLUE, lw=2.5, ms=5, label=label)
     axes.set_xlabel(axis.replace("_", " "))
     axes.set_ylabel("return of an episode")
     axes.set_title(title)

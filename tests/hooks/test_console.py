@@ -62,6 +62,15 @@ def test_returns_below_1_have_digits_of_their_own(value, text):
     assert stream.getvalue().endswith(f"  return {text}\n")
 
 
+def test_an_evaluation_without_a_deviation_is_told_without_it():
+    hook, stream = Console(), io.StringIO()
+    hook.console = RichConsole(file=stream, soft_wrap=True)
+    hook.trainer = ppo_trainer(on_policy_plan(evaluation_episodes=2))
+    hook.trainer.journal.latest["evaluation/return"] = 7.0
+    hook.end()
+    assert "\nlast evaluation: return 7.0 over 2 episodes\n" in stream.getvalue()
+
+
 def test_the_reason_of_an_early_end_is_told():
     hook = Console("a title")
     stream = io.StringIO()

@@ -34,6 +34,15 @@ def test_training_and_evaluation_are_lines_against_policy_steps(tmp_path, axes):
     assert labels == ["training episodes", "evaluation (± std)"]
 
 
+def test_an_evaluation_without_a_deviation_is_a_line_without_a_band(tmp_path, axes):
+    (tmp_path / "metrics.csv").write_text("policy_steps,evaluation/return\n100,10\n200,20\n")
+    draw_curve(tmp_path / "metrics.csv", tmp_path / "curve.png")
+    (drawn,) = axes
+    (line,) = drawn.get_lines()
+    assert line.get_label() == "evaluation"
+    assert not drawn.collections
+
+
 def test_the_picture_is_large_enough_and_not_empty(tmp_path):
     (tmp_path / "metrics.csv").write_text(ROWS)
     draw_curve(tmp_path / "metrics.csv", tmp_path / "curve.png")
