@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,8 +27,9 @@ from kit.logging.journal import episode_columns
 from kit.modules.particles import block
 from kit.steps.errors import SettingError, whole_number
 
-_LONGEST = 1_000_000
-"""Policy steps of one episode after which an evaluation is given up: no end is in sight."""
+_LONG, _LONGEST = 50_000, 1_000_000
+"""Policy steps of one episode after which a warning says that an evaluation waits for its end, and
+after which it is given up: no end is in sight."""
 
 
 class Evaluator:
@@ -202,12 +204,16 @@ class _Shares(Schedule):
                 self._left[episode.env] -= 1
                 self.finished.append(episode)
         self.done = not self._left.any()
-        if self.steps % _LONGEST == 0 and (self._statistics.lengths >= _LONGEST).any():
+        if self.steps % _LONG == 0 and (length := self._statistics.lengths.max()) >= _LONG:
             env = int(self._statistics.lengths.argmax())
-            text = f"has not ended its episode after {_LONGEST:,} policy steps; an evaluation plays"
-            raise EnvironmentFault(
+            text = f"has not ended its episode after {length:,} policy steps; an evaluation plays"
+            fault = EnvironmentFault(
                 self._env.name, env, f"{text} whole ones: give env.max_episode_steps"
             )
+            if length >= _LONGEST:
+                raise fault
+            if length < 2 * _LONG:
+                warnings.warn(str(fault), stacklevel=2)
 
 
 @contextlib.contextmanager

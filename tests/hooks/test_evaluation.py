@@ -96,10 +96,16 @@ def test_the_policy_runs_where_its_parameters_are():
     assert Evaluator(env, lambda tensordict: tensordict).device == torch.device("cpu")
 
 
-def test_an_episode_that_does_not_end_ends_the_evaluation(monkeypatch):
+def test_an_episode_that_does_not_end_is_said_and_ends_the_evaluation(monkeypatch):
+    monkeypatch.setattr("kit.hooks.evaluation._LONG", 10)
     monkeypatch.setattr("kit.hooks.evaluation._LONGEST", 50)
     env = make_env(lambda: Scripted(length=10**9), 2)
-    with pytest.raises(EnvironmentFault, match=r"after 50 policy steps.*env\.max_episode_steps"):
+    with (
+        pytest.raises(EnvironmentFault, match=r"after 50 policy steps.*env\.max_episode_steps"),
+        pytest.warns(UserWarning, match=r"env 0: .* after 10 policy steps.* whole ones") as said,
+    ):
         Evaluator(env, make_actor(env), episodes=2).play()
+    assert len(said) == 1  # long before
+    monkeypatch.setattr("kit.hooks.evaluation._LONG", 50)
     short = make_env(lambda: Scripted(length=49), 1)
     assert len(Evaluator(short, make_actor(short), episodes=3).play()) == 3
