@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
 from torchrl.objectives import SoftUpdate
 
 import kit.buffers.datasets
@@ -460,6 +462,18 @@ def test_a_name_that_minari_does_not_take_is_refused(tmp_path, name, works):
     with pytest.raises(SettingError, match="a name that Minari does not take") as refused:
         DatasetWriter(tmp_path / name, env)
     assert refused.value.works == [str(tmp_path / works)]
+
+
+def test_an_environment_registered_by_its_class_is_named_by_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setitem(gym.registry, "Fixed-v0", EnvSpec("Fixed-v0", FixedCartPole))
+    wrapped = make_env("Fixed-v0", 1, max_episode_steps=9, action_repeat=2)
+    found = DatasetWriter(tmp_path / "few-v0", wrapped)._spec
+    assert found.entry_point == f"{__name__}:FixedCartPole"
+    assert [one.name for one in found.additional_wrappers] == ["ActionRepeat"]
+
+
+class FixedCartPole(CartPoleEnv):
+    """Registered as a class."""
 
 
 def test_environments_that_a_data_set_cannot_describe_are_refused(tmp_path, guess):

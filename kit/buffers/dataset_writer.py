@@ -168,6 +168,7 @@ def _described(env: VectorEnv) -> EnvSpec | None:
     spec: EnvSpec | None = one.spec
     if spec is None:
         return None
+    spec = _by_name(spec)
     repeats = [layer.repeat for layer in layers(one) if isinstance(layer, ActionRepeat)]
     if repeats:
         spec = _with_repeat(spec, repeats[0], isinstance(one, gym.wrappers.TimeLimit))
@@ -178,6 +179,15 @@ def _described(env: VectorEnv) -> EnvSpec | None:
         works = "register it with entry_point='module:Class' and arguments of plain values"
         raise SettingError("env.id", env.name, why, works) from None
     return spec
+
+
+def _by_name(spec: EnvSpec) -> EnvSpec:
+    """The entry with what makes the environment by its name, if it can be imported by it."""
+    make = spec.entry_point
+    name = getattr(make, "__qualname__", "<")
+    if isinstance(make, str) or "<" in name or make.__module__ == "__main__":
+        return spec
+    return dataclasses.replace(spec, entry_point=f"{make.__module__}:{name}")
 
 
 def _with_repeat(spec: EnvSpec, repeat: int, limited: bool) -> EnvSpec:
