@@ -66,6 +66,11 @@ def test_other_observations_are_refused(space):
         make_world_model(env_of(space), "nano")
 
 
+def test_images_with_channels_first_are_refused_with_how_to_move_them():
+    with pytest.raises(SettingError, match=r"\[3, 64, 64\] .*channels first; .*moveaxis\(image, 0"):
+        make_world_model(env_of(pixels(3, 64, 64)), "nano")
+
+
 @pytest.mark.parametrize(
     "space",
     [

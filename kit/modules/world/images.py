@@ -22,8 +22,14 @@ def stages(shape: tuple[int, ...]) -> int:
     """Halvings of an image ``[height, width, channels]`` until one side has 4 to 7 pixels.
 
     Raises:
-        SettingError: if it cannot be halved so.
+        SettingError: if it cannot be halved so, or has its channels first.
     """
+    if shape[0] <= 4 < shape[-1]:
+        why, works = (
+            "is an image with its channels first",
+            "move them last: np.moveaxis(image, 0, -1)",
+        )
+        raise SettingError("observation", list(shape), why, works)
     count = int(math.log2(max(min(shape[:2]) / SMALLEST, 1)))
     if not count or any(side % 2**count for side in shape[:2]):
         why = "is an image whose sides are not at least 8 pixels and multiples of a power of two"
