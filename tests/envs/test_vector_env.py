@@ -17,7 +17,7 @@ from kit.envs import make_env
 from kit.envs.episodes import EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.steps import SettingError
-from kit.testing.vector_counter import VectorCounter
+from kit.testing.counter import VectorCounter
 from tests.tiny import Scripted
 
 
