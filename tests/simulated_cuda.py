@@ -36,7 +36,7 @@ TAKES_BOTH = {
     aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default,
     aten.index_put.default, aten._index_put_impl_.default, aten.lift_fresh.default,
     # The gradients of parts have zeros that C++ makes where it sees a CPU.
-    aten.cat.default, aten.stack.default,
+    aten.cat.default, aten.stack.default, aten.scatter.src, aten.scatter_add.default,
 }  # fmt: skip
 HOST_READS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import subprocess
@@ -10,6 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.simulated_cuda import config_of
 
 ROOT = Path(__file__).parents[1]
 QUICK = ("ppo", "dqn", "td3", "sac")
@@ -44,6 +48,10 @@ def runs(names):
     return found
 
 
+@pytest.mark.skipif(
+    torch.version.cuda is not None,
+    reason="PyTorch would ask its own CUDA",
+)
 @pytest.mark.parametrize(
     ("name", "names"),
     [(name, QUICK) for name in QUICK]
@@ -54,3 +62,12 @@ def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
     assert gradient_steps > 0
     elsewhere = {one for one in crossed if not any(place in one for place in BETWEEN_BATCHES)}
     assert elsewhere <= CHECKS
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", [*QUICK, *OTHERS])
+def test_a_recipe_trains_on_a_card_in_programs(name):
+    config = config_of(name)
+    config.compile = "auto"
+    assert importlib.import_module(f"recipes.{name}").build(config).run().gradient_steps > 0
