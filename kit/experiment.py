@@ -400,6 +400,9 @@ class Experiment:
         cfg, exploration = self.cfg, parts.pop("exploration_policy", None)
         wanted = parts.pop("collector", None) or cfg.collector
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
+        buffer = parts.get("buffer")
+        if isinstance(buffer, ReplayBatches) and buffer.device and not callable(wanted):
+            settings["storing_device"] = "cpu"  # where it stores them
         checks.collector(self.plan, wanted, cfg.collector_kwargs, {*settings})
         if isinstance(wanted, BaseCollector) or self.plan.offline:
             return wanted

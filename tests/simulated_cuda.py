@@ -16,6 +16,7 @@ import json
 import sys
 import traceback
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -174,6 +175,8 @@ def install() -> None:
     silent = ("synchronize", "set_rng_state", "set_rng_state_all", "manual_seed_all")
     for name in (*answers, *silent):
         setattr(torch.cuda, name, functools.partial(_answer, answers.get(name)))
+    nothing = functools.partial(_answer, None)
+    torch.cuda.Event = lambda: SimpleNamespace(record=nothing, synchronize=nothing)
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _made_by(getattr(torch, name)))
     cpu_generator = torch.Generator
@@ -254,7 +257,8 @@ def _grouped(group: Any) -> Any:
 
 
 def config_of(name: str) -> Any:
-    """Settings of a short run of a recipe on the device."""
+    """Settings of a short run of a recipe on the device; ``name:setting`` without that."""
+    name, _, without = name.partition(":")
     settings = importlib.import_module(f"recipes.{name}").Config()
     settings.device, settings.progress, settings.runs = "cuda:0", False, None
     settings.compile = False
@@ -278,6 +282,8 @@ def config_of(name: str) -> Any:
     for field, value in (("size", "nano"), ("hidden_sizes", [8]), ("buffer_size", 128)):
         if hasattr(settings, field):
             setattr(settings, field, value)
+    if without:
+        setattr(settings, without, False)
     return settings
 
 
@@ -291,7 +297,8 @@ def main(names: list[str]) -> None:
         raise traced.NotTraceable("the device is simulated")
 
     traced.record = nothing
-    modules = {name: importlib.import_module(f"recipes.{name}") for name in names}
+    recipes = {name: name.partition(":")[0] for name in names}
+    modules = {n: importlib.import_module(f"recipes.{recipe}") for n, recipe in recipes.items()}
     install()
     for name, module in modules.items():
         trainer = module.build(config_of(name))

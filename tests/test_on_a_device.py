@@ -16,7 +16,7 @@ import torch
 from tests.simulated_cuda import config_of
 
 ROOT = Path(__file__).parents[1]
-QUICK = ("ppo", "dqn", "td3", "sac")
+QUICK = ("ppo", "dqn", "td3", "sac", "sac:store_next_observation")
 OTHERS = (
     "a2c", "reinforce", "trpo", "svpg", "ppo_recurrent", "rainbow", "ddpg", "sac_discrete", "redq",
     "droq", "tqc", "crossq", "dreamerv1", "dreamerv3", "plan2explore",
@@ -70,4 +70,5 @@ def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
 def test_a_recipe_trains_on_a_card_in_programs(name):
     config = config_of(name)
     config.compile = "auto"
-    assert importlib.import_module(f"recipes.{name}").build(config).run().gradient_steps > 0
+    recipe = importlib.import_module(f"recipes.{name.partition(':')[0]}")
+    assert recipe.build(config).run().gradient_steps > 0

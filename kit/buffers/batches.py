@@ -183,6 +183,8 @@ class ReplayBatches:
     Args:
         buffer: TorchRL's buffer.
         n_step: makes transitions of several steps before they are stored; ``None``: of one.
+        device: where minibatches are delivered, from a storage on the host; ``None``: where they
+            are stored.
 
     A storage with ``ndim=1`` gets transitions in the order in which they happened, and whole
     episodes one after the other; one with ``ndim=2`` (for a slice sampler) gets batches
@@ -199,8 +201,14 @@ class ReplayBatches:
 
     keys_read: Sequence[Any] = ()
 
-    def __init__(self, buffer: ReplayBuffer, n_step: NStep | None = None) -> None:
-        self.buffer = buffer
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        n_step: NStep | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> None:
+        self.buffer, self.device = buffer, device
         self.n_step = n_step
         self._direct = DirectRows(buffer)
         self._transforms = buffer._transform
@@ -234,6 +242,8 @@ class ReplayBatches:
                 buffer its episodes.
         """
         del keys  # a buffer is filled before its loss is known to read anything
+        if self.device is not None:
+            batch = batch.to("cpu")
         by_step = batch.ndim == 2 and self.buffer.storage.ndim == 1
         for part in self._ordered if by_step else ():
             self._tell_environments(part, batch)
@@ -337,6 +347,14 @@ class ReplayBatches:
 
     def _samples(self, size: int, count: int) -> list[TensorDictBase]:
         """Draw minibatches of so many transitions: at least one, at most ``count``."""
+        minibatches = self._stored_samples(size, count)
+        if self.device is None:
+            return minibatches
+        there = [{k: v.to(self.device) for k, v in leaves(one).items()} for one in minibatches]
+        return [nested(one, [size]) for one in there]
+
+    def _stored_samples(self, size: int, count: int) -> list[TensorDictBase]:
+        """Minibatches where they are stored."""
         keys = self.keys_read if self.sequences is None else ()
         if minibatches := self._direct.samples(size, count, keys):
             return minibatches

@@ -44,7 +44,8 @@ def make_replay_buffer(
         n_step: rewards summed into one before bootstrapping (Sutton and Barto 2018, eq. 7.1).
         gamma: discount of this sum; TorchRL's losses discount the value after it by
             ``gamma ** steps_to_next_obs``.
-        device: where transitions are kept.
+        device: where minibatches are. Transitions are kept there, too, but in a folder, or with
+            observations stored once: these are kept on the host.
         store_next_observation: whether both observations of a transition are stored; otherwise each
             observation once (see :class:`~kit.buffers.ObservationStorage`).
         stacked_frames: frames in an observation of which the newest alone is stored; 1: all that an
@@ -54,8 +55,7 @@ def make_replay_buffer(
 
     Raises:
         SettingError: if a minibatch is larger than the buffer, sequences are combined with another
-            sampler or several steps, observations stored once with one of these, or a GPU with
-            observations stored once or a folder.
+            sampler or several steps, or observations stored once with one of these.
     """
     size = whole_number("buffer_size", size, at_least=1)
     n_step = whole_number("n_step", n_step, at_least=1)
@@ -77,14 +77,14 @@ def make_replay_buffer(
             works = "use n_step=1, and let the loss sum rewards along the sequence"
             raise SettingError("n_step", n_step, "does not go with sequences", works)
         sampler = SequenceSampler(length)
-    if folder is not None and torch.device(device).type != "cpu":
-        why = f"does not go with a buffer on {device}"
-        raise SettingError("buffer_folder", str(folder), why, "use device=cpu")
-    # "Compilable" counters are numbers; the others lock memory shared with other processes.
-    storage = TransitionStorage(size, folder, device=device, compilable=True)
     stacked_frames = whole_number("stacked_frames", stacked_frames, at_least=1)
-    if stacked_frames > 1 or not store_next_observation:
-        _check_stored_once(stacked_frames, n_step, sequence_length, torch.device(device))
+    once = stacked_frames > 1 or not store_next_observation
+    delivered = torch.device(device)
+    kept = torch.device("cpu") if once or folder is not None else delivered
+    # "Compilable" counters are numbers; the others lock memory shared with other processes.
+    storage = TransitionStorage(size, folder, device=kept, compilable=True)
+    if once:
+        _check_stored_once(stacked_frames, n_step, sequence_length)
         storage = ObservationStorage(size, stacked_frames=stacked_frames, folder=folder)
     buffer = TensorDictReplayBuffer(
         storage=storage,
@@ -92,14 +92,11 @@ def make_replay_buffer(
         sampler=sampler or RandomSampler(),
         batch_size=batch_size,
     )
-    if n_step == 1:
-        return ReplayBatches(buffer)
-    return ReplayBatches(buffer, NStep(n_step, gamma))
+    of_several = None if n_step == 1 else NStep(n_step, gamma)
+    return ReplayBatches(buffer, of_several, device=None if kept == delivered else delivered)
 
 
-def _check_stored_once(
-    stacked_frames: int, n_step: int, sequence_length: int | None, device: torch.device
-) -> None:
+def _check_stored_once(stacked_frames: int, n_step: int, sequence_length: int | None) -> None:
     """Refuse what needs both observations of a transition in one row."""
     given: tuple[str, Any] = ("store_next_observation", False)
     if stacked_frames > 1:
@@ -108,5 +105,3 @@ def _check_stored_once(
         raise SettingError(*given, f"does not go with n_step={n_step}", "use n_step=1")
     if sequence_length is not None:
         raise SettingError(*given, "does not go with sequences", "store both observations")
-    if device.type != "cpu":
-        raise SettingError(*given, f"does not go with a buffer on {device}", "use device=cpu")

@@ -74,7 +74,7 @@ def make_collector(
         return _torchrl(env, policy, plan, device, **kwargs)
     kwargs |= {"seed": process_seed(seed, rank), "device": device}
     if make is AsyncCollector:
-        kwargs["storing_device"], kwargs["policy_device"] = device or "cpu", device
+        kwargs = {"storing_device": device or "cpu", **kwargs, "policy_device": device}
         del kwargs["device"]
         return make(env, policy, **_amounts(plan), **kwargs)
     if make is TensorCollector:
@@ -220,7 +220,10 @@ def _torchrl(
         policy,
         **amounts,
         policy_device=device,
-        storing_device=device,
         trust_policy=True,
-        **{"auto_register_policy_transforms": is_recurrent(policy), **kwargs},
+        **{
+            "storing_device": device,
+            "auto_register_policy_transforms": is_recurrent(policy),
+            **kwargs,
+        },
     )

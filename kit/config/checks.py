@@ -112,6 +112,7 @@ def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
     needs = list(needs_of(cfg, plan, 2 * seen + rest, inputs, stored))
     if torch.device(cfg.device).type == "cuda":
         on_host = {"env.num_envs", "steps.steps_per_env", "steps.min_steps"}
+        on_host |= set() if both else {"buffer_size"}
         there = [need for need in needs if need.field not in on_host]
         check_memory(there, torch.cuda.mem_get_info(cfg.device)[1], f"memory of {cfg.device}")
         needs = [need for need in needs if need.field in on_host]

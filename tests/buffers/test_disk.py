@@ -85,8 +85,6 @@ def test_a_folder_that_cannot_hold_it_is_refused(tmp_path):
         zeros_on_disk((2**52,), torch.float32, tmp_path)
     with pytest.raises(SettingError, match=r"buffer_folder=.*cannot hold .*No such file"):
         zeros_on_disk((2,), torch.float32, tmp_path / "none")
-    with pytest.raises(SettingError, match=r"buffer_folder=.*does not go with a buffer on cuda"):
-        make_replay_buffer(20, 4, folder=tmp_path, device="cuda")
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (5, 3), ()])

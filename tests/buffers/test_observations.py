@@ -220,12 +220,19 @@ def test_stacks_of_frames_that_are_not_consecutive_are_refused():
         buffer.extend(new)
 
 
+def test_they_stay_on_the_host_and_minibatches_go_to_the_device():
+    buffer = make_replay_buffer(20, 4, **ONCE, device="meta")
+    buffer.extend(batch([Player(0, 1, [9])], 5))
+    minibatch = buffer._sample(4)
+    assert {value.device.type for value in minibatch.values(True, True)} == {"meta"}
+    assert {value.device.type for value in buffer._rows(0).values(True, True)} == {"cpu"}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"n_step": 3}, "store_next_observation=False does not go with n_step=3.*n_step=1"),
         ({"sequence_length": 4}, "does not go with sequences"),
-        ({"device": "meta"}, "does not go with a buffer on meta"),
     ],
 )
 def test_what_needs_both_observations_is_refused(given, message):
