@@ -430,6 +430,54 @@ MUTATIONS = [
         ("moments is None else self._normalized(moments, values)", "True else values"),
         ("    _compare(run, policy.outputs, found, chosen)\n", ""),
     ),
+    *_of(
+        "kit/modules/exploration.py", "tests/test_on_a_device.py",
+        ("self._spec.to(next(self.buffers()).device)", "self._spec"),
+    ),
+    *_of(
+        "kit/modules/actors.py", "tests/test_on_a_device.py",
+        ("self.keywords.update({name: fn(value) for name", "({name: fn(value) for name"),
+    ),
+    *_of(
+        "kit/experiment.py", "tests/test_on_a_device.py",
+        ("            network.to(self.cfg.device)", "            pass"),
+        ("            loss.to(cfg.device)", "            pass"),
+    ),
+    *_of(
+        "kit/buffers/replay.py", "tests/buffers/test_observations.py",
+        ("device=None if kept == delivered else delivered", "device=None"),
+    ),
+    *_of(
+        "kit/collectors/tensor.py", "tests/collectors/test_tensor.py",
+        ("self._choices[1], highest, out=self._choices[1]", "self._choices[1], lowest"),
+    ),
+    *_of(
+        "kit/envs/tensor/base.py", "tests/collectors/test_tensor.py",
+        ("(action if moving is None else action[moving])", "action"),
+        ("if self.num_actions and action.is_floating_point():", "if False:"),
+    ),
+    *_of(
+        "kit/logging/journal.py", "tests/test_loggers.py",
+        ("last_first.enter_context(named_in_errors(logger))", "pass"),
+    ),
+    *_of(
+        "kit/logging/loggers.py", "tests/test_loggers.py",
+        ("purge_step=self._next", "purge_step=None"),
+    ),
+    *_of(
+        "kit/envs/spaces.py", "tests/envs",
+        ("wrong = given.astype(self.dtype) != given", "pass"),
+        ("wrong | (given < 0) | (given > self._highest)", "wrong | (given < 0)"),
+    ),
+    *_of(
+        "kit/fast/functions.py", "tests/test_functions.py tests/test_traced.py",
+        ("return not all(map(same, self._now(), self.values))", "return False"),
+        ("return [one.__self__, one.__func__]", "return [one.__func__]"),
+    ),
+    *_of(
+        "kit/trainer/checkpoint.py", "tests/test_exploration_resume.py tests/test_evaluate.py",
+        ("if not name.startswith(self._left_out)}", "}"),
+    ),
 ]  # fmt: skip
 
 

@@ -98,6 +98,7 @@ def guarded(trainer: Trainer, guard: Callable[[], Any] = host_reads, **when: int
 def as_on_a_device(monkeypatch):
     """On the CPU, where it costs nothing, the collector looks for NaN in every batch."""
     monkeypatch.setattr(TensorCollector, "_check_finite", lambda self, memory: None)
+    monkeypatch.setattr(TensorCollector, "_check_choices", lambda self: None)
     monkeypatch.setattr(direct, "on_host", lambda tensor: False)
     for collector in (tensor, rollout):
         monkeypatch.setattr(collector, "check_policy", lambda *_: None)

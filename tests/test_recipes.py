@@ -126,8 +126,8 @@ def test_ppo_learns_with_other_kinds_of_batches(ppo):
 
 def test_ppo_balances_a_pole(ppo):
     pole = EnvConfig("CartPole-v1", 8, vectorization="tensor", normalize_observation=True)
-    # Rounding differs between processors, and one seed in three needs more policy steps.
-    returns = [learnt(ppo(pole, total_policy_steps=24_576, seed=seed)) for seed in range(5)]
+    # Rounding differs between processors: after 24,576 policy steps it decides about the median.
+    returns = [learnt(ppo(pole, total_policy_steps=40_960, seed=seed)) for seed in range(5)]
     assert statistics.median(returns) > 400.0
 
 

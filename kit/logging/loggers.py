@@ -14,7 +14,7 @@ from torchrl.record.loggers import Logger
 
 from kit.dialects.files import flat
 from kit.logging.csv_file import FILES, CsvFile, Row, joined
-from kit.logging.files import make_folder
+from kit.logging.files import NotSaved, make_folder
 from kit.steps import SettingError
 from kit.steps.errors import place_of
 
@@ -324,7 +324,7 @@ def named_in_errors(logger: RowLogger) -> Iterator[None]:
     """
     try:
         yield
-    except (SettingError, OSError):
+    except (SettingError, NotSaved, OSError):
         raise
     except Exception as error:
         raise LoggerError(logger, error) from error
