@@ -11,9 +11,9 @@ default this one), ``--sheeprl`` one with sheeprl, which runs its own benchmark 
 A2C, and ``dreamer_v3_5`` in the kit's size ``tiny`` (both imagine from all records). One PyTorch
 thread. Cases were measured in different hours, and so were some of the libraries in them (sheeprl):
 their factors are over the kit's runs of that hour. The line below is of the last ones, of an Intel;
-that of Pong is of an AMD EPYC (Zen 4), where DQN was 2.19, TD3 1.29 and PPO with 8 environments 2.31
-times as fast; that of DreamerV3 is older, of an AMD EPYC (Zen 5), whose large products are oneDNN's
-(SAC was 2.97 times as fast there).
+that of Pong is of an AMD EPYC (Zen 4), where DQN was 2.19, TD3 1.29 and PPO with 8 environments
+2.31 times as fast; that of DreamerV3 is older, of an AMD EPYC (Zen 5), whose large products are
+oneDNN's (SAC was 2.97 times as fast there).
 """
 
 from __future__ import annotations
