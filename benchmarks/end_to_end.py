@@ -105,10 +105,6 @@ CASES = {
     "PPO, 8 x Pong": Case(
         ("ppo_pixels", "env.num_envs=8", *_PONG), 8_192,
     ),
-    "DQN, Pong": Case(
-        ("dqn_pixels", "steps.learning_starts=2000", "double_dqn=false", "buffer_size=8_192",
-         *_PONG), 8_192,
-    ),
     "DreamerV3, CartPole": Case(
         ("dreamerv3", "size=tiny", "imagination_starts=null", "steps.learning_starts=1024",
          "steps.replay_ratio=1/4"), 2_048, 2.5, _DREAMER,

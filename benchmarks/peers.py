@@ -106,7 +106,7 @@ def sb3_td3_halfcheetah() -> None:
     _learned(model, 6_000)
 
 
-def _pong(num_envs: int) -> Any:
+def _eight_pongs() -> Any:
     """Environments with the wrappers of :mod:`kit.envs.pixels`, images last in their shape."""
     import ale_py
     import gymnasium as gym
@@ -120,7 +120,7 @@ def _pong(num_envs: int) -> Any:
     gym.register_envs(ale_py)
     short = {"max_num_frames_per_episode": 4_000}
     id = "PongNoFrameskip-v4"
-    envs = make_vec_env(id, num_envs, wrapper_class=with_channel, env_kwargs=short)
+    envs = make_vec_env(id, 8, wrapper_class=with_channel, env_kwargs=short)
     return VecFrameStack(envs, 4)
 
 
@@ -129,19 +129,8 @@ def sb3_ppo_pong() -> None:
     from stable_baselines3 import PPO
 
     model = PPO(
-        "CnnPolicy", _pong(8), n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4,
+        "CnnPolicy", _eight_pongs(), n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4,
         clip_range=0.1, ent_coef=0.01, seed=0, device="cpu",
-    )  # fmt: skip
-    _learned(model, 8_192)
-
-
-def sb3_dqn_pong() -> None:
-    """One environment, a gradient step of 32 every 4 policy steps."""
-    from stable_baselines3 import DQN
-
-    model = DQN(
-        "CnnPolicy", _pong(1), learning_starts=2_000, train_freq=4, gradient_steps=1,
-        batch_size=32, buffer_size=8_192, target_update_interval=1_000, seed=0, device="cpu",
     )  # fmt: skip
     _learned(model, 8_192)
 
@@ -251,7 +240,6 @@ RUNS: dict[str, dict[str, Callable[[], None]]] = {
         "SAC, 4 x LunarLanderContinuous": sb3_sac_lander,
         "TD3, HalfCheetah": sb3_td3_halfcheetah,
         "PPO, 8 x Pong": sb3_ppo_pong,
-        "DQN, Pong": sb3_dqn_pong,
     },
     "tianshou": {
         "PPO, CartPole": partial(tianshou_ppo, "CartPole-v1", 65_536, 1, 128, 64, 10),

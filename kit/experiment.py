@@ -211,7 +211,7 @@ class Experiment:
         mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own
         if mistakable:
             checks.networks_of(make, own, len(networks))
-        for network in networks:  # with what is no parameter, which the loss would leave behind
+        for network in networks:  # bounds of actions are no parameters: a loss leaves them
             network.to(self.cfg.device)
         fitting = checks.fitting_loss(str(given), own) if mistakable else contextlib.nullcontext()
         with fitting, warnings.catch_warnings():

@@ -475,9 +475,9 @@ class Broken(RowLogger):
 
 @pytest.mark.parametrize("call", ["log_row", "close"])
 def test_a_logger_that_raises_is_named(call):
-    why = r"logger Broken raised ValueError: no such table \(test_loggers.py, line \d+\)"
+    why = r"^logger Broken raised ValueError: no such table \(test_loggers.py, line \d+\)$"
     with pytest.raises(LoggerError, match=why):
-        ppo_trainer(logger=[Broken(call)]).run()
+        ppo_trainer(logger=[Rows(), Broken(call), Rows()]).run()
 
 
 # ---------------------------------------------------------------------- TorchRL's

@@ -81,11 +81,12 @@ def make_replay_buffer(
     once = stacked_frames > 1 or not store_next_observation
     delivered = torch.device(device)
     kept = torch.device("cpu") if once or folder is not None else delivered
-    # "Compilable" counters are numbers; the others lock memory shared with other processes.
-    storage = TransitionStorage(size, folder, device=kept, compilable=True)
+    storage: TransitionStorage
     if once:
         _check_stored_once(stacked_frames, n_step, sequence_length)
         storage = ObservationStorage(size, stacked_frames=stacked_frames, folder=folder)
+    else:  # "compilable" counters are numbers; the others lock memory that processes share
+        storage = TransitionStorage(size, folder, device=kept, compilable=True)
     buffer = TensorDictReplayBuffer(
         storage=storage,
         writer=SliceWriter(compilable=True),

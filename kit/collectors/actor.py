@@ -199,11 +199,11 @@ class Actor:
             if self._on_cpu:
                 return {key: outputs[place].numpy() for key, place in self._places}
             return {key: outputs[place].cpu().numpy() for key, place in self._places}
-        except TypeError:  # a type that arrays do not have
-            types = {outputs[place].dtype for _, place in self._places}
-            why = "is no type of arrays, which environments take"
-            works = "let the policy write actions of torch.float32"
-            raise SettingError("action.dtype", [*types], why, works) from None
+        except TypeError:
+            if all(outputs[place].dtype is not torch.bfloat16 for _, place in self._places):
+                raise
+            why = "is no type of NumPy's, whose arrays environments take"
+            raise SettingError("action.dtype", torch.bfloat16, why, [torch.float32]) from None
 
     @property
     def _keys(self) -> Sequence[Key]:

@@ -20,14 +20,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "csv_file": ["read_rows"],
     "loggers": [
-        "CsvLogger",
-        "LoggerError",
-        "RowLogger",
-        "TensorBoardLogger",
-        "TorchRLLogger",
-        "WandbLogger",
-        "make_loggers",
+        "CsvLogger", "LoggerError", "RowLogger", "TensorBoardLogger", "TorchRLLogger",
+        "WandbLogger", "make_loggers",
     ],
-}
+}  # fmt: skip
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -295,8 +295,8 @@ class TensorBoardLogger(TorchRLLogger):
         return {"next": self._next}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`; one from before it was kept drops nothing."""
-        self._next = int(state_dict.get("next", 2**62))
+        """Restore :meth:`state_dict`."""
+        self._next = int(state_dict["next"])
 
 
 class LoggerError(RuntimeError):
@@ -324,7 +324,7 @@ def named_in_errors(logger: RowLogger) -> Iterator[None]:
     """
     try:
         yield
-    except (SettingError, NotSaved, OSError):
+    except (SettingError, NotSaved, LoggerError):
         raise
     except Exception as error:
         raise LoggerError(logger, error) from error

@@ -27,7 +27,8 @@ class _OnDevice:
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[misc]
-        self._spec = self._spec.to(next(self.buffers()).device)
+        if self._spec is not None:  # it may be given later
+            self._spec = self._spec.to(next(self.buffers()).device)
         return self
 
 

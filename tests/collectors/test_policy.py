@@ -342,7 +342,7 @@ def test_actions_of_a_type_that_environments_do_not_take_are_refused(path):
         nn.Sequential(nn.Linear(3, 2), Coarse()), in_keys=["observation"], out_keys=["action"]
     )
     collector = VectorCollector(guess("continuous"), policy, fast_policy=path)
-    why = r"action.dtype=\[torch.bfloat16\] is no type of arrays, .* actions of torch.float32"
+    why = "action.dtype=torch.bfloat16 is no type of NumPy's, .*; what works: torch.float32"
     with pytest.raises(SettingError, match=why):
         collector.collect()
 
