@@ -26,6 +26,7 @@ from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, make_env
 from kit.hooks import Console, Evaluator, Hook, NotFinite, StopWhen, TargetKL
+from kit.logging import LoggerError
 from kit.logging.journal import episode_columns
 from kit.modules import make_actor
 from kit.steps import SettingError
@@ -717,7 +718,7 @@ def test_a_logger_that_cannot_start_leaves_no_environment_open():
 
     rows = Rows()
     trainer = ppo_trainer(logger=[rows, Broken()])
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(LoggerError, match="logger Broken raised OSError: no space left"):
         trainer.run()
     assert trainer.collector.closed
     assert rows.closed == 1
