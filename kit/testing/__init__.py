@@ -9,7 +9,7 @@ _HOMES = {
     "collectors": [
         "PROMISES", "TORCHRL_PROMISES", "check_collector", "counter_env", "counter_policy",
     ],
-    "observed": ["check_observed"],
+    "observed": ["Expectation", "Observation", "check_observed", "figures_of"],
     "tensor_counter": ["COUNTING"],
     "trial": ["BrokenPromise", "CollectorCase", "Outcome", "World"],
 }  # fmt: skip

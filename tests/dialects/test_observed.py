@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kit.dialects import SB3
+from kit.dialects import SB3, Sheeprl
 from kit.steps import SettingError
 from kit.testing import check_observed
+from tests.dialects.recorded import check_case
 
 DATA = Path(__file__).parents[1] / "data"
 FILES = [*sorted(DATA.glob("semantics/*.json")), *sorted(DATA.glob("observed/*.json"))]
@@ -22,7 +23,7 @@ PROSE = {"rule", "ratio_argument", "note_optimizers"}
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_the_dialect_agrees_with_the_library(case):
-    seen = check_observed(copy.deepcopy(case))
+    seen = check_case(copy.deepcopy(case))
     assert seen.differences == []
     assert seen.compared
     varying = {text.split(":")[0].split()[0] for text in case.get("nondeterministic", ())}
@@ -33,7 +34,7 @@ def test_the_dialect_agrees_with_the_library(case):
 def test_a_figure_that_is_wrong_is_a_difference():
     case = copy.deepcopy(next(case for case in CASES if case["id"] == "sheeprl-002"))
     case["observed"]["gradient_steps_total_per_rank"] += 1
-    seen = check_observed(case)
+    seen = check_case(case)
     assert len(seen.differences) == 1
     assert "gradient_steps_total_per_rank: observed 305, the dialect 304" in seen.differences[0]
     assert not seen
@@ -42,33 +43,51 @@ def test_a_figure_that_is_wrong_is_a_difference():
 def test_a_figure_that_is_not_understood_is_listed():
     case = copy.deepcopy(CASES[0])
     case["observed"]["phase_of_the_moon"] = 3
-    assert "phase_of_the_moon" in check_observed(case).ignored
+    assert "phase_of_the_moon" in check_case(case).ignored
 
 
 def test_a_library_that_fails_must_be_refused_and_one_that_runs_must_not():
     fails = copy.deepcopy(next(case for case in CASES if "error" in case["observed"]))
     del fails["observed"]["error"]
-    assert any("none was observed" in text for text in check_observed(fails).differences)
+    assert any("none was observed" in text for text in check_case(fails).differences)
     runs = copy.deepcopy(CASES[0])
     runs["observed"]["error"] = "ValueError('no')"
-    assert any("the library fails" in text for text in check_observed(runs).differences)
+    assert any("the library fails" in text for text in check_case(runs).differences)
 
 
 def test_a_long_list_may_have_been_cut():
     case = copy.deepcopy(next(case for case in CASES if case["id"] == "sheeprl-002"))
     steps = case["observed"]["gradient_steps_per_iteration_per_rank"]
     case["observed"]["gradient_steps_per_iteration_per_rank"] = steps[:30]
-    assert check_observed(case).differences == []
+    assert check_case(case).differences == []
     case["observed"]["gradient_steps_per_iteration_per_rank"] = steps[:3]
-    assert check_observed(case).differences
+    assert check_case(case).differences
 
 
-@pytest.mark.parametrize("case", [{}, {"system": "keras", "params": {}, "observed": {}}])
-def test_what_is_no_case_is_refused(case):
-    with pytest.raises(SettingError):
-        check_observed(case)
+# ---------------------------------------------------------------------- a dialect of one's own
+def test_a_dialect_alone_says_the_figures_of_its_plan():
+    sac = SB3(algo="sac", total_timesteps=60, n_envs=4, learning_starts=12, gradient_steps=-1)
+    observed = {"gradient_steps_total": 48, "random_action_policy_steps": 12, "walltime": 3.0}
+    seen = check_observed(sac, observed, varying=["random_action_policy_steps"])
+    assert seen.compared == ["gradient_steps_total"]
+    assert seen.ignored == ["random_action_policy_steps", "walltime"]
+    assert seen
 
 
+def test_a_dialect_that_takes_what_its_library_does_not_differs_and_the_other_way_round():
+    runs, fails = SB3(algo="sac", n_envs=4), SB3(algo="sac", n_envs=0)
+    assert check_observed(fails, {"error": "ValueError('n_envs')"})
+    assert not check_observed(runs, {"error": "ValueError('n_envs')"})
+    (difference, *_) = check_observed(fails, {"iterations": 3}).differences
+    assert "the dialect says n_envs=0" in difference
+
+
+def test_a_run_that_is_too_long_to_follow_is_refused():
+    with pytest.raises(SettingError, match=r"iterations=250000000 are too many to follow"):
+        check_observed(Sheeprl(algo="sac", total_steps=10**9, replay_ratio=0.3), {})
+
+
+# ---------------------------------------------------------------------- what is recorded
 NOT_EVERYWHERE = {"world_size", "repeat_per_collect"}
 """Settings that some of the libraries, or some of their algorithms, do not read."""
 
@@ -78,7 +97,7 @@ def test_settings_that_say_nothing_are_refused_and_every_figure_is_accounted_for
     figures = sorted(figures_of(case["observed"]))
     for name, given in case["params"].items():
         for value in (None, -1, 0, "x", {}):
-            seen = check_observed({**case, "params": {**case["params"], name: value}})
+            seen = check_case({**case, "params": {**case["params"], name: value}})
             accounted = [figure for figure in seen.compared + seen.ignored if figure != "error"]
             assert sorted(accounted) == figures
             refused = any("error: none was observed" in text for text in seen.differences)
@@ -98,7 +117,7 @@ def figures_of(observed, prefix=""):
 @pytest.mark.parametrize("algo", ["world_peace", None, 3])
 def test_an_algorithm_that_no_library_has_is_a_difference(algo):
     case = next(case for case in CASES if case["system"] == "sheeprl")
-    (difference, *_) = check_observed({**case, "algo": algo}).differences
+    (difference, *_) = check_case({**case, "algo": algo}).differences
     assert "error: none was observed" in difference
     assert "algo=" in difference
 
@@ -113,10 +132,10 @@ def test_pyrado_evaluates_whenever_the_logger_that_is_passed_prints():
     settings |= {"num_updates_per_step": 1, "batch_size": 8, "env_max_steps": 10}
     case = {"system": "pyrado", "algo": "SAC", "params": settings | {"eval_intvl": 2}}
     every_second = {"eval_iterations": [0, 2, 4, 6], "eval_rollouts_total": 400}
-    assert check_observed({**case, "observed": every_second})
+    assert check_case({**case, "observed": every_second})
     case["params"] |= {"logger_print_intvl": 3}
-    assert check_observed({**case, "observed": {"eval_iterations": [0, 3, 6]}})
-    assert not check_observed({**case, "observed": every_second})
+    assert check_case({**case, "observed": {"eval_iterations": [0, 3, 6]}})
+    assert not check_case({**case, "observed": every_second})
 
 
 def test_refilling_the_memory_with_the_trained_policy_is_training_data():
@@ -126,7 +145,7 @@ def test_refilling_the_memory_with_the_trained_policy_is_training_data():
     assert [entry[0][0] for entry in case["observed"][roles]] == ["init", "train", "init", "train"]
     case["observed"][roles][2][0][0] = "train"
     case["observed"]["random_action_policy_steps"] = 40
-    assert check_observed(case)
+    assert check_case(case)
 
 
 def test_tianshou_ends_the_run_where_a_test_reaches_the_reward():
@@ -134,10 +153,10 @@ def test_tianshou_ends_the_run_where_a_test_reaches_the_reward():
     params |= {"num_test_episodes": 1, "batch_size": 10, "episode_length": 5}
     case = {"system": "tianshou", "version": "1.1.0", "algo": "ppo", "params": params}
     whole = {"trainer_env_step": 80, "test_step_count": 6}
-    assert check_observed({**case, "observed": whole})
+    assert check_case({**case, "observed": whole})
     stopped = {"trainer_env_step": 20, "test_step_count": 3}  # two initial tests, one epoch
-    assert check_observed({**case, "params": params | {"stop_rew": 5}, "observed": stopped})
-    assert check_observed({**case, "params": params | {"stop_rew": 6}, "observed": whole})
+    assert check_case({**case, "params": params | {"stop_rew": 5}, "observed": stopped})
+    assert check_case({**case, "params": params | {"stop_rew": 6}, "observed": whole})
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "February 2024 (issue 226)", "source of 2024-02"])
@@ -149,7 +168,7 @@ def test_the_loop_of_february_2024_is_a_version_of_its_own(version):
     steps = [0] * 7 + [7] + [0] * 4 + [2] + [0] * 4 + [2, 0, 0]
     observed = {"gradient_steps_per_iteration_per_rank": steps, "random_action_policy_steps": 8}
     case = {"system": "sheeprl", "version": version, "algo": "dreamer_v3", "params": params}
-    assert check_observed({**case, "observed": observed})
+    assert check_case({**case, "observed": observed})
 
 
 def test_evaluations_of_sb3_within_a_rollout_are_told():

@@ -7,8 +7,8 @@ from typing import Any
 
 from kit.dialects.dreamer import Dreamer
 from kit.steps.plan import StepPlan
-from kit.testing.observed import Expectation
-from kit.testing.observed.counts import first_training, gradient_steps, known, of_plan, renamed
+from kit.testing.observed import Expectation, figures_of, gradient_steps
+from tests.dialects.recorded.counts import first_training, known, renamed
 
 _NAMES = {"num_envs": "envs", "run_steps": "steps", "action_repeat": "repeat"}
 
@@ -25,7 +25,7 @@ def _figures(made: Dreamer, plan: StepPlan, length: int | None) -> dict[str, Any
     steps, played = gradient_steps(plan), plan.total_policy_steps
     items = plan.num_envs * max(plan.iterations - made.stored_length + 1, 0)
     ratio = made.train_ratio / (made.batch_size * made.batch_length)
-    figures = of_plan(plan) | {
+    figures = figures_of(plan) | {
         "driver_steps": plan.iterations,
         "step_counter": played,
         "env_step_calls": played,

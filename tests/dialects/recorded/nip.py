@@ -10,8 +10,8 @@ from typing import Any
 from kit.dialects.nip import Nip
 from kit.steps.errors import SettingError, whole_number
 from kit.steps.plan import StepPlan
-from kit.testing.observed import Expectation
-from kit.testing.observed.counts import gradient_steps, known, listed, of_plan
+from kit.testing.observed import Expectation, figures_of, gradient_steps
+from tests.dialects.recorded.counts import known, listed
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
@@ -44,7 +44,7 @@ def _figures(settings: Nip, plan: StepPlan) -> dict[str, Any]:
     tests = min(made.num_test_iterations, 1) if made.test_run else made.num_test_iterations
     return (
         _environments(made)
-        | of_plan(plan)
+        | figures_of(plan)
         | {
             "frames_per_iteration": [plan.frames_per_batch] * len(steps),
             "frames_total": count * plan.frames_per_batch,

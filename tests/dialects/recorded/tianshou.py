@@ -9,8 +9,8 @@ from typing import Any
 from kit.dialects.tianshou import INITIAL_TESTS, Sampling, Tianshou, Tianshou2
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
-from kit.testing.observed import Expectation
-from kit.testing.observed.counts import evaluations, gradient_steps, known, listed, of_plan
+from kit.testing.observed import Expectation, figures_of, gradient_steps
+from tests.dialects.recorded.counts import evaluations, known, listed
 
 _OPTIMIZERS = {
     **dict.fromkeys(("ppo", "a2c", "reinforce"), 1),
@@ -64,7 +64,7 @@ def _figures(sampling: Sampling, plan: StepPlan, algo: str) -> dict[str, Any]:
     start = plan.local_prefill_steps
     collected = count * plan.frames_per_batch
     optimizers = _OPTIMIZERS.get(algo)
-    figures = of_plan(plan) | {
+    figures = figures_of(plan) | {
         "trainer_env_step": collected,
         "trainer_gradient_step_counter": _gradient_step_counter(sampling, plan),
         "trainer_update_step_counter": count,

@@ -12,7 +12,7 @@ from kit.steps.errors import SettingError
 from kit.steps.minibatches import epoch_sizes
 from kit.steps.plan import StepPlan
 from kit.testing.observed import Expectation
-from kit.testing.observed.counts import known, listed
+from tests.dialects.recorded.counts import known, listed
 
 _SAMPLES = "samples_per_iteration_[role,rollouts,steps_returned,env_steps_executed]"
 _NOTHING: dict[str, Any] = {

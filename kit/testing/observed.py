@@ -1,39 +1,28 @@
-"""Observed counts of other libraries, compared with their dialects.
-
-A case is one record of a run of a real library: its settings, and the figures that were observed.
-"""
+"""A dialect against the counts that were observed in runs of the library whose words it takes."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kit.steps.errors import SettingError, nearest_first, show, whole_number
+from kit.dialects.base import Dialect
+from kit.steps.errors import SettingError, show
+from kit.steps.plan import StepPlan
 
-_SYSTEMS = {
-    "sheeprl": "sheeprl",
-    "tianshou": "tianshou",
-    "pyrado": "pyrado",
-    "nip": "nip",
-    "stable-baselines3": "sb3",
-    "torchrl": "torchrl",
-    "dreamerv3": "dreamer",
-}
-
-_CUT = {
-    "minibatch_sizes_per_iteration": 4,
-    "memory_sample_batch_and_len": 10,
-}
-"""Entries after which a long list was not recorded; 20 for all others."""
+LISTED = 1_000
+"""Iterations of which figures are listed one by one."""
+_FOLLOWED = 1_000_000
+"""Iterations of a library's own counting that are followed one by one."""
+_CUT = 20
+"""Entries after which a long list may not have been recorded."""
 
 
 @dataclass
 class Expectation:
-    """What a dialect says about a case."""
+    """What a dialect says about a run."""
 
     figures: dict[str, Any] = field(default_factory=dict)
     """figures by the name under which they are observed."""
@@ -45,84 +34,108 @@ class Expectation:
 
 @dataclass
 class Observation:
-    """What came of comparing one case."""
+    """What came of comparing one run."""
 
     compared: list[str] = field(default_factory=list)
     """names of the observed figures that were compared."""
     differences: list[str] = field(default_factory=list)
     """a sentence for each figure that differs from the dialect's."""
     ignored: list[str] = field(default_factory=list)
-    """names of the observed figures that were not understood, or vary from run to run."""
+    """names of the observed figures that were not expected, or vary from run to run."""
 
     def __bool__(self) -> bool:
         """Whether all that was compared agrees, and something was."""
         return bool(self.compared) and not self.differences
 
 
-def check_observed(case: Mapping[str, Any]) -> Observation:
-    """Compare the observed figures of a run of a real library with its dialect.
+def check_observed(
+    dialect: Dialect | Expectation,
+    observed: Mapping[str, Any],
+    *,
+    varying: Sequence[str] = (),
+    cut: Mapping[str, int] | None = None,
+) -> Observation:
+    """Compare what was observed in a run of a real library with what a dialect says about it.
 
     Args:
-        case: one record as it is: ``system``, ``version``, ``algo``, ``params`` (settings by the
-            library's names), ``observed`` (figures by name), and optionally ``how`` and
-            ``nondeterministic``.
+        dialect: with the settings of the run, which says :func:`figures_of` its plan; or what is
+            expected, which may be further figures, by any name.
+        observed: figures by name. ``error``, if the library failed: the dialect must refuse these
+            settings. A mapping whose name ends with ``_run`` has the figures of one of several
+            runs, which are expected as ``NAME.FIGURE``.
+        varying: names of figures that differ from run to run, which are not compared.
+        cut: entries after which a list was not recorded, by name; 20 for others.
 
     Raises:
-        SettingError: if the case is of no known system, or lacks one of these.
+        SettingError: if a run is too long to follow its gradient steps one by one.
 
     Examples:
-        >>> case = {"system": "stable-baselines3", "version": "2.9.2", "algo": "SAC",
-        ...         "params": {"total_timesteps": 60, "num_envs": 4, "learning_starts": 12,
-        ...                    "train_freq": 1, "gradient_steps": -1},
-        ...         "observed": {"gradient_steps_total": 48}}
-        >>> check_observed(case).compared, check_observed(case).differences
+        >>> from kit.dialects import SB3
+        >>> sac = SB3(algo="sac", total_timesteps=60, n_envs=4, learning_starts=12, train_freq=1,
+        ...           gradient_steps=-1)
+        >>> seen = check_observed(sac, {"gradient_steps_total": 48})
+        >>> seen.compared, seen.differences
         (['gradient_steps_total'], [])
     """
-    for name in ("system", "params", "observed"):
-        if name not in case:
-            raise SettingError("case", show(case)[:60], f"has no {name!r}", "give a whole case")
-    for name in ("params", "observed"):
-        if not isinstance(case[name], Mapping):
-            raise SettingError(name, case[name], "is no mapping of names to values", "give one")
-    words = str(case["system"]).lower().split()
-    name = words[0] if words else ""
-    if name not in _SYSTEMS:
-        known = nearest_first(name, [*_SYSTEMS])
-        raise SettingError("system", case["system"], "is not known", known)
-    return _compare(case, _expectation(_SYSTEMS[name], case))
+    expected = dialect if isinstance(dialect, Expectation) else _expectation(dialect)
+    return _compare(expected, dict(observed), varying, cut or {})
 
 
-def _expectation(system: str, case: Mapping[str, Any]) -> Expectation:
-    """What the dialect says; settings that say nothing are refused as a dialect refuses its own."""
-    module = importlib.import_module(f"kit.testing.observed.{system}")
-    params = dict(case["params"])
+def figures_of(plan: StepPlan) -> dict[str, Any]:
+    """Figures of a plan by name: iterations, policy steps and gradient steps.
+
+    Raises:
+        SettingError: if the run is too long to follow its gradient steps one by one.
+    """
+    steps = gradient_steps(plan)
+    return {
+        "iterations": plan.iterations,
+        "policy_steps_total": plan.total_policy_steps,
+        "random_action_policy_steps": plan.random_steps_until(plan.total_policy_steps),
+        "gradient_steps_per_iteration": steps,
+        "gradient_steps_total": plan.gradient_steps_after(plan.iterations),
+        "first_iteration_with_gradient_step": next((k for k, n in enumerate(steps, 1) if n), None),
+    }
+
+
+def gradient_steps(plan: StepPlan) -> list[int]:
+    """Gradient steps of one process in each of the first thousand iterations.
+
+    Raises:
+        SettingError: if the run is too long to follow.
+    """
+    if plan.counting != "exact" and plan.iterations > _FOLLOWED:
+        why = "are too many to follow one by one: is the length of the run missing?"
+        raise SettingError("iterations", plan.iterations, why, [_FOLLOWED])
+    return [plan.gradient_steps(k) for k in range(1, min(plan.iterations, LISTED) + 1)]
+
+
+def _expectation(dialect: Dialect) -> Expectation:
     try:
-        for name in ("episode_length", "terminate_at", "env_max_steps"):
-            if params.get(name) is not None:
-                params[name] = whole_number(name, params[name], 1)
-        made: Expectation = module.expect({**case, "params": params})
+        plan = dialect.to_plan()
     except SettingError as error:
         return Expectation(refusal=str(error))
-    return made
+    return Expectation(figures_of(plan))
 
 
-def _compare(case: Mapping[str, Any], expected: Expectation) -> Observation:
+def _compare(
+    expected: Expectation, observed: dict[str, Any], varying: Sequence[str], cut: Mapping[str, int]
+) -> Observation:
     made = Observation()
-    varying = [str(text) for text in case.get("nondeterministic") or ()]
-    observed = dict(case["observed"])
     _compare_errors(observed.pop("error", None), expected.refusal, made)
     for name, value in _flat(observed):
-        if name.rpartition(".")[2] == "warnings" and expected.warnings:
+        figure = name.rpartition(".")[2]
+        if figure == "warnings" and expected.warnings:
             made.compared.append(name)
             made.differences += _missing_warnings(name, expected.warnings, value)
-            continue
-        if name not in expected.figures or any(text.startswith(name) for text in varying):
+        elif name not in expected.figures or name in varying:
             made.ignored.append(name)
-            continue
-        made.compared.append(name)
-        wanted = expected.figures[name]
-        if not _agree(wanted, value, _CUT.get(name.rpartition(".")[2], 20)):
-            made.differences.append(f"{name}: observed {show(value)}, the dialect {show(wanted)}")
+        else:
+            made.compared.append(name)
+            wanted = expected.figures[name]
+            if not _agree(wanted, value, cut.get(figure, _CUT)):
+                text = f"observed {show(value)}, the dialect {show(wanted)}"
+                made.differences.append(f"{name}: {text}")
     return made
 
 

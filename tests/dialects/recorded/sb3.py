@@ -7,8 +7,8 @@ from typing import Any
 
 from kit.dialects.sb3 import SB3
 from kit.steps.plan import StepPlan
-from kit.testing.observed import Expectation
-from kit.testing.observed.counts import gradient_steps, known, listed, of_plan, renamed
+from kit.testing.observed import Expectation, figures_of, gradient_steps
+from tests.dialects.recorded.counts import known, listed, renamed
 
 
 def expect(case: Mapping[str, Any]) -> Expectation:
@@ -32,7 +32,7 @@ def _figures(made: SB3, plan: StepPlan, length: int | None) -> dict[str, Any]:
     count, total = plan.iterations, plan.gradient_steps_after(plan.iterations)
     trained = [k for k, due in enumerate(gradient_steps(plan), 1) if due]
     played = plan.total_policy_steps
-    figures = of_plan(plan) | {
+    figures = figures_of(plan) | {
         "num_timesteps_attr": played,
         "vector_steps": played // made.n_envs,
         "train_calls": len(trained),

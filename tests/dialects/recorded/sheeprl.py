@@ -12,8 +12,8 @@ from kit.dialects.sheeprl.resume import resumed_ratio, resumed_settings
 from kit.dialects.sheeprl.rules import SheeprlRatio
 from kit.steps.errors import SettingError
 from kit.steps.plan import StepPlan
-from kit.testing.observed import Expectation
-from kit.testing.observed.counts import first_training, gradient_steps, known, listed, of_plan
+from kit.testing.observed import Expectation, figures_of, gradient_steps
+from tests.dialects.recorded.counts import first_training, known, listed
 
 _OPTIMIZERS = {"sac": 3, "ppo": 1, "a2c": 1, "dreamer_v1": 3, "dreamer_v2": 3, "dreamer_v3": 3}
 
@@ -74,7 +74,7 @@ def _figures(
     first = first_training(plan)
     ranks = plan.world_size
     played = plan.total_policy_steps
-    figures = of_plan(plan) | {
+    figures = figures_of(plan) | {
         "policy_steps_per_iteration": plan.policy_steps_per_iteration,
         "train_env_instances": plan.num_envs * ranks,
         "eval_when": "once, after the last iteration, on rank 0",

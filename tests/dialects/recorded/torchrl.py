@@ -8,8 +8,8 @@ from typing import Any
 from kit.dialects.torchrl import RANDOM, RULE, WITHOUT, GrowingSampler, IteratedSampler, TorchRL
 from kit.steps.counting import counting_rule
 from kit.steps.plan import StepPlan
-from kit.testing.observed import Expectation
-from kit.testing.observed.counts import known, listed, of_plan, renamed
+from kit.testing.observed import Expectation, figures_of
+from tests.dialects.recorded.counts import known, listed, renamed
 
 _NAMES = {"minibatch": "batch_size", "buffer": "buffer_size"}
 _SAMPLERS = {"random": RANDOM, "noreplace": WITHOUT}
@@ -32,7 +32,7 @@ def _figures(made: TorchRL, plan: StepPlan, length: int | None) -> dict[str, Any
     count, batch = plan.iterations, plan.frames_per_batch
     played = plan.total_policy_steps
     counted = [_optimizer_count(made, plan, k) for k in (0, *listed(plan))]
-    figures = of_plan(plan) | {
+    figures = figures_of(plan) | {
         "policy_steps_per_iteration": [batch] * len(listed(plan)),
         "trainer_collected_frames": played * made.frame_skip,
         "policy_forward_calls_times_envs": played - plan.random_steps_until(played),
