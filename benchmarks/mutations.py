@@ -435,7 +435,7 @@ MUTATIONS = [
         ("self._spec.to(next(self.buffers()).device)", "self._spec"),
     ),
     *_of(
-        "kit/modules/actors.py", "tests/test_on_a_device.py",
+        "kit/modules/heads.py", "tests/test_on_a_device.py",
         ("self.keywords.update({name: fn(value) for name", "({name: fn(value) for name"),
     ),
     *_of(

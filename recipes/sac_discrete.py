@@ -20,7 +20,7 @@ from kit.config import Count, HiddenSizes, NetworkConfig, Networks, Positive, Un
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate
 from kit.modules import make_actor, make_q_network
-from kit.modules.actors import action_masks
+from kit.modules.heads import action_masks
 from kit.trainer import Trainer
 from kit.update import Update
 

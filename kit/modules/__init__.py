@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from kit.modules.actors import (
-    make_action_value,
-    make_actor,
-    make_actor_critic,
-    make_body,
-    make_q_network,
-    make_value,
-)
+from kit.modules.actors import make_actor, make_actor_critic
+from kit.modules.bodies import make_body
+from kit.modules.critics import make_action_value, make_q_network, make_value
 from kit.modules.distributions import Categorical, MultiDiscrete
 from kit.modules.images import NATURE
 from kit.modules.layers import BatchRenorm, NoisyLinear

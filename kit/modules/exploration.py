@@ -16,7 +16,7 @@ from torchrl.data import Bounded
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule, OrnsteinUhlenbeckProcessModule
 
-from kit.modules.actors import action_masks
+from kit.modules.heads import action_masks
 
 
 class _OnDevice:

@@ -26,8 +26,8 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActor
 
 from kit.fast.traced import Traced
-from kit.modules.actors import Heads
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
+from kit.modules.heads import Heads
 from kit.modules.networks import Flatten, FlattenMLP, SigmoidTanh
 from kit.modules.numpy_samplers import (
     OF_DISTRIBUTIONS,

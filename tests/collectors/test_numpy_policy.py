@@ -14,8 +14,8 @@ from torchrl.envs.utils import ExplorationType
 from kit.collectors import EpisodeCollector, VectorCollector
 from kit.envs import make_env
 from kit.modules import Categorical, make_actor, make_body, make_q_network
-from kit.modules.actors import _Parameters
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise, half_range
+from kit.modules.heads import Parameters
 from kit.modules.networks import Flatten, FlattenMLP
 from kit.modules.numpy_policy import MOST_PRODUCTS
 from tests.tiny import Uneven
@@ -287,7 +287,7 @@ def sharper(env):
     return actor
 
 
-class OwnHead(_Parameters):
+class OwnHead(Parameters):
     def forward(self, columns):
         return (-columns,)
 

@@ -21,8 +21,8 @@ from kit.envs import make_env
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.losses import DiscreteSACLoss
 from kit.modules import make_actor, make_body, make_q_network, make_value
-from kit.modules.actors import Heads
 from kit.modules.exploration import EpsilonGreedy
+from kit.modules.heads import Heads
 from kit.steps import SettingError
 from tests.envs.odd_envs import Masked
 from tests.tiny import on_policy_plan, ppo_trainer
