@@ -95,7 +95,7 @@ MUTATIONS = [
         ('torch.set_num_threads(self._outside["threads"])', "pass"),
     ),
     *_of(
-        "kit/envs/state.py", "tests/envs/test_state.py",
+        "kit/envs/plain_values.py", "tests/envs/test_state.py",
         ('length = {"maxlen": value.maxlen}', 'length = {"maxlen": None}'),
         ('maxlen=value["maxlen"]', "maxlen=None"),
         ("            return {\"same\": self._numbers[id(value)]}", "            pass"),

@@ -16,8 +16,8 @@ from kit.envs.backends.base import EnvBackend, Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics, Infos
 from kit.envs.hanging import StepWatch
 from kit.envs.normalize import Normalizer
+from kit.envs.plain_values import CannotCapture
 from kit.envs.spaces import Arrays, Leaf, empty, key_from_list, key_to_list, to_composite
-from kit.envs.state import CannotCapture
 from kit.steps.errors import SettingError
 
 

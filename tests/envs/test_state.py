@@ -22,7 +22,8 @@ from torchrl.envs import StepCounter, TransformedEnv
 
 from kit.collectors import VectorCollector
 from kit.envs import make_env
-from kit.envs.state import CannotCapture, capture, restore
+from kit.envs.plain_values import CannotCapture
+from kit.envs.state import capture, restore
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 from recipes import dqn

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import pytest
 
 from kit.collectors import EpisodeCollector, VectorCollector
-from kit.envs.state import CannotCapture
+from kit.envs.plain_values import CannotCapture
 from kit.testing import CARTPOLE, COUNTING, PROMISES, BrokenPromise, check_collector
 from tests.collectors.kinds import amounts, episodes
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.errors import fault_of
+from kit.envs.plain_values import CannotCapture
 from kit.envs.spaces import Arrays
-from kit.envs.state import CannotCapture
 from kit.steps.errors import SettingError, nearest_first
 
 _LIMIT_ONLY_TRUNCATES = (

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
+from kit.envs.plain_values import CannotCapture
 from kit.envs.spaces import Arrays
-from kit.envs.state import CannotCapture, capture, held, learning_layer, restore
+from kit.envs.state import capture, held, learning_layer, restore
 from kit.steps.errors import SettingError
 
 AutoresetMode = gym.vector.AutoresetMode

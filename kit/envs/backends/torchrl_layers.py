@@ -24,8 +24,9 @@ from torchrl.envs import (
 )
 from torchrl.envs.batched_envs import BatchedEnvBase
 
+from kit.envs.plain_values import CannotCapture
 from kit.envs.spaces import Key
-from kit.envs.state import CannotCapture, capture, restore
+from kit.envs.state import capture, restore
 from kit.envs.vector_env import VectorEnv
 from kit.steps.errors import SettingError
 

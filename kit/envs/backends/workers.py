@@ -31,14 +31,9 @@ from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, rebuilt_s
 from kit.envs.backends.serial import MakeCopy, SerialBackend
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.hanging import end_process, is_main_thread, is_parents_affair
+from kit.envs.plain_values import CannotCapture
 from kit.envs.spaces import Arrays, Leaf
-from kit.envs.state import (
-    CannotCapture,
-    capture_process,
-    learning_layer,
-    restore_process,
-    seed_process,
-)
+from kit.envs.state import capture_process, learning_layer, restore_process, seed_process
 from kit.steps.errors import SettingError
 
 _CONTEXT = multiprocessing.get_context("spawn")

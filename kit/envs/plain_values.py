@@ -1,0 +1,404 @@
+"""What an environment holds, as values that JSON can hold, and back.
+
+Numbers, strings, arrays and their views, containers, enumerations, random generators (those of
+spaces too), functions with what they enclose, models and data of MuJoCo, and objects of classes of
+the environment's own package. Several names of one thing stay names of one thing. What only draws,
+classes and modules are passed over, by type; all else cannot be captured, and its name is said.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import functools
+import logging
+import random
+import sys
+import types
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+from numpy.lib.format import descr_to_dtype, dtype_to_descr
+
+from kit.envs import mujoco_state
+
+_CONSTANT = (
+    gym.envs.registration.EnvSpec, type, types.ModuleType, np.ufunc, np.dtype, logging.Logger,
+)  # fmt: skip
+_DRAWS = frozenset({"pygame", "glfw", "OpenGL", "pyglet"})
+"""packages for drawing"""
+_ARGUMENTS = frozenset({"_saved_kwargs", "_cached_spec", "_ezpickle_args", "_ezpickle_kwargs"})
+"""attributes in which Gymnasium keeps the arguments of a layer"""
+_ATOMS = (bool, int, float, str)
+_CONTAINERS: dict[str, Any] = {
+    kind.__name__: kind for kind in (list, set, deque, dict, OrderedDict, Counter)
+}
+_PUT_BACK = frozenset({"object", "function", "partial", "space", "mujoco", "shown"})
+"""kinds of values restored into a present one"""
+_BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+
+
+class CannotCapture(TypeError):
+    """An attribute of an environment is nothing that plain values can describe."""
+
+
+# ---------------------------------------------------------------------- out
+class Encoder:
+    """Writes values; repeated ones are referred to by their number.
+
+    Args:
+        found: layers of an environment, whose numbers come first.
+        classes: whose packages' objects are written by their attributes; ``None``: the layers'.
+    """
+
+    def __init__(self, found: Any, classes: Iterable[type] | None = None) -> None:
+        self.kept: list[Any] = list(found)  # alive, so that no other object gets its id
+        self.places: list[str] = [""] * len(self.kept)
+        self._numbers = {id(layer): number for number, layer in enumerate(found)}
+        self._own = {package(kind) for kind in (map(type, found) if classes is None else classes)}
+
+    def layer(self, layer: Any) -> dict[str, Any]:
+        """A layer of the environment."""
+        name = type(layer).__name__
+        if hasattr(type(layer), "load_state_dict"):
+            return {"own": self(layer.state_dict(), name)}
+        return {"attributes": self.attributes(layer, name)}
+
+    def attributes(self, owner: Any, where: str) -> dict[str, Any]:
+        """The attributes of an object, but for those that are constant."""
+        values = {name: value for name, value in vars(owner).items() if name not in _ARGUMENTS}
+        return {
+            name: self(value, f"{where}.{name}")
+            for name, value in values.items()
+            if not _is_constant(value)
+        }
+
+    def __call__(self, value: Any, where: str) -> Any:
+        """One value, which ``where`` names."""
+        if value is None or type(value) in _ATOMS:
+            return value
+        if id(value) in self._numbers:
+            return {"same": self._numbers[id(value)]}
+        if type(value) is tuple:
+            return {"tuple": self._items(value, where)}
+        if isinstance(value, enum.Enum):
+            kind = type(value)
+            return {"enum": value.name, "class": [kind.__module__, kind.__qualname__]}
+        if isinstance(value, np.generic):
+            return {"scalar": self._array(np.asarray(value), where)}
+        number = self._numbers[id(value)] = len(self.kept)
+        self.kept.append(value)
+        self.places.append(where)
+        for kind, write in self._WRITERS:
+            if isinstance(value, kind):
+                return {**write(self, value, where), "number": number}
+        name = type(value).__name__
+        if name in mujoco_state.KINDS:
+            return {"mujoco": name, **mujoco_state.capture(value, self, where), "number": number}
+        if package(type(value)) not in self._own or not _is_plain(type(value)):
+            raise CannotCapture(f"{where} is a {name}")
+        return {"object": name, "attributes": self.attributes(value, where), "number": number}
+
+    def _items(self, values: Any, where: str) -> list[Any]:
+        return [self._item(value, f"{where}[{index}]") for index, value in enumerate(values)]
+
+    def _item(self, value: Any, where: str) -> Any:
+        """A value in a container, whose place may be empty later."""
+        written = self(value, where)
+        if isinstance(written, dict) and written.keys() & _PUT_BACK:
+            raise CannotCapture(f"{where} is a {type(value).__name__}")
+        return written
+
+    def _container(self, value: Any, where: str) -> dict[str, Any]:
+        name = type(value).__name__
+        if type(value) not in _CONTAINERS.values():
+            raise CannotCapture(f"{where} is a {name}")
+        if isinstance(value, dict):
+            named = [[self(k, where), self._item(v, f"{where}[{k!r}]")] for k, v in value.items()]
+            return {name: named}
+        length = {"maxlen": value.maxlen} if isinstance(value, deque) else {}
+        return {name: self._items(value, where), **length}
+
+    def _array(self, value: np.ndarray[Any, Any], where: str) -> dict[str, Any]:
+        owner = value
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        if type(value) is not np.ndarray or value.dtype.hasobject:
+            raise CannotCapture(f"{where} is an array of Python objects, or of another kind")
+        if type(owner.base).__name__ == "PyCapsule":  # memory of MuJoCo, which has its own state
+            return {"shown": list(value.shape)}
+        if not isinstance(owner.base, (bytes, types.NoneType)):
+            raise CannotCapture(f"{where} shows memory of a {type(owner.base).__name__}")
+        described = {"dtype": dtype_to_descr(value.dtype), "shape": list(value.shape)}
+        if owner is not value and owner.flags.c_contiguous and owner.base is None:
+            begin = value.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+            place = {"offset": begin, "strides": list(value.strides)}
+            return {"view": self(owner, f"{where}.base"), **place, **described}
+        return {"array": base64.b64encode(value.tobytes()).decode(), **described}
+
+    def _generator(self, value: np.random.Generator, where: str) -> dict[str, Any]:
+        seeds = getattr(value.bit_generator, "seed_seq", None)
+        entropy = seeds.state if type(seeds) is np.random.SeedSequence else None
+        return {"generator": self(value.bit_generator.state, where), "seeds": self(entropy, where)}
+
+    def _random_state(self, value: np.random.RandomState, where: str) -> dict[str, Any]:
+        return {"random_state": self(value.get_state(legacy=False), where)}
+
+    def _python_random(self, value: random.Random, where: str) -> dict[str, Any]:
+        return {"random": self(value.getstate(), where)}
+
+    def _space(self, value: gym.Space[Any], where: str) -> dict[str, Any]:
+        return {"space": [self(part._np_random, where) for part in _spaces_in(value)]}
+
+    def _function(self, value: Any, where: str) -> dict[str, Any]:
+        cells = [
+            {} if _is_constant(content) else self(content, f"{where}'s {name}")
+            for name, content in _enclosed(value)
+        ]
+        return {"function": value.__qualname__, "cells": cells,
+                "attributes": self.attributes(value, where)}  # fmt: skip
+
+    def _method(self, value: Any, where: str) -> dict[str, Any]:
+        return {"function": value.__name__, "of": self(value.__self__, where)}
+
+    def _partial(self, value: functools.partial[Any], where: str) -> dict[str, Any]:
+        given = [*value.args, *value.keywords.values()]
+        if not all(v is None or type(v) in _ATOMS or _is_constant(v) for v in given):
+            raise CannotCapture(f"{where} is a partial function of more than plain values")
+        return {"partial": None if _is_constant(value.func) else self(value.func, where)}
+
+    _WRITERS: tuple[tuple[Any, Callable[..., dict[str, Any]]], ...] = (
+        (np.ndarray, _array),
+        ((list, set, deque, dict), _container),
+        (np.random.Generator, _generator),
+        (np.random.RandomState, _random_state),
+        (random.Random, _python_random),
+        (gym.Space, _space),
+        (types.FunctionType, _function),
+        ((types.MethodType, types.BuiltinFunctionType), _method),
+        (functools.partial, _partial),
+    )
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a value is no state, by its type; the generators of the process are its own."""
+    owner = getattr(value, "__self__", value) if callable(value) else value
+    if owner is np.random.mtrand._rand or owner is getattr(random.seed, "__self__", None):
+        return True
+    if isinstance(value, types.BuiltinFunctionType):
+        return isinstance(owner, (types.NoneType, types.ModuleType))
+    draws = package(type(value)) in _DRAWS or type(value).__name__ == "MujocoRenderer"
+    return draws or isinstance(value, _CONSTANT)
+
+
+def package(kind: type) -> str:
+    """The name of the package that defines a class."""
+    return kind.__module__.partition(".")[0]
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether the attributes of its objects are their whole state."""
+    bases = kind.__mro__[:-1]
+    made_plainly = getattr(kind, "__new__", None) is object.__new__
+    slots = any(vars(base).get("__slots__") for base in bases)
+    return made_plainly and not slots and all(base.__flags__ & _OF_PYTHON for base in bases)
+
+
+_OF_PYTHON = 1 << 9
+"""flag of a class that Python code defines (``Py_TPFLAGS_HEAPTYPE``)"""
+
+
+def _spaces_in(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    """A space and those that it consists of."""
+    yield space
+    inner = getattr(space, "spaces", ())
+    named = (getattr(space, f"{name}_space", None) for name in ("feature", "node", "edge"))
+    for part in (*(inner.values() if isinstance(inner, dict) else inner), *named):
+        if isinstance(part, gym.Space):
+            yield from _spaces_in(part)
+
+
+def _refilled(kept: Any, made: Any) -> Any:
+    """Give what is kept the contents of ``made``; return that where it cannot have them."""
+    if kept is made or type(kept) is not type(made):
+        return made
+    if isinstance(made, np.ndarray) and made.base is None:
+        if (kept.shape, kept.dtype) != (made.shape, made.dtype):
+            return made
+        kept[...] = made
+    elif isinstance(made, np.random.Generator):
+        if repr(kept.bit_generator.seed_seq) != repr(made.bit_generator.seed_seq):
+            return made  # it would spawn others
+        kept.bit_generator.state = made.bit_generator.state
+    elif isinstance(made, tuple(_CONTAINERS.values())):
+        kept.clear()
+        (kept.extend if isinstance(made, (list, deque)) else kept.update)(made)
+    else:
+        return made
+    return kept
+
+
+def _enclosed(function: Any) -> Iterator[tuple[str, Any]]:
+    """Variables enclosed by a function, by name."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # nothing yet
+            yield name, None
+
+
+# ---------------------------------------------------------------------- back
+class Decoder:
+    """Reads values of :class:`Encoder`; objects are restored into those of an equal environment.
+
+    No module is imported and no class looked up but enumerations: only plain values are made.
+
+    Args:
+        found: layers of the environment.
+        kept: what is restored in place, by number.
+    """
+
+    def __init__(self, found: Any, kept: Mapping[int, Any] | None = None) -> None:
+        self._kept = kept or {}
+        self._known: dict[int, Any] = {**dict(enumerate(found)), **self._kept}
+
+    def attributes(self, owner: Any, values: dict[str, Any]) -> None:
+        """Restore the attributes of an object."""
+        for name, value in values.items():
+            vars(owner)[name] = self(value, vars(owner).get(name))
+
+    def __call__(self, value: Any, present: Any = None) -> Any:
+        """Read one value.
+
+        Args:
+            value: as it was written.
+            present: what is in its place in an environment that was just made.
+
+        Raises:
+            CannotCapture: if it is an object, and there is none of its kind.
+        """
+        if not isinstance(value, dict):
+            return value
+        if "same" in value:
+            return self._known[value["same"]]
+        if "tuple" in value:
+            return tuple(map(self, value["tuple"]))
+        if "enum" in value:
+            return self._enum(value, present)
+        if "scalar" in value:
+            return self._array(value["scalar"])[()]
+        for name, read in self._READERS.items():
+            if name in value:
+                made = read(self, value)
+                break
+        else:
+            made = self._fill(value, present)
+        number = value["number"]
+        self._known[number] = made = _refilled(self._kept.get(number), made)
+        return made
+
+    def _container(self, value: dict[str, Any]) -> Any:
+        name = next(name for name in _CONTAINERS if name in value)
+        made = deque(maxlen=value["maxlen"]) if name == "deque" else _CONTAINERS[name]()
+        self._known.setdefault(value["number"], made)  # before its items, which may contain it
+        if isinstance(made, dict):
+            for key, item in value[name]:
+                made[self(key)] = self(item)
+        else:
+            add = made.add if isinstance(made, set) else made.append
+            for item in value[name]:
+                add(self(item))
+        return made
+
+    def _array(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
+        dtype = descr_to_dtype(value["dtype"])
+        raw = np.frombuffer(base64.b64decode(value["array"]), dtype)
+        return raw.reshape(value["shape"]).copy()
+
+    def _view(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
+        dtype, place = descr_to_dtype(value["dtype"]), (value["offset"], value["strides"])
+        return np.ndarray(value["shape"], dtype, self(value["view"]), *place)
+
+    def _generator(self, value: dict[str, Any]) -> np.random.Generator:
+        state, seeds = self(value["generator"]), self(value["seeds"])
+        if state["bit_generator"] not in _BIT_GENERATORS:
+            raise ValueError(f"not a random generator: {state['bit_generator']!r}")
+        kind = getattr(np.random, state["bit_generator"])
+        made = np.random.Generator(kind(np.random.SeedSequence(**seeds) if seeds else 0))
+        made.bit_generator.state = state
+        return made
+
+    def _random_state(self, value: dict[str, Any]) -> np.random.RandomState:
+        made = np.random.RandomState()
+        made.set_state(self(value["random_state"]))
+        return made
+
+    def _python_random(self, value: dict[str, Any]) -> random.Random:
+        made = random.Random()
+        made.setstate(self(value["random"]))
+        return made
+
+    _READERS: ClassVar[dict[str, Callable[..., Any]]] = {
+        **dict.fromkeys(_CONTAINERS, _container),
+        "array": _array,
+        "view": _view,
+        "generator": _generator,
+        "random_state": _random_state,
+        "random": _python_random,
+    }
+
+    def _fill(self, value: dict[str, Any], present: Any) -> Any:
+        """Put the state of an object back into the one in its place, or into a copy of it."""
+        if "shown" in value:
+            self._demand(isinstance(present, np.ndarray), "array of MuJoCo's", present)
+            return present
+        if "of" in value:
+            return getattr(self(value["of"], getattr(present, "__self__", None)), value["function"])
+        if "object" in value:
+            self._demand(type(present).__name__ == value["object"], value["object"], present)
+            made = self._kept.get(value["number"])
+            if type(made) is not type(present):
+                made = object.__new__(type(present))  # others may use the present one
+                vars(made).update(vars(present))
+            self._known[value["number"]] = made
+            self.attributes(made, value["attributes"])
+            return made
+        self._known[value["number"]] = present
+        if "mujoco" in value:
+            self._demand(type(present).__name__ == value["mujoco"], value["mujoco"], present)
+            mujoco_state.restore(present, value, self)
+        elif "space" in value:
+            self._demand(isinstance(present, gym.Space), "space", present)
+            for part, saved in zip(_spaces_in(present), value["space"], strict=True):
+                part._np_random = self(saved)
+        elif "partial" in value:
+            self._demand(isinstance(present, functools.partial), "partial function", present)
+            self(value["partial"], present.func)
+        else:
+            name = getattr(present, "__qualname__", None)
+            self._demand(name == value["function"], value["function"], present)
+            self.attributes(present, value["attributes"])
+            for cell, saved, before in zip(
+                present.__closure__ or (), value["cells"], _enclosed(present)
+            ):
+                if saved != {}:
+                    cell.cell_contents = self(saved, before[1])
+        return present
+
+    def _enum(self, value: dict[str, Any], present: Any) -> Any:
+        """A member of the class that the present value has, or of one that is imported."""
+        module, name = value["class"]
+        kind: Any = type(present)
+        if (kind.__module__, kind.__qualname__) != (module, name):
+            kind = sys.modules.get(module)
+            for part in name.split("."):
+                kind = vars(kind).get(part) if kind is not None else None
+        self._demand(isinstance(kind, enum.EnumMeta), name, present)
+        return kind[value["enum"]]
+
+    def _demand(self, holds: bool, wanted: str, present: Any) -> None:
+        if not holds:
+            raise CannotCapture(f"a {type(present).__name__} is where a {wanted} was")
