@@ -359,6 +359,33 @@ def test_real_numbers_are_read_as_float32_and_choices_as_they_are(tmp_path):
         kit.buffers.datasets.read_datasets([str(real), str(choice)])
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"observations": np.ones((3, 2))}, r"3 actions, .* 3 observations in episode 0; "),
+        ({"rewards": np.ones(1)}, r"has 3 actions, 1 rewards, .* 4 observations in episode 0; "),
+        ({"rewards": np.array([0.0, np.inf, 0.0])}, "has rewards that are NaN or infinite"),
+        ({"observations": np.full((4, 2), 1e300)}, "has observations that are .* in float32"),
+    ],
+)
+def test_episodes_that_are_not_whole_or_not_finite_are_refused(tmp_path, changes, message):
+    folder, force = tmp_path / "few-v0", np.zeros((3, 1), np.float32)
+    episode = an_episode(force, np.ones((4, 2))) | changes
+    written_by_minari(folder, episode, spaces.Box(-1, 1, (1,), np.float32))
+    with pytest.raises(SettingError, match=message):
+        kit.buffers.datasets.read_datasets([str(folder)])
+
+
+def test_a_data_set_whose_file_was_cut_off_is_refused(tmp_path):
+    folder = tmp_path / "few-v0"
+    force = np.zeros((3, 1), np.float32)
+    written_by_minari(folder, an_episode(force, np.ones((4, 2))), spaces.Box(-1, 1, (1,)))
+    file = folder / "data" / "main_data.hdf5"
+    file.write_bytes(file.read_bytes()[:1_000])
+    with pytest.raises(SettingError, match="few-v0' cannot be read: OSError"):
+        kit.buffers.datasets.read_datasets([str(folder)])
+
+
 def write(folder: Path, rows: Any, env: Any) -> int:
     with DatasetWriter(folder, env) as writer:
         return writer.write(rows, "random")

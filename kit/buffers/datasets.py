@@ -97,7 +97,8 @@ def read_datasets(folders: Sequence[str]) -> TensorDict:
 
     Raises:
         SettingError: if there is none, a folder holds no data set, observations or actions are
-            not one array, those of two data sets differ, or ``minari`` is missing.
+            not one array, those of two data sets differ, an episode is without its last
+            observation, a number is not finite, or ``minari`` is missing.
     """
     if not folders:
         raise SettingError("dataset", "", "names no folder", "record one: python -m kit record")
@@ -126,11 +127,12 @@ def name_of(dtype: torch.dtype) -> str:
 def _read(folder: Path) -> TensorDict:
     _check_metadata(folder)
     episodes = []
-    for episode in _opened(folder).iterate_episodes():
+    for episode in _opened(folder):
         arrays = (episode.observations, episode.actions)
         if not all(isinstance(array, np.ndarray) for array in arrays):
             why = "has observations or actions that are not one array"
             raise SettingError("dataset", str(folder), why, "flatten them")
+        _check_lengths(folder, episode)
         observation, action = map(_tensor, arrays)
         ends = {
             "terminated": torch.as_tensor(episode.terminations, dtype=torch.bool).unsqueeze(-1),
@@ -143,13 +145,31 @@ def _read(folder: Path) -> TensorDict:
         episodes.append(TensorDict(rows, [len(action)]))
     if not episodes:
         raise SettingError("dataset", str(folder), "holds no episode", "record some")
-    return torch.cat(episodes)
+    joined: TensorDict = torch.cat(episodes)
+    for key, value in joined.items(True, True):
+        if not value.isfinite().all():
+            name = key if isinstance(key, str) else key[-1]
+            why = f"has {name}s that are NaN or infinite in float32"
+            raise SettingError("dataset", str(folder), why, "leave these episodes out")
+    return joined
 
 
-def _opened(folder: Path) -> Any:
+def _check_lengths(folder: Path, episode: Any) -> None:
+    """Refuse an episode whose last observation is missing, or another number."""
+    names = ("actions", "rewards", "terminations", "truncations", "observations")
+    steps, *others = (len(getattr(episode, name)) for name in names)
+    if others != [steps, steps, steps, steps + 1]:
+        found = ", ".join(f"{n} {name}" for n, name in zip((steps, *others), names))
+        why = f"has {found} in episode {episode.id}"
+        works = "store an observation more than actions: the one after the last of them"
+        raise SettingError("dataset", str(folder), why, works)
+
+
+def _opened(folder: Path) -> Iterator[Any]:
+    """The episodes of a data set."""
     minari = import_minari("dataset", str(folder))
     try:
-        return minari.MinariDataset(folder / "data")
+        yield from minari.MinariDataset(folder / "data").iterate_episodes()
     except Exception as error:  # each of its formats has its own
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         works = "give a folder that python -m kit record or Minari has written"
