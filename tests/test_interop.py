@@ -41,7 +41,7 @@ from torchrl.trainers import ReplayBufferTrainer
 from torchrl.trainers import Trainer as TorchRLTrainer
 from torchrl.trainers.algorithms import PPOTrainer
 
-from kit.buffers import PrioritizedSampler
+from kit.buffers import PrioritizedSampler, make_replay_buffer
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
 from kit.envs import make_env
 from kit.modules import make_actor, make_value
@@ -411,6 +411,15 @@ def test_other_random_actions_of_torchrl_than_planned_are_refused_before_the_run
 def test_random_actions_that_cannot_be_counted_are_refused():
     with pytest.raises(SettingError, match=r"init_random_frames=8 end with batches.*works: 0"):
         dqn_trainer(collecting(MultiAsyncCollector))
+
+
+@pytest.mark.slow
+def test_batches_of_workers_in_any_order_are_refused_where_steps_are_joined():
+    def two(policy: nn.Module) -> BaseCollector:
+        return MultiAsyncCollector([gym_env, gym_env], policy, frames_per_batch=4, total_frames=40)
+
+    with pytest.raises(SettingError, match=r"in any order, .* memory joins .*MultiSyncCollector"):
+        dqn_trainer(two, buffer=make_replay_buffer(40, 4, n_step=3))
 
 
 def test_a_collector_of_torchrl_that_keeps_its_batches_is_refused():

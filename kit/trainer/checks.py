@@ -115,8 +115,8 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
                 why = "allows no writing, and the collector gives batches"
                 works = "use TensorDictRoundRobinWriter, or a plan with steps_per_env=0 (offline)"
                 yield "writer", type(writer).__name__, why, works
-        yield from _in_environment(plan, collector)
         yield from _in_restarts(collector, buffer)
+        yield from _in_environment(plan, collector)
 
 
 def _in_buffer(plan: StepPlan, buffer: Any) -> Iterator[Refusal]:
@@ -143,8 +143,11 @@ def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
 
 
 def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:
-    """Episodes that are left at the end of a batch, in a memory that takes them for going on."""
+    """Episodes that do not go on in the next batch, in a memory that takes them for going on."""
     joins = getattr(buffer, "joins_steps", False)
+    if joins and isinstance(collector, MultiAsyncCollector) and collector.num_workers > 1:
+        why = "gives batches of its workers in any order, and the memory joins each to the last"
+        yield "collector", type(collector).__name__, why, "use MultiSyncCollector, or one worker"
     if joins and getattr(collector, "reset_at_each_iter", False):
         why = "leaves episodes without an end, and the memory joins steps until an episode ends"
         works = "leave it out, or truncate episodes with env.max_episode_steps"
