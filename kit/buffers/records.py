@@ -78,7 +78,8 @@ class SequenceReplay:
 
         Raises:
             SettingError: if an environment's part of the memory is shorter than a window, or
-                batches are of different numbers of environments, or without an axis of time.
+                batches are of different numbers of environments, without an axis of time, or of
+                pieces of episodes.
         """
         del keys  # the memory is filled before its loss is known to read anything
         if batch.ndim < 2:
@@ -86,6 +87,10 @@ class SequenceReplay:
             raise SettingError("layout", "flat", why, ["padded"])
         mask = batch.get(("collector", "mask"), None)
         streams = len(batch) if mask is None else 1
+        if mask is not None and int(batch["next", "done"][mask].sum()) < len(batch):
+            why = "would join pieces of episodes that do not follow one another"
+            works = "collect without split_trajs"
+            raise SettingError("sequence_length", self.sequence_length, why, works)
         if self._rows is not None and streams != len(self._written):
             why = f"differs from the {len(self._written)} environments whose records are stored"
             raise SettingError("num_envs", streams, why, [len(self._written)])

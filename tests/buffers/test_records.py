@@ -169,3 +169,9 @@ def test_whole_episodes_follow_one_another():
     (window,) = replay.sample(1)
     assert window["observation"].flatten().tolist() == [0, 1, 2, 3, 4, 1000, 1001, 1002]
     assert window["done"].flatten().nonzero().flatten().tolist() == [4, 7]
+
+
+def test_pieces_of_episodes_are_not_joined():
+    piece = batch([World(0, [99])], 3).update({"collector": {"mask": torch.ones(1, 3).bool()}})
+    with pytest.raises(SettingError, match=r"sequence_length=2 would join pieces .*split_trajs"):
+        SequenceReplay(8, 2).extend(piece)
