@@ -21,6 +21,7 @@ from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
 from kit.envs.spaces import path_of
 from kit.fast.nested import entry, leaves, nested
+from kit.steps import SettingError
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -53,6 +54,13 @@ class _Rows:
         self._given: Tensor | None = None  # and NumPy's view of it, in the order of time
         self._in_time: NDArray[Any] | None = None
 
+    def takes(self, value: Tensor | None) -> bool:
+        """Whether ``[num_envs, steps, ...]`` can be written without changing what it says."""
+        if value is None or value is self._given:
+            return value is not None
+        fits: bool = torch.can_cast(value.dtype, self.tensor.dtype)
+        return fits and value.shape[2:] == self._shape
+
     def write(self, rows: slice, value: Tensor) -> None:
         """Write ``[num_envs, steps, ...]`` in the order of time."""
         if value is self._given and self.array is not None:
@@ -80,6 +88,16 @@ def _parts(rows: Mapping[tuple[str, ...], Tensor], size: int) -> list[dict[Any, 
     """Rows by path as minibatches of ``size`` of them, in the same memory."""
     of_each = zip(*(torch.split(value, size) for value in rows.values()))
     return [dict(zip(rows, values)) for values in of_each]
+
+
+def _unlike(path: tuple[str, ...], value: Tensor | None, stored: Tensor) -> SettingError:
+    """The error for an entry of a batch that is missing, or of another kind than the stored one."""
+    kept = f"{stored.dtype} {[*stored.shape[1:]]}".removeprefix("torch.")
+    found = "is missing"
+    if value is not None:
+        found = f"is {value.dtype} {[*value.shape[2:]]}".replace("torch.", "")
+    why = f"{found} in a batch, and that of the transitions stored before is {kept}"
+    return SettingError("entry", ".".join(path), why, "give all batches the same entries")
 
 
 class DirectRows:
@@ -143,16 +161,24 @@ class DirectRows:
     def extend(self, batch: TensorDictBase) -> bool:
         """Store a batch ``[num_envs, steps]`` in the order of time; return whether that was done.
 
-        It is not where the batch does not fit in one piece or has other entries, or another writer
+        It is not where the batch does not fit in one piece or has more entries, or another writer
         than the kit's decides where it goes.
+
+        Raises:
+            SettingError: if an entry of the stored rows is missing, or cannot be stored as these.
         """
-        if type(self.writer) is not SliceWriter or not self._look():
+        if not self._look():
             return False
-        count, start = batch.numel(), self.writer._cursor
-        end = start + count
         values = leaves(batch)
         values.pop(("index",), None)
         own = values if self._once is None else self._once.without_observations(values)
+        for path, stored in self._rows.items():
+            if not stored.takes(own.get(path)):
+                raise _unlike(path, own.get(path), stored.tensor)
+        if type(self.writer) is not SliceWriter:
+            return False
+        count, start = batch.numel(), self.writer._cursor
+        end = start + count
         if end > self.storage.max_size or own.keys() != self._rows.keys():
             return False
         if self._prioritized and entry(batch, self.buffer.priority_key) is not None:

@@ -7,6 +7,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from kit.fast.nested import leaves, nested
+from kit.steps import SettingError
 
 Entries = dict[tuple[str, ...], Tensor]
 _REWARD, _DONE, _STEPS = ("next", "reward"), ("next", "done"), ("steps_to_next_obs",)
@@ -37,11 +38,16 @@ class NStep:
 
         Args:
             batch: steps ``[num_envs, steps]``, or whole episodes one after the other, ``[steps]``.
+
+        Raises:
+            SettingError: if it is of other environments than the steps that wait, or lacks an
+                entry of theirs.
         """
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
         if self.waiting is not None:
-            before = leaves(self.waiting)
-            entries = {path: torch.cat([before[path], new], axis) for path, new in entries.items()}
+            waiting = leaves(self.waiting)  # more entries than these are not stored
+            _check_alike(batch, entries, self.waiting, waiting)
+            entries = {path: torch.cat([one, entries[path]], axis) for path, one in waiting.items()}
             total += self.waiting.shape[-1]
         kept, count = min(self.steps, total), max(total - self.steps, 0)
         newest = {path: value.narrow(axis, total - kept, kept) for path, value in entries.items()}
@@ -72,6 +78,19 @@ class NStep:
         """Mark the newest step of every environment as truncated, if its episode has not ended."""
         if self.waiting is not None:
             close(self.waiting[..., -1])
+
+
+def _check_alike(
+    batch: TensorDictBase, entries: Entries, before: TensorDictBase, waiting: Entries
+) -> None:
+    """Refuse a batch with which the steps that wait cannot go on."""
+    if batch.shape[:-1] != before.shape[:-1]:
+        given, known = ([*one.shape[:-1]] for one in (batch, before))
+        why = f"of a batch are not the {known} whose steps wait for those that follow"
+        raise SettingError("num_envs", given, why, [known])
+    for path in waiting.keys() - entries.keys():
+        why = "is missing in a batch, and the steps that wait for those that follow have it"
+        raise SettingError("entry", ".".join(path), why, "give all batches the same entries")
 
 
 def _taken(values: Tensor, steps: Tensor, axis: int) -> Tensor:

@@ -352,6 +352,15 @@ def test_rewards_of_several_steps_are_not_summed_over_pieces_of_episodes():
         n_step_transitions([batch], n_step=3, gamma=1.0)
 
 
+def test_steps_that_wait_do_not_go_on_with_other_environments_or_entries():
+    buffer = make_replay_buffer(100, 4, n_step=3)
+    buffer.extend(batch_of(2, 2))
+    with pytest.raises(SettingError, match=r"num_envs=\[3\] of a batch .* \[2\] whose steps wait"):
+        buffer.extend(batch_of(3, 2))
+    with pytest.raises(SettingError, match="entry='number' is missing in a batch"):
+        buffer.extend(batch_of(2, 2).exclude("number"))
+
+
 def test_steps_that_wait_are_saved_and_go_on_after_a_resume():
     batches = [batch_of(2, 2, start=start) for start in (0, 100, 200, 300)]
     whole = make_replay_buffer(100, 4, n_step=3)

@@ -18,6 +18,7 @@ from kit.buffers import (
 )
 from kit.buffers.direct import DirectRows
 from kit.buffers.writer import SliceWriter
+from kit.steps import SettingError
 from tests.tiny import off_policy_plan
 
 
@@ -204,13 +205,30 @@ def test_the_batch_stays_as_it_is_and_a_sample_belongs_to_who_draws_it():
     assert buffer.buffer.storage.get(range(12))["observation"].max() == 5
 
 
-def test_other_entries_than_before_are_left_to_torchrl():
+def test_more_entries_than_before_are_left_to_torchrl():
     buffer = ReplayBatches(torchrls(20, 4))
     buffer.extend(batch(0))
-    fewer = batch(6)
-    del fewer["action"]
-    buffer.extend(fewer)
+    buffer.extend(batch(6).set("mask", torch.ones(2, 3)))
     assert len(buffer.buffer) == 12
+    assert "mask" not in buffer._sample(4)
+
+
+@pytest.mark.parametrize("buffer", [ReplayBatches(torchrls(6, 4)), make_replay_buffer(6, 4)])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (None, r"entry='action' is missing in a batch, .* stored before is int64 \[\]"),
+        (torch.full((2, 3), 0.5), r"entry='action' is float32 \[\] in a batch, .* int64 \[\]"),
+        (torch.ones(2, 3, 1, dtype=torch.long), r"entry='action' is int64 \[1\] in a batch"),
+    ],
+)
+def test_what_would_leave_or_change_numbers_of_stored_transitions_is_refused(
+    buffer, changed, message
+):
+    buffer.extend(batch(0))
+    other = batch(6).exclude("action")
+    with pytest.raises(SettingError, match=message):
+        buffer.extend(other if changed is None else other.set("action", changed))
 
 
 def test_entries_that_numpy_does_not_know_are_stored_and_sampled():
