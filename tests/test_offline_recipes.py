@@ -221,6 +221,9 @@ def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_
     monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: stored[:100].clone())
     with pytest.raises(SettingError, match="has 100 transitions, and that of the run had 200"):
         built("bc", runs=str(tmp_path), resume=str(first.folder))
+    given(monkeypatch, stored, action=lambda action: -action)
+    with pytest.raises(SettingError, match="has other actions or rewards than that of the run"):
+        built("bc", runs=str(tmp_path), resume=str(first.folder))
 
 
 def given(monkeypatch, rows: Any, **changes: Any) -> Any:

@@ -69,18 +69,29 @@ class StoredBatches(ReplayBatches):
         return super().epoch(plan, limit)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of transitions."""
-        return {"transitions": len(self.buffer)}
+        """Return the number of transitions, and a sum over their rewards and actions."""
+        return {"transitions": len(self.buffer), "sum": self._sum()}
+
+    def _sum(self) -> int:
+        """Of the bytes of rewards and actions, which no normalisation changes."""
+        if not len(self.buffer):
+            return 0
+        rows = self._rows(slice(len(self.buffer)))
+        values = (rows["action"], rows["next", "reward"])
+        return sum(int(value.contiguous().view(torch.uint8).sum()) for value in values)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that the data set is that of the run.
 
         Raises:
-            SettingError: if it has another number of transitions.
+            SettingError: if it has another number of transitions, or others.
         """
         count = int(state_dict["transitions"])
         if count != len(self.buffer):
             why = f"has {len(self.buffer)} transitions, and that of the run had {count}"
+            raise SettingError("dataset", "this one", why, "resume with the data set of the run")
+        if state_dict.get("sum", found := self._sum()) != found:
+            why = "has other actions or rewards than that of the run"
             raise SettingError("dataset", "this one", why, "resume with the data set of the run")
 
 
