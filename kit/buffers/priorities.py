@@ -12,6 +12,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.utils import unravel_index
 
 from kit.buffers.priority_trees import PriorityTree, make_priority_tree
+from kit.steps import SettingError
 
 
 class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unused-ignore]
@@ -112,6 +113,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
 
         Raises:
             IndexError: if a place is beyond the buffer (on a GPU it is not asked).
+            SettingError: if a priority is negative (on a GPU it is not asked).
         """
         self._maybe_init_from_storage(storage)
         index = _as_tensor(index, torch.long, self.device)
@@ -140,6 +142,9 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             priority = torch.where(written, priority, 0.0)
         tree: PriorityTree = self._sum_tree
         given = tree.array(priority)
+        if index.is_cpu and given.min() < 0:
+            why = "is a negative priority, such as an error with its sign"
+            raise SettingError("td_error", float(given.min()), why, "give its absolute value")
         self._highest = tree.higher(self._highest, given.max())
         value = (given + self._eps) ** self._alpha
         tree[tree.array(index)] = value if index.is_cpu else torch.where(written, value, 0.0)

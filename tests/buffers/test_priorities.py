@@ -293,6 +293,14 @@ def test_alpha_can_be_changed_while_priorities_are_stored(either):
     assert float(sampler._sum_tree.total()) == 10.0
 
 
+@pytest.mark.parametrize("alpha", [0.6, 1.0])
+def test_errors_with_their_sign_are_refused(either, alpha):
+    sampler = PrioritizedSampler(4, alpha=alpha, beta=0.5)
+    with pytest.raises(SettingError, match=r"td_error=-2\.0 is a negative .*absolute value"):
+        sampler.update_priority(torch.arange(3), torch.tensor([3.0, -2.0, 1.0]))
+    assert sampler._sum_tree.values.tolist() == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("name", ["alpha", "beta"])
 def test_negative_exponents_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 0"):
