@@ -319,6 +319,20 @@ def test_all_that_is_stored_is_changed_before(changes):
     assert trainer.replay_buffer[:]["changed"].tolist() == [1.0] * 40
 
 
+def test_episodes_that_a_buffer_filled_before_has_open_do_not_go_on():
+    parts = sac_parts(plan := off_policy_plan())
+    buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=1.0)
+    other = collector_of(plan, make_env("Pendulum-v1", plan.num_envs, seed=9), None)
+    buffer.extend(before := other.collect())
+    Trainer(plan, **{**parts, "buffer": buffer}).run()
+    newest = buffer.buffer[:]["observation"][:, None] == before["observation"][:, -1]
+    (places,) = newest.all(-1).any(-1).nonzero(as_tuple=True)
+    found = buffer.buffer[:][places]
+    assert found["steps_to_next_obs"].tolist() == [1] * plan.num_envs
+    assert found["next", "truncated"].all()
+    assert torch.equal(found["next", "observation"], before["next", "observation"][:, -1])
+
+
 def test_a_replay_ratio_is_exact_at_the_end():
     trainer = sac_trainer(off_policy_plan(replay_ratio="1/3", total_policy_steps=100))
     trainer.run()

@@ -452,7 +452,8 @@ class ReplayBatches:
     def close_open_episodes(self, num_envs: int) -> None:
         """Mark the newest transition of every env as truncated, where an episode is still open.
 
-        For a run that is resumed with environments that could not give their state.
+        For a run whose environments begin episodes: a new one with a buffer that was filled before,
+        or one that is resumed with environments that could not give their state.
         """
         if self.n_step is not None and self.n_step.waiting is not None:
             self.n_step.close_open_episodes()
@@ -462,10 +463,12 @@ class ReplayBatches:
             return
         if self._hindsight is not None:
             self._hindsight.close_open_episodes()
-        cursor = int(self.buffer.writer.state_dict()["_cursor"])
+        cursor = getattr(self.buffer.writer, "_cursor", None)
+        if cursor is None:  # what a writer of another kind wrote last only it knows
+            return
         places = min(num_envs, filled) if self.buffer.storage.ndim == 1 else 1
         for number in range(places):
-            close(self._rows((cursor - 1 - number) % filled))
+            close(self._rows((int(cursor) - 1 - number) % filled))
 
 
 def _plain(rows: TensorDictBase) -> dict[str, Any]:

@@ -267,6 +267,6 @@ class SequenceReplay:
         self._rows = empty
 
     def close_open_episodes(self, num_envs: int) -> None:
-        """Begin new episodes, for a run that is resumed without the state of its environments."""
+        """Begin new episodes, for a run whose environments do not go on with the last ones."""
         del num_envs
         self._arrived = [(0.0, True)] * len(self._arrived)

@@ -198,7 +198,12 @@ class Trainer(TorchRLProtocol):
 
     @with_own_numbers
     def begin(self) -> None:
-        """Collect the prefill and make the evaluations that come before the first iteration."""
+        """Collect the prefill and make the evaluations that come before the first iteration.
+
+        The collector begins episodes: those that a buffer filled before has open do not go on.
+        """
+        if getattr(self.buffer, "joins_steps", False) and not self.plan.offline:
+            self.buffer.close_open_episodes(self.plan.num_envs)
         if self.plan.prefill_steps and not self.plan.prefill_is_iteration:
             batch = self.collect()
             self.schedule.prefilled(self.policy_steps)
