@@ -676,6 +676,24 @@ def test_a_run_that_has_ended_is_not_run_again(how, tmp_path):
     assert again.run().policy_steps == 64  # there is nothing left to do
 
 
+@pytest.mark.parametrize("stage", ["post_optim", "post_steps"])
+def test_a_run_interrupted_in_its_last_iteration_is_not_saved_as_if_it_had_ended(stage, tmp_path):
+    trainer = ppo_trainer(folder=tmp_path, checkpoint_every=32)
+
+    def interrupt():
+        if trainer.policy_steps == 64:
+            raise KeyboardInterrupt
+
+    trainer.register_op(stage, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    with pytest.raises(SettingError, match="has ended after 64 policy steps"):
+        trainer.run()
+    again = ppo_trainer(folder=tmp_path, resume_from=Checkpoints.latest(tmp_path / "checkpoints"))
+    assert again.policy_steps == 32
+    assert again.run().policy_steps == 64
+
+
 @pytest.mark.parametrize("stage", ["post_steps", "pre_steps_log", "pre_epoch"])
 def test_a_hook_whose_iterator_has_ended_is_named(stage):
     trainer = ppo_trainer()

@@ -126,7 +126,7 @@ class Trainer(TorchRLProtocol):
         # Now, as collectors of TorchRL drop their environments at the end.
         self._transforms = normalization_of_transforms(collector=collector, evaluate=evaluate)
         self._saved_at = 0  # iterations
-        self._released = False
+        self._released = self._complete = False
         self.last_metrics: Mapping[str, Tensor] | None = None
         self._checkpoints: Checkpoints | None = None
         self._prefill: TensorDictBase | None = None
@@ -170,8 +170,9 @@ class Trainer(TorchRLProtocol):
             checks.in_learning_rates(self.registered_modules),
             checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
             checks.in_counts(self.collector, self.ledger),
+            # One that was interrupted in its last iteration has nothing left to collect, either.
             checks.in_ended(
-                self._released and not self.schedule.done, self.ledger, self.last_checkpoint
+                self._released and not self._complete, self.ledger, self.last_checkpoint
             ),
         )
         with self._lifecycle(), self.batches.sharing_memory(self._nothing_keeps_a_batch):
@@ -189,6 +190,7 @@ class Trainer(TorchRLProtocol):
                 if self.journal.latest.get("iterations") != self.ledger.iterations:
                     self.write_row()  # a resumed run drops it
         self.ledger.verify(self.plan)
+        self._complete = self.schedule.done
         return self.ledger
 
     def _nothing_keeps_a_batch(self) -> bool:
