@@ -25,7 +25,7 @@ from torchrl.envs import Transform
 from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, make_env
-from kit.hooks import Console, Evaluator, Hook, NotFinite, StopWhen, TargetKL
+from kit.hooks import BestPolicy, Console, Evaluator, Hook, NotFinite, StopWhen, TargetKL
 from kit.logging import LoggerError
 from kit.logging.journal import episode_columns
 from kit.modules import make_actor
@@ -1125,3 +1125,10 @@ def test_a_hook_of_an_unknown_kind_or_without_its_method_is_refused():
         ppo_trainer(hooks=[Looks()])
     with pytest.raises(SettingError, match=r"Odd\.kind='obsrver' is not a choice.*observer"):
         ppo_trainer(hooks=[Odd()])
+
+
+def test_a_hook_of_another_trainer_is_refused():
+    kept = BestPolicy("evaluation/return")
+    ppo_trainer(hooks=[kept]).run()
+    with pytest.raises(SettingError, match="hook='BestPolicy' is a hook of another trainer"):
+        ppo_trainer(hooks=[kept])  # its best may be the policy of the run before

@@ -87,8 +87,12 @@ class Hook(TrainerHookBase):
         """Register the operations of this hook; subclasses may extend it with ``register_op``.
 
         Raises:
-            SettingError: if its kind or a method of its operations does not exist.
+            SettingError: if its kind or a method of its operations does not exist, or it is
+                another trainer's, whose best policy, counts and trainer it would go on with.
         """
+        if getattr(self, "trainer", trainer) is not trainer:
+            why = "is a hook of another trainer, and would mix the two"
+            raise SettingError("hook", type(self).__name__, why, "make a new one for each trainer")
         one_of(f"{type(self).__name__}.kind", self.kind, get_args(Kind))
         self.trainer = trainer
         trainer.register_module(name or self.name, self)
