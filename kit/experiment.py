@@ -116,6 +116,9 @@ class Experiment:
             torch.set_num_threads(cfg.threads)
         seed_everything(cfg.seed)
         self.cfg = cfg
+        if cfg.runs is None and cfg.resume is not None:
+            why = "goes on in its run folder, and this run has none"
+            raise SettingError("resume", cfg.resume, why, "leave out runs=null, or use start_from")
         with checks.usable_folder(cfg.runs):
             self._run = None if cfg.runs is None else RunFolder(recipe, cfg)
         self.folder: Path | None = None

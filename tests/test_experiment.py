@@ -107,6 +107,11 @@ def test_a_logger_without_a_folder_is_refused():
     assert message == "logger='tensorboard' needs a run folder; give runs='runs'."
 
 
+def test_resuming_without_a_folder_is_refused_rather_than_begun_anew():
+    message = refused(recipes.ppo.build, ppo(resume="runs/ppo/CartPole-v1/20251201-093000-s0"))
+    assert "goes on in its run folder, and this run has none; leave out runs=null" in message
+
+
 # ---------------------------------------------------------------------- as if wired by hand
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in trainer.loss_module.state_dict().items()}
