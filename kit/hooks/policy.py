@@ -98,7 +98,8 @@ class SavePolicy(Hook):
         folder: which is written.
     """
 
-    operations: ClassVar = {"save": "write_last"}
+    # A resumed run that has ended before, without this hook, has no checkpoint left to write.
+    operations: ClassVar = {"setup": "write_last", "save": "write_last"}
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -115,7 +116,7 @@ class SavePolicy(Hook):
             raise SettingError("SavePolicy", str(self.folder), why, "give the trainer a folder")
 
     def write_last(self) -> None:
-        """Write the folder with the last checkpoint of the run.
+        """Write the folder if the run has ended, with its last checkpoint.
 
         Raises:
             NotSaved: if it cannot be written.

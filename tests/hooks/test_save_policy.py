@@ -52,6 +52,14 @@ class Stops(Hook):
             raise OSError("a power cut")
 
 
+def test_a_run_that_has_ended_without_it_writes_it_when_it_is_resumed(tmp_path):
+    trainer = recipes.ppo.build(ppo(tmp_path, save_policy=False))
+    trainer.run()
+    resumed = recipes.ppo.build(ppo(tmp_path, resume=str(trainer.folder)))
+    resumed.run()
+    assert SavedRun(trainer.folder / "policy").policy_steps == 32
+
+
 @pytest.mark.parametrize("best", [False, True])
 def test_the_last_and_the_best_policy_are_read_from_it_anywhere(best, tmp_path):
     trainer = recipes.ppo.build(ppo(tmp_path))
