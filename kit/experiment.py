@@ -111,10 +111,6 @@ class Experiment:
         check(cfg)
         checks.rows_of_normalization(cfg)
         checks.device(cfg.device)
-        self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
-        if cfg.threads is not None:
-            torch.set_num_threads(cfg.threads)
-        seed_everything(cfg.seed)
         self.cfg = cfg
         if cfg.runs is None and cfg.resume is not None:
             why = "goes on in its run folder, and this run has none"
@@ -127,6 +123,10 @@ class Experiment:
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
         self.plan.remarks.extend(taken)
+        self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
+        if cfg.threads is not None:
+            torch.set_num_threads(cfg.threads)
+        seed_everything(cfg.seed)
 
     # ------------------------------------------------------------------ parts
     def make_env(self, *, actions: checks.Actions | None = None, **changes: Any) -> VectorEnv:
@@ -293,7 +293,16 @@ class Experiment:
         Raises:
             SettingError: if parts are unknown or do not fit together.
         """
-        given, cfg = dict(parts or {}), self.cfg
+        try:
+            return self._trainer(env, policy, dict(parts or {}), wired)
+        finally:  # the trainer keeps the seeded random numbers; the process has its own again
+            self._outside.put_back()
+            torch.set_num_threads(self._threads)
+
+    def _trainer(
+        self, env: VectorEnv, policy: Policy, given: dict[str, Any], wired: dict[str, Any]
+    ) -> Trainer:
+        cfg = self.cfg
         checks.parts(given)
         hooks = checks.listed("hooks", wired.pop("hooks", ()))
         theirs = checks.listed("hooks", given.pop("hooks", ()))
@@ -338,10 +347,7 @@ class Experiment:
             trainer = Trainer(self.plan, **{**around, **chosen})
             if cfg.start_from is not None and (run is None or run.checkpoint is None):
                 self._start_from(trainer, cfg.start_from)
-        # The trainer keeps the seeded random numbers; the process has its own again.
         trainer.numbers.threads = cfg.threads
-        self._outside.put_back()
-        torch.set_num_threads(self._threads)
         return trainer
 
     def _start_from(self, trainer: Trainer, name: str) -> None:

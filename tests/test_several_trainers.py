@@ -18,6 +18,7 @@ import recipes.ppo
 import recipes.sac
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.hooks import Evaluator
+from kit.steps import SettingError
 from kit.trainer import Trainer
 from tests.tiny import assert_equal, weights
 
@@ -26,18 +27,14 @@ def ppo(seed: int, **changes: Any) -> Trainer:
     steps = OnPolicySteps(
         total_policy_steps=64, steps_per_env=8, minibatch_size=8, evaluation_every=32
     )
-    config = recipes.ppo.Config(
-        env=EnvConfig(num_envs=2), steps=steps, hidden_sizes=[4], seed=seed, **QUIET, **changes
-    )
-    return recipes.ppo.build(config)
+    settings: dict[str, Any] = {"env": EnvConfig(num_envs=2), "steps": steps, "hidden_sizes": [4]}
+    return recipes.ppo.build(recipes.ppo.Config(seed=seed, **{**settings, **QUIET, **changes}))
 
 
 def sac(seed: int, **changes: Any) -> Trainer:
     steps = OffPolicySteps(total_policy_steps=40, learning_starts=10, minibatch_size=4)
-    config = recipes.sac.Config(
-        steps=steps, hidden_sizes=[4], buffer_size=50, seed=seed, **QUIET, **changes
-    )
-    return recipes.sac.build(config)
+    settings: dict[str, Any] = {"steps": steps, "hidden_sizes": [4], "buffer_size": 50}
+    return recipes.sac.build(recipes.sac.Config(seed=seed, **{**settings, **QUIET, **changes}))
 
 
 QUIET: dict[str, Any] = {"progress": False, "runs": None, "logger": "none"}
@@ -114,6 +111,16 @@ def test_nothing_global_is_changed_by_a_build_and_a_run(build):
     trainer = build(3, threads=2 if torch.get_num_threads() == 1 else 1)
     assert of_the_process() == before
     trainer.run()
+    assert of_the_process() == before
+
+
+@RECIPES
+@pytest.mark.parametrize("wrong", [{"env": EnvConfig(num_envs=3)}, {"collector": "no such"}])
+def test_nothing_global_is_changed_by_a_build_that_is_refused(build, wrong):
+    alone(build, 0)
+    before = of_the_process()
+    with pytest.raises(SettingError):
+        build(3, threads=2 if torch.get_num_threads() == 1 else 1, **wrong)
     assert of_the_process() == before
 
 
