@@ -111,6 +111,7 @@ class Experiment:
         check(cfg)
         checks.rows_of_normalization(cfg)
         checks.device(cfg.device)
+        checks.default_type()
         self.cfg = cfg
         if cfg.runs is None and cfg.resume is not None:
             why = "goes on in its run folder, and this run has none"

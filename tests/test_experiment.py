@@ -112,6 +112,15 @@ def test_resuming_without_a_folder_is_refused_rather_than_begun_anew():
     assert "goes on in its run folder, and this run has none; leave out runs=null" in message
 
 
+def test_another_default_type_than_float32_is_refused():
+    torch.set_default_dtype(torch.float64)
+    try:
+        message = refused(recipes.ppo.build, ppo())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert message.endswith("rewards are float32; torch.set_default_dtype(torch.float32).")
+
+
 # ---------------------------------------------------------------------- as if wired by hand
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in trainer.loss_module.state_dict().items()}

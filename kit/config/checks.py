@@ -93,6 +93,13 @@ def device(name: str) -> None:
         raise SettingError("device", name, f"cannot be used: {reason}", works) from None
 
 
+def default_type() -> None:
+    """Refuse networks of another type than observations and rewards, which are float32."""
+    if (given := torch.get_default_dtype()) is not torch.float32:
+        why = "would be the type of networks, and observations and rewards are float32"
+        raise SettingError("default dtype", given, why, "torch.set_default_dtype(torch.float32)")
+
+
 def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
     """Refuse settings that need more memory than the machine, its device or a disk has.
 
