@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -81,6 +82,26 @@ def test_runs_can_take_turns_and_run_within_each_other(build):
     outer.run()
     assert_equal(weights(outer), expected[0])
     assert_equal(weights(inner), expected[1])
+
+
+def test_a_run_beside_that_of_another_thread_is_refused():
+    one, other, refused = ppo(1), ppo(2), []
+
+    def run_beside():
+        with pytest.raises(SettingError, match="random numbers of the process") as error:
+            other.run()
+        refused.append(error)
+
+    def begin():
+        thread = threading.Thread(target=run_beside)
+        thread.start()
+        thread.join()
+
+    one.register_op("setup", begin)
+    one.run()
+    assert refused
+    other.run()  # now it is alone
+    assert_equal(weights(other), alone(ppo, 2))
 
 
 def of_the_process() -> dict[str, Any]:

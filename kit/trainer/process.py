@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
 from torchrl.checkpoint import GlobalRNGState
+
+from kit.steps import SettingError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -34,7 +37,13 @@ class OwnNumbers:
         return self._depth > 0
 
     def __enter__(self) -> None:
-        """Let the process draw from these."""
+        """Let the process draw from these.
+
+        Raises:
+            SettingError: if the process draws from those of a run in another thread.
+        """
+        if self._depth == 0:
+            _hold()
         self._depth += 1
         if self._depth == 1:
             self._outside = {**GlobalRNGState().state_dict(), "threads": torch.get_num_threads()}
@@ -50,6 +59,7 @@ class OwnNumbers:
             GlobalRNGState().load_state_dict(self._outside)
             if self.threads is not None:
                 torch.set_num_threads(self._outside["threads"])
+            _HOLDERS.remove(threading.get_ident())
 
     def put_back(self) -> None:
         """Let the process continue from these."""
@@ -64,6 +74,20 @@ class OwnNumbers:
         self._state = dict(state_dict)
         if self._depth:
             GlobalRNGState().load_state_dict(state_dict)
+
+
+_HOLDERS: list[int] = []
+"""Threads of the runs from whose numbers the process draws now: one, whose runs may be nested."""
+
+
+def _hold() -> None:
+    own = threading.get_ident()
+    _HOLDERS.append(own)  # first: of two threads that look at the same time, both are refused
+    if {*_HOLDERS} != {own}:
+        _HOLDERS.remove(own)
+        why = "would share the random numbers of the process with the run of another thread"
+        works = "run one after the other, or each in a process of its own"
+        raise SettingError("trainer", "Trainer", why, works)
 
 
 def with_own_numbers(method: Method) -> Method:

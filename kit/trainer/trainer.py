@@ -50,7 +50,7 @@ class Trainer(TorchRLProtocol):
 
     What a run draws from the global random numbers of the process comes from numbers of its own,
     which begin where the global ones stand when the trainer is made: trainers in one process do not
-    disturb each other, nor the process.
+    disturb each other, nor the process. Runs in several threads at the same time are refused.
 
     Args:
         plan: counts of the run.
