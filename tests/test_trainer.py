@@ -380,14 +380,31 @@ def test_a_run_that_breaks_its_plan_says_so():
 def test_a_collector_that_gives_other_batches_than_planned_is_refused():
     plan = on_policy_plan()
     parts = ppo_parts(plan)
-    env = make_env("CartPole-v1", 2)
-    policy = make_actor(env, (8,))
+    env, policy = make_env("CartPole-v1", 2), parts["collector"].policy
     parts["collector"] = VectorCollector(env, policy, frames_per_batch=32)
     with pytest.raises(SettingError, match=r"collector=32 .* not those of the plan.*16"):
         Trainer(plan, **parts)
     parts["collector"] = VectorCollector(env, policy, frames_per_batch=16, total_frames=32)
     with pytest.raises(SettingError, match="ended after 32 policy steps, before the plan"):
         Trainer(plan, **parts).run()
+
+
+def test_a_policy_that_the_update_does_not_train_is_refused_unless_it_says_that_it_is_frozen():
+    plan = on_policy_plan()
+    parts, another = ppo_parts(plan), ppo_parts(plan)
+    with pytest.raises(SettingError, match=r"policy=.* of VectorCollector has none of the weights"):
+        Trainer(plan, **parts | {"update": another["update"]})
+    frozen = another["collector"].policy.requires_grad_(False)
+    parts["collector"] = collector_of(plan, make_env("CartPole-v1", 2), frozen)
+    Trainer(plan, **parts).run()
+
+
+def test_an_evaluator_of_a_policy_that_the_update_does_not_train_is_refused():
+    plan = on_policy_plan(final_evaluation=True, evaluation_episodes=1)
+    another = make_actor(make_env("CartPole-v1"), (8,))
+    evaluate = Evaluator(make_env("CartPole-v1"), another, episodes=1)
+    with pytest.raises(SettingError, match=r"policy=.* of Evaluator has none of the weights"):
+        Trainer(plan, **ppo_parts(plan), evaluate=evaluate)
 
 
 # ---------------------------------------------------------------------- evaluation
@@ -950,8 +967,7 @@ def test_metrics_of_a_collector_are_columns():
 
     plan, rows = on_policy_plan(), Rows()
     parts = ppo_parts(plan)
-    env = make_env("CartPole-v1", 2)
-    policy = make_actor(env, (8,))
+    env, policy = make_env("CartPole-v1", 2), parts["collector"].policy
     parts["collector"] = Late(env, policy, frames_per_batch=16)
     Trainer(plan, **parts, logger=rows, log_every=32).run()
     assert [row["collector/staleness"] for row in rows.rows] == [1.5, 1.5]

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 from tensordict import TensorDictBase
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torchrl.collectors import MultiAsyncCollector, MultiCollector
 from torchrl.data import ImmutableDatasetWriter
 from torchrl.envs import EnvBase
@@ -24,6 +25,7 @@ from kit.envs.backends.torchrl_layers import base_env_of, frame_skip_of
 from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import entry
 from kit.hooks.annealing import Anneal
+from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.stages import Stages
@@ -310,6 +312,28 @@ def in_updates(
         batch = f"the {plan.frames_per_batch} policy steps of one batch"
         why = f"is larger than {batch}, whose advantages it needs"
         yield "minibatch_size", size, why, [plan.frames_per_batch]
+
+
+def in_policies(update: Any, collector: Any, evaluate: Any) -> Iterator[Refusal]:
+    """A policy that collects or is evaluated, and that the update does not train."""
+    if not isinstance(update, Update):
+        return
+    trained = {*update.loss_module.parameters()}.union(*(one.parameters for one in update.groups))
+    memory = {*map(_place_of, trained)}
+    for part in (collector, evaluate):
+        policy = getattr(part, "policy", None)
+        if not isinstance(part, (KitCollector, Evaluator)) or not isinstance(policy, nn.Module):
+            continue
+        own = [weight for weight in policy.parameters() if weight.requires_grad]
+        if own and memory.isdisjoint(map(_place_of, own)):
+            name, of = type(policy).__name__, type(part).__name__
+            why = f"of {of} has none of the weights of the loss: it would stay as it is"
+            works = "give it the network of the loss; one that is to stay, requires_grad_(False)"
+            yield "policy", name, why, works
+
+
+def _place_of(weight: nn.Parameter) -> int:
+    return id(weight) if is_lazy(weight) else weight.untyped_storage().data_ptr()
 
 
 def _in_reward_changes(advantage: Any, loss_module: Any, stages: Stages) -> Iterator[Refusal]:
