@@ -263,6 +263,7 @@ class Careless(nn.Module):
 
     def __init__(self, actor: Any, critic: Any, **settings: Any) -> None:
         super().__init__()
+        actor.requires_grad_(False)
         self.critic = critic
 
     def forward(self, batch: TensorDictBase) -> TensorDict:
