@@ -399,6 +399,13 @@ def test_a_policy_that_the_update_does_not_train_is_refused_unless_it_says_that_
     Trainer(plan, **parts).run()
 
 
+def test_advantages_of_a_critic_that_the_update_does_not_train_are_refused():
+    plan = on_policy_plan()
+    advantage = ppo_parts(plan)["advantage"]
+    with pytest.raises(SettingError, match=r"value_network=.* of GAE has none of the weights"):
+        Trainer(plan, **ppo_parts(plan) | {"advantage": advantage})
+
+
 def test_an_evaluator_of_a_policy_that_the_update_does_not_train_is_refused():
     plan = on_policy_plan(final_evaluation=True, evaluation_episodes=1)
     another = make_actor(make_env("CartPole-v1"), (8,))

@@ -314,25 +314,25 @@ def in_updates(
         yield "minibatch_size", size, why, [plan.frames_per_batch]
 
 
-def in_policies(update: Any, collector: Any, evaluate: Any) -> Iterator[Refusal]:
-    """A policy that collects or is evaluated, and that the update does not train."""
+def in_networks(update: Any, collector: Any, evaluate: Any, advantage: Any) -> Iterator[Refusal]:
+    """A policy that acts, or a critic that estimates advantages, and is not trained."""
     if not isinstance(update, Update):
         return
     trained = {*update.loss_module.parameters()}.union(*(one.parameters for one in update.groups))
-    memory = {*map(_place_of, trained)}
-    for part in (collector, evaluate):
-        policy = getattr(part, "policy", None)
-        if not isinstance(part, (KitCollector, Evaluator)) or not isinstance(policy, nn.Module):
-            continue
-        own = [weight for weight in policy.parameters() if weight.requires_grad]
-        if own and memory.isdisjoint(map(_place_of, own)):
-            name, of = type(policy).__name__, type(part).__name__
-            why = f"of {of} has none of the weights of the loss: it would stay as it is"
-            works = "give it the network of the loss; one that is to stay, requires_grad_(False)"
-            yield "policy", name, why, works
+    memory = set(map(_memory_of, trained))
+    acting = [part for part in (collector, evaluate) if isinstance(part, (KitCollector, Evaluator))]
+    for part, name in (*((part, "policy") for part in acting), (advantage, "value_network")):
+        network = getattr(part, name, None)
+        weights = network.parameters() if isinstance(network, nn.Module) else ()
+        own = [weight for weight in weights if weight.requires_grad]
+        if own and memory.isdisjoint(map(_memory_of, own)):
+            why = f"of {type(part).__name__} has none of the weights of the loss"
+            works = f"use that of the loss, or freeze this one: {name}.requires_grad_(False)"
+            yield name, type(network).__name__, f"{why}, and would never change", works
 
 
-def _place_of(weight: nn.Parameter) -> int:
+def _memory_of(weight: nn.Parameter) -> int:
+    """Where a weight is, which another one may show, too; a lazy one is nowhere yet."""
     return id(weight) if is_lazy(weight) else weight.untyped_storage().data_ptr()
 
 

@@ -58,8 +58,8 @@ class Trainer(TorchRLProtocol):
             offline (``steps_per_env=0``).
         update: makes gradient steps; the kit's :class:`~kit.update.Update` or one of TorchRL's
             steppers. ``None`` trains nothing, or leaves it to a hook at stage ``optimizer``
-            (then a ``loss_module`` is given). The policies that collect and are evaluated
-            are networks of its loss, or frozen (``policy.requires_grad_(False)``).
+            (then a ``loss_module`` is given). The policies that collect and are evaluated, and the
+            critic of ``advantage``, are networks of its loss or frozen (``requires_grad_(False)``).
         buffer: where minibatches come from; a TorchRL replay buffer is taken as it is, ``None``
             makes passes over the last batch.
         advantage: adds advantages and value targets to each batch that is trained on.
@@ -146,7 +146,7 @@ class Trainer(TorchRLProtocol):
         checks.refuse(
             checks.in_learning_rates(self.registered_modules),
             checks.in_updates(plan, update, self.loss_module, advantage, self.stages),
-            checks.in_policies(update, collector, evaluate),
+            checks.in_networks(update, collector, evaluate, advantage),
             checks.in_priorities(self.buffer, self.loss_module),
         )
         saving = (BestPolicy, SavePolicy)
