@@ -1,4 +1,4 @@
-"""Prioritised replay: the paper's formulas, with TorchRL's compiled trees and without them."""
+"""Prioritised replay: the paper's formulas, with Numba's tree, TorchRL's and that of tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import copy
 import io
 import pickle
 import sys
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +25,12 @@ from kit.buffers import (
     priorities,
     priority_trees,
 )
-from kit.buffers.priority_trees import CompiledPriorityTree, PriorityTree, make_priority_tree
+from kit.buffers.priority_trees import (
+    CompiledPriorityTree,
+    PriorityTree,
+    make_priority_tree,
+    torchrl_sum_tree,
+)
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.trainer.stages import HookError
@@ -37,17 +45,30 @@ def levels(request, monkeypatch):
         monkeypatch.setattr(priority_trees, "_WIDEST_ROOT", 5)
 
 
-@pytest.fixture(params=[PriorityTree, CompiledPriorityTree])
+TorchRLPriorityTree = partial(CompiledPriorityTree, make_tree=torchrl_sum_tree)
+KINDS = {
+    "tensors": PriorityTree,
+    "Numba": CompiledPriorityTree,
+    "TorchRL": TorchRLPriorityTree,
+}
+
+
+@pytest.fixture(params=KINDS)
 def kind(request):
-    """The tree for any device, and that of the host."""
-    return request.param
+    """The tree for any device, and those of the host."""
+    if request.param == "Numba":
+        pytest.importorskip("numba")
+    return KINDS[request.param]
 
 
-@pytest.fixture(params=["TorchRL's tree", "the tree of tensors"])
-def either(request, monkeypatch):
-    """Samplers with each of the two trees."""
-    if request.param == "the tree of tensors":
-        monkeypatch.setattr(priorities, "make_priority_tree", PriorityTree)
+@pytest.fixture
+def any_tree(kind, monkeypatch):
+    """Samplers with each of the trees."""
+    monkeypatch.setattr(
+        priorities,
+        "make_priority_tree",
+        lambda size, device: kind(size),
+    )
 
 
 def filled_tree(
@@ -103,7 +124,7 @@ def test_a_value_is_found_by_its_share_of_the_sum(levels, kind, size, seed):
 @settings(max_examples=50)
 @given(st.integers(0, 10_000), st.sampled_from([1e-300, 1e-12, 1.0, 1e12]))
 def test_the_ends_of_the_sum_lead_to_values_that_are_not_zero(seed, scale):
-    for kind in (PriorityTree, CompiledPriorityTree):
+    for kind in KINDS.values():
         tree, values = filled_tree(300, seed, kind)
         if not values.any():
             return
@@ -158,7 +179,7 @@ def test_the_smallest_value_is_exact_after_each_of_many_changes(seed, kind):
         assert float(tree.min()) == float(positive.min())
 
 
-def test_a_sampler_read_from_a_checkpoint_draws_bitwise_what_the_first_does(either):
+def test_a_sampler_read_from_a_checkpoint_draws_bitwise_what_the_first_does(any_tree):
     one, other = (PrioritizedSampler(5_000, alpha=0.6, beta=0.4) for _ in range(2))
     for _ in range(20):
         one.update_priority(torch.randint(5_000, (64,)).unique(), torch.rand(()) * 10)
@@ -175,11 +196,49 @@ def test_both_trees_find_the_same_values_by_the_same_shares():
     assert torch.equal(*(found(tree, share) for tree in trees))
 
 
-def test_the_tree_on_the_host_is_torchrls_whatever_release_of_pytorch_it_was_compiled_for():
-    assert isinstance(make_priority_tree(10, torch.device("cpu")), CompiledPriorityTree)
+@settings(max_examples=30)
+@given(st.integers(1, 3_000), st.integers(0, 10_000))
+def test_numbas_tree_is_torchrls_bit_for_bit(size, seed):
+    numba_tree = pytest.importorskip("kit.buffers.numba_tree")
+    trees = [torchrl_sum_tree(size), numba_tree.NumbaSumTree(size)]
+    random = np.random.default_rng(seed)
+    for count in (size, 1, 7, 3 * size):  # some places several times: the last value holds
+        places = random.integers(0, size, count)
+        values = random.random(count) * (random.random(count) > 0.2)
+        for tree in trees:
+            tree.update(places, values)
+        first = int(random.integers(0, size))
+        sums = [(tree.query(0, size), tree.query(first, first + 1)) for tree in trees]
+        assert sums[0] == sums[1]
+        share = np.concatenate([random.random(100), [0.0, 1.0]]) * sums[0][0]
+        found = [tree.scan_lower_bound(share) for tree in trees]
+        assert np.array_equal(*found)
+        assert np.array_equal(*(tree.at(np.arange(size)) for tree in trees))
+
+
+def test_without_numba_the_tree_on_the_host_is_torchrls_of_any_release_of_pytorch(monkeypatch):
+    without_numba(monkeypatch)
+    tree = make_priority_tree(10, torch.device("cpu"))
+    assert isinstance(tree, CompiledPriorityTree)
+    assert type(tree._tree) is type(torchrl_sum_tree(10))
+
+
+def test_numbas_tree_is_compiled_also_where_no_file_can_keep_it():
+    pytest.importorskip("numba")
+    source = Path(priority_trees.__file__).with_name("numba_tree.py").read_text()
+    module: dict = {}
+    exec(compile(source, "<nowhere>", "exec"), module)
+    tree = module["NumbaSumTree"](3)
+    tree.update(np.arange(3), np.array([1.0, 2.0, 4.0]))
+    assert tree.query(0, 3) == 7.0
+
+
+def without_numba(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "kit.buffers.numba_tree", None)
 
 
 def test_where_torchrl_has_no_extension_there_is_a_tree_too(monkeypatch):
+    without_numba(monkeypatch)
     monkeypatch.setattr(priority_trees.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "torchrl._torchrl", None)
     priority_trees._compiled_trees.cache_clear()
@@ -200,7 +259,7 @@ def buffer_of(sampler: PrioritizedSampler, size: int = 8) -> TensorDictReplayBuf
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.5), (0.6, 0.4), (1.0, 1.0)])
-def test_transitions_are_drawn_and_weighted_as_in_the_paper(either, alpha, beta):
+def test_transitions_are_drawn_and_weighted_as_in_the_paper(any_tree, alpha, beta):
     errors = torch.tensor([0.5, 2.0, 0.0, 1.0, 4.0])
     buffer = buffer_of(PrioritizedSampler(8, alpha=alpha, beta=beta, eps=0.1))
     buffer.extend(rows(0, 5))
@@ -216,7 +275,6 @@ def test_transitions_are_drawn_and_weighted_as_in_the_paper(either, alpha, beta)
     torch.testing.assert_close(sample["priority_weight"], expected)
 
 
-@pytest.mark.parametrize("kind", [PriorityTree, CompiledPriorityTree])
 def test_the_higher_of_two_numbers_is_not_a_number_where_one_is_not(kind):
     tree = kind(4)
     array = tree.array(torch.tensor([2.0, 3.0, 1.0, torch.nan]))
@@ -227,7 +285,7 @@ def test_the_higher_of_two_numbers_is_not_a_number_where_one_is_not(kind):
     assert tree.higher(highest, array[3]).isnan()
 
 
-def test_new_transitions_have_the_highest_priority_so_far_also_where_old_ones_were(either):
+def test_new_transitions_have_the_highest_priority_so_far_also_where_old_ones_were(any_tree):
     buffer = buffer_of(PrioritizedSampler(8, alpha=1.0, beta=0.5, eps=0.0))
     buffer.extend(rows(0, 3))
     tree = buffer.sampler._sum_tree
@@ -240,7 +298,7 @@ def test_new_transitions_have_the_highest_priority_so_far_also_where_old_ones_we
     assert tree.values.tolist() == [3, 3, 0.25, 0.25, 0.25, 0.25, 0.25, 3]
 
 
-def test_the_highest_priority_can_be_that_of_stored_transitions_alone(either):
+def test_the_highest_priority_can_be_that_of_stored_transitions_alone(any_tree):
     sampler = PrioritizedSampler(4, alpha=0.5, beta=0.5, eps=0.0, max_priority_within_buffer=True)
     buffer = buffer_of(sampler, size=4)
     buffer.extend(rows(0, 4))
@@ -249,14 +307,14 @@ def test_the_highest_priority_can_be_that_of_stored_transitions_alone(either):
     assert float(sampler.default_priority) == pytest.approx(4.0)
 
 
-def test_what_was_never_written_is_never_drawn(either):
+def test_what_was_never_written_is_never_drawn(any_tree):
     buffer = make_replay_buffer(1_000, 64, sampler=PrioritizedSampler(1_000, alpha=0.6, beta=0.4))
     buffer.buffer.extend(rows(0, 3))
     drawn = {int(n) for _ in range(20) for n in buffer.buffer.sample()["row"]}
     assert drawn == {0, 1, 2}
 
 
-def test_negative_places_are_left_out(either):
+def test_negative_places_are_left_out(any_tree):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5, eps=0.0)
     sampler.update_priority(torch.tensor([1, -1, 3]), torch.tensor([2.0, 9.0, 4.0]))
     assert sampler._sum_tree.values.tolist() == [0, 2, 0, 4]
@@ -264,14 +322,14 @@ def test_negative_places_are_left_out(either):
 
 
 @pytest.mark.parametrize("place", [4, 8, 10**12])
-def test_places_beyond_the_buffer_are_refused(either, place):
+def test_places_beyond_the_buffer_are_refused(any_tree, place):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5)
     with pytest.raises(IndexError, match=f"place {place} is not in the buffer; what works: 0 to 3"):
         sampler.update_priority(torch.tensor([1, place]), torch.tensor([2.0, 3.0]))
     assert sampler._sum_tree.values.tolist() == [0, 0, 0, 0]
 
 
-def test_a_storage_of_environments_and_steps_is_sampled_by_priority_too(either):
+def test_a_storage_of_environments_and_steps_is_sampled_by_priority_too(any_tree):
     sampler = PrioritizedSampler(12, alpha=1.0, beta=1.0, eps=0.0)
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(12, ndim=2), sampler=sampler, batch_size=3, dim_extend=0
@@ -285,7 +343,7 @@ def test_a_storage_of_environments_and_steps_is_sampled_by_priority_too(either):
     assert {int(n) for _ in range(20) for n in buffer.sample()["row"]} == {0, 7}
 
 
-def test_alpha_can_be_changed_while_priorities_are_stored(either):
+def test_alpha_can_be_changed_while_priorities_are_stored(any_tree):
     sampler = PrioritizedSampler(4, alpha=1.0, beta=0.5, eps=0.0)
     sampler.update_priority(torch.arange(4), torch.tensor([1.0, 4.0, 9.0, 16.0]))
     sampler.alpha = 0.5
@@ -294,7 +352,7 @@ def test_alpha_can_be_changed_while_priorities_are_stored(either):
 
 
 @pytest.mark.parametrize("alpha", [0.6, 1.0])
-def test_errors_with_their_sign_are_refused(either, alpha):
+def test_errors_with_their_sign_are_refused(any_tree, alpha):
     sampler = PrioritizedSampler(4, alpha=alpha, beta=0.5)
     with pytest.raises(SettingError, match=r"td_error=-2\.0 is a negative .*absolute value"):
         sampler.update_priority(torch.arange(3), torch.tensor([3.0, -2.0, 1.0]))
