@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from kit.collectors.rollout_buffer import (
     Span,
 )
 from kit.envs.backends.base import Mask, StepArrays
-from kit.envs.episodes import EpisodeStatistics, Infos
+from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.make import make_env
 from kit.envs.vector_env import VectorEnv
@@ -158,6 +158,7 @@ class VectorCollector(StepsCollector):
         self._let_act(exploration_policy, exploration_type, fast_policy)
         self._check_masks = MaskCheck(env)
         self._statistics = EpisodeStatistics(self.num_envs)
+        self._infos: dict[tuple[int, int], Mapping[str, float]] = {}  # of what is not counted yet
         self._episode_ids = EpisodeIds(self.num_envs)
         self._on_host = self.storing_device.type == self.policy_device.type == "cpu"
 
@@ -234,26 +235,22 @@ class VectorCollector(StepsCollector):
         self.random_policy_steps += self._actor.random_steps(self.policy_steps, frames)
         self.policy_steps += frames
         self.environment_errors = self.env.backend.faults
-        infos = self.env.take_infos()
-        if buffer.any_done or (self._batches is not None and self._batches.is_full):
-            self._take_in(infos)
+        assert self._batches is not None
+        if infos := self.env.take_infos():
+            earlier = self._batches.uncounted_steps - buffer.steps
+            self._infos |= {(earlier + step, env): info for (step, env), info in infos.items()}
+        if self._batches.is_full:
+            self._take_in()
 
-    def _take_in(self, infos: Infos = {}) -> None:  # noqa: B006
-        """Count env steps and episodes of the batches since the last call.
-
-        Args:
-            infos: of the last of these batches; no episode ended in the others.
-        """
-        if self._batches is None:
+    def _take_in(self) -> None:
+        """Count env steps and episodes of the batches since the last call."""
+        if self._batches is None or not self._batches.uncounted_steps:
             return
         reward, terminated, truncated, env_steps = self._batches.uncounted()
-        if not len(reward):
-            return
-        earlier = len(env_steps) - self._batches.steps
-        infos = {(earlier + step, env): info for (step, env), info in infos.items()}
+        infos, self._infos = self._infos, {}
         finished = self._statistics.add(reward, terminated, truncated, env_steps, infos)
         self._env_steps += int(env_steps.sum())
-        self.episodes += len(finished)
+        self._episodes += len(finished)
         self._finished += finished
 
     @property
@@ -265,6 +262,21 @@ class VectorCollector(StepsCollector):
     @env_steps.setter
     def env_steps(self, value: int) -> None:
         self._env_steps = value
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that have ended so far."""
+        self._take_in()
+        return self._episodes
+
+    @episodes.setter
+    def episodes(self, value: int) -> None:
+        self._episodes = value
+
+    def take_episodes(self) -> list[Episode]:
+        """Return the episodes that ended since the last call, and forget them."""
+        self._take_in()
+        return super().take_episodes()
 
     def _restart(self) -> None:
         """All environments have begun new episodes."""

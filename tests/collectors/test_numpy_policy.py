@@ -18,6 +18,7 @@ from kit.modules.exploration import EpsilonGreedy, GaussianNoise, half_range
 from kit.modules.heads import Parameters
 from kit.modules.networks import Flatten, FlattenMLP
 from kit.modules.numpy_policy import MOST_PRODUCTS
+from kit.modules.numpy_samplers import EpsilonGreedySampler
 from tests.tiny import Uneven
 
 ACTORS = {
@@ -115,6 +116,21 @@ def test_exploration_that_is_annealed_is_seen(kind, name):
         for collector in (ours, exact):
             getattr(collector.policy.module[1], name).fill_(value)
         assert_close(ours.collect(), exact.collect())
+
+
+@pytest.mark.parametrize("choices", [2, 3, 18])
+@pytest.mark.parametrize("num_envs", [1, 3, 16])
+def test_chances_and_choices_of_many_steps_are_those_that_each_step_draws(num_envs, choices):
+    sampler = EpsilonGreedySampler(None, num_envs, choices)
+    torch.manual_seed(choices)
+    drawn = torch.from_numpy(sampler.noise(50))
+    after = torch.get_rng_state()
+    torch.manual_seed(choices)
+    for chances, chosen in drawn:
+        assert torch.equal(chances, torch.empty(num_envs).uniform_())
+        wanted = torch.empty(num_envs, dtype=torch.long).random_(choices)
+        assert torch.equal(chosen.long(), wanted)
+    assert torch.equal(after, torch.get_rng_state())
 
 
 def test_random_actions_are_as_frequent_as_epsilon_says():

@@ -263,8 +263,9 @@ def test_returns_do_not_depend_on_when_they_are_asked_for(steps_per_env):
         assert asked.env_steps == asked.policy_steps
         asked.state_dict()
         other.collect()
-    assert len(other._finished) == 6
-    assert asked.take_episodes() == other.take_episodes()
+    found = other.take_episodes()
+    assert len(found) == 6
+    assert asked.take_episodes() == found
 
 
 def test_memory_of_large_batches_is_given_away_and_not_written_again(monkeypatch):
