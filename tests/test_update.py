@@ -168,6 +168,25 @@ def test_means_are_those_of_the_values_when_they_were_added(kept, count):
     assert one.take() == {}
 
 
+def test_metrics_of_different_steps_have_their_own_means():
+    """A policy that is updated more rarely has fewer losses, and one metric is no float32."""
+    numbers = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
+    means = MetricMeans()
+    for step, (critic, actor) in enumerate(numbers):
+        with torch.inference_mode():
+            metrics = {"loss_value": critic.clone()}
+            if step % 3 == 0:
+                metrics["loss_actor"] = actor.clone()
+            if step >= 200:
+                metrics["count"] = torch.tensor(step)
+        means.add(metrics)
+    assert means.counts() == {"loss_value": 300, "loss_actor": 100, "count": 100}
+    found = means.take()
+    assert found["count"] == sum(range(200, 300)) / 100
+    assert found["loss_actor"] == pytest.approx(float(numbers[::3, 1].mean()), rel=1e-5)
+    assert found["loss_value"] == pytest.approx(float(numbers[:, 0].mean()), rel=1e-5)
+
+
 def test_the_norm_that_is_told_is_that_before_clipping():
     loss = make_loss("ClipPPOLoss, discrete")
     update = Update(loss, SGD(loss.parameters(), lr=0.0), max_grad_norm=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
 import functools
@@ -53,7 +54,8 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
         argv: arguments; those of the process by default.
     """
     if getattr(sys.modules["__main__"], config_class.__name__, None) is config_class:
-        gc.freeze()  # imports are done; looking through them again takes a second at the end
+        gc.freeze()  # imports are done; looking through them again takes a second at the end,
+        atexit.register(gc.freeze)  # and through what the run has made a seventh of one
     gc.enable()
     with errors_in_one_line():
         arguments = list(sys.argv[1:] if argv is None else argv)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +40,17 @@ _WAITING = 128
 """Values of each metric that are kept until they are added, at most."""
 
 
+def _added(sums: list[Tensor], rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The sums and, one after the other, the values of each row: NumPy's on the host."""
+    values = [*sums, *itertools.chain(*rows)]
+    if len(rows) > 1 and all(one.dtype is torch.float32 and one.is_cpu for one in values):
+        table = torch.stack(values).numpy().reshape(-1, len(sums))
+        return [*torch.from_numpy(np.add.accumulate(table)[-1]).unbind()]
+    for row in rows:
+        torch._foreach_add_(sums, list(row))
+    return sums
+
+
 class MetricMeans:
     """Running means of scalars that stay on their device until they are read.
 
@@ -60,15 +73,13 @@ class MetricMeans:
 
     def _add_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for metrics in waiting:
-            names = tuple(metrics.keys())
-            values = [scalar(value) for value in metrics.values()]
-            if names in self._sums:
-                torch._foreach_add_(self._sums[names], values)
-                self._counts[names] += 1
-            else:
-                self._sums[names] = [value.clone().float() for value in values]
+        for names, alike in itertools.groupby(waiting, tuple):
+            rows = [[scalar(value) for value in metrics.values()] for metrics in alike]
+            if names not in self._sums:
+                self._sums[names] = [value.clone().float() for value in rows.pop(0)]
                 self._counts[names] = 1
+            self._counts[names] += len(rows)
+            self._sums[names] = _added(self._sums[names], rows)
 
     def peek(self) -> dict[str, Tensor]:
         """The means since the last :meth:`take`, on their device."""
