@@ -260,6 +260,22 @@ def test_a_data_set_of_another_kind_of_numbers_is_refused(stored, monkeypatch, c
     assert "\n" not in str(refused.value)
 
 
+def test_actions_beyond_the_bounds_of_the_environment_are_refused(stored, monkeypatch):
+    widest = float(stored["action"].abs().max())
+    given(monkeypatch, stored, action=lambda action: action * 2.5 / widest)
+    message = r"holds actions 0\.5 beyond the bounds of those of Pendulum-v1; what works: "
+    with pytest.raises(SettingError, match=message):
+        built("bc")
+
+
+def test_actions_that_rounding_led_beyond_the_bounds_are_the_bounds(stored, monkeypatch):
+    widest = float(stored["action"].abs().max())
+    rows = given(monkeypatch, stored, action=lambda action: action * 2.0001 / widest)
+    sampled = built("bc").replay_buffer[:]
+    assert torch.equal(sampled["action"], rows["action"].clamp(-2, 2))
+    assert sampled["action"].abs().max() == 2
+
+
 @pytest.fixture
 def guess():
     """Three answers that are counted from 1, and questions from 5."""

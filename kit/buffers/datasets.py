@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -200,7 +201,9 @@ def _tensor(array: NDArray[Any]) -> torch.Tensor:
 
 
 def as_of_environment(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
-    """Bring transitions into the types of an environment of the kit, choices counted from 0.
+    """Bring transitions into the types of an environment of the kit.
+
+    Choices are counted from 0; actions that rounding led beyond their bounds are these bounds.
 
     Args:
         rows: ``[transitions]`` of this environment, as a data set has them; changed in place.
@@ -213,6 +216,10 @@ def as_of_environment(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
         if leaf.start is not None:
             values = values - torch.from_numpy(leaf.start)
         part.set(key, values.to(dtype))
+    space = env.action_leaves[0].space
+    if isinstance(space, gym.spaces.Box):
+        low, high = map(torch.as_tensor, (space.low, space.high))
+        rows["action"] = rows["action"].clamp(low, high).to(rows["action"].dtype)
     return rows
 
 

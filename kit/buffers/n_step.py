@@ -41,10 +41,12 @@ class NStep:
 
         Raises:
             SettingError: if it is of other environments than the steps that wait, or lacks an
-                entry of theirs.
+                entry of theirs, or has one that is no tensor.
         """
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
-        if self.waiting is not None:
+        if self.waiting is None:
+            _check_tensors(entries)
+        else:
             waiting = leaves(self.waiting)  # more entries than these are not stored
             _check_alike(batch, entries, self.waiting, waiting)
             entries = {path: torch.cat([one, entries[path]], axis) for path, one in waiting.items()}
@@ -78,6 +80,14 @@ class NStep:
         """Mark the newest step of every environment as truncated, if its episode has not ended."""
         if self.waiting is not None:
             close(self.waiting[..., -1])
+
+
+def _check_tensors(entries: Entries) -> None:
+    """Refuse texts and objects, of which a transition of several steps would need one."""
+    for path, value in entries.items():
+        if not isinstance(value, Tensor):
+            why = f"is a {type(value).__name__}, and n-step returns join tensors"
+            raise SettingError("entry", ".".join(path), why, "leave it out, or use n_step=1")
 
 
 def _check_alike(

@@ -196,6 +196,15 @@ def dataset(env: Any, rows: Any, names: Sequence[str]) -> None:
         for found, wanted in _differences([part[key] for part in parts], leaf, bool(more)):
             why = f"holds {key}s {found}, and those of {env.name} {wanted}"
             raise SettingError("dataset", [*names], why, "give the environment that was recorded")
+    action, space = rows["action"], env.action_leaves[0].space
+    if isinstance(space, gym.spaces.Box):
+        beyond = (action.numpy() - space.high).max(), (space.low - action.numpy()).max()
+        if max(beyond) > 1e-3 * (space.high - space.low).min():  # less than that is rounding
+            why = f"holds actions {max(beyond):.3g} beyond the bounds of those of {env.name}"
+            works = (
+                "give the environment that was recorded, or store the actions as it clipped them"
+            )
+            raise SettingError("dataset", [*names], why, works)
 
 
 def _differences(parts: Sequence[Any], leaf: Any, several: bool) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -359,6 +359,14 @@ def test_steps_that_wait_do_not_go_on_with_other_environments_or_entries():
         buffer.extend(batch_of(3, 2))
     with pytest.raises(SettingError, match="entry='number' is missing in a batch"):
         buffer.extend(batch_of(2, 2).exclude("number"))
+
+
+def test_rewards_of_several_steps_are_not_summed_beside_what_is_no_tensor():
+    buffer, batch = make_replay_buffer(100, 4, n_step=3), batch_of(2, 2)
+    batch["next", "text"] = NonTensorData("left", batch_size=batch.shape)
+    message = r"entry='next.text' is a NonTensorData, .* leave it out, or use n_step=1"
+    with pytest.raises(SettingError, match=message):
+        buffer.extend(batch)
 
 
 def test_steps_that_wait_are_saved_and_go_on_after_a_resume():
