@@ -263,7 +263,7 @@ def test_a_data_set_of_another_kind_of_numbers_is_refused(stored, monkeypatch, c
 def test_actions_beyond_the_bounds_of_the_environment_are_refused(stored, monkeypatch):
     widest = float(stored["action"].abs().max())
     given(monkeypatch, stored, action=lambda action: action * 2.5 / widest)
-    message = r"holds actions 0\.5 beyond the bounds of those of Pendulum-v1; what works: "
+    message = r"holds actions 0\.5 beyond the bounds of those of Pendulum-v1; give the "
     with pytest.raises(SettingError, match=message):
         built("bc")
 
