@@ -179,7 +179,9 @@ class CompiledPriorityTree(PriorityTree):
         return float(self._bounds[block])
 
     def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
-        values: NDArray[np.float64] = self._tree.at(places)
+        # Tensors, which TorchRL's sampler gives where alpha changes, are not for C++ compiled for
+        # another release of PyTorch: it would read them where they are not.
+        values: NDArray[np.float64] = self._tree.at(np.asarray(places))
         return values
 
     def __setitem__(self, places: NDArray[np.int64], values: NDArray[np.floating[Any]]) -> None:
