@@ -478,6 +478,55 @@ MUTATIONS = [
         "kit/trainer/checkpoint.py", "tests/test_checkpoint.py",
         ("if not name.startswith(self._left_out)}", "}"),
     ),
+    *_of(
+        "kit/buffers/numba_tree.py", "tests/buffers/test_priorities.py",
+        ("np.uint64(rest[row] > nodes[left])", "np.uint64(rest[row] >= nodes[left])"),
+        ("nodes[2 * parent] + nodes[2 * parent + 1]", "2 * nodes[2 * parent]"),
+    ),
+    *_of(
+        "kit/buffers/priority_trees.py", "tests/buffers/test_priorities.py",
+        ("with contextlib.suppress(ImportError):  # Numba", "if True:  # Numba"),
+    ),
+    *_of(
+        "kit/modules/numpy_samplers.py", "tests/collectors/test_numpy_policy.py",
+        ("_24_BITS) / 2**24", "_32_BITS) / 2**32"),
+        ("drawn >> 32 & _32_BITS, drawn & _32_BITS", "drawn & _32_BITS, drawn >> 32 & _32_BITS"),
+    ),
+    *_of(
+        "kit/collectors/rollout.py", "tests/collectors tests/envs",
+        ("self._batches.uncounted_steps - buffer.steps", "0"),
+        ("infos, self._infos = self._infos, {}", "infos = self._infos"),
+        ("        if self._batches.is_full:\n            self._take_in()", ""),
+        ("        self._take_in()\n        return super().take_episodes()",
+         "        return super().take_episodes()"),
+        ("        self._take_in()\n        return self._episodes", "        return self._episodes"),
+    ),
+    *_of(
+        "kit/trainer/updates.py", "tests/test_trainer.py tests/test_stages.py tests/hooks",
+        ("(update, buffer, stages.registered)", "(update, buffer)"),
+    ),
+    *_of(
+        "kit/logging/metrics.py", "tests/test_update.py",
+        ("self._counts[names] += len(rows)", "self._counts[names] += 1"),
+        ("[*sums, *itertools.chain(*rows)]", "[*itertools.chain(*rows)]"),
+        ("rows.pop(0)", "rows[0]"),
+    ),
+    *_of(
+        "kit/hooks/annealing.py", "tests/hooks",
+        ("if asked != value.asked or value.written is None:", "if asked != value.asked:"),
+    ),
+    *_of(
+        "kit/config/checks.py", "tests/test_offline_recipes.py",
+        ("if max(beyond) > 1e-3", "if max(beyond) > 1e3"),
+    ),
+    *_of(
+        "kit/buffers/datasets.py", "tests/test_offline_recipes.py",
+        ('rows["action"].clamp(low, high)', 'rows["action"]'),
+    ),
+    *_of(
+        "kit/buffers/n_step.py", "tests/buffers/test_batches.py",
+        ("            _check_tensors(entries)", "            pass"),
+    ),
 ]  # fmt: skip
 
 
