@@ -493,7 +493,7 @@ MUTATIONS = [
         ("drawn >> 32 & _32_BITS, drawn & _32_BITS", "drawn & _32_BITS, drawn >> 32 & _32_BITS"),
     ),
     *_of(
-        "kit/collectors/rollout.py", "tests/collectors tests/envs",
+        "kit/collectors/rollout.py", "tests/collectors/test_vector.py tests/envs/test_info.py",
         ("self._batches.uncounted_steps - buffer.steps", "0"),
         ("infos, self._infos = self._infos, {}", "infos = self._infos"),
         ("        if self._batches.is_full:\n            self._take_in()", ""),
@@ -502,7 +502,7 @@ MUTATIONS = [
         ("        self._take_in()\n        return self._episodes", "        return self._episodes"),
     ),
     *_of(
-        "kit/trainer/updates.py", "tests/test_trainer.py tests/test_stages.py tests/hooks",
+        "kit/trainer/updates.py", "tests/test_trainer.py tests/test_stages.py",
         ("(update, buffer, stages.registered)", "(update, buffer)"),
     ),
     *_of(
@@ -510,10 +510,6 @@ MUTATIONS = [
         ("self._counts[names] += len(rows)", "self._counts[names] += 1"),
         ("[*sums, *itertools.chain(*rows)]", "[*itertools.chain(*rows)]"),
         ("rows.pop(0)", "rows[0]"),
-    ),
-    *_of(
-        "kit/hooks/annealing.py", "tests/hooks",
-        ("if asked != value.asked or value.written is None:", "if asked != value.asked:"),
     ),
     *_of(
         "kit/config/checks.py", "tests/test_offline_recipes.py",

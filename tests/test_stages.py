@@ -108,6 +108,21 @@ def test_each_stage_is_called_as_documented():
         assert called[name] == []
 
 
+def test_a_hook_that_is_added_during_a_run_is_given_whole_minibatches():
+    """Before, entries that the loss does not read were left out."""
+    trainer, seen = sac_trainer(off_policy_plan()), []
+
+    def later():
+        if trainer.ledger.iterations == 30:
+            trainer.register_op("process_optim_batch", seen.append)
+
+    trainer.register_op("post_steps", later)
+    trainer.run()
+    assert len(seen) == 10
+    for minibatch in seen:
+        assert set(minibatch.keys(True, True)) >= set(trainer.buffer.buffer[:].keys(True, True))
+
+
 def test_keywords_given_at_registration_are_passed_with_every_call():
     trainer = ppo_trainer()
     seen = []

@@ -114,6 +114,28 @@ def test_numbers_in_the_last_info_belong_to_the_finished_episode(kind):
         ]
 
 
+class ReportsAtFirst(Reports):
+    """Says it of its first 40 episodes alone."""
+
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, info if self.episodes < 40 else {}
+
+
+@pytest.mark.parametrize("steps_per_env", [1, 3, 200])
+def test_numbers_belong_to_their_episodes_whenever_these_are_asked_for(steps_per_env):
+    collector = VectorCollector(
+        make_env(lambda: ReportsAtFirst(2), 2), None, steps_per_env=steps_per_env
+    )
+    for _ in range(600 // steps_per_env):
+        collector.collect()
+    assert collector.episodes == 600
+    episodes = collector.take_episodes()
+    for number in range(2):
+        told = [episode.info.get("number") for episode in episodes if episode.env == number]
+        assert told == [*range(40), *[None] * 260]
+
+
 def test_whole_episodes_and_rollouts_of_torchrl_report_them_too():
     collector = EpisodeCollector(make_env(lambda: Reports(2), 2), None, min_episodes=4)
     for batch in range(2):
