@@ -69,6 +69,23 @@ class Everything(gym.Env[Any, Any]):
 
 gym.register("kit/Everything-v0", Everything)
 
+
+class Bandit(gym.Env[Any, Any]):
+    """Its episodes are one step long."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Box(-2, 2, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action):
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32), 0.0, True, False, {}
+
+
+gym.register("kit/Bandit-v0", Bandit)
+
 RUNS = {
     "ppo": (recipes.ppo, {"env": EnvConfig(num_envs=2, normalize_observation=True), **ON_POLICY}),
     "sac": (recipes.sac, {"env": EnvConfig("Pendulum-v1", 1), **OFF_POLICY}),
@@ -113,6 +130,21 @@ def test_it_chooses_the_actions_of_the_policy_for_any_number_of_observations(
         for ours, theirs in zip(found, zip(*chosen), strict=True):
             assert ours.dtype == theirs[0].dtype
             np.testing.assert_allclose(ours, np.stack(theirs)[:rows], rtol=1e-5, atol=1e-6)
+    run.close()
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_a_policy_of_episodes_of_one_step_takes_any_number_of_observations(suffix, tmp_path):
+    if suffix == ".onnx":
+        pytest.importorskip("onnxscript")
+    run = played(recipes.ppo, tmp_path, env=EnvConfig("kit/Bandit-v0", 2), **ON_POLICY)
+    file = tmp_path / f"policy{suffix}"
+    assert "in 1 steps" in export(run, file)
+    policy, seen = run.policy(), np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3)
+    for rows in (5, 1):
+        (found,) = acts(file, [seen[:rows]])
+        expected = np.stack([policy(observation) for observation in seen[:rows]])
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     run.close()
 
 

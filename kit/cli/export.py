@@ -135,7 +135,8 @@ def _written(
     policy: ExportedPolicy, kind: str, seen: Sequence[NDArray[Any]]
 ) -> tuple[bytes, list[NDArray[Any]]]:
     """The contents of the file, and the actions that it chooses."""
-    examples = tuple(torch.from_numpy(values[:2].copy()) for values in seen)
+    # Two rows, as one would be taken for the only number of them there is.
+    examples = tuple(torch.from_numpy(values[[0, -1]]) for values in seen)
     rows = tuple({0: torch.export.Dim("n")} for _ in examples)
     try:
         program = torch.export.export(policy, examples, dynamic_shapes=(rows,))
