@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kit.steps import StepPlan
 
 
+_OF_ENVIRONMENTS = ("env_steps", "episodes", "environment_errors")
+"""Counters that the ledger otherwise has up to date with each row and checkpoint alone."""
 _ALONE = "leave one of the two out; recipes leave theirs out with anneal=constant"
 
 
@@ -194,6 +196,8 @@ class Anneal(Hook):
     def set(self) -> None:
         """Set the values that the counter asks for."""
         assert self.counter is not None
+        if self.counter in _OF_ENVIRONMENTS:
+            self.trainer.batches.count_environment(self.trainer.ledger)
         count = getattr(self.trainer.ledger, self.counter)
         self.used = self.value
         for value in reversed(self.values):

@@ -22,6 +22,7 @@ class HookedTrainer(Protocol):
     plan: StepPlan
     journal: Journal
     ledger: StepLedger
+    batches: Any
     config: dict[str, Any]
     folder: Path | None
     stop_reason: str | None

@@ -13,7 +13,7 @@ from kit.modules.exploration import GaussianNoise, OrnsteinUhlenbeckNoise
 from kit.steps import Constant, Linear, SettingError, make_schedule
 from kit.trainer.stages import HookError
 from recipes.ppo import Config, build
-from tests.tiny import off_policy_plan, on_policy_plan, ppo_trainer, sac_trainer
+from tests.tiny import Scripted, off_policy_plan, on_policy_plan, ppo_trainer, sac_trainer
 
 
 def rows_of(trainer) -> list[dict]:
@@ -54,6 +54,22 @@ def test_any_counter_can_be_followed():
     assert used["iterations"] == pytest.approx([max(1 - n / 20, 0) for n in range(40)])
     assert used["gradient_steps"] == pytest.approx([1.0] * 10 + [1 - n / 31 for n in range(1, 31)])
     assert [float(value) for value in values.values()] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("counter", "counts"),
+    [("env_steps", [0, 28, 54, 80]), ("episodes", [0, 4, 10, 16])],
+)
+@pytest.mark.parametrize("log_every", [16, 1_000])
+def test_what_environments_count_is_followed_whenever_rows_are_written(counter, counts, log_every):
+    """Two environments make 8 policy steps at a time, which are 2, 2 and 1 env steps."""
+    trainer = ppo_trainer(on_policy_plan(action_repeat=2), lambda: Scripted(5), log_every=log_every)
+    hook = Anneal(trainer.loss_module, "clip_epsilon", Linear(1.0, 0.0, 100), counter=counter)
+    trainer.add(hook)
+    used: list[float] = []
+    trainer.register_op("pre_optim_steps", lambda: used.append(float(hook.value)))
+    trainer.run()
+    assert used == pytest.approx([1 - count / 100 for count in counts])
 
 
 def test_all_groups_of_an_optimiser_or_one_of_them_are_set():
