@@ -20,7 +20,7 @@ from kit.envs import make_env
 from kit.hooks import AnnealLearningRate, Console, Evaluator, LearningCurve
 from kit.logging.loggers import CsvLogger, TorchRLLogger
 from kit.modules import make_action_value, make_actor, make_value
-from kit.steps import SettingError, StepPlan
+from kit.steps import Linear, SettingError, StepPlan
 from kit.trainer import Trainer
 from kit.update import Update
 from tests.tiny import Rows, assert_equal, on_policy_plan, ppo_parts, weights
@@ -118,6 +118,19 @@ def test_a_learning_rate_is_annealed_by_gradient_steps():
     trainer.run()
     assert rates[::10] == pytest.approx([1e-3 * share for share in (1, 0.8, 0.6, 0.4, 0.2)])
     assert optimizer.param_groups[0]["lr"] == 0.0
+
+
+def test_a_schedule_of_steps_follows_gradient_steps_and_policy_steps_that_are_none_are_refused():
+    parts = iql_parts()
+    (optimizer,) = parts["update"].optimizers.values()
+    falling = Linear(1.0, 0.0, 100)
+    trainer = Trainer(offline_plan(), **parts, hooks=[AnnealLearningRate(optimizer, falling)])
+    trainer.run()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    trainer = Trainer(offline_plan(), **iql_parts())
+    for schedule in (falling, "linear"):
+        with pytest.raises(SettingError, match=r"counter='policy_steps' stays 0.*gradient_steps"):
+            trainer.add(AnnealLearningRate(optimizer, schedule, counter="policy_steps"))
 
 
 def test_behaviour_cloning_learns_the_actions_that_are_stored():

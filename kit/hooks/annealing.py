@@ -92,13 +92,14 @@ class Anneal(Hook):
         end: last value of a schedule given by name.
         share_of_run: share of the run, in (0, 1], after which a schedule given by name ends.
         counter: counter of the ledger that is followed: ``policy_steps``, ``gradient_steps``,
-            ``iterations``. By default ``policy_steps``, or ``iterations`` where a plan does not
-            know its policy steps beforehand and the schedule is given by name.
+            ``iterations``. By default ``policy_steps``, offline ``gradient_steps``, or
+            ``iterations`` where a plan does not know its policy steps beforehand and the schedule
+            is given by name.
         name: under which the value is logged.
 
     Raises:
-        SettingError: if the object has no such attribute, the ledger no such counter, the schedule
-            is unknown, or something else sets the same value.
+        SettingError: if the object has no such attribute, the ledger no such counter, the counter
+            stays 0 in the run, the schedule is unknown, or something else sets the same value.
     """
 
     kind = "step"
@@ -145,6 +146,9 @@ class Anneal(Hook):
         counters = trainer.ledger.counters()
         if self.counter is not None and self.counter not in counters:
             raise SettingError("counter", self.counter, "is not a counter", list(counters))
+        if self.counter == "policy_steps" and trainer.plan.offline and self.schedule != "constant":
+            why = "stays 0 in a run that collects nothing (offline)"
+            raise SettingError("counter", self.counter, why, ["gradient_steps", "iterations"])
         self._resolve(trainer)
         super().register(trainer, name)
 
@@ -346,20 +350,20 @@ class EndOfExploration(Hook):
 
 
 def _default_counter(schedule: Schedule | str, plan: StepPlan) -> str:
+    if plan.offline:
+        return "gradient_steps"
     if not isinstance(schedule, str) or (plan.total_policy_steps and plan.is_exact):
         return "policy_steps"
-    if plan.steps_per_env == 0:
-        return "gradient_steps"
     return "policy_steps" if plan.iterations is None else "iterations"
 
 
 def _length(plan: StepPlan, counter: str) -> int:
     """What a counter of the ledger reaches at the end of the run."""
     known = {"policy_steps": plan.total_policy_steps, "iterations": plan.iterations}
+    length: int | None = known.get(counter)
     if counter not in known and can_count(plan):
-        return int(getattr(plan.after(plan.iterations), counter))
-    length = known.get(counter)
-    if length is None:
-        works = [name for name, value in known.items() if value is not None]
-        raise SettingError("counter", counter, "has no end that is known beforehand", works)
+        length = getattr(plan.after(plan.iterations), counter, None)
+    if not length:
+        why = "has no end that is known beforehand" if length is None else "stays 0 in this run"
+        raise SettingError("counter", counter, why, [name for name, end in known.items() if end])
     return length

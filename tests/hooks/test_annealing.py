@@ -138,6 +138,20 @@ def test_an_attribute_or_a_counter_that_does_not_exist_is_refused():
         trainer.add(Anneal(trainer.loss_module, "clip_epsilon", schedule, counter="steps"))
 
 
+@pytest.mark.parametrize("counter", ["env_steps", "episodes", "update_epochs"])
+def test_a_counter_whose_end_no_plan_knows_has_no_schedule_by_name(counter):
+    trainer = ppo_trainer(on_policy_plan())
+    match = f"counter='{counter}' has no end that is known beforehand; what works: policy_steps or"
+    with pytest.raises(SettingError, match=match):
+        trainer.add(AnnealLearningRate(trainer.optimizer, "linear", counter=counter))
+
+
+def test_a_counter_that_stays_0_has_no_schedule_by_name():
+    trainer = ppo_trainer(on_policy_plan())
+    with pytest.raises(SettingError, match="counter='evaluations' stays 0 in this run"):
+        trainer.add(AnnealLearningRate(trainer.optimizer, "linear", counter="evaluations"))
+
+
 # ---------------------------------------------------------------------- schedules by name
 def columns(rows: list[dict], label: str) -> list[float]:
     return [row[f"schedule/{label}"] for row in rows]
