@@ -73,18 +73,20 @@ gym.register("kit/Everything-v0", Everything)
 class Bandit(gym.Env[Any, Any]):
     """Its episodes are one step long."""
 
-    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
-    action_space = gym.spaces.Box(-2, 2, (2,), np.float32)
+    def __init__(self, dtype: Any = np.float32) -> None:
+        self.observation_space = gym.spaces.Box(-1, 1, (3,), dtype)
+        self.action_space = gym.spaces.Box(-2, 2, (2,), dtype)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32), {}
+        return self.np_random.uniform(-1, 1, 3).astype(self.observation_space.dtype), {}
 
     def step(self, action):
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32), 0.0, True, False, {}
+        return self.reset()[0], 0.0, True, False, {}
 
 
 gym.register("kit/Bandit-v0", Bandit)
+gym.register("kit/Bandit64-v0", lambda: Bandit(np.float64))
 
 RUNS = {
     "ppo": (recipes.ppo, {"env": EnvConfig(num_envs=2, normalize_observation=True), **ON_POLICY}),
@@ -145,6 +147,26 @@ def test_a_policy_of_episodes_of_one_step_takes_any_number_of_observations(suffi
         (found,) = acts(file, [seen[:rows]])
         expected = np.stack([policy(observation) for observation in seen[:rows]])
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    run.close()
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_observations_in_float64_go_in_as_the_environment_gives_them(suffix, tmp_path):
+    if suffix == ".onnx":
+        pytest.importorskip("onnxscript")
+    run = played(recipes.ppo, tmp_path, env=EnvConfig("kit/Bandit64-v0", 2), **ON_POLICY)
+    file = tmp_path / f"policy{suffix}"
+    assert export(run, file).startswith("observation [n, 3] float64 -> action [n, 2] float64")
+    if suffix == ".onnx":
+        import onnx
+
+        (taken,) = onnx.load(file).graph.input
+        assert taken.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE
+    policy, seen = run.policy(), np.linspace(-1, 1, 15).reshape(5, 3)
+    (found,) = acts(file, [seen])
+    expected = np.stack([policy(observation) for observation in seen])
+    assert found.dtype == expected.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     run.close()
 
 

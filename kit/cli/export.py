@@ -68,6 +68,7 @@ class ExportedPolicy(nn.Module):
         seen: dict[Key, Tensor] = {}
         for leaf, values in zip(self.inputs, observation, strict=True):
             moments = self._moments.get(leaf.key)
+            values = values.to(_type(leaf.dtype))  # of float64, in which MuJoCo's are, too
             if leaf.start is not None:
                 values = values - torch.as_tensor(leaf.start)
             seen[leaf.key] = values if moments is None else self._normalized(moments, values)
@@ -189,7 +190,7 @@ def _episode(
     done = False
     while not done and len(seen) < _LONGEST:
         action = policy(observation, info)
-        seen.append([_entry(observation, leaf).astype(leaf.dtype) for leaf in inputs])
+        seen.append([_entry(observation, leaf).astype(_given_type(leaf)) for leaf in inputs])
         chosen.append([_entry(action, leaf) for leaf in outputs])
         observation, _, terminated, truncated, info = env.step(action)
         done = terminated or truncated
@@ -219,13 +220,17 @@ def _compare(
             raise SettingError("run", str(run.folder), why, "play it by SavedRun.policy()")
 
 
+def _given_type(leaf: Leaf) -> Any:
+    """The type that the environment gives or takes; a policy reads real numbers in float32."""
+    return leaf.dtype if leaf.space is None else leaf.space.dtype
+
+
 def _name(leaf: Leaf) -> str:
     return "/".join(path_of(leaf.key))
 
 
 def _shown(leaf: Leaf) -> str:
-    dtype = leaf.dtype if leaf.space is None else leaf.space.dtype
-    return f"{_name(leaf)} [{', '.join(map(str, ('n', *leaf.shape)))}] {dtype}"
+    return f"{_name(leaf)} [{', '.join(map(str, ('n', *leaf.shape)))}] {_given_type(leaf)}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
