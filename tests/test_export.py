@@ -17,6 +17,7 @@ import recipes.dqn
 import recipes.ppo
 import recipes.ppo_recurrent
 import recipes.sac
+import recipes.svpg
 from kit.__main__ import main as kit
 from kit.cli.export import export
 from kit.evaluate import SavedRun
@@ -168,6 +169,17 @@ def test_observations_in_float64_go_in_as_the_environment_gives_them(suffix, tmp
     assert found.dtype == expected.dtype == np.float64
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     run.close()
+
+
+def test_several_policies_are_not_one_file(tmp_path):
+    steps = OnPolicySteps(
+        total_policy_steps=64, steps_per_env=32, update_epochs=1, minibatch_size=32,
+        evaluation_episodes=2,
+    )  # fmt: skip
+    env = EnvConfig("CartPole-v1", 2)
+    run = played(recipes.svpg, tmp_path, env=env, num_particles=2, steps=steps)
+    with pytest.raises(SettingError, match=r"is 2 policies, each for its share of the observ"):
+        export(run, tmp_path / "policy.pt2")
 
 
 def flat(tree: Any, space: gym.Space[Any]) -> list[np.ndarray]:

@@ -56,6 +56,9 @@ class ExportedPolicy(nn.Module):
         known.add(("params",))  # that a CompositeDistribution is given by the network
         read = [path_of(key) for key in getattr(policy, "in_keys", ())]
         more = ["/".join(path) for path in read if path not in known]
+        if evaluator.particles > 1:
+            why = f"is {evaluator.particles} policies, each for its share of the observations"
+            raise SettingError("policy", type(policy).__name__, why, "play them by kit.evaluate")
         if more or not isinstance(policy, nn.Module):
             why = f"reads {', '.join(more)} besides the observation" if more else "is no module"
             raise SettingError("policy", type(policy).__name__, why, "play it by SavedRun.policy()")
