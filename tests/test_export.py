@@ -192,7 +192,7 @@ def flat(tree: Any, space: gym.Space[Any]) -> list[np.ndarray]:
 def acts(file: Path, batch: list[np.ndarray]) -> list[np.ndarray]:
     if file.suffix == ".pt2":
         program = torch.export.load(file).module()
-        return [action.detach().numpy() for action in program(*map(torch.from_numpy, batch))]
+        return [action.numpy() for action in program(*map(torch.from_numpy, batch))]
     from onnx import load
     from onnx.reference import ReferenceEvaluator
 

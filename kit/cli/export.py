@@ -87,7 +87,7 @@ class ExportedPolicy(nn.Module):
 
 def _as_taken(leaf: Leaf, action: Tensor) -> Tensor:
     """A policy's choice as a member of the action space."""
-    space = leaf.space
+    space, action = leaf.space, action.detach()
     if leaf.start is not None:
         action = action + torch.as_tensor(leaf.start)
     if isinstance(space, gym.spaces.Box) and action.is_floating_point():
