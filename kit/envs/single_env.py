@@ -104,7 +104,9 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
         total, made = 0.0, 0
         while made < self.repeat:
             made += 1
-            observation, reward, terminated, truncated, info = self.env.step(action)
+            # A copy, as the environment may change what it is given.
+            held = action if made == self.repeat else copy.deepcopy(action)
+            observation, reward, terminated, truncated, info = self.env.step(held)
             total += float(reward)
             if terminated or truncated:
                 break

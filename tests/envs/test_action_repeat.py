@@ -44,6 +44,23 @@ def test_rewards_are_summed_and_an_episode_stops_inside_a_repeat(truncates):
     assert steps[0][4]["note"] == 3
 
 
+def test_an_environment_that_changes_its_action_in_place_is_given_the_same_one_again():
+    class Doubles(gym.Wrapper):
+        action_space = gym.spaces.Dict({"force": gym.spaces.Box(-9, 9, (2,), np.float32)})
+
+        def step(self, action):
+            given.append(action["force"].tolist())
+            action["force"] *= 2
+            return self.env.step(0)
+
+    given: list[list[float]] = []
+    env = make_env(lambda: Doubles(Steps(5)), 1, action_repeat=3)
+    env.start()
+    actions = {("action", "force"): np.array([[1.0, 2.0]], np.float32)}
+    env.step_arrays(actions, env.new_step())
+    assert given == [[1.0, 2.0]] * 3
+
+
 def test_a_repeat_of_one_changes_nothing():
     env = ActionRepeat(Rewards(2), 1)
     env.reset()
