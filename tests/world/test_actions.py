@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -19,3 +20,11 @@ def test_an_environment_that_masks_actions_is_refused():
     with pytest.raises(SettingError, match=r"masks actions.*env\.kwargs\.action_mask=false"):
         ActionCode(make_env(Masked, 2))
     assert ActionCode(make_env(Masked, 2, action_mask=False)).features == 2
+
+
+def test_an_environment_whose_actions_are_whole_numbers_in_a_box_is_refused():
+    class Levers(Scripted):
+        action_space = gym.spaces.Box(-2, 3, (2,), np.int16)
+
+    with pytest.raises(SettingError, match=r"int16.*use .* or a Box of real numbers"):
+        ActionCode(make_env(Levers))

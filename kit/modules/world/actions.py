@@ -51,11 +51,13 @@ class ActionCode(nn.Module):
             raise SettingError("env.id", env.name, why, works)
         space: Any = leaves[0].space if len(leaves) == 1 else None
         self.discrete = isinstance(space, spaces.Discrete)
-        vector = isinstance(space, spaces.Box) and len(leaves[0].shape) == 1
+        real = isinstance(space, spaces.Box) and leaves[0].dtype.kind == "f"
+        vector = real and len(leaves[0].shape) == 1
         if not (self.discrete or vector):
             kinds = ", ".join(str(leaf.space or leaf.dtype) for leaf in leaves)
             why = f"has actions no world model reads: {kinds}"
-            works = "use an environment with a Discrete action space, or a Box of one dimension"
+            works = "use an environment with a Discrete action space, or a Box of real numbers "
+            works += "and one dimension"
             raise SettingError("env.id", env.name, why, works)
         self.key = leaves[0].key
         low, high = torch.zeros(0), torch.zeros(0)
