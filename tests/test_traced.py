@@ -858,6 +858,17 @@ def test_gradients_of_an_ensembles_weights_are_computed_as_they_are_used(members
     assert "clone" not in operations_of(function, torch.randn(members, 7, 3))
 
 
+def test_the_gradient_of_an_attention_keeps_the_layout_of_which_it_makes_views():
+    attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def function(x):
+        with torch.enable_grad():
+            outputs = attention(x, x, x)[0]
+            return torch.autograd.grad(outputs.pow(2).sum(), [*attention.parameters()])
+
+    operations_of(function, torch.randn(16, 3, 6))
+
+
 @pytest.mark.parametrize("members", [2, 10])
 def test_an_ensemble_of_one_input_has_its_outputs_in_their_own_layout(members):
     weights = torch.randn(members, 32, 8)

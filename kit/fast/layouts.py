@@ -59,7 +59,10 @@ def _gradient_of_weights(
     if touched(inner) or touched(right):  # type: ignore[arg-type]
         return
     x, g = _numbers(inner), _numbers(right)
-    if not torch.equal(torch.bmm(x.mT, g).mT, torch.bmm(g.mT, x)):
+    turned_round = torch.bmm(g.mT, x)
+    if not torch.equal(torch.bmm(x.mT, g).mT, turned_round):
+        return
+    if not all(_has_views(user, turned_round) for user in node.users):
         return
     with graph.inserting_before(node):
         turned = _call(graph, aten.transpose.int, (right, 1, 2))
@@ -122,6 +125,26 @@ def _gradient_of_inputs(
         joined = _call(graph, aten.view.default, (copied, [rows, members * columns]))
         product = _call(graph, aten.mm.default, (joined, weights))
     _replace_if_alike(node, product, replace)
+
+
+def _has_views(node: fx.Node, value: Tensor) -> bool:
+    """Whether the views of a node can be made of a value in another layout, and theirs."""
+    for user in node.users:
+        if user.op == "output" or not (user.target in _VIEWS or is_view(user.target)):
+            continue
+        try:
+            view = user.target(value, *user.args[1:], **user.kwargs)  # type: ignore[operator]
+        except RuntimeError:
+            return False
+        if not isinstance(view, Tensor) or not _has_views(user, view):
+            return False
+    return True
+
+
+def is_view(function: Any) -> bool:
+    """Whether an operation returns views of what it is given."""
+    returns = function._schema.returns
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def _is_swapped(node: Any) -> bool:

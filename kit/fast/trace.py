@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.fast.in_place import work_in_place
+from kit.fast.layouts import is_view
 from kit.fast.simplify import simplify
 
 aten = torch.ops.aten
@@ -189,7 +190,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ------------------------------------------------------------------ writing the graph
     def _write(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         reads = [self._node(tensor) for tensor in tensors_in((args, tuple(kwargs.values())))]
-        if isinstance(result, Tensor) and _is_view(function):
+        if isinstance(result, Tensor) and is_view(function):
             if reads and all(node in self._constants for node in reads):
                 self._constant_view(result, reads)
                 return
@@ -410,11 +411,6 @@ def _memories_written(node: fx.Node) -> set[int]:
     written = _written(node.target, node.args, node.kwargs)
     fx.map_arg(written, lambda argument: found.update(_memories(argument)))
     return found
-
-
-def _is_view(function: Any) -> bool:
-    returns = function._schema.returns
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def _memory(tensor: Tensor) -> int:
