@@ -844,6 +844,22 @@ def test_any_program_gives_what_its_function_gives(steps, returned):
     operations_of(function, torch.randn(4, 4), torch.randn(4, 4))
 
 
+def test_what_pytorch_does_not_run_as_operations_alone_runs_eagerly():
+    memory = nn.LSTM(3, 2, num_layers=2)
+
+    def step(given):
+        with torch.enable_grad():
+            loss = memory(given["x"])[0].pow(2).sum()
+            return dict(zip("abcdefgh", torch.autograd.grad(loss, [*memory.parameters()])))
+
+    call = Traced(step, memory, name="the memory")
+    given = {"x": torch.randn(4, 5, 3)}
+    call(given)
+    with pytest.warns(UserWarning, match="runs eagerly: PyTorch does not run its operations alone"):
+        found = call(given)
+    assert all(torch.equal(found[name], value) for name, value in step(given).items())
+
+
 # ---------------------------------------------------------------------- layouts
 @pytest.mark.parametrize("members", [1, 2, 10])
 def test_gradients_of_an_ensembles_weights_are_computed_as_they_are_used(members):

@@ -243,7 +243,12 @@ class Traced:
             self._rounds_otherwise = True
             recording.restore()
             numbers.restore()
-            found = program([inputs.get(key) for key in self._keys])
+            try:
+                found = program([inputs.get(key) for key in self._keys])
+            except RuntimeError as error:
+                recording.restore()
+                numbers.restore()
+                return self._cannot_be_run(error, inputs)
             outputs = [writable(value) for value in found.values()]
         recording.inputs, recording.before = [], []
         if self.watch.changed():
@@ -300,7 +305,11 @@ class Traced:
             finally:
                 restore()
 
-        found = program.as_recorded(values)
+        try:
+            found = program.as_recorded(values)
+        except RuntimeError as error:
+            restore()
+            return self._cannot_be_run(error, inputs)
         after = [tensor.clone() for tensor in changed]
         restore()
         program.verify_memory(outcome)
@@ -322,6 +331,13 @@ class Traced:
             return expected
         restore()
         return {key: writable(value) for key, value in program(values).items()}
+
+    def _cannot_be_run(self, error: RuntimeError, inputs: Inputs) -> Outputs:
+        """Run eagerly what PyTorch computes in more than operations, as the memory of an LSTM."""
+        *_, what = str(error).strip().splitlines()
+        what = what.removeprefix("RuntimeError: ")
+        self._run_eagerly(f"PyTorch does not run its operations alone ({what})")
+        return self.function(inputs.copy())
 
     def _run_eagerly(self, reason: str) -> None:
         self.reason = reason
@@ -362,7 +378,10 @@ class _Program:
         if graph is not None:
             faster.graph, self.rounds_otherwise = graph, True
             self._run, _ = executed(faster, self.executor)
-        found = with_own_memory(faster.graph, faster.constants) if keeps_memory else None
+        found = None
+        if keeps_memory:
+            with contextlib.suppress(RuntimeError):  # a view that no memory of its own has
+                found = with_own_memory(faster.graph, faster.constants)
         if found is not None:
             faster.graph, faster.constants = found
             run, executor = executed(faster)
