@@ -270,6 +270,48 @@ def test_a_change_in_a_module_that_is_an_attribute_only_is_noticed(change):
         assert torch.equal(call({"x": x})["y"], module(x))
 
 
+class Hides(nn.Module):
+    """A module with another in a container, whose parameters are none of its own."""
+
+    def __init__(self, others) -> None:
+        super().__init__()
+        self.others = others
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.others[0](x)
+
+
+@pytest.mark.parametrize("kind", [lambda one: [one], lambda one: (one,), lambda one: {0: one}])
+def test_a_change_in_a_module_that_a_container_hides_is_noticed(kind):
+    dropout = nn.Dropout(0.5)
+    module = Hides(kind(dropout))
+    call = traced(module)
+    for step in range(8):
+        if step == 4:
+            dropout.eval()
+        assert call.refresh() == (step == 4)
+        x, numbers = torch.randn(2, 3), torch.get_rng_state()
+        found = call({"x": x})["y"]
+        torch.set_rng_state(numbers)
+        assert torch.equal(found, module(x))
+
+
+def test_a_change_of_an_attribute_of_a_modules_class_is_noticed():
+    class Halves(nn.Module):
+        share = 0.5
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.share
+
+    module = Halves()
+    call = traced(module)
+    for step in range(8):
+        if step == 4:
+            Halves.share = 0.25
+        assert call.refresh() == (step == 4)
+        assert call({"x": torch.ones(2)})["y"].tolist() == [Halves.share] * 2
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_noticed(change):
     module = Scaled()

@@ -37,9 +37,10 @@ class Watch:
     A parameter changed in place goes unnoticed, as it should: programs read parameters where they
     live. Noticed are: another value of an attribute (a coefficient kept as a float, training or
     evaluation mode), or in an attribute that is a dictionary, a list, a deque or an object (without
-    slots) of a dataclass or another class that is no library's; a submodule, or a module that is an
-    attribute only; a hook (of a module, of all modules, of a parameter), a parameter or a buffer
-    that was added, removed or replaced; whether a parameter requires gradients; other settings or
+    slots) of a dataclass or another class that is no library's; an attribute of such a class of a
+    module; a submodule, or a module that is an attribute only, or in a list, tuple or dictionary
+    that is one; a hook (of a module, of all modules, of a parameter), a parameter or a buffer that
+    was added, removed or replaced; whether a parameter requires gradients; other settings or
     another state of an optimiser. Of functions (methods of modules, and functions in these, too) it
     is what they are bound to, enclose, and name of the globals of their file, with the attributes
     or entries of it. What changes inside of anything else goes unnoticed: in an array, in a set, in
@@ -70,6 +71,7 @@ class Watch:
                 and [*map(operator.getitem, *self._own)] == self._values
                 and [*map(len, self._modules)] == self._lengths
                 and self._others == self._other_copies
+                and self._classes == self._class_copies
                 and not self._used.changed()
             ):
                 return False
@@ -81,8 +83,9 @@ class Watch:
 
     def _difference(self) -> str:
         """The name of an entry that is not what it was; empty where it has none."""
-        for place, before in zip(self._places, self._copies):
-            for name, value in place.items() if isinstance(place, dict) else ():
+        places, copies = self._places + self._classes, self._copies + self._class_copies
+        for place, before in zip(places, copies):
+            for name, value in place.items() if hasattr(place, "items") else ():
                 if name not in before or not same(value, before[name]):
                     return str(name)
         return ""
@@ -95,7 +98,8 @@ class Watch:
 
     def values(self) -> list[Any]:
         """All that was watched in the last call."""
-        lists = [one.values() if isinstance(one, dict) else one for one in self._copies]
+        copies = self._copies + self._class_copies
+        lists = [one.values() if isinstance(one, dict) else one for one in copies]
         return [*chain(*lists, self._used.values)]
 
     def settings(self) -> list[tuple[dict[str, Any], str, Any]]:
@@ -120,6 +124,8 @@ class Watch:
         self._values = [place[name] for place, name in own]
         left = [place for place in self._places if place and not _is_module(place)]
         self._others, self._other_copies = left, [*map(copy.copy, left)]
+        self._classes: list[Any] = [vars(kind) for kind in _own_classes(modules)]
+        self._class_copies = [*map(dict, self._classes)]
         self._trained = [*map(_trains, self._parameters)]
         self._hooked = [*map(_hooks, self._parameters)]
         # Tensors of one number may be equal and yet be two.
@@ -150,7 +156,8 @@ def _places(watched: Any) -> Iterator[Any]:
 def _modules(watched: nn.Module) -> Iterator[nn.Module]:
     """Yield a module, its submodules, and modules that are attributes only.
 
-    Losses of TorchRL keep their networks so, as their parameters are elsewhere.
+    Losses of TorchRL keep their networks so, as their parameters are elsewhere. Lists hide a
+    network that is not to be trained.
     """
     found: set[int] = set()
     left = [watched]
@@ -160,7 +167,21 @@ def _modules(watched: nn.Module) -> Iterator[nn.Module]:
             found.add(id(module))
             yield module
             attributes = (*module._modules.values(), *vars(module).values())
-            left += [value for value in attributes if isinstance(value, nn.Module)]
+            left += [one for value in attributes for one in _either(value)]
+
+
+def _either(value: Any) -> list[nn.Module]:
+    """A module, or the modules in a container."""
+    inside = value.values() if isinstance(value, dict) else value
+    several = inside if isinstance(value, (dict, list, tuple)) else [value]
+    return [one for one in several if isinstance(one, nn.Module)]
+
+
+def _own_classes(modules: list[nn.Module]) -> set[type]:
+    """The classes of modules, and of what they consist of, that are no library's."""
+    parts = (type(part) for one in modules for part in _modules(one))
+    kinds = {kind for part in parts for kind in part.__mro__}
+    return {kind for kind in kinds if is_foreign(kind) and kind is not object}
 
 
 def _with_contents(attributes: Any) -> Iterator[Any]:
