@@ -902,6 +902,14 @@ def test_what_pytorch_does_not_run_as_operations_alone_runs_eagerly():
     assert all(torch.equal(found[name], value) for name, value in step(given).items())
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_module_of_torchscript_runs_eagerly():
+    call = traced(nn.Sequential(torch.jit.script(nn.Linear(3, 2)), nn.Tanh()))
+    with pytest.warns(UserWarning, match="runs eagerly: it has a module of TorchScript"):
+        call({"x": torch.ones(1, 3)})
+    assert not call.refresh()
+
+
 # ---------------------------------------------------------------------- layouts
 @pytest.mark.parametrize("members", [1, 2, 10])
 def test_gradients_of_an_ensembles_weights_are_computed_as_they_are_used(members):

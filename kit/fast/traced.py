@@ -225,6 +225,9 @@ class Traced:
         if self.watch.has_hooks():
             self._run_eagerly("it has hooks, which no program would call")
             return self.function(inputs.copy())
+        if self.watch.has_scripts():
+            self._run_eagerly("it has a module of TorchScript, which optimises itself")
+            return self.function(inputs.copy())
         numbers = _RandomNumbers(self.watch.values())
         try:
             if self._wasted >= _PATIENCE and not self._rounds_otherwise:

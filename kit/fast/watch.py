@@ -12,6 +12,7 @@ from typing import Any
 
 from tensordict import TensorDictBase, TensorDictParams
 from torch import Tensor, nn
+from torch._C import ScriptModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -96,6 +97,10 @@ class Watch:
         places = filter(None, chain(of_modules, _OF_ALL_MODULES, *self._hooked))
         return any(is_foreign(hook) for place in places for hook in place.values())
 
+    def has_scripts(self) -> bool:
+        """Whether modules were of TorchScript, which optimises itself from call to call."""
+        return any(isinstance(place.get("_c"), ScriptModule) for place in self._modules)
+
     def values(self) -> list[Any]:
         """All that was watched in the last call."""
         copies = self._copies + self._class_copies
@@ -143,7 +148,8 @@ def _places(watched: Any) -> Iterator[Any]:
         for module in _modules(watched):
             if not isinstance(module, TensorDictParams):  # its attributes change at every call
                 yield from _with_contents(vars(module))
-            yield from (vars(module)[part] for part in _PARTS)
+            parts = (vars(module).get(part) for part in _PARTS)
+            yield from (part for part in parts if isinstance(part, dict))  # not of TorchScript
         yield from filter(None, chain.from_iterable(map(_hooks, watched.parameters())))
     elif hasattr(watched, "__dict__"):
         yield from _with_contents(vars(watched))
