@@ -191,6 +191,13 @@ def test_what_is_wrong_is_named_with_what_works(values, message):
     assert str(raised.value).startswith(message)
 
 
+def test_an_attribute_that_is_no_setting_is_refused_in_python_too():
+    config = recipes.bc.Config()
+    config.env.num_env = 8  # type: ignore[attr-defined]
+    with pytest.raises(SettingError, match=r"env\.num_env=8 is not a setting of EnvConfig; what"):
+        check(config)
+
+
 def test_an_error_is_one_line_whatever_the_value_is():
     with pytest.raises(SettingError, match=re.escape(r"what works: ['a\nb'].")) as raised:
         check(recipes.bc.Config(dataset="a\nb"))  # type: ignore[arg-type]

@@ -82,20 +82,30 @@ def from_plain(cls: type, values: Mapping[str, Any], path: str = "") -> Any:
     made: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.55)
-            why = f"is not a setting of {cls.__name__}"
-            raise SettingError(f"{path}{name}", value, why, near or known)
+            raise _unknown(path, name, value, cls)
         made[name] = _made(f"{path}{name}", value, hints[name])
     return cls(**made)
+
+
+def _unknown(path: str, name: str, value: Any, cls: type) -> SettingError:
+    """The error of a name that no setting has."""
+    known = [f.name for f in dataclasses.fields(cls)]
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.55)
+    why = f"is not a setting of {cls.__name__}"
+    return SettingError(f"{path}{name}", value, why, near or known)
 
 
 def check(config: Any, path: str = "") -> None:
     """Refuse settings of a wrong type or out of their limits in a dataclass made in Python.
 
-    Values that mean one of the right type (``8.0`` a whole number, ``3`` a text) become it.
+    Values that mean one of the right type (``8.0`` a whole number, ``3`` a text) become it. An
+    attribute that is no setting was set by a name that is misspelled.
     """
     cls: type = type(config)
     hints = type_hints(cls)
+    for name, value in vars(config).items():
+        if not (name in hints or hasattr(cls, name) or name.startswith("_")):
+            raise _unknown(path, name, value, cls)
     for f in dataclasses.fields(config):
         value, group = getattr(config, f.name), _group(hints[f.name])
         if group is not None and isinstance(value, Mapping):
