@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from kit.hooks.base import Hook, HookedTrainer
-from kit.steps.errors import SettingError, nearest_first
+from kit.steps.errors import SettingError, nearest_first, one_of
 
 
 class NotFinite(RuntimeError):
@@ -114,7 +114,7 @@ class StopWhen(Hook):
         if reached is None and patience is None:
             raise SettingError("reached", None, "leaves nothing to stop at", "give it or patience")
         self.metric, self.reached, self.patience = metric, reached, patience
-        self.sign = 1.0 if mode == "max" else -1.0
+        self.sign = 1.0 if one_of("mode", mode, ["max", "min"]) == "max" else -1.0
         self.best: float | None = None
         self.waited = 0
         self._columns: set[str] = set()

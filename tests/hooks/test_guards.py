@@ -62,6 +62,11 @@ def test_nothing_to_stop_at_is_refused():
 
 
 # ---------------------------------------------------------------------- TimeLimit
+def test_a_mode_that_there_is_not_is_refused():
+    with pytest.raises(SettingError, match="mode='maximum' is not a choice; what works: max or"):
+        StopWhen(reached=1.0, mode="maximum")
+
+
 def test_a_run_stops_after_the_iteration_in_which_its_time_is_over(monkeypatch):
     clock = iter(range(0, 1_000, 10))
     monkeypatch.setattr(kit.hooks.guards.time, "monotonic", lambda: next(clock))
