@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tensordict.nn import (
@@ -31,6 +31,7 @@ from kit.modules.heads import (
 from kit.modules.networks import linear
 from kit.modules.recurrent import Recurrent
 from kit.steps import SettingError
+from kit.steps.errors import one_of
 
 
 def make_actor(
@@ -67,6 +68,7 @@ def make_actor(
         SettingError: if an action is of a kind this policy cannot choose, or cannot be masked; or
             if ``body`` writes no ``features``, or does not say how many.
     """
+    one_of("continuous", continuous, get_args(Continuous))
     if continuous == "deterministic":
         if body is not None:
             works = "leave body out: a deterministic policy has a network of its own"

@@ -160,6 +160,11 @@ def test_a_body_that_does_not_say_what_it_writes_is_refused(make):
             make(env, body=body)
 
 
+def test_a_kind_of_continuous_actions_that_there_is_not_is_refused():
+    with pytest.raises(SettingError, match="continuous='gaussian' is not a choice; what works"):
+        make_actor(make_env("Pendulum-v1"), continuous="gaussian")
+
+
 def test_a_deterministic_actor_shares_no_body():
     env = make_env("Pendulum-v1")
     with pytest.raises(SettingError, match="body='TensorDictModule' cannot be shared"):
