@@ -96,6 +96,8 @@ def make_env(
         raise SettingError("env.wrappers", wrappers, "is not a list of wrappers", works)
     if action_mask is not None:
         yes_or_no("env.action_mask", action_mask)
+    yes_or_no("env.normalize_observation", normalize_observation)
+    yes_or_no("env.normalize_reward", normalize_reward)
     id = _found(id, vectorization)
     arguments = dict(locals())
     arguments |= arguments.pop("kwargs")

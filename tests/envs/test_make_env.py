@@ -286,6 +286,12 @@ def test_what_cannot_be_made_is_refused(settings, message):
         make_env(**settings)
 
 
+@pytest.mark.parametrize("name", ["normalize_observation", "normalize_reward"])
+def test_a_text_is_neither_true_nor_false(name):
+    with pytest.raises(SettingError, match=rf"env\.{name}='no' is neither true nor false"):
+        make_env("CartPole-v1", **{name: "no"})
+
+
 def test_a_reset_of_an_old_gym_is_said_in_one_line():
     class Old(Scripted):
         def reset(self, *, seed=None, options=None):
