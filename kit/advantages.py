@@ -13,7 +13,7 @@ from torchrl.objectives import value as torchrl_value
 from kit.envs.normalize import Moments
 from kit.fast.traced import Traced
 from kit.steps import SettingError
-from kit.steps.errors import one_of, whole_number
+from kit.steps.errors import one_of, real_number, whole_number
 
 Standardize = Literal["batch", "running"]
 
@@ -206,6 +206,8 @@ class GAE(torchrl_value.GAE):
         standardize: Standardize | None = None,
         **kwargs: Any,
     ) -> None:
+        real_number("gamma", gamma, 0, 1)
+        real_number("lmbda", lmbda, 0, 1)
         super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
         if n_step is not None:
             whole_number("n_step", n_step, at_least=1)
@@ -400,7 +402,7 @@ class RewardToGo(nn.Module):
 
     def __init__(self, *, gamma: float, standardize: Standardize | None = None) -> None:
         super().__init__()
-        self.gamma = gamma
+        self.gamma = real_number("gamma", gamma, 0, 1)
         self.standardizer = Standardizer(standardize) if standardize else None
 
     @torch.no_grad()

@@ -20,6 +20,8 @@ from kit.advantages import (
     discounted_suffix_sums,
     generalized_advantages,
 )
+from kit.buffers import make_replay_buffer
+from kit.envs import make_env
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from tests.losses import discrete_actor, transitions
@@ -231,6 +233,20 @@ def test_what_torchrls_estimates_would_leave_out_is_refused(own):
     estimator, parameters = GAE(gamma=0.9, value_network=network(), **own), TensorDict()
     with pytest.raises(SettingError, match=f"{name}=.* has no effect on estimates by given param"):
         estimator(batch_of(2, 5), params=parameters)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda gamma: GAE(gamma=gamma, value_network=network()),
+        lambda gamma: RewardToGo(gamma=gamma),
+        lambda gamma: make_replay_buffer(100, 8, n_step=3, gamma=gamma),
+        lambda gamma: make_env("CartPole-v1", normalize_reward=True, gamma=gamma),
+    ],
+)
+def test_a_discount_out_of_range_is_refused(make):
+    with pytest.raises(SettingError, match=r"gamma=99 is more than 1; what works: 1"):
+        make(99)
 
 
 # ---------------------------------------------------------------------- batches of one dimension

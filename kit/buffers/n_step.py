@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kit.fast.nested import leaves, nested
 from kit.steps import SettingError
+from kit.steps.errors import real_number
 
 Entries = dict[tuple[str, ...], Tensor]
 _REWARD, _DONE, _STEPS = ("next", "reward"), ("next", "done"), ("steps_to_next_obs",)
@@ -30,7 +31,7 @@ class NStep:
     """
 
     def __init__(self, steps: int, gamma: float) -> None:
-        self.steps, self.gamma = steps, gamma
+        self.steps, self.gamma = steps, real_number("gamma", gamma, 0, 1)
         self.waiting: TensorDictBase | None = None
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase | None:

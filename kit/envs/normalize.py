@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.spaces import Arrays, Leaf
-from kit.steps.errors import SettingError
+from kit.steps.errors import SettingError, real_number
 
 EPSILON = 1e-8
 """added to variances before a division by their root."""
@@ -119,7 +119,7 @@ class Normalizer:
         self.observation = {leaf.key: _initial(leaf.shape) for leaf in floating}
         self.reward = _initial(()) if reward else None
         self.returns = torch.zeros(num_envs, dtype=torch.float64)
-        self.gamma, self.clip, self.most = gamma, clip, most
+        self.gamma, self.clip, self.most = real_number("gamma", gamma, 0, 1), clip, most
         self._view()
 
     # ------------------------------------------------------------------ where statistics are
