@@ -13,6 +13,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from torch.optim import Adam
+from torchrl.objectives import ClipPPOLoss
 
 import recipes.crossq
 import recipes.ppo
@@ -23,12 +25,15 @@ import recipes.redq
 import recipes.sac
 import recipes.td3
 from kit.cli.launch import main
-from kit.envs import EnvironmentFault
+from kit.collectors import VectorCollector
+from kit.envs import EnvironmentFault, make_env
 from kit.experiment import EnvConfig
+from kit.modules import make_actor, make_value
 from kit.steps import SettingError
 from kit.steps.settings import OnPolicySteps
 from kit.trainer.checkpoint import Checkpoints
 from kit.trainer.stages import HookError
+from kit.update import Update
 from recipes.ppo import Config, build
 from tests.faulty import FallsOver
 from tests.short_runs import COMMON, SHORT, one_line, policy_steps_in, the_run, tiny_config
@@ -273,6 +278,47 @@ def test_a_configuration_made_in_python_is_refused_likewise(case):
     settings, message = PYTHON[case]
     with pytest.raises(SettingError, match=re.escape(message)):
         build(Config(**settings))
+
+
+def _loss():
+    env = make_env("CartPole-v1")
+    return ClipPPOLoss(make_actor(env, [4]), make_value(env, [4]))
+
+
+SLIPS: dict[str, tuple[Any, str]] = {
+    "an environment": (
+        lambda: VectorCollector(gym.make("CartPole-v1"), None, steps_per_env=2),
+        "is neither an environment of make_env or TorchRL nor a function that makes one; give make",
+    ),
+    "the name of an environment": (
+        lambda: VectorCollector("CartPole-v1", None, steps_per_env=2),
+        "create_env_fn='CartPole-v1' is neither an environment of make_env or TorchRL nor",
+    ),
+    "the name of an optimiser": (
+        lambda: Update(_loss(), "adam"),
+        "optimizer='adam' is no optimiser; give one of torch.optim over loss.parameters()",
+    ),
+    "no optimiser": (lambda: Update(_loss(), None), "optimizer=None is no optimiser; give one"),
+    "a norm": (
+        lambda: Update((loss := _loss()), Adam(loss.parameters()), max_grad_norm="0.5"),
+        "max_grad_norm='0.5' is not positive; what works: None or 0.5",
+    ),
+    "a loss that was made": (
+        lambda: build(Config(runs=None), make_loss=_loss()),
+        "make_loss='ClipPPOLoss' is a loss that was made already, and the recipe makes its own",
+    ),
+    "no evaluation": (
+        lambda: build(Config(runs=None), evaluate=False),
+        "evaluate=False is no evaluator; give an Evaluator(env, policy)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SLIPS)
+def test_a_part_of_another_kind_is_refused(case):
+    slip, message = SLIPS[case]
+    with pytest.raises(SettingError, match=re.escape(message)):
+        slip()
 
 
 def test_a_hook_that_is_none_is_refused(tmp_path):

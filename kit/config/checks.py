@@ -248,6 +248,10 @@ CONTINUOUS_LOSSES = {"SACLoss": "DiscreteSACLoss", "DDPGLoss": "DQNLoss", "TD3Lo
 
 def loss_class(given: Any, make: Callable[..., Any]) -> None:
     """Refuse a name of something else than a class of loss modules."""
+    if isinstance(given, nn.Module):
+        why = "is a loss that was made already, and the recipe makes its own"
+        works = "give its class, or a function of the networks that returns it"
+        raise SettingError("make_loss", type(given).__name__, why, works)
     if isinstance(given, str) and not (isinstance(make, type) and issubclass(make, nn.Module)):
         works = "use a loss of torchrl.objectives, or module:Class of your own"
         raise SettingError("loss", given, "is no class of loss modules", works)

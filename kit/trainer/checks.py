@@ -238,6 +238,8 @@ def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Ref
         works = "give an Evaluator, or a StepPlan without (evaluation_every=None, "
         works += "final_evaluation=False)"
         yield "evaluate", None, "leaves the evaluations of the plan undone", works
+    if evaluate is not None and not hasattr(evaluate, "episodes"):
+        yield "evaluate", evaluate, "is no evaluator", "give an Evaluator(env, policy)"
     if evaluate is not None and evaluate.episodes != plan.evaluation_episodes:
         why = "episodes are not those of the plan"
         yield "evaluate", evaluate.episodes, why, [plan.evaluation_episodes]

@@ -37,7 +37,10 @@ def groups_of(
     optimizer: Optimizer | Mapping[str, Optimizer], every: Mapping[str, int]
 ) -> list[Group]:
     """Optimisers with their losses and periods."""
-    named = {"": optimizer} if isinstance(optimizer, Optimizer) else dict(optimizer)
+    named = {"": optimizer} if isinstance(optimizer, Optimizer) else optimizer
+    if not isinstance(named, Mapping):
+        works = "give one of torch.optim over loss.parameters(), or several by name of their loss"
+        raise SettingError("optimizer", optimizer, "is no optimiser", works)
     for name in every:
         if name not in named:
             works = [*filter(None, named)] or "give each loss an optimiser of its own"

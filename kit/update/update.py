@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import math
+import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -546,7 +547,7 @@ def _in_layout_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
 
 # ---------------------------------------------------------------------- settings
 def _positive(field: str, value: float | None) -> float | None:
-    if value is not None and not value > 0:
+    if value is not None and not (isinstance(value, numbers.Real) and value > 0):
         raise SettingError(field, value, "is not positive", [None, 0.5])
     return value
 
