@@ -334,7 +334,7 @@ def test_mixed_precision_stepper_accumulates_as_planned():
 def test_td3_stepper_makes_the_gradient_steps():
     plan = off_policy_plan()
     env = make_env("Pendulum-v1", 1)
-    policy = make_actor(env, (8,), continuous="tanh_deterministic")
+    policy = make_actor(env, (8,), continuous="deterministic")
     loss = TD3Loss(policy, make_action_value(env, (8,)), action_spec=env.full_action_spec_unbatched)
     loss.make_value_estimator(gamma=0.99)
     stepper = TD3OptimizationStepper(
