@@ -24,6 +24,7 @@ import recipes.rainbow
 import recipes.redq
 import recipes.sac
 import recipes.td3
+from kit.buffers import PrioritizedSampler, make_replay_buffer
 from kit.cli.launch import main
 from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, make_env
@@ -306,6 +307,22 @@ SLIPS: dict[str, tuple[Any, str]] = {
     "a loss that was made": (
         lambda: build(Config(runs=None), make_loss=_loss()),
         "make_loss='ClipPPOLoss' is a loss that was made already, and the recipe makes its own",
+    ),
+    "an optimiser as update": (
+        lambda: build(Config(runs=None), update=Adam(_loss().parameters())),
+        "update='Adam' makes no gradient steps of a loss; give an Update(loss, optimizer)",
+    ),
+    "one width": (
+        lambda: make_actor(make_env("CartPole-v1"), 64),
+        "hidden_sizes=64 is no list of widths; give one for each hidden layer, such as [64, 64]",
+    ),
+    "half a width": (
+        lambda: make_actor(make_env("CartPole-v1"), [64.5]),
+        "hidden_sizes=64.5 is not a whole number",
+    ),
+    "the class of a sampler": (
+        lambda: make_replay_buffer(100, 4, sampler=PrioritizedSampler),
+        "is no sampler; give one that is made, such as PrioritizedSampler(100, alpha=0.6",
     ),
     "no evaluation": (
         lambda: build(Config(runs=None), evaluate=False),

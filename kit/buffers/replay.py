@@ -68,6 +68,9 @@ def make_replay_buffer(
         if length > 1:
             why = f"of {length} transitions each {why}"
         raise SettingError("minibatch_size", minibatch_size, why, [max(size // length, 1)])
+    if not (sampler is None or isinstance(sampler, Sampler)):
+        works = f"give one that is made, such as PrioritizedSampler({size}, alpha=0.6, beta=0.4)"
+        raise SettingError("sampler", sampler, "is no sampler", works)
     if sequence_length is not None:
         if sampler is not None:
             name = type(sampler).__name__

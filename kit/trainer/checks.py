@@ -288,6 +288,9 @@ def in_updates(
     plan: StepPlan, update: Any, loss_module: Any, advantage: Any, stages: Stages
 ) -> Iterator[Refusal]:
     """Gradient steps that are never made, or losses without their input."""
+    if not (update is None or isinstance(update, OptimizationStepper)):
+        why = "makes no gradient steps of a loss"
+        yield "update", type(update).__name__, why, "give an Update(loss, optimizer)"
     if not plan.trains:
         return
     if update is None and loss_module is None:

@@ -120,7 +120,7 @@ class ForgetsEpisodes(VectorCollector):
     """Reports the episodes of the last batch alone."""
 
     def collect(self):
-        self._finished = []
+        self.take_episodes()
         return super().collect()
 
 
@@ -128,6 +128,7 @@ class ReportsTwice(VectorCollector):
     """Does not forget what it has reported."""
 
     def take_episodes(self):
+        self._take_in()
         return list(self._finished)
 
 
