@@ -14,7 +14,7 @@ from torch import nn
 from torchrl.objectives import ClipPPOLoss, SACLoss, SoftUpdate
 
 from kit.advantages import GAE
-from kit.buffers import direct, make_replay_buffer
+from kit.buffers import make_replay_buffer
 from kit.collectors import TensorCollector, rollout, tensor
 from kit.envs import make_env
 from kit.losses import KLPENPPOLoss
@@ -99,7 +99,8 @@ def as_on_a_device(monkeypatch):
     """On the CPU, where it costs nothing, the collector looks for NaN in every batch."""
     monkeypatch.setattr(TensorCollector, "_check_finite", lambda self, memory: None)
     monkeypatch.setattr(TensorCollector, "_check_choices", lambda self: None)
-    monkeypatch.setattr(direct, "on_host", lambda tensor: False)
+    for module in ("kit.buffers.direct", "kit.logging.metrics"):
+        monkeypatch.setattr(f"{module}.on_host", lambda tensor: False)
     for collector in (tensor, rollout):
         monkeypatch.setattr(collector, "check_policy", lambda *_: None)
 
@@ -161,6 +162,7 @@ def test_eager_gradient_steps_read_only_where_losses_of_torchrl_do(make, open_to
     assert {place for place in reads.places if "torchrl" not in Path(place).parts} == set()
 
 
+@pytest.mark.usefixtures("as_on_a_device")
 @pytest.mark.usefixtures("as_on_a_device")
 def test_metrics_of_hooks_stay_where_they_are_until_a_row_is_written():
     trainer = ppo()

@@ -20,23 +20,13 @@ from kit.buffers.priorities import PrioritizedSampler
 from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
 from kit.envs.spaces import path_of
-from kit.fast.nested import entry, leaves, nested
+from kit.fast.nested import entry, leaves, nested, on_host
 from kit.steps import SettingError
-
-
-def on_host(tensor: Tensor) -> bool:
-    """Whether NumPy can show a tensor, without waiting for a device."""
-    return tensor.is_cpu and tensor.dtype in _OF_NUMPY and not tensor.requires_grad
-
 
 AT_ONCE = 2**20
 """Bytes of minibatches that are drawn at once, about."""
 
 _SAMPLERS = (RandomSampler, PrioritizedSampler, SequenceSampler)
-_OF_NUMPY = frozenset(
-    {torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8}
-    | {torch.int8, torch.int16, torch.int32, torch.int64}
-)
 
 
 class _Rows:

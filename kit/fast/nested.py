@@ -97,3 +97,14 @@ def leaves(rows: TensorDictBase, above: tuple[str, ...] = ()) -> dict[tuple[str,
         else:
             found[path] = value
     return found
+
+
+_OF_NUMPY = frozenset(
+    {torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8}
+    | {torch.int8, torch.int16, torch.int32, torch.int64}
+)
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether NumPy can show a tensor, without waiting for a device."""
+    return tensor.is_cpu and tensor.dtype in _OF_NUMPY and not tensor.requires_grad

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kit.fast.nested import on_host
+
 K = TypeVar("K")
 
 Metrics = Mapping[str, Tensor]
@@ -43,7 +45,7 @@ _WAITING = 128
 def _added(sums: list[Tensor], rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """The sums and, one after the other, the values of each row: NumPy's on the host."""
     values = [*sums, *itertools.chain(*rows)]
-    if len(rows) > 1 and all(one.dtype is torch.float32 and one.is_cpu for one in values):
+    if len(rows) > 1 and all(one.dtype is torch.float32 and on_host(one) for one in values):
         table = torch.stack(values).numpy().reshape(-1, len(sums))
         return [*torch.from_numpy(np.add.accumulate(table)[-1]).unbind()]
     for row in rows:
