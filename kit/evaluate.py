@@ -103,6 +103,8 @@ class SavedRun:
     def policy(self, deterministic: bool = True) -> SavedPolicy:
         """The policy as a function of what a Gymnasium environment returns.
 
+        Of several policies that were trained side by side (SVPG's particles) it is the first one.
+
         Args:
             deterministic: whether it does not sample; otherwise it acts as in training.
         """
