@@ -9,11 +9,13 @@ the first round every library runs once; further rounds are interleaved runs of 
 fastest peer. ``--peers`` is a Python that has Stable-Baselines3, sb3-contrib and tianshou (by
 default this one), ``--sheeprl`` one with sheeprl, which runs its own benchmark settings of PPO and
 A2C, and ``dreamer_v3_5`` in the kit's size ``tiny`` (both imagine from all records). One PyTorch
-thread. Cases were measured in different hours, and so were some of the libraries in them (sheeprl):
-their factors are over the kit's runs of that hour. The line below is of the last ones, of an Intel;
-that of Pong is of an AMD EPYC (Zen 4), where DQN was 2.19, TD3 1.29 and PPO with 8 environments
-2.31 times as fast; that of DreamerV3 is older, of an AMD EPYC (Zen 5), whose large products are
-oneDNN's (SAC was 2.97 times as fast there).
+thread.
+
+The table is of an AMD EPYC (Zen 5), whose large products are oneDNN's; but Pong is of a Zen 4, and
+DreamerV3 of another Zen 5 and older than the code. Cases were measured in different hours; factors
+are over the kit's runs of the same hour. Some days before, on an Intel, whose large products are MKL's, the factors were: PPO 3.83, A2C 2.84, PPO with
+8 environments 2.53, HalfCheetah 3.29, recurrent PPO 7.15, DQN 2.07, SAC 2.59, TD3 1.47; on a Zen 4
+DQN 2.19, TD3 1.29, PPO with 8 environments 2.31.
 """
 
 from __future__ import annotations
