@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
+from tensordict import TensorDict
 from torchrl.objectives import SoftUpdate
 
 import kit.buffers.datasets
@@ -25,6 +26,7 @@ from kit.__main__ import main
 from kit.buffers.dataset_writer import DatasetWriter
 from kit.cli.record import _played, record
 from kit.collectors import VectorCollector
+from kit.config import checks
 from kit.envs import make_env
 from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig, OfflineSteps
@@ -266,6 +268,21 @@ def test_actions_beyond_the_bounds_of_the_environment_are_refused(stored, monkey
     message = r"holds actions 0\.5 beyond the bounds of those of Pendulum-v1; give the "
     with pytest.raises(SettingError, match=message):
         built("bc")
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
+def test_whole_numbers_at_their_bounds_are_not_beyond_them(dtype):
+    """A difference of bytes is a byte."""
+    low, high = (0, 255) if dtype is np.uint8 else (-128, 127)
+    env = make_env(lambda: Guess(spaces.Box(low, high, (2,), dtype)), 1)
+    seen = torch.zeros(3, 3)
+    action = torch.from_numpy(np.array([[low, high], [0, 1], [high, low]], dtype))
+    rows = TensorDict({"observation": seen, "action": action, "next": {"observation": seen}}, [3])
+    checks.dataset(env, rows, ["here"])
+    if dtype is np.int64:
+        rows["action"][1] = 200
+        with pytest.raises(SettingError, match="holds actions 73 beyond the bounds"):
+            checks.dataset(env, rows, ["here"])
 
 
 def test_actions_that_rounding_led_beyond_the_bounds_are_the_bounds(stored, monkeypatch):

@@ -198,8 +198,10 @@ def dataset(env: Any, rows: Any, names: Sequence[str]) -> None:
             raise SettingError("dataset", [*names], why, "give the environment that was recorded")
     action, space = rows["action"], env.action_leaves[0].space
     if isinstance(space, gym.spaces.Box):
-        beyond = (action.numpy() - space.high).max(), (space.low - action.numpy()).max()
-        if max(beyond) > 1e-3 * (space.high - space.low).min():  # less than that is rounding
+        most, least = (end(0).double().numpy() for end in (action.amax, action.amin))
+        low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
+        beyond = (most - high).max(), (low - least).max()
+        if max(beyond) > 1e-3 * (high - low).min():  # less than that is rounding
             why = f"holds actions {max(beyond):.3g} beyond the bounds of those of {env.name}"
             works = (
                 "give the environment that was recorded, or store the actions as it clipped them"

@@ -115,7 +115,6 @@ class Stages(dict[str, list[_Operation]]):
 
     Attributes:
         keeps_batches: whether hooks that are not of the kit are given batches: they may keep them.
-        registered: number of operations.
     """
 
     def __init__(self, *, updates: bool = True, collections: bool = True) -> None:
@@ -124,7 +123,6 @@ class Stages(dict[str, list[_Operation]]):
             "collection": "" if collections else "the plan collects nothing (offline)",
         }
         self._began = self.keeps_batches = False
-        self.registered = 0
         super().__init__({name: [] for name in STAGES})
 
     def register(self, stage: str, function: Callable[..., Any], **keywords: Any) -> None:
@@ -161,7 +159,6 @@ class Stages(dict[str, list[_Operation]]):
             works = 'give its class kind = "step"'
             raise SettingError("hook", name, "is an observer, and would make gradient steps", works)
         self[stage].append(_Operation(function, keywords, name, only_looks))
-        self.registered += 1
 
     def fire(self, stage: str, *arguments: Any) -> None:
         """Call every operation of ``stage``."""

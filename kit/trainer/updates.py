@@ -57,7 +57,7 @@ class Undisturbed:
         update, buffer, stages = self.trainer.update, self.trainer.buffer, self.trainer.stages
         if not isinstance(update, Update):
             return
-        if (seen := (update, buffer, stages.registered)) != self._seen:
+        if (seen := (update, buffer, sum(map(len, stages.values())))) != self._seen:
             self._seen = seen
             self._look()
         update.writes_to_minibatch = not self._unseen or buffer.reads_loss_outputs
