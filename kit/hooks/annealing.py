@@ -94,7 +94,8 @@ class Anneal(Hook):
         counter: counter of the ledger that is followed: ``policy_steps``, ``gradient_steps``,
             ``iterations``. By default ``policy_steps``, offline ``gradient_steps``, or
             ``iterations`` where a plan does not know its policy steps beforehand and the schedule
-            is given by name.
+            is given by name. ``env_steps`` and ``episodes`` of environments on a GPU are waited for
+            in every iteration.
         name: under which the value is logged.
 
     Raises:
