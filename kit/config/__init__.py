@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kit.config.limits import (
     Atoms,
+    ClipRange,
     Count,
     Decay,
     Finite,
@@ -34,8 +35,8 @@ from kit.config.settings import (
 )
 
 __all__ = [
-    "ActorCriticConfig", "Atoms", "Count", "Decay", "EnvConfig", "Finite", "FittedCriticConfig",
-    "Frames", "HiddenSizes", "Limits", "LogStd", "Natural", "NetworkConfig", "Networks",
-    "NotNegative", "OffPolicyConfig", "OfflineConfig", "OnPolicyConfig", "Outputs", "Positive",
-    "ReplayConfig", "RunConfig", "ScheduleName", "Seed", "UnitInterval", "Width",
+    "ActorCriticConfig", "Atoms", "ClipRange", "Count", "Decay", "EnvConfig", "Finite",
+    "FittedCriticConfig", "Frames", "HiddenSizes", "Limits", "LogStd", "Natural", "NetworkConfig",
+    "Networks", "NotNegative", "OffPolicyConfig", "OfflineConfig", "OnPolicyConfig", "Outputs",
+    "Positive", "ReplayConfig", "RunConfig", "ScheduleName", "Seed", "UnitInterval", "Width",
 ]  # fmt: skip

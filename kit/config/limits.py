@@ -40,9 +40,8 @@ class Limits:
     def __str__(self) -> str:
         if self.low <= -LARGEST_FLOAT:
             return "that is finite"
-        if self.high < LARGEST:
-            return f"from {_shown(self.low)} to {_shown(self.high)}"
-        return f"{'above' if self.open else 'from'} {_shown(self.low)}"
+        first = f"{'above' if self.open else 'from'} {_shown(self.low)}"
+        return f"{first} to {_shown(self.high)}" if self.high < LARGEST else first
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,8 @@ Positive = Annotated[float, Limits(0, open=True)]
 """A learning rate, a temperature, a bound."""
 UnitInterval = Annotated[float, Limits(0, 1)]
 """A number in [0, 1]: a discount, a probability, an averaging coefficient."""
+ClipRange = Annotated[float, Limits(0, 1, open=True)]
+"""How far a ratio of probabilities, which is not negative, may be from 1 before it is clipped."""
 Decay = Annotated[float, Limits(0, 0.9999)]
 """What remains of an average after each step, less than all of it."""
 LogStd = Annotated[float, Limits(-20, 10)]
