@@ -397,8 +397,9 @@ class Experiment:
             if isinstance(buffer, SequenceReplay):
                 batch = buffer.example(batch)
             else:
-                with_time = self.plan.on_policy or self.plan.sequence_length
-                batch = batch.unsqueeze(-1) if with_time else batch
+                length = self.plan.sequence_length or (1 if self.plan.on_policy else None)
+                if length is not None:
+                    batch = batch.unsqueeze(-1).expand(*batch.shape, length)
                 batch["is_init"] = torch.ones_like(batch["next", "done"])
             losses = loss(batch if advantage is None else advantage(batch))
             if not any(str(key).startswith("loss") for key in losses.keys()):

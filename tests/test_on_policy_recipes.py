@@ -317,6 +317,13 @@ def test_values_are_clipped_in_the_annealed_range_of_the_policy_unless_they_have
     assert seen[-1] == pytest.approx(last)
 
 
+@pytest.mark.parametrize("loss", ["PPOLoss", "kit.losses:KLPENPPOLoss"])
+def test_a_loss_by_name_is_tried_on_sequences_that_go_on_after_the_burn_in(loss):
+    env = EnvConfig("Pendulum-v1", 4)
+    ledger = built("ppo_recurrent", env=env, loss=loss, burn_in=3).run()
+    assert ledger.gradient_steps == 8 * 2 * 4
+
+
 # ---------------------------------------------------------------------- what is refused
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
