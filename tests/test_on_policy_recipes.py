@@ -317,6 +317,12 @@ def test_values_are_clipped_in_the_annealed_range_of_the_policy_unless_they_have
     assert seen[-1] == pytest.approx(last)
 
 
+@pytest.mark.parametrize("shared_body", [False, True])
+def test_a_loss_by_name_begins_as_it_was_made(shared_body):
+    loss = built("ppo", loss="kit.losses:KLPENPPOLoss", shared_body=shared_body).loss_module
+    assert float(loss.beta) == 1.0, "not the next one of the batch on which it was tried"
+
+
 @pytest.mark.parametrize("loss", ["PPOLoss", "kit.losses:KLPENPPOLoss"])
 def test_a_loss_by_name_is_tried_on_sequences_that_go_on_after_the_burn_in(loss):
     env = EnvConfig("Pendulum-v1", 4)

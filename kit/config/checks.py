@@ -346,11 +346,17 @@ def fitting_loss(name: str, own: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tried(*modules: object) -> Iterator[None]:
-    """Leave random numbers and the modules' buffers (running moments, say) as they were."""
-    found = (module.buffers() for module in modules if isinstance(module, nn.Module))
-    before = [(buffer, buffer.clone()) for buffers in found for buffer in buffers]
+    """Leave random numbers and the modules' buffers (running moments, say) as they were.
+
+    A module may have put another tensor in the place of one, as KLPENPPOLoss does with ``beta``.
+    """
+    given = [module for module in modules if isinstance(module, nn.Module)]
+    before = [(buffer, buffer.clone()) for module in given for buffer in module.buffers()]
+    places = [(one._buffers, {**one._buffers}) for module in given for one in module.modules()]
     with torch.random.fork_rng(), torch.no_grad():
         yield
+        for buffers, kept in places:
+            buffers.update(kept)
         for buffer, value in before:
             buffer.copy_(value)
 
