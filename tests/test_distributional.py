@@ -15,6 +15,7 @@ from torchrl.modules import DistributionalQValueActor
 from kit.envs import make_env
 from kit.losses import CategoricalDQNLoss, DQNLoss, QuantileDQNLoss
 from kit.modules import NoisyLinear, make_q_network
+from kit.steps import SettingError
 from tests.losses import transitions
 
 ATOMS, GAMMA, LOW, HIGH = 5, 0.5, -2.0, 2.0
@@ -97,6 +98,15 @@ def test_the_quantile_loss_is_that_of_the_paper():
                 huber = error**2 / 2 if abs(error) <= 1 else abs(error) - 0.5
                 expected += abs((2 * i + 1) / (2 * ATOMS) - (error < 0)) * huber / ATOMS
         assert float(found[row]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss_class", "support", "other"),
+    [(QuantileDQNLoss, (LOW, HIGH), "CategoricalDQNLoss"), (CategoricalDQNLoss, None, "Quantile")],
+)
+def test_atoms_that_mean_something_else_are_refused(loss_class, support, other):
+    with pytest.raises(SettingError, match=f"takes atoms for .*, and they are .*works: {other}"):
+        make(loss_class, atoms=ATOMS, support=support)
 
 
 # ---------------------------------------------------------------------- values

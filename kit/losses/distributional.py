@@ -10,6 +10,8 @@ from torch import Tensor
 from torchrl import objectives
 from torchrl.envs.utils import ExplorationType
 
+from kit.steps import SettingError
+
 
 class DQNLoss(objectives.DQNLoss):
     """TorchRL's ``DQNLoss`` with noisy networks, and with the priorities of the paper.
@@ -34,12 +36,27 @@ class _DistributionalLoss(objectives.DQNLoss):
     Args:
         value_network: of :func:`~kit.modules.make_q_network` with ``atoms``.
         **settings: ``double_dqn``, ``delay_value`` of TorchRL's ``DQNLoss``.
+
+    Raises:
+        SettingError: if the atoms are not what the loss takes them for: returns, or logits of those
+            of a support.
     """
 
     deterministic_sampling_mode = ExplorationType.RANDOM
+    of_support: bool
 
     def __init__(self, value_network: Any, **settings: Any) -> None:
         super().__init__(value_network, action_space="categorical", **settings)
+        if (self._support() is not None) != self.of_support:
+            kinds = ["quantiles of returns", "logits of the probabilities of a support"]
+            taken, are = kinds[self.of_support], kinds[not self.of_support]
+            why = f"takes atoms for {taken}, and they are {are}"
+            works = ["CategoricalDQNLoss", "QuantileDQNLoss"][self.of_support]
+            raise SettingError("loss", type(self).__name__, why, [works])
+
+    def _support(self) -> Tensor | None:
+        """Returns that the atoms stand for, of a network that has them."""
+        return self.value_network_params.get(("module", "0", "module", "support"), None)  # type: ignore[no-any-return]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Return ``loss``, and write it for each transition as ``td_error``, ``[*batch]``."""
@@ -97,9 +114,12 @@ class CategoricalDQNLoss(_DistributionalLoss):
     TorchRL's ``DistributionalDQNLoss`` reads tensors on the host, and takes no n-step transitions.
     """
 
+    of_support = True
+
     def distance(self, now: Tensor, later: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """Cross-entropy, ``[batch]``."""
-        support: Tensor = self.value_network_params.get(("module", "0", "module", "support"))
+        support = self._support()
+        assert support is not None
         support = support.detach()
         width = support[1] - support[0]
         target = torch.clamp(reward + discount * support, support[0], support[-1])
@@ -113,6 +133,8 @@ class QuantileDQNLoss(_DistributionalLoss):
 
     The atoms are returns, at the quantiles (2 i + 1) / (2 N) of their distribution.
     """
+
+    of_support = False
 
     def distance(self, now: Tensor, later: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """Sum over quantiles of the mean quantile Huber loss over targets, ``[batch]``."""
