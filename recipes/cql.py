@@ -29,7 +29,8 @@ class Config(NetworkConfig, OfflineConfig):
     loss: str = "kit.losses:CQLLoss"
     """Loss of torchrl.objectives, or module:Class."""
     min_q_weight: NotNegative = 1.0
-    """Weight of the penalty of Q-values (alpha in eq. 4)."""
+    """Weight of the penalty of Q-values, beside squared errors, as in the authors' code: twice the
+    alpha of eq. 4, which halves them."""
     num_random: Annotated[int, Limits(1, 1_000)] = 10
     """Actions of each kind by which the penalty of one of the transitions is estimated."""
     initial_alpha: Positive = 1.0
