@@ -145,12 +145,13 @@ class Standardizer(nn.Module):
         """Return standardised advantages.
 
         Args:
-            advantage: ``[..., 1]``.
-            mask: which of them are no padding; ``None``: all.
+            advantage: ``[num_envs, steps, ...]``.
+            mask: which steps are no padding, ``[num_envs, steps]``; ``None``: all.
         """
         weight = torch.ones_like(advantage)
         if mask is not None:
-            weight = mask.reshape(advantage.shape).to(advantage.dtype)
+            more = [1] * (advantage.ndim - mask.ndim)
+            weight = mask.reshape(*mask.shape, *more).expand_as(advantage).to(advantage.dtype)
         count = weight.sum()
         mean = (advantage * weight).sum() / count
         centred = (advantage - mean) * weight
@@ -176,7 +177,7 @@ class GAE(torchrl_value.GAE):
 
     The same arguments, keys and numbers (up to the order of summation) as TorchRL's class, for
     batches ``[num_envs, steps]``, padded episodes included, and ``[steps]``, where ``done`` parts
-    the episodes. It writes ``advantage``,
+    the episodes; of several agents, too, ``[num_envs, steps, agents, 1]``. It writes ``advantage``,
     ``value_target`` (the TD(lambda) return) and the values of both observations, all without
     gradients. The value network may be recurrent: its hidden state is that in the batch.
 
@@ -274,12 +275,13 @@ class GAE(torchrl_value.GAE):
         end_keys = [("next", name) for name in (names.reward, names.done, names.terminated)]
         seen = [*reads, *(("next", key) for key in reads)]
         batch = batch.select(*seen, *end_keys, ("collector", "mask"), strict=False)
-        ends = [batch.get(name) for name in end_keys]
         value = self._values(batch.exclude("next"))
         following = self._values(batch.get("next").copy())
-        squeezed = [tensor.squeeze(-1) for tensor in (*ends, value, following)]
-        estimates = self._estimates(batch, *squeezed)
-        advantage, target = (estimate.unsqueeze(-1) for estimate in estimates)
+        time = batch.ndim - 1
+        ends = [_like(value, batch.get(key), key[1]) for key in end_keys]
+        with_time_last = (tensor.movedim(time, -1) for tensor in (*ends, value, following))
+        estimates = self._estimates(batch, *with_time_last)
+        advantage, target = (estimate.movedim(-1, time) for estimate in estimates)
         if self.average_gae:
             advantage = (advantage - advantage.mean()) / advantage.std().clamp_min(1e-4)
         if self.standardizer is not None:
@@ -317,6 +319,19 @@ class GAE(torchrl_value.GAE):
             return advantage, advantage + value
         target = n_step_returns(reward, following, done, terminated, self.gamma, self.n_step)
         return target - value, target
+
+
+def _like(values: Tensor, given: Tensor, name: Any) -> Tensor:
+    """Rewards or flags in the shape of values.
+
+    Raises:
+        SettingError: if there are not as many.
+    """
+    if given.numel() != values.numel():
+        why = f"is not that of the values, {list(values.shape)}"
+        works = "give one for each value: expand it, or use another value network"
+        raise SettingError(f"shape of {name}", list(given.shape), why, works)
+    return given.reshape(values.shape)
 
 
 class VTrace(GAE):
@@ -375,7 +390,9 @@ class VTrace(GAE):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         rows = batch.exclude("next").reshape(-1)
         now = self.actor_network.get_dist(rows).log_prob(rows.get(self._action))
-        ratio = now.reshape(reward.shape) - batch.get(self._log_prob).reshape(reward.shape)
+        before = batch.get(self._log_prob)
+        ratio = (now.reshape(before.shape) - before).movedim(batch.ndim - 1, -1)
+        ratio = ratio.reshape(reward.shape)
         bounds = (self.gamma, self.max_rho, self.max_c, self.lmbda)
         return vtrace(reward, value, following, done, terminated, ratio, *bounds)
 
@@ -408,9 +425,11 @@ class RewardToGo(nn.Module):
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add returns and advantages to a batch ``[num_envs, steps]`` or ``[steps]``."""
-        reward, done = (tensordict.get(("next", key)).squeeze(-1) for key in ("reward", "done"))
-        returns = discounted_suffix_sums(reward, self.gamma * (~done).to(reward.dtype))
-        advantage = returns = returns.unsqueeze(-1)
+        reward, time = tensordict.get(("next", "reward")), tensordict.ndim - 1
+        done = _like(reward, tensordict.get(("next", "done")), "done").movedim(time, -1)
+        factors = self.gamma * (~done).to(reward.dtype)
+        returns = discounted_suffix_sums(reward.movedim(time, -1), factors).movedim(-1, time)
+        advantage = returns
         if self.standardizer is not None:
             advantage = self.standardizer(advantage, tensordict.get(("collector", "mask"), None))
         return tensordict.set("value_target", returns).set("advantage", advantage)

@@ -190,6 +190,62 @@ def test_other_keys_can_be_chosen():
     assert torch.equal(found["target"], usual["value_target"])
 
 
+def of_agents(count: int, num_envs: int = 2, steps: int = 7) -> tuple[TensorDict, list[TensorDict]]:
+    """A batch whose entries are ``[num_envs, steps, agents, ...]``, and that of each agent."""
+    alone = [batch_of(num_envs, steps, seed) for seed in range(count)]
+    stacked = torch.stack([one.clone() for one in alone], 2)
+    stacked.batch_size = stacked["next"].batch_size = [num_envs, steps]
+    return stacked, alone
+
+
+KINDS = {
+    "lambda": lambda value: GAE(gamma=0.9, lmbda=0.8, value_network=value),
+    "torchrl": lambda value: torchrl_value.GAE(gamma=0.9, lmbda=0.8, value_network=value),
+    "n steps": lambda value: GAE(gamma=0.9, n_step=3, value_network=value),
+    "no baseline": lambda value: RewardToGo(gamma=0.9),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_of_several_agents_has_the_advantages_of_its_own_rewards(kind):
+    estimator = KINDS[kind](network(double=True))
+    batch, alone = of_agents(3)
+    found = estimator(batch)
+    for agent, own in enumerate(alone):
+        for key in ("advantage", "value_target"):
+            torch.testing.assert_close(found[key][:, :, agent], estimator(own)[key])
+
+
+def test_vtrace_corrects_each_agent_by_the_ratio_of_its_own_actions():
+    actor, value = discrete_actor(), critic()
+    joint, alone = [], []
+    for agent in range(3):
+        rows = transitions(10, "choice", seed=agent).reshape(2, 5)
+        alone.append(VTrace(gamma=0.9, value_network=value, actor_network=actor)(rows))
+        joint.append(rows.select("observation", "action", "action_log_prob", "next"))
+    batch = torch.stack(joint, 2)
+    batch.batch_size = batch["next"].batch_size = [2, 5]
+    found = VTrace(gamma=0.9, value_network=value, actor_network=actor)(batch)
+    for agent, own in enumerate(alone):
+        torch.testing.assert_close(found["advantage"][:, :, agent], own["advantage"])
+
+
+def test_padding_of_several_agents_is_not_counted_in_the_normalisation():
+    advantage, mask = torch.randn(2, 5, 3, 1), torch.ones(2, 5, dtype=torch.bool)
+    mask[1, 2:] = False
+    found = Standardizer("batch")(advantage, mask)
+    assert not found[1, 2:].any()
+    torch.testing.assert_close(found[mask].std(), torch.ones(()))
+
+
+def test_one_end_for_several_rewards_is_refused():
+    batch, _ = of_agents(3)
+    batch["next", "done"] = batch["next", "done"][:, :, 0]
+    estimator = GAE(gamma=0.9, value_network=network(double=True))
+    with pytest.raises(SettingError, match=r"shape of done=\[2, 7, 1\] is not .* \[2, 7, 3, 1\]"):
+        estimator(batch)
+
+
 def test_differentiable_estimates_and_those_by_given_parameters_are_torchrls():
     value = network(double=True)
     settings = {"gamma": 0.9, "lmbda": 0.9, "value_network": value, "differentiable": True}
