@@ -358,17 +358,20 @@ def needs_minari() -> Any:
     return pytest.importorskip("minari")
 
 
-def written_by_minari(folder: Path, episode: dict[str, Any], action: spaces.Space) -> None:
-    """A data set of one episode, as Minari itself writes it."""
+def written_by_minari(
+    folder: Path, episode: dict[str, Any], action: spaces.Space, *more: dict[str, Any]
+) -> None:
+    """A data set of an episode, or several, as Minari itself writes it."""
     minari = needs_minari()
     seen = np.asarray(episode["observations"])
     box = spaces.Box(-9, 9, seen.shape[1:], seen.dtype)
-    buffer = minari.data_collector.EpisodeBuffer(id=0, **episode)
+    make = minari.data_collector.EpisodeBuffer
+    buffers = [make(id=number, **one) for number, one in enumerate([episode, *more])]
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setenv("MINARI_DATASETS_PATH", str(folder.parent))
         minari.create_dataset_from_buffers(
-            folder.name, [buffer], observation_space=box, action_space=action
+            folder.name, buffers, observation_space=box, action_space=action
         )
 
 
@@ -402,12 +405,22 @@ def test_real_numbers_are_read_as_float32_and_choices_as_they_are(tmp_path):
         ({"rewards": np.ones(1)}, r"has 3 actions, 1 rewards, .* 4 observations in episode 0; "),
         ({"rewards": np.array([0.0, np.inf, 0.0])}, "has rewards that are NaN or infinite"),
         ({"observations": np.full((4, 2), 1e300)}, "has observations that are .* in float32"),
+        ({"rewards": np.ones((3, 1))}, r"has rewards of shape \[3, 1\] in episode 0, .* \[3\]"),
     ],
 )
 def test_episodes_that_are_not_whole_or_not_finite_are_refused(tmp_path, changes, message):
     folder, force = tmp_path / "few-v0", np.zeros((3, 1), np.float32)
     episode = an_episode(force, np.ones((4, 2))) | changes
     written_by_minari(folder, episode, spaces.Box(-1, 1, (1,), np.float32))
+    with pytest.raises(SettingError, match=message):
+        kit.buffers.datasets.read_datasets([str(folder)])
+
+
+def test_episodes_of_different_shapes_are_refused(tmp_path):
+    folder, force = tmp_path / "few-v0", np.zeros((3, 1), np.float32)
+    one, other = (an_episode(force, np.ones((4, width))) for width in (2, 3))
+    written_by_minari(folder, one, spaces.Box(-1, 1, (1,), np.float32), other)
+    message = r"few-v0' has observations of shape \[3\] in episode 1, and \[2\] before"
     with pytest.raises(SettingError, match=message):
         kit.buffers.datasets.read_datasets([str(folder)])
 

@@ -109,8 +109,9 @@ def read_datasets(folders: Sequence[str]) -> TensorDict:
 
     Raises:
         SettingError: if there is none, a folder holds no data set, observations or actions are
-            not one array, those of two data sets differ, an episode is without its last
-            observation, a number is not finite, or ``minari`` is missing.
+            not one array, those of two data sets or episodes differ, an episode is without its last
+            observation or has not one reward for each action, a number is not finite, or ``minari``
+            is missing.
     """
     if not folders:
         raise SettingError("dataset", "", "names no folder", "record one: python -m kit record")
@@ -138,7 +139,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 def _read(folder: Path) -> TensorDict:
     _check_metadata(folder)
-    episodes = []
+    episodes: list[TensorDict] = []
     for episode in _opened(folder):
         arrays = (episode.observations, episode.actions)
         if not all(isinstance(array, np.ndarray) for array in arrays):
@@ -146,6 +147,8 @@ def _read(folder: Path) -> TensorDict:
             raise SettingError("dataset", str(folder), why, "flatten them")
         _check_lengths(folder, episode)
         observation, action = map(_tensor, arrays)
+        if episodes:
+            _check_shapes(folder, episode.id, (observation, action), episodes[0])
         ends = {
             "terminated": torch.as_tensor(episode.terminations, dtype=torch.bool).unsqueeze(-1),
             "truncated": torch.as_tensor(episode.truncations, dtype=torch.bool).unsqueeze(-1),
@@ -175,6 +178,21 @@ def _check_lengths(folder: Path, episode: Any) -> None:
         why = f"has {found} in episode {episode.id}"
         works = "store an observation more than actions: the one after the last of them"
         raise SettingError("dataset", str(folder), why, works)
+    for name in names[1:4]:
+        if (shape := np.shape(getattr(episode, name))) != (steps,):
+            why = f"has {name} of shape {[*shape]} in episode {episode.id}, not one for each action"
+            raise SettingError("dataset", str(folder), why, f"store them with shape [{steps}]")
+
+
+def _check_shapes(
+    folder: Path, number: int, arrays: Sequence[torch.Tensor], first: TensorDictBase
+) -> None:
+    """Refuse an episode whose observations or actions are of another shape than the first one's."""
+    for key, own in zip(("observation", "action"), arrays):
+        shape, wanted = [*own.shape[1:]], [*first[key].shape[1:]]
+        if shape != wanted:
+            why = f"has {key}s of shape {shape} in episode {number}, and {wanted} before"
+            raise SettingError("dataset", str(folder), why, "leave these episodes out")
 
 
 def _opened(folder: Path) -> Iterator[Any]:
