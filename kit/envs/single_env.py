@@ -181,8 +181,14 @@ def gives_action_mask(make: Callable[[], gym.Env[Any, Any]]) -> bool:
         try:
             return "action_mask" in env.reset(seed=0)[1]
         finally:
-            env.close()
+            close_quietly(env)
     return False
+
+
+def close_quietly(env: gym.Env[Any, Any]) -> None:
+    """Close an environment, which may raise: nothing is lost by then."""
+    with contextlib.suppress(*FAULTS):
+        env.close()
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:

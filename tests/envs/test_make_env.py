@@ -301,6 +301,29 @@ def test_a_reset_of_an_old_gym_is_said_in_one_line():
         make_env(Old, 2).start()
 
 
+class ClosesWhatItNeverOpened(Steps):
+    """Has an action mask; raises when it is closed, as one whose viewer was never opened."""
+
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.array([True, False])}
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {**info, "action_mask": np.array([True, False])}
+
+    def close(self):
+        raise AttributeError("'NoneType' object has no attribute 'close'")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_environment_that_cannot_be_closed_is_made_and_keeps_its_action_mask(vectorization):
+    env = make_env(ClosesWhatItNeverOpened, 2, vectorization=vectorization)
+    assert env.start()["action_mask"].tolist() == [[True, False]] * 2
+    env.close()
+
+
 def test_a_time_limit_inside_of_a_function_that_comes_first_is_refused():
     made = functools.partial(gym.make, "Pendulum-v1")
     with pytest.raises(SettingError, match=r"max_episode_steps=1000 never comes: .* after 200"):

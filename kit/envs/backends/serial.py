@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, info_numbers, rebuilt_seed
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
-from kit.envs.single_env import ActionRepeat, seed_spaces
+from kit.envs.single_env import ActionRepeat, close_quietly, seed_spaces
 from kit.envs.spaces import Arrays
 from kit.envs.state import Shared, capture, held, layers, learning_layer, restore
 from kit.steps.errors import SettingError
@@ -195,8 +194,7 @@ class SerialBackend(EnvBackend):
         """
         while True:
             self._recovered(fault_of(self.name, self.first + number, error, call))
-            with contextlib.suppress(*FAULTS):
-                self.envs[number].close()
+            close_quietly(self.envs[number])
             self._rebuilt[number] += 1
             self._next_seeds[number] = rebuilt_seed(self._seeds[number], self._rebuilt[number])
             try:
@@ -231,8 +229,7 @@ class SerialBackend(EnvBackend):
     def close(self) -> None:
         """Close every env."""
         for env in self.envs:
-            with contextlib.suppress(*FAULTS):
-                env.close()
+            close_quietly(env)
 
 
 def _two(returned: Any) -> tuple[Any, Any]:

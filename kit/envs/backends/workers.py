@@ -32,6 +32,7 @@ from kit.envs.backends.serial import MakeCopy, SerialBackend
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.hanging import end_process, is_main_thread, is_parents_affair
 from kit.envs.plain_values import CannotCapture
+from kit.envs.single_env import close_quietly
 from kit.envs.spaces import Arrays, Leaf
 from kit.envs.state import capture_process, learning_layer, restore_process, seed_process
 from kit.steps.errors import SettingError
@@ -79,7 +80,7 @@ class WorkersBackend(EnvBackend):
         one = make()  # what cannot be made is refused here, not in a process
         self._describe(name, num_envs, one.observation_space, one.action_space)
         self._learns = learning_layer(one)
-        one.close()
+        close_quietly(one)
         self.restarts = restarts
         memory = _SharedMemory(num_envs, self.observation_leaves, self.action_leaves)
         self._arrays = memory.arrays(0, num_envs)
