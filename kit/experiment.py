@@ -361,14 +361,23 @@ class Experiment:
             why = "has a normalisation that the environments of another process would not have"
             raise SettingError("start_from", str(folder), why, "use collector=vector")
         theirs = any((checkpoint / "components").glob("*-normalization"))
-        if theirs != ("normalization" in trainer.policy_parts()):
-            kind = "normalize_data" if self.plan.offline else "env.normalize_observation"
+        mine = trainer.policy_parts().get("normalization")
+        if theirs != (mine is not None):
+            of_rewards = mine is not None and not mine.observation
+            kind = "env.normalize_reward" if of_rewards else "env.normalize_observation"
+            works: str | list[bool] = [theirs]
+            if self.plan.offline:
+                kind = "normalize_data"
+            elif theirs:
+                works = "normalise observations and rewards as that run does"
             why = f"and start_from={folder} {'has' if theirs else 'has no'} normalisation"
-            raise SettingError(kind, not theirs, why, [theirs])
+            raise SettingError(kind, not theirs, why, works)
         try:
             with settings_kept(trainer.loss_module):
                 trainer.load_policy(checkpoint)
         except SettingError as error:
+            if error.field.startswith("env."):  # normalisation says it itself
+                raise
             works = "give a run with the same networks and loss"
             raise SettingError("start_from", str(folder), error.why, works) from error
         if self._run is not None:  # "latest" is another one later

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import kit.cli.run_folder
 import recipes.ppo
@@ -441,3 +442,37 @@ def test_weights_of_a_run_with_another_normalisation_are_refused(theirs, tmp_pat
     env["normalize_observation"] = not theirs
     with pytest.raises(SettingError, match=rf"env\.normalize_observation={not theirs} and start"):
         recipes.ppo.build(recipes.ppo.Config(env=EnvConfig(**env), start_from="latest", **settings))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "message"),
+    [
+        ((True, True), (False, True), "observation=False is not as in .* statistics of obs.* True"),
+        (
+            (False, True),
+            (True, True),
+            "observation=True is not as in .* of no observation; .*False",
+        ),
+        ((True, False), (True, True), "reward=True is not as in .* of no reward; .* False"),
+        ((False, True), (False, False), "observation=False and .* observations and rewards as"),
+        ((False, False), (False, True), "reward=True and start_from=.* has no normalisation"),
+    ],
+)
+def test_observations_and_rewards_are_normalised_as_in_the_run_before(
+    theirs, mine, message, tmp_path
+):
+    names = ("normalize_observation", "normalize_reward")
+    theirs, mine = (EnvConfig(num_envs=2, **dict(zip(names, values))) for values in (theirs, mine))
+    build(tiny_config(tmp_path, env=theirs)).run()
+    with pytest.raises(SettingError, match=rf"^env\.normalize_{message}"):
+        build(tiny_config(tmp_path, env=mine, start_from="latest"))
+
+
+def test_a_run_goes_on_without_the_normalisation_of_rewards(tmp_path):
+    names = ("normalize_observation", "normalize_reward")
+    theirs, mine = (EnvConfig(num_envs=2, **dict(zip(names, [True, on]))) for on in (True, False))
+    first = build(tiny_config(tmp_path, env=theirs))
+    first.run()
+    second = build(tiny_config(tmp_path, env=mine, start_from="latest"))
+    known = [one.collector.normalizer.observation["observation"] for one in (first, second)]
+    assert all(torch.equal(*pair) for pair in zip(*known))

@@ -358,12 +358,32 @@ class Normalizer:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`; the sums of another number of environments are left out."""
+        """Restore :meth:`state_dict`; the sums of another number of environments are left out.
+
+        Statistics of rewards are left out where rewards stay as they are: no policy sees them.
+
+        Raises:
+            SettingError: if they are not those of the observations that are normalised here, or
+                have none of rewards, which are.
+        """
+        self._check_state(state_dict)
         for name, moments in self._named():
             for field, tensor in moments._asdict().items():
                 tensor.copy_(torch.tensor(state_dict[name][field], dtype=torch.float64))
         if len(state_dict["returns"]) == len(self.returns):
             self.returns.copy_(torch.tensor(state_dict["returns"], dtype=torch.float64))
+
+    def _check_state(self, state_dict: Mapping[str, Any]) -> None:
+        own = {name for name, _ in self._named()}
+        for kind in ("observation", "reward"):
+            here, there = ({n for n in names if n.startswith(kind)} for names in (own, state_dict))
+            if here == there or (kind == "reward" and not here):
+                continue
+            found = ", ".join(sorted(name.split(" ")[-1] for name in there)) or f"no {kind}"
+            why = f"is not as in what is loaded, which has statistics of {found}"
+            same = "normalise the same observations"
+            works = same if here and there else [bool(there)]
+            raise SettingError(f"env.normalize_{kind}", bool(here), why, works)
 
     def _named(self) -> list[tuple[str, Moments]]:
         named = [(f"observation {key}", value) for key, value in self.observation.items()]
