@@ -13,6 +13,7 @@ import pytest
 
 from kit.cli.saved_runs import read_config
 from kit.experiment import EnvConfig
+from kit.hooks import StopWhen
 from kit.logging.csv_file import read_rows
 from kit.logging.journal import Journal
 from kit.logging.loggers import (
@@ -456,6 +457,29 @@ def test_tensorboard_shows_each_row_of_a_resumed_run_once(tmp_path):
     time.sleep(1.1)  # names of event files have seconds
     build(config(tmp_path, logger="tensorboard", resume=str(first.folder))).run()
     scalars = tensorboard_scalars(first.folder)
+    assert [step for step, _ in scalars["policy_steps"]] == [16, 32, 48, 64]
+
+
+def test_tensorboard_shows_rows_once_of_a_run_that_begins_again_in_its_folder(tmp_path):
+    first = build(config(tmp_path, logger="tensorboard"), hooks=[Stops(32)])
+    with pytest.raises(RuntimeError, match="a power cut"):
+        first.run()  # with a row, before the first checkpoint
+    time.sleep(1.1)  # names of event files have seconds
+    build(config(tmp_path, logger="tensorboard", resume=str(first.folder))).run()
+    scalars = tensorboard_scalars(first.folder)
+    assert [step for step, _ in scalars["policy_steps"]] == [16, 32, 48, 64]
+
+
+def test_tensorboard_shows_rows_once_of_a_run_that_went_on_without_it(tmp_path):
+    stop = {"metric": "policy_steps"}
+    hooks = [StopWhen(reached=16, **stop)], [StopWhen(reached=48, **stop)], []
+    resume = None
+    for logger, hook in zip(("tensorboard", "csv", "tensorboard"), hooks):
+        trainer = build(config(tmp_path, logger=logger, resume=resume), hooks=hook)
+        trainer.run()
+        resume = str(trainer.folder)
+        time.sleep(1.1)  # names of event files have seconds
+    scalars = tensorboard_scalars(trainer.folder)
     assert [step for step, _ in scalars["policy_steps"]] == [16, 32, 48, 64]
 
 

@@ -264,7 +264,7 @@ def _logged_in() -> bool:
 
 
 class TensorBoardLogger(TorchRLLogger):
-    """TensorBoard, through TorchRL's logger; a resumed run takes the place of later rows.
+    """TensorBoard, through TorchRL's logger; a run takes the place of later rows in its folder.
 
     Args:
         folder: run folder; events are below ``tensorboard``.
@@ -274,12 +274,18 @@ class TensorBoardLogger(TorchRLLogger):
         from torchrl.record.loggers.tensorboard import TensorboardLogger
 
         super().__init__(lambda: TensorboardLogger("tensorboard", str(folder)))
+        self.folder = folder / "tensorboard"
         self._next = 0
 
     def start(self) -> None:
-        """Begin a file of events; TensorBoard drops rows of a run that has gone on from before."""
+        """Begin a file of events; TensorBoard drops rows of a run that has gone on from before.
+
+        All of them where it begins anew: killed before its first checkpoint, or after it went on
+        without this logger.
+        """
+        earlier = self.folder.is_dir() and any(self.folder.iterdir())
         super().start()
-        if self.continues:
+        if earlier:
             from torch.utils.tensorboard import SummaryWriter
 
             self.logger.experiment.close()
