@@ -224,7 +224,19 @@ def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_
     with pytest.raises(SettingError, match="has 100 transitions, and that of the run had 200"):
         built("bc", runs=str(tmp_path), resume=str(first.folder))
     given(monkeypatch, stored, action=lambda action: -action)
-    with pytest.raises(SettingError, match="has other actions or rewards than that of the run"):
+    with pytest.raises(SettingError, match="has other actions, rewards or ends than that of the"):
+        built("bc", runs=str(tmp_path), resume=str(first.folder))
+
+
+def test_a_run_does_not_continue_with_the_same_numbers_in_another_order(
+    stored, monkeypatch, tmp_path
+):
+    """Of choices and rewards of 1 two recordings have the same sums now and then."""
+    first = built("bc", runs=str(tmp_path))
+    first.run()
+    rows = stored.flip(0).contiguous()
+    monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: rows.clone())
+    with pytest.raises(SettingError, match="than that of the run, or in another order"):
         built("bc", runs=str(tmp_path), resume=str(first.folder))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -70,16 +71,17 @@ class StoredBatches(ReplayBatches):
         return super().epoch(plan, limit)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of transitions, and a sum over their rewards and actions."""
-        return {"transitions": len(self.buffer), "sum": self._sum()}
+        """Return the number of transitions, and a checksum of their actions, rewards and ends."""
+        return {"transitions": len(self.buffer), "checksum": self._checksum()}
 
-    def _sum(self) -> int:
-        """Of the bytes of rewards and actions, which no normalisation changes."""
+    def _checksum(self) -> int:
+        """CRC-32 of the entries that no normalisation changes, in their order."""
         if not len(self.buffer):
             return 0
-        rows = self._rows(slice(len(self.buffer)))
-        values = (rows["action"], rows["next", "reward"])
-        return sum(int(value.contiguous().view(torch.uint8).sum()) for value in values)
+        rows, checksum = self._rows(slice(len(self.buffer))), 0
+        for key in ("action", ("next", "reward"), ("next", "done")):
+            checksum = zlib.crc32(rows[key].cpu().contiguous().numpy(), checksum)
+        return checksum
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that the data set is that of the run.
@@ -91,8 +93,8 @@ class StoredBatches(ReplayBatches):
         if count != len(self.buffer):
             why = f"has {len(self.buffer)} transitions, and that of the run had {count}"
             raise SettingError("dataset", "this one", why, "resume with the data set of the run")
-        if state_dict.get("sum", found := self._sum()) != found:
-            why = "has other actions or rewards than that of the run"
+        if state_dict.get("checksum", found := self._checksum()) != found:
+            why = "has other actions, rewards or ends than that of the run, or in another order"
             raise SettingError("dataset", "this one", why, "resume with the data set of the run")
 
 
