@@ -198,6 +198,24 @@ def test_an_attribute_that_is_no_setting_is_refused_in_python_too():
         check(config)
 
 
+def test_a_setting_that_a_recipe_reads_and_its_configuration_does_not_have_is_named():
+    with pytest.raises(SettingError, match=r"no setting 'learning_rat'.*works: learning_rate"):
+        print(recipes.ppo.Config().learning_rat)
+    with pytest.raises(SettingError, match=r"recipes\.sac\.Config' has no setting 'networks'"):
+        recipes.ppo.build(recipes.sac.Config(runs=None))
+    assert not hasattr(recipes.ppo.Config(), "learning_rat")
+
+
+def test_of_a_property_that_fails_the_setting_that_it_misses_is_named():
+    class Wrong(recipes.ppo.Config):
+        @property
+        def networks(self):
+            return {"hidden_sizes": self.hidden}
+
+    with pytest.raises(SettingError, match="no setting 'hidden'"):
+        recipes.ppo.build(Wrong(runs=None))
+
+
 def test_an_error_is_one_line_whatever_the_value_is():
     with pytest.raises(SettingError, match=re.escape(r"what works: ['a\nb'].")) as raised:
         check(recipes.bc.Config(dataset="a\nb"))  # type: ignore[arg-type]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+import difflib
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kit.config.limits import (
     Count,
@@ -100,6 +101,24 @@ class RunConfig:
     """Mean return of an evaluation at which the run ends; null: none."""
     progress: bool = True
     """Whether plan, progress and ledger are shown in the terminal."""
+
+    if not TYPE_CHECKING:  # which knows what is declared
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse to read what the settings do not have."""
+            if isinstance(computed := getattr(type(self), name, None), property):
+                return computed.fget(self)  # it failed; so says why
+            if name.startswith("_"):
+                raise AttributeError(name)
+            why = f"has no setting {name!r}, which the recipe reads"
+            near = difflib.get_close_matches(name, [one.name for one in fields(self)], n=1)
+            owner = f"{type(self).__module__}.{type(self).__qualname__}"
+            works = "give the recipe its own Config, or declare the setting there"
+            raise NoSuchSetting("cfg", owner, why, near or works)
+
+
+class NoSuchSetting(SettingError, AttributeError):
+    """A setting that a recipe reads, and the given configuration does not have."""
 
 
 @dataclass

@@ -87,7 +87,8 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
     """Holds each action for several env steps, and reports how many were really made.
 
     Rewards are summed. An episode that ends inside a repeat ends it: the remaining env steps are
-    not made.
+    not made. Nor are those in which the action mask of the observation, if there is one, forbids
+    the action: the policy chooses another.
 
     Args:
         env: the environment.
@@ -108,11 +109,21 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
             held = action if made == self.repeat else copy.deepcopy(action)
             observation, reward, terminated, truncated, info = self.env.step(held)
             total += float(reward)
-            if terminated or truncated:
+            if terminated or truncated or not self._is_allowed(action, observation):
                 break
         self.env_steps = made
         info["env_steps"] = made
         return observation, total, terminated, truncated, info
+
+    def _is_allowed(self, action: Any, observation: Any) -> bool:
+        mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
+        space = self.action_space
+        if mask is None or not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
+            return True
+        chosen = np.ravel(action - space.start)
+        if isinstance(space, gym.spaces.MultiDiscrete):  # masks one after the other
+            chosen = chosen + np.cumsum([0, *np.ravel(space.nvec)[:-1]])
+        return bool(np.asarray(mask)[chosen].all())
 
 
 class ActionMask(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-ignore]

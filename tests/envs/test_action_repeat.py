@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModule
 
 from kit.collectors import VectorCollector
 from kit.envs import ActionRepeat, make_env
+from kit.envs.single_env import make_single_env
 from kit.steps import SettingError
 from tests.envs.odd_envs import Steps
 
@@ -59,6 +60,42 @@ def test_an_environment_that_changes_its_action_in_place_is_given_the_same_one_a
     actions = {("action", "force"): np.array([[1.0, 2.0]], np.float32)}
     env.step_arrays(actions, env.new_step())
     assert given == [[1.0, 2.0]] * 3
+
+
+def test_an_action_is_held_no_longer_than_the_mask_allows_it():
+    class Forbids(Steps):
+        """Action 1 is forbidden from the second env step on; its mask is in ``info``."""
+
+        action_space = gym.spaces.Discrete(2, start=3)
+
+        def _masked(self, returned):
+            *values, info = returned
+            return *values, {**info, "action_mask": np.array([1, self.count < 2])}
+
+        def reset(self, **settings):
+            return self._masked(super().reset(**settings))
+
+        def step(self, action):
+            return self._masked(super().step(action))
+
+    env = make_single_env(Forbids, 3, action_mask=True)
+    for action, env_steps in ((4, 2), (3, 3)):
+        env.reset()
+        assert env.step(np.int64(action))[4]["env_steps"] == env_steps
+
+
+def test_the_mask_of_several_choices_ends_a_hold_that_one_of_them_forbids():
+    class Forbids(Steps):
+        action_space = gym.spaces.MultiDiscrete([2, 3])
+        observation_space = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(5)})
+
+        def _seen(self):
+            return {"action_mask": np.array([1, 1, 1, 1, self.count < 2], np.int8)}
+
+    env = make_single_env(Forbids, 3)
+    for action, env_steps in (([1, 2], 2), ([1, 1], 3)):
+        env.reset()
+        assert env.step(np.array(action))[4]["env_steps"] == env_steps
 
 
 def test_a_repeat_of_one_changes_nothing():
