@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,22 +25,15 @@ from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks
 from kit.trainer.batches import counted
-from kit.trainer.checkpoint import (
-    NORMALIZATION,
-    Checkpoints,
-    PolicyState,
-    make_parts_when_loaded,
-    normalization_of,
-    stateful_parts,
-)
+from kit.trainer.checkpoint import make_parts_when_loaded
 from kit.trainer.process import OwnNumbers, with_own_numbers
+from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.stages import is_of_the_kit
-from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.trainer.updates import Undisturbed, entries_may_be_left_out, gradient_step
 from kit.update import Update
 
 
-class Trainer(TorchRLProtocol):
+class Trainer(ResumableTrainer):
     """Runs a plan: in each iteration one collection, then the gradient steps that are due.
 
     The plan decides the counts, the buffer the minibatches, the update the gradient step; the loop
@@ -126,10 +118,8 @@ class Trainer(TorchRLProtocol):
         self.folder = None if folder is None else Path(folder)
         # Now, as collectors of TorchRL drop their environments at the end.
         self._transforms = normalization_of_transforms(collector=collector, evaluate=evaluate)
-        self._saved_at = 0  # iterations
         self._released = self._complete = False
         self.last_metrics: Mapping[str, Tensor] | None = None
-        self._checkpoints: Checkpoints | None = None
         self._prefill: TensorDictBase | None = None
         self._undisturbed = Undisturbed(self)
         if isinstance(update, Update):
@@ -341,119 +331,6 @@ class Trainer(TorchRLProtocol):
         row = self.journal.write_row(self.ledger.counters(), self.batches.take_episodes())
         self._publish(row)
         self.stages.fire("log_row", row)
-
-    # ------------------------------------------------------------------ save and resume
-    def save(self) -> Path | None:
-        """Write a checkpoint now, between two iterations.
-
-        Raises:
-            NotSaved: if it could not be written; earlier ones are untouched.
-        """
-        self._save_requested = False
-        if self.folder is None:
-            return None
-        self.stages.fire("save")
-        self.batches.count_environment(self.ledger)
-        if self._checkpoints is None:
-            folder, last = self.folder / "checkpoints", self.last_checkpoint
-            self._checkpoints = Checkpoints(folder, self._parts(), last=last)
-        metadata = {"counters": self.ledger.counters()}
-        self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
-        self._saved_at = self.ledger.iterations
-        return self.last_checkpoint
-
-    def load(self, checkpoint: Path | str) -> Trainer:
-        """Continue from a checkpoint of a trainer that was built in the same way.
-
-        Raises:
-            SettingError: if it does not fit, or was written under another plan.
-        """
-        self.last_checkpoint = Path(checkpoint)
-        Checkpoints(self.last_checkpoint.parent, self._parts()).load(
-            self.last_checkpoint, whole=True
-        )
-        self._saved_at = self.ledger.iterations
-        checks.refuse(checks.in_resumed(self.plan, self.ledger, checkpoint))
-        if isinstance(self.evaluate, Evaluator):
-            self.evaluate.faults = self.batches.evaluation_faults
-        if not self.batches.exact_resume:
-            self._say_what_is_lost(self.batches.not_resumable() or "nothing gives its state")
-            # A batch of whole episodes leaves none open.
-            if hasattr(self.buffer, "close_open_episodes") and not self.plan.collects_episodes:
-                self.buffer.close_open_episodes(self.plan.num_envs)
-        return self
-
-    def _say_what_is_lost(self, reason: str) -> None:
-        """Say why a resumed run is not the one that it would have been."""
-        if reason:
-            what = "the state of the environments is not in checkpoints"
-            then = "a resumed run closes their open episodes and is not bit-exact"
-            warnings.warn(f"{what}: {reason}; {then}", stacklevel=3)
-
-    def policy_parts(self) -> dict[str, Any]:
-        """Objects with the state that a policy acts by, by name: weights and normalisation."""
-        parts = {} if self.loss_module is None else {"loss_module": self.loss_module}
-        own = PolicyState(self.collector, self.evaluate, self.loss_module, with_noise=False)
-        parts |= {"policies": own} if own.state_dict() else {}
-        return {**parts, **normalization_of(self.collector, self.evaluate), **self._transforms}
-
-    def load_policy(self, checkpoint: Path | str, best: bool = False) -> dict[str, int]:
-        """Load weights and normalisation alone, to evaluate; the run folder is only read.
-
-        Args:
-            checkpoint: of a trainer that was built in the same way.
-            best: whether they are those of the best evaluation, which ``BestPolicy`` has kept.
-
-        Returns:
-            ``policy_steps`` and ``gradient_steps`` after which they were measured, or the
-            checkpoint was written.
-
-        Raises:
-            SettingError: if the best were not kept, there has been no evaluation, or there is a
-                normalisation that this process does not have.
-        """
-        path = Path(checkpoint)
-        checks.refuse(checks.in_saved_policies(self.collector))
-        if not best:
-            checkpoints = Checkpoints(path.parent, self.policy_parts())
-            counters = checkpoints.load(path, needed=NORMALIZATION)["counters"]
-            return {name: int(counters[name]) for name in ("policy_steps", "gradient_steps")}
-        kept = self._best_policies()
-        if not kept:
-            works = "leave it out, or train with keep_best=true"
-            raise SettingError("best", True, "was not kept by this run", works)
-        Checkpoints(path.parent, kept).load(path)
-        hook = next(iter(kept.values()))
-        hook.restore()
-        return {"policy_steps": hook.policy_steps, "gradient_steps": hook.gradient_steps}
-
-    def save_policy(self, folder: Path | str) -> Path:
-        """Write what :meth:`load_policy` reads: weights, normalisation, those of the best.
-
-        Args:
-            folder: which gets the checkpoint, below ``checkpoints``. With ``config.yaml`` it is a
-                run folder for ``kit.evaluate`` and ``start_from``; a run cannot go on from it.
-
-        Raises:
-            NotSaved: if it could not be written.
-        """
-        parts = {**self.policy_parts(), **self._best_policies()}
-        checkpoints = Checkpoints(Path(folder) / "checkpoints", parts, keep=1)
-        return checkpoints.save(self.schedule.progress, {"counters": self.ledger.counters()})
-
-    def _best_policies(self) -> dict[str, BestPolicy]:
-        """The hooks that keep the best policy, by the names of their parts in checkpoints."""
-        hooks = self.registered_modules.items()
-        return {f"hook {name}": hook for name, hook in hooks if isinstance(hook, BestPolicy)}
-
-    def _parts(self) -> dict[str, Any]:
-        """Everything with a state that a resumed run needs, by name."""
-        # A stepper of TorchRL is among the registered modules; its optimiser need not be its own.
-        own = "update" if isinstance(self.update, Update) else "optimizer"
-        names = ("ledger", "schedule", "batches", "buffer", "journal", "loss_module", own)
-        parts = {name: getattr(self, name) for name in (*names, "advantage")}
-        parts |= {"random_numbers": self.numbers, **self._transforms}
-        return stateful_parts(parts, self.collector, self.evaluate, self.registered_modules)
 
     # ------------------------------------------------------------------ begin and end
     @contextlib.contextmanager

@@ -1,0 +1,156 @@
+"""The side of a trainer that saves and loads: the whole run, or its policy alone."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Self
+
+from kit.hooks.evaluation import Evaluator
+from kit.hooks.policy import BestPolicy
+from kit.steps import RunSchedule, SettingError
+from kit.trainer import checks
+from kit.trainer.batches import CountedBatches
+from kit.trainer.checkpoint import (
+    NORMALIZATION,
+    Checkpoints,
+    PolicyState,
+    normalization_of,
+    stateful_parts,
+)
+from kit.trainer.process import OwnNumbers
+from kit.trainer.torchrl_protocol import TorchRLProtocol
+from kit.update import Update
+
+
+class ResumableTrainer(TorchRLProtocol):
+    """Writes checkpoints of a run between two iterations, and continues from them.
+
+    Attributes:
+        folder: where checkpoints are written, below ``checkpoints``; ``None`` writes none.
+    """
+
+    schedule: RunSchedule
+    batches: CountedBatches
+    advantage: Any
+    evaluate: Evaluator | None
+    numbers: OwnNumbers
+    folder: Path | None
+    _transforms: dict[str, Any]
+    _checkpoints: Checkpoints | None = None
+    _saved_at = 0
+    """iterations."""
+
+    # ------------------------------------------------------------------ the run
+    def save(self) -> Path | None:
+        """Write a checkpoint now, between two iterations.
+
+        Raises:
+            NotSaved: if it could not be written; earlier ones are untouched.
+        """
+        self._save_requested = False
+        if self.folder is None:
+            return None
+        self.stages.fire("save")
+        self.batches.count_environment(self.ledger)
+        if self._checkpoints is None:
+            folder, last = self.folder / "checkpoints", self.last_checkpoint
+            self._checkpoints = Checkpoints(folder, self._parts(), last=last)
+        metadata = {"counters": self.ledger.counters()}
+        self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
+        self._saved_at = self.ledger.iterations
+        return self.last_checkpoint
+
+    def load(self, checkpoint: Path | str) -> Self:
+        """Continue from a checkpoint of a trainer that was built in the same way.
+
+        Raises:
+            SettingError: if it does not fit, or was written under another plan.
+        """
+        self.last_checkpoint = Path(checkpoint)
+        Checkpoints(self.last_checkpoint.parent, self._parts()).load(
+            self.last_checkpoint, whole=True
+        )
+        self._saved_at = self.ledger.iterations
+        checks.refuse(checks.in_resumed(self.plan, self.ledger, checkpoint))
+        if isinstance(self.evaluate, Evaluator):
+            self.evaluate.faults = self.batches.evaluation_faults
+        if not self.batches.exact_resume:
+            self._say_what_is_lost(self.batches.not_resumable() or "nothing gives its state")
+            # A batch of whole episodes leaves none open.
+            if hasattr(self.buffer, "close_open_episodes") and not self.plan.collects_episodes:
+                self.buffer.close_open_episodes(self.plan.num_envs)
+        return self
+
+    def _say_what_is_lost(self, reason: str) -> None:
+        """Say why a resumed run is not the one that it would have been."""
+        if reason:
+            what = "the state of the environments is not in checkpoints"
+            then = "a resumed run closes their open episodes and is not bit-exact"
+            warnings.warn(f"{what}: {reason}; {then}", stacklevel=3)
+
+    def _parts(self) -> dict[str, Any]:
+        """Everything with a state that a resumed run needs, by name."""
+        # A stepper of TorchRL is among the registered modules; its optimiser need not be its own.
+        own = "update" if isinstance(self.update, Update) else "optimizer"
+        names = ("ledger", "schedule", "batches", "buffer", "journal", "loss_module", own)
+        parts = {name: getattr(self, name) for name in (*names, "advantage")}
+        parts |= {"random_numbers": self.numbers, **self._transforms}
+        return stateful_parts(parts, self.collector, self.evaluate, self.registered_modules)
+
+    # ------------------------------------------------------------------ the policy alone
+    def policy_parts(self) -> dict[str, Any]:
+        """Objects with the state that a policy acts by, by name: weights and normalisation."""
+        parts = {} if self.loss_module is None else {"loss_module": self.loss_module}
+        own = PolicyState(self.collector, self.evaluate, self.loss_module, with_noise=False)
+        parts |= {"policies": own} if own.state_dict() else {}
+        return {**parts, **normalization_of(self.collector, self.evaluate), **self._transforms}
+
+    def load_policy(self, checkpoint: Path | str, best: bool = False) -> dict[str, int]:
+        """Load weights and normalisation alone, to evaluate; the run folder is only read.
+
+        Args:
+            checkpoint: of a trainer that was built in the same way.
+            best: whether they are those of the best evaluation, which ``BestPolicy`` has kept.
+
+        Returns:
+            ``policy_steps`` and ``gradient_steps`` after which they were measured, or the
+            checkpoint was written.
+
+        Raises:
+            SettingError: if the best were not kept, there has been no evaluation, or there is a
+                normalisation that this process does not have.
+        """
+        path = Path(checkpoint)
+        checks.refuse(checks.in_saved_policies(self.collector))
+        if not best:
+            checkpoints = Checkpoints(path.parent, self.policy_parts())
+            counters = checkpoints.load(path, needed=NORMALIZATION)["counters"]
+            return {name: int(counters[name]) for name in ("policy_steps", "gradient_steps")}
+        kept = self._best_policies()
+        if not kept:
+            works = "leave it out, or train with keep_best=true"
+            raise SettingError("best", True, "was not kept by this run", works)
+        Checkpoints(path.parent, kept).load(path)
+        hook = next(iter(kept.values()))
+        hook.restore()
+        return {"policy_steps": hook.policy_steps, "gradient_steps": hook.gradient_steps}
+
+    def save_policy(self, folder: Path | str) -> Path:
+        """Write what :meth:`load_policy` reads: weights, normalisation, those of the best.
+
+        Args:
+            folder: which gets the checkpoint, below ``checkpoints``. With ``config.yaml`` it is a
+                run folder for ``kit.evaluate`` and ``start_from``; a run cannot go on from it.
+
+        Raises:
+            NotSaved: if it could not be written.
+        """
+        parts = {**self.policy_parts(), **self._best_policies()}
+        checkpoints = Checkpoints(Path(folder) / "checkpoints", parts, keep=1)
+        return checkpoints.save(self.schedule.progress, {"counters": self.ledger.counters()})
+
+    def _best_policies(self) -> dict[str, BestPolicy]:
+        """The hooks that keep the best policy, by the names of their parts in checkpoints."""
+        hooks = self.registered_modules.items()
+        return {f"hook {name}": hook for name, hook in hooks if isinstance(hook, BestPolicy)}
