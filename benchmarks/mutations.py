@@ -143,7 +143,8 @@ MUTATIONS = [
     *_of(
         "kit/envs/single_env.py", "tests/envs/test_action_repeat.py tests/envs/test_make_env.py",
         ("            total += float(reward)", "            total = float(reward)"),
-        ("            if terminated or truncated:\n                break\n", ""),
+        ("if terminated or truncated or not self._is_allowed", "if not self._is_allowed"),
+        (" or not self._is_allowed(action, observation)", ""),
         ('        info["env_steps"] = made', '        info["env_steps"] = self.repeat'),
     ),
     *_of(
@@ -375,7 +376,7 @@ MUTATIONS = [
         ("if not (trainer.schedule.done or trainer.stop_reason)", "if not trainer.plan"),
     ),
     *_of(
-        "kit/trainer/trainer.py", "tests/hooks/test_save_policy.py",
+        "kit/trainer/resumable.py", "tests/hooks/test_save_policy.py",
         ("parts = {**self.policy_parts(), **self._best_policies()}", "parts = self.policy_parts()"),
         ("parts = {**self.policy_parts(), **self._best_policies()}", "parts = self._parts()"),
     ),
@@ -395,7 +396,7 @@ MUTATIONS = [
         ("self._now.ended = bool(self._now.fresh.any())", "self._now.ended = False"),
     ),
     *_of(
-        "kit/trainer/trainer.py", "tests/envs/test_transforms.py",
+        "kit/trainer/resumable.py", "tests/envs/test_transforms.py",
         (
             "**normalization_of(self.collector, self.evaluate), **self._transforms}",
             "**normalization_of(self.collector, self.evaluate)}",
