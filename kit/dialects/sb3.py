@@ -58,13 +58,18 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 def _hidden_sizes(value: Any, settings: Any) -> Any:
     """``net_arch`` of ``policy_kwargs``, as one list for actor and critics."""
-    others = set(value) - {"net_arch"} if isinstance(value, Mapping) else {"net_arch"}
-    sizes = value.get("net_arch") if not others else None
-    widths = [*sizes.values()] if isinstance(sizes, Mapping) else [sizes]
-    if others or any(width != widths[0] for width in widths):
+    sizes = value.get("net_arch") if isinstance(value, Mapping) else value
+    if sizes is None and not {*value} - {"net_arch"}:
+        works = "leave it out, or use {net_arch: [64, 64]}"
+        raise SettingError("policy_kwargs", value, "names no widths of hidden layers", works)
+    both = {"pi", "vf" if settings.family == ON_POLICY else "qf"}
+    if isinstance(sizes, Mapping) and {*sizes} == both and settings.algo != "dqn":
+        sizes, other = sizes.values()
+        sizes = sizes if sizes == other else None
+    if {*value} != {"net_arch"} or not isinstance(sizes, (list, tuple)):
         why = "is more than the widths of hidden layers, the same for actor and critic"
         raise SettingError("policy_kwargs", value, why, "use {net_arch: [64, 64]}")
-    return [*(widths[0] or ())]
+    return [*sizes]
 
 
 def _target_period(value: Any, settings: Any) -> int:
