@@ -239,6 +239,12 @@ def test_what_a_recipe_cannot_do_is_refused_before_anything_is_built() -> None:
         ppo.build(small(ppo, Nip(**NIP, num_normalization_steps=7)))
 
 
+def test_a_budget_below_one_batch_trains_nothing_and_runs_the_test_as_in_the_library() -> None:
+    steps = Sheeprl(total_steps=30, rollout_steps=16, num_envs=2)
+    ledger = ppo.build(small(ppo, steps)).run()
+    assert (ledger.policy_steps, ledger.gradient_steps, ledger.evaluations) == (0, 0, 1)
+
+
 def test_a_value_that_the_recipe_does_not_take_is_refused_by_name() -> None:
     with pytest.raises(SettingError, match="learning_rate"):
         ppo.build(small(ppo, Nip(**NIP, lr=-1.0)))

@@ -360,6 +360,8 @@ def _default_counter(schedule: Schedule | str, plan: StepPlan) -> str:
 
 def _length(plan: StepPlan, counter: str) -> int:
     """What a counter of the ledger reaches at the end of the run."""
+    if plan.iterations == 0:
+        return 1  # no value is used
     known = {"policy_steps": plan.total_policy_steps, "iterations": plan.iterations}
     length: int | None = known.get(counter)
     if counter not in known and can_count(plan):
