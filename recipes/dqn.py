@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 
-from kit.config import Count, HiddenSizes, Positive, UnitInterval
+from kit.config import Count, HiddenSizes, Positive, Share, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate, anneal_epsilon
 from kit.modules import make_q_network
@@ -45,7 +45,7 @@ class Config(OffPolicyConfig):
     """Probability of a random action at first."""
     epsilon_end: UnitInterval = 0.04
     """Probability of a random action after the exploration phase."""
-    exploration_share: Positive = 0.16
+    exploration_share: Share = 0.16
     """Share of the run in which epsilon falls linearly."""
     epsilon_decay: UnitInterval | None = None
     """Factor of epsilon from an iteration to the next; null: it falls linearly."""

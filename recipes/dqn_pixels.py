@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 
-from kit.config import Count, Frames, HiddenSizes, Positive, UnitInterval
+from kit.config import Count, Frames, HiddenSizes, Positive, Share, UnitInterval
 from kit.envs.pixels import pixel_wrappers
 from kit.experiment import EnvConfig, Experiment, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate, SignReward, anneal_epsilon
@@ -52,7 +52,7 @@ class Config(dqn.Config):
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [512])
     buffer_size: Count = 100_000
     n_step: Count = 1
-    exploration_share: Positive = 0.1
+    exploration_share: Share = 0.1
     epsilon_end: UnitInterval = 0.01
     target_update_every: Count = 250
     learning_rate: Positive = 1e-4

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ClipRange, FittedCriticConfig, Positive, ScheduleName
+from kit.config import FittedCriticConfig, Positive, ScheduleName, Share
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients, fit_critic
 from kit.modules import make_actor_critic, parameter_groups
@@ -31,7 +31,7 @@ class Config(FittedCriticConfig):
     loss: str = "ClipPPOLoss"
     """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
     divergence: kit.losses:KLPENPPOLoss."""
-    clip_epsilon: ClipRange = 0.2
+    clip_epsilon: Share = 0.2
     """Clipping range of the probability ratio."""
     anneal_clip: ScheduleName = "constant"
     """Schedule of that range; the same choices as anneal."""

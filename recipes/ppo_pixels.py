@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, ClipRange, Frames, HiddenSizes, NotNegative, Positive
+from kit.config import ActorCriticConfig, Frames, HiddenSizes, NotNegative, Positive, Share
 from kit.envs.pixels import pixel_wrappers
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
@@ -49,7 +49,7 @@ class Config(ActorCriticConfig):
     loss: str = "ClipPPOLoss"
     """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
     divergence: kit.losses:KLPENPPOLoss."""
-    clip_epsilon: ClipRange = 0.1
+    clip_epsilon: Share = 0.1
     """Clipping range of the probability ratio."""
     entropy_coeff: NotNegative = 0.01
     learning_rate: Positive = 2.5e-4

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 
 from kit.advantages import GAE
-from kit.config import ActorCriticConfig, ClipRange, Natural, Positive, ScheduleName, Width
+from kit.config import ActorCriticConfig, Natural, Positive, ScheduleName, Share, Width
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
 from kit.hooks import AnnealLearningRate, TargetKL, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
@@ -46,7 +46,7 @@ class Config(ActorCriticConfig):
     loss: str = "ClipPPOLoss"
     """Loss of torchrl.objectives (ClipPPOLoss, PPOLoss), or module:Class; with a penalty on the
     divergence: kit.losses:KLPENPPOLoss."""
-    clip_epsilon: ClipRange = 0.2
+    clip_epsilon: Share = 0.2
     """Clipping range of the probability ratio."""
     anneal_clip: ScheduleName = "constant"
     """Schedule of that range; the same choices as anneal."""

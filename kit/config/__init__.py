@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kit.config.limits import (
     Atoms,
-    ClipRange,
     Count,
     Decay,
     Finite,
@@ -19,6 +18,7 @@ from kit.config.limits import (
     Positive,
     ScheduleName,
     Seed,
+    Share,
     UnitInterval,
     Width,
 )
@@ -35,8 +35,8 @@ from kit.config.settings import (
 )
 
 __all__ = [
-    "ActorCriticConfig", "Atoms", "ClipRange", "Count", "Decay", "EnvConfig", "Finite",
-    "FittedCriticConfig", "Frames", "HiddenSizes", "Limits", "LogStd", "Natural", "NetworkConfig",
-    "Networks", "NotNegative", "OffPolicyConfig", "OfflineConfig", "OnPolicyConfig", "Outputs",
-    "Positive", "ReplayConfig", "RunConfig", "ScheduleName", "Seed", "UnitInterval", "Width",
+    "ActorCriticConfig", "Atoms", "Count", "Decay", "EnvConfig", "Finite", "FittedCriticConfig",
+    "Frames", "HiddenSizes", "Limits", "LogStd", "Natural", "NetworkConfig", "Networks",
+    "NotNegative", "OffPolicyConfig", "OfflineConfig", "OnPolicyConfig", "Outputs", "Positive",
+    "ReplayConfig", "RunConfig", "ScheduleName", "Seed", "Share", "UnitInterval", "Width",
 ]  # fmt: skip

@@ -72,10 +72,10 @@ NotNegative = Annotated[float, Limits(0)]
 """A weight or coefficient."""
 Positive = Annotated[float, Limits(0, open=True)]
 """A learning rate, a temperature, a bound."""
+Share = Annotated[float, Limits(0, 1, open=True)]
+"""A number in (0, 1]: a share of the run, a clipping range of the ratio, which is not negative."""
 UnitInterval = Annotated[float, Limits(0, 1)]
 """A number in [0, 1]: a discount, a probability, an averaging coefficient."""
-ClipRange = Annotated[float, Limits(0, 1, open=True)]
-"""How far a ratio of probabilities, which is not negative, may be from 1 before it is clipped."""
 Decay = Annotated[float, Limits(0, 0.9999)]
 """What remains of an average after each step, less than all of it."""
 LogStd = Annotated[float, Limits(-20, 10)]
