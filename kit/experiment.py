@@ -157,6 +157,7 @@ class Experiment:
         env = make_env(**{**settings, **kwargs, **changes})
         if not are_left_unread():  # a saved run that is only played stores nothing
             checks.memory(plan, cfg, env, _bytes_of_latent(cfg))
+        checks.stacked_frames(cfg, env)
         checks.actions(env, actions, self.algorithm)
         return env
 

@@ -168,6 +168,17 @@ def env_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
         raise SettingError(f"env.kwargs.{name}", kwargs[name], f"is {ours} of the kit", works)
 
 
+def stacked_frames(cfg: RunConfig, env: Any) -> None:
+    """Refuse a number of frames that observations are no stacks of."""
+    frames = getattr(cfg, "stacked_frames", 1)
+    for leaf in env.observation_leaves if frames > 1 else ():
+        stacked = leaf.shape[0] if len(leaf.shape) > 1 else 1
+        if stacked != frames:
+            key = leaf.key if isinstance(leaf.key, str) else ".".join(leaf.key)
+            why = f"are not in {key} of shape {leaf.shape}"
+            raise SettingError("stacked_frames", frames, why, [stacked])
+
+
 def actions(env: Any, wanted: Actions | None, algorithm: str) -> None:
     """Refuse an environment whose actions are not one array of real numbers, or one choice."""
     leaves, continuous = env.action_leaves, wanted == "continuous"
