@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
-from kit.dialects.fields import acts, counts, linear_or_constant, range_or_none, refused
+from kit.dialects.fields import (
+    acts,
+    counts,
+    linear_or_constant,
+    of_each_env,
+    range_or_none,
+    refused,
+)
 from kit.steps.errors import Count, Natural, SettingError
 from kit.steps.plan import StepPlan
 
@@ -129,8 +136,10 @@ class CleanRL(WrappedDialect):
     """steps with random actions; training begins strictly after them."""
     batch_size: Count = counts("minibatch_size", only=OFF_POLICY)
     """transitions in a minibatch (off-policy)."""
-    buffer_size: Count = acts("buffer_size", only=OFF_POLICY)
-    """transitions in the replay buffer."""
+    buffer_size: Count = acts(
+        "buffer_size", None, lambda value, args: of_each_env(value, args.num_envs), only=OFF_POLICY
+    )
+    """transitions in the replay buffer, rounded down to equally many of each environment."""
     policy_frequency: Count = acts("policy_delay", only=_DELAYED)
     """gradient steps of the critic per visit to the actor (SAC, TD3, DDPG)."""
     exploration_noise: float = acts("exploration_noise", only=(*_TD3S, *_DDPGS))

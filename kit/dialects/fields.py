@@ -24,6 +24,11 @@ def range_or_none(value: Any, settings: Any) -> Any:
     return None if value is False else value
 
 
+def of_each_env(transitions: int, envs: int) -> int:
+    """Transitions that a replay buffer holds which has equally many of each environment."""
+    return max(transitions // envs, 1) * envs
+
+
 @dataclass(frozen=True)
 class Refused:
     """The use of a field without a setting in recipes: only the library's default is accepted."""

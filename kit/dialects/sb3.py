@@ -14,7 +14,7 @@ from math import gcd
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect, trains
-from kit.dialects.fields import Acts, acts, counts, fact, refused
+from kit.dialects.fields import Acts, acts, counts, fact, of_each_env, refused
 from kit.steps.errors import (
     LARGEST,
     Count,
@@ -188,8 +188,10 @@ class SB3(WrappedDialect):
     learning_starts: Natural = counts(only=OFF_POLICY)
     """timesteps with random actions, rounded up to vector steps; training begins at the first
     rollout that ends strictly after them."""
-    buffer_size: Count = acts("buffer_size", only=OFF_POLICY)
-    """transitions in the replay buffer."""
+    buffer_size: Count = acts(
+        "buffer_size", None, lambda value, given: of_each_env(value, given.n_envs), only=OFF_POLICY
+    )
+    """transitions in the replay buffer, rounded down to equally many of each environment."""
     target_update_interval: Count = acts(
         "target_update_every", None, _target_period, only=("sac", "dqn")
     )

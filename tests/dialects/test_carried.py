@@ -504,6 +504,25 @@ def test_settings_of_pyrados_critic_give_it_updates_of_its_own():
         carry(Pyrado(algo="ppo", critic={"num_epoch": 0}), ppo.Config(), "ppo")
 
 
+@pytest.mark.parametrize(
+    ("given", "capacity"),
+    [
+        (SB3(algo="sac", buffer_size=31, n_envs=4), 28),
+        (SB3(algo="sac", buffer_size=3, n_envs=4), 4),
+        (CleanRL(algo="td3", buffer_size=31, num_envs=4), 28),
+        (Sheeprl(algo="sac", buffer_size=31, num_envs=4), 28),
+        (Sheeprl(algo="sac", buffer_size=31, num_envs=2, world_size=3), 30),
+    ],
+)
+def test_other_buffers_are_rounded_down_to_equally_many_of_each_environment(given, capacity):
+    assert carry(given, sac.Config())[0]["buffer_size"] == capacity
+
+
+def test_a_buffer_of_sheeprl_without_a_place_for_each_environment_is_refused():
+    with pytest.raises(SettingError, match=r"buffer_size=3 .* 4 environments.* what works: 4"):
+        carry(Sheeprl(algo="sac", buffer_size=3, num_envs=4), sac.Config())
+
+
 def test_tianshous_buffer_has_equally_many_transitions_of_each_environment():
     given = Tianshou(algo="sac", num_train_envs=3, buffer_size=10)
     assert carry(given, OffPolicyRecipe(), "sac")[0]["buffer_size"] == 12

@@ -13,7 +13,14 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect, ratio_of, step_by_step, trains
-from kit.dialects.fields import acts, counts, linear_or_constant, range_or_none, refused
+from kit.dialects.fields import (
+    acts,
+    counts,
+    linear_or_constant,
+    of_each_env,
+    range_or_none,
+    refused,
+)
 from kit.dialects.sheeprl.defaults import (
     CONFIGS,
     DECOUPLED,
@@ -42,6 +49,15 @@ def _anneal(value: Any, settings: Any) -> str:
 
 def _hidden_sizes(value: Any, settings: Any) -> list[int]:
     return [settings.dense_units] * settings.mlp_layers
+
+
+def _capacity(value: Any, settings: Any) -> int:
+    """Transitions that the buffers of all environments hold."""
+    envs = settings.num_envs * settings.processes
+    if value < envs:
+        why = f"has no place for a transition of each of {envs} environments, and sheeprl fails"
+        raise SettingError("buffer_size", value, why, [envs])
+    return of_each_env(value, envs)
 
 
 @dataclass
@@ -126,8 +142,9 @@ class Sheeprl(Dialect):
     """whether one episode is played at the end, on the first process (``algo.run_test``)."""
     share_data: bool = refused("each process trains on what it collected", False, only=ON_POLICY)
     """whether the processes gather what all of them collected and split it; same counts."""
-    buffer_size: Count | None = acts("buffer_size", family=OFF_POLICY)
-    """transitions that the replay buffers of all processes hold (``buffer.size``)."""
+    buffer_size: Count | None = acts("buffer_size", None, _capacity, family=OFF_POLICY)
+    """transitions that the replay buffers of all processes hold (``buffer.size``), rounded down to
+    equally many of each environment."""
     buffer_checkpoint: bool = refused(
         "checkpoints have the replay buffer", True, accepted=(True,), only=OFF_POLICY
     )
