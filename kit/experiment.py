@@ -347,8 +347,9 @@ class Experiment:
                     "resume_from": run.checkpoint,
                 }
             trainer = Trainer(self.plan, **{**around, **chosen})
-            if cfg.start_from is not None and (run is None or run.checkpoint is None):
-                self._start_from(trainer, cfg.start_from)
+            start = cfg.start_from if run is None else run.config["start_from"]
+            if start is not None and (run is None or run.checkpoint is None):
+                self._start_from(trainer, start)
         trainer.numbers.threads = cfg.threads
         return trainer
 

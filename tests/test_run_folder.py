@@ -393,10 +393,32 @@ def test_a_run_starts_from_the_weights_and_the_normalisation_of_another(recipe, 
 
     shutil.rmtree(first.folder)  # a saved run needs the other one no more
     assert SavedRun(second.folder).policy_steps == other.total_policy_steps
-    resumed = recipe.build(
-        recipe.Config(steps=other, start_from="elsewhere", resume=str(second.folder), **settings)
-    )
-    assert_equal(weights(second), weights(resumed))
+    for start in (None, "latest", str(first.folder)):
+        again = recipe.Config(steps=other, start_from=start, resume=str(second.folder), **settings)
+        resumed = recipe.build(again)
+        assert_equal(weights(second), weights(resumed))
+        resumed.shutdown()
+
+
+def test_a_run_that_is_resumed_does_not_start_from_another_than_it_did(tmp_path):
+    build(tiny_config(tmp_path)).run()
+    first = str(the_run(tmp_path))
+    second = build(tiny_config(tmp_path, start_from=first))
+    second.run()
+    for run, start in ((first, str(second.folder)), (first, "latest"), (second.folder, "nowhere")):
+        with pytest.raises(SettingError, match=r"made with other settings \(start_from: "):
+            build(tiny_config(tmp_path, start_from=start, resume=str(run)))
+
+
+@pytest.mark.parametrize("given", [None, "latest"])
+def test_a_run_that_was_killed_at_once_starts_again_from_the_same_weights(given, tmp_path):
+    build(tiny_config(tmp_path)).run()
+    second = build(tiny_config(tmp_path, start_from=str(the_run(tmp_path)), seed=1))
+    wanted = {name: value.clone() for name, value in weights(second).items()}
+    second.run()
+    shutil.rmtree(second.folder / "checkpoints")
+    again = tiny_config(tmp_path, start_from=given, seed=1, resume=str(second.folder))
+    assert_equal(wanted, weights(build(again)))
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):

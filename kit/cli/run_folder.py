@@ -101,6 +101,9 @@ class RunFolder(Hook):
 
     def _check_same_settings(self) -> None:
         saved, given = flat(read_config(self.folder)), flat(self.config)
+        start = saved.get("start_from")
+        if given["start_from"] is None or (start and _is_start(given["start_from"], start)):
+            self.config["start_from"] = given["start_from"] = start
         differing = [
             f"{name}: {saved.get(name)} there, {given.get(name)} here"
             for name in sorted({*saved, *given})
@@ -141,6 +144,11 @@ class RunFolder(Hook):
             write_whole(self.folder / "plan.txt", table + "\n")
         finally:
             self.lock.release()
+
+
+def _is_start(name: str, folder: str) -> bool:
+    """Whether ``start_from=name`` may have meant a folder; the latest run is another one later."""
+    return name == "latest" or Path(name).resolve() == Path(folder).resolve()
 
 
 def _refuse_links(folder: Path) -> None:

@@ -19,7 +19,7 @@ from kit.steps.errors import SettingError, nearest_first
 
 FREE_TO_DIFFER = {
     "recipe", "resume", "logger", "progress", "runs", "time_limit", "checkpoint_every",
-    "env.step_timeout", "start_from", "save_policy",
+    "env.step_timeout", "save_policy",
 }  # fmt: skip
 """Settings of logging and saving, not of the training: they may differ when a run is resumed."""
 _IN_CHECKPOINTS = {"log_every", "keep_best", "video_every"}
@@ -136,5 +136,5 @@ def training_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     seeds = {"seed"}
     if (words := settings.get("steps.dialect")) in DIALECTS:
         seeds |= {f"steps.{name}" for name, _, sets in use_of(dialect(words)) if sets == "seed"}
-    free = seeds | (FREE_TO_DIFFER - {"recipe", "start_from"}) | _IN_CHECKPOINTS
+    free = seeds | (FREE_TO_DIFFER - {"recipe"}) | _IN_CHECKPOINTS
     return {name: value for name, value in settings.items() if name not in free}
