@@ -239,6 +239,7 @@ REFUSED = {
     "ppo learning_rate=1e-300": "learning_rate=1e-300 is not above 0 in float32",
     "ppo stop_at_return=nan": "stop_at_return=nan is not a number",
     f"ppo runs={'r' * 300}": "cannot be used: File name too long; what works: runs.",
+    "ppo runs=": "runs='' is no name of a folder; what works: runs or . or null.",
     "ppo runs=/proc/no": "/proc/no/ppo/CartPole-v1/",
     "ppo resume=nowhere": "resume='nowhere' is not a run folder (it has no config.yaml)",
     "ppo resume=latest": "resume='latest' finds no run in runs/ppo.",

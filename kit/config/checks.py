@@ -128,7 +128,9 @@ def memory(plan: StepPlan, cfg: RunConfig, env: Any, latent: int = 0) -> None:
 
 @contextlib.contextmanager
 def usable_folder(runs: str | None) -> Iterator[None]:
-    """Refuse a name of a folder that the system does not take."""
+    """Refuse a name of a folder that is empty, or that the system does not take."""
+    if runs == "":
+        raise SettingError("runs", runs, "is no name of a folder", ["runs", ".", None])
     try:
         yield
     except OSError as error:
