@@ -28,7 +28,7 @@ from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, RunFolder
-from kit.cli.saved_runs import find_run
+from kit.cli.saved_runs import find_run, read_config
 from kit.collectors import AsyncCollector, make_collector
 from kit.collectors.policy import Policy, first_values
 from kit.config import (
@@ -362,6 +362,7 @@ class Experiment:
         if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
             why = "has a normalisation that the environments of another process would not have"
             raise SettingError("start_from", str(folder), why, "use collector=vector")
+        self._check_activation(folder)
         theirs = any((checkpoint / "components").glob("*-normalization"))
         mine = trainer.policy_parts().get("normalization")
         if theirs != (mine is not None):
@@ -384,6 +385,16 @@ class Experiment:
             raise SettingError("start_from", str(folder), error.why, works) from error
         if self._run is not None:  # "latest" is another one later
             self._run.config["start_from"] = str(folder)
+
+    def _check_activation(self, folder: Path) -> None:
+        """Refuse weights of networks whose activation is another function; tanh has two names."""
+        ours = getattr(self.cfg, "activation", None)
+        theirs = read_config(folder, "start_from").get("activation")
+        if None in (ours, theirs):
+            return  # a recipe of another kind, that says it in its code
+        if str(ours).removeprefix("sigmoid_") != str(theirs).removeprefix("sigmoid_"):
+            why = f"and the networks of start_from={folder} have {theirs!r}"
+            raise SettingError("activation", ours, why, [theirs])
 
     def _check_buffer(self, buffer: Any) -> None:
         """Refuse a replay buffer of the caller's whose returns are not those of the settings."""

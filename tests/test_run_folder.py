@@ -455,6 +455,14 @@ def test_settings_of_a_run_that_starts_from_another_are_its_own(tmp_path):
     assert float(loss.log_alpha.exp()) == pytest.approx(0.5)
 
 
+def test_weights_of_networks_with_another_activation_are_refused(tmp_path):
+    build(tiny_config(tmp_path, activation="relu")).run()
+    with pytest.raises(SettingError, match=r"activation='tanh' and .* 'relu'; what works: relu"):
+        build(tiny_config(tmp_path, start_from="latest"))
+    build(tiny_config(tmp_path)).run()
+    build(tiny_config(tmp_path, start_from="latest", activation="sigmoid_tanh")).shutdown()
+
+
 @pytest.mark.parametrize("theirs", [True, False])
 def test_weights_of_a_run_with_another_normalisation_are_refused(theirs, tmp_path):
     steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=32)
