@@ -107,6 +107,16 @@ def test_a_sweep_makes_a_run_of_each_point_and_shows_them_side_by_side(capsys):
     assert "total_policy_steps" not in last  # the same in all
 
 
+@pytest.mark.parametrize("place", ["runs", "it's here"])
+def test_all_runs_of_a_sweep_start_from_the_run_that_was_the_latest_before_it(place):
+    given = f'runs="{place}"'
+    ppo(*SHORT, given)
+    before = find_run("latest", Path(place), "ppo")
+    ppo(*SHORT, given, "--multirun", "seed=1,2", "start_from=latest")
+    after = set(Path(place).glob("ppo/*/*-s[12]"))
+    assert [settings_of(run)["start_from"] for run in after] == [str(before)] * 2
+
+
 @pytest.mark.parametrize("given", ["runs=here", 'runs="here"'])
 def test_what_hydra_writes_of_a_sweep_is_where_its_runs_are(given, tmp_path):
     ppo(*SHORT, given, "--multirun", "seed=0,1")

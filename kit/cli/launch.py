@@ -319,6 +319,22 @@ def _runs_of_all(base: Mapping[str, Any], arguments: Sequence[str]) -> str:
     return str(runs or tempfile.gettempdir())
 
 
+def _started(
+    base: Mapping[str, Any], arguments: Sequence[str], argument: str, recipe: Recipe
+) -> str:
+    """Write ``start_from=latest`` with its folder: it would soon be that of a run of the sweep."""
+    if _split(argument)[0] != "start_from" or _parsed(argument).is_sweep_override():
+        return argument
+    if _parsed(argument).value() != "latest":
+        return argument
+    runs = [_parsed(a) for a in arguments if _split(a)[0] == "runs"]
+    if any(one.is_sweep_override() for one in runs):
+        return argument
+    place = Path(str((runs[-1].value() if runs else base["runs"]) or "runs"))
+    folder = str(find_run("latest", place, recipe.name, "start_from"))
+    return "start_from='{}'".format(folder.replace("'", "\\'"))
+
+
 def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
     """Settings that are spelled like ``name``: those of another group first, at most three."""
     last = name.rpartition(".")[2]
@@ -400,6 +416,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     name = f"kit_{job.recipe.name}"
     sweep = None
     if "--multirun" in arguments or "-m" in arguments:
+        plain = [_started(base, plain, one, job.recipe) for one in plain]
         _check_sweep(base, plain, job.config_class)
         sweep = new_sweep(Path(_runs_of_all(base, plain)), job.recipe.name)
     node = {
