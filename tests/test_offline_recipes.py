@@ -617,6 +617,10 @@ def test_the_command_refuses_in_one_line_before_it_plays(stored, tmp_path, monke
         error = capsys.readouterr().err
         assert error.startswith(f"\nerror: to='{tmp_path / name}' {why}")
         assert error.count("\n") == 2
+    for share, works in [("nan", "0.0"), ("-1", "0.0"), ("2", "1.0")]:
+        with pytest.raises(SystemExit):
+            main(["record", str(run.folder), "--to", str(tmp_path / "few-v0"), f"--random={share}"])
+        assert f"is no probability; what works: {works}." in capsys.readouterr().err
 
 
 def test_what_hides_raw_observations_is_named(stored, tmp_path):

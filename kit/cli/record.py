@@ -42,7 +42,7 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
     """
     own = run.trainer.evaluate
     if not 0 <= random <= 1:
-        raise SettingError("random", random, "is no probability", [min(max(random, 0.0), 1.0)])
+        raise SettingError("random", random, "is no probability", [1.0 if random > 1 else 0.0])
     _check_raw(run)
     # Rewards are those of the environment, and its metadata those of one that is not vectorised.
     native = isinstance(own.env.backend, NativeBackend)
