@@ -267,12 +267,12 @@ MUTATIONS = [
     ),
     *_of(
         "kit/cli/saved_runs.py", "tests/test_run_folder.py tests/test_signals.py",
-        ('    "env.step_timeout", "start_from", "save_policy",\n', ""),
+        ('    "env.step_timeout", "save_policy",\n', ""),
     ),
     *_of(
         "kit/cli/saved_runs.py", "tests/test_compare.py",
         ("            below.clear()", "            pass"),
-        ('FREE_TO_DIFFER - {"recipe", "start_from"}', "FREE_TO_DIFFER"),
+        ('FREE_TO_DIFFER - {"recipe"}', "FREE_TO_DIFFER"),
         ("found = [near if near.is_dir() else far", "found = [far"),
     ),
     *_of(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 from torchrl.collectors import BaseCollector
-from torchrl.objectives import LossModule
-from torchrl.objectives.value import ValueEstimatorBase
 
 from kit.buffers import NStep, ReplayBatches, make_replay_buffer
 from kit.buffers.datasets import (
@@ -28,8 +26,8 @@ from kit.buffers.records import SequenceReplay
 from kit.cli.launch import main
 from kit.cli.recipe import Recipe
 from kit.cli.run_folder import SWEEP_JOB, RunFolder
-from kit.cli.saved_runs import find_run, read_config
-from kit.collectors import AsyncCollector, make_collector
+from kit.cli.start_from import start_from
+from kit.collectors import make_collector
 from kit.collectors.policy import Policy, first_values
 from kit.config import (
     EnvConfig,
@@ -60,7 +58,6 @@ from kit.modules.shared_body import with_shared_body
 from kit.steps import SettingError
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
-from kit.trainer.checkpoint import Checkpoints
 from kit.trainer.process import OwnNumbers
 from kit.update import in_precision
 
@@ -349,52 +346,11 @@ class Experiment:
             trainer = Trainer(self.plan, **{**around, **chosen})
             start = cfg.start_from if run is None else run.config["start_from"]
             if start is not None and (run is None or run.checkpoint is None):
-                self._start_from(trainer, start)
+                folder = start_from(trainer, start, cfg, self.name)
+                if run is not None:  # "latest" is another one later
+                    run.config["start_from"] = str(folder)
         trainer.numbers.threads = cfg.threads
         return trainer
-
-    def _start_from(self, trainer: Trainer, name: str) -> None:
-        """Give a new run the weights and the normalisation of another one."""
-        folder = find_run(name, Path(self.cfg.runs or "runs"), self.name, "start_from")
-        checkpoint = Checkpoints.latest(folder / "checkpoints")
-        if checkpoint is None:
-            raise SettingError("start_from", str(folder), "has no checkpoint yet", "let it run on")
-        if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
-            why = "has a normalisation that the environments of another process would not have"
-            raise SettingError("start_from", str(folder), why, "use collector=vector")
-        self._check_activation(folder)
-        theirs = any((checkpoint / "components").glob("*-normalization"))
-        mine = trainer.policy_parts().get("normalization")
-        if theirs != (mine is not None):
-            of_rewards = mine is not None and not mine.observation
-            kind = "env.normalize_reward" if of_rewards else "env.normalize_observation"
-            works: str | list[bool] = [theirs]
-            if self.plan.offline:
-                kind = "normalize_data"
-            elif theirs:
-                works = "normalise observations and rewards as that run does"
-            why = f"and start_from={folder} {'has' if theirs else 'has no'} normalisation"
-            raise SettingError(kind, not theirs, why, works)
-        try:
-            with settings_kept(trainer.loss_module):
-                trainer.load_policy(checkpoint)
-        except SettingError as error:
-            if error.field.startswith("env."):  # normalisation says it itself
-                raise
-            works = "give a run with the same networks and loss"
-            raise SettingError("start_from", str(folder), error.why, works) from error
-        if self._run is not None:  # "latest" is another one later
-            self._run.config["start_from"] = str(folder)
-
-    def _check_activation(self, folder: Path) -> None:
-        """Refuse weights of networks whose activation is another function; tanh has two names."""
-        ours = getattr(self.cfg, "activation", None)
-        theirs = read_config(folder, "start_from").get("activation")
-        if None in (ours, theirs):
-            return  # a recipe of another kind, that says it in its code
-        if str(ours).removeprefix("sigmoid_") != str(theirs).removeprefix("sigmoid_"):
-            why = f"and the networks of start_from={folder} have {theirs!r}"
-            raise SettingError("activation", ours, why, [theirs])
 
     def _check_buffer(self, buffer: Any) -> None:
         """Refuse a replay buffer of the caller's whose returns are not those of the settings."""
@@ -468,18 +424,6 @@ class Experiment:
         if cfg.logger not in ("csv", "none"):
             raise SettingError("logger", cfg.logger, "needs a run folder", "give runs='runs'")
         return []
-
-
-@contextlib.contextmanager
-def settings_kept(loss_module: nn.Module | None) -> Iterator[None]:
-    """Leave the settings of a loss as they are, which TorchRL keeps in its state: ``gamma``, ..."""
-    modules = [] if loss_module is None else loss_module.modules()
-    own = [one for one in modules if isinstance(one, (LossModule, ValueEstimatorBase))]
-    buffers = [value for one in own for value in one._buffers.values() if value is not None]
-    before = [value.clone() for value in buffers]
-    yield
-    for value, setting in zip(buffers, before):
-        value.copy_(setting)
 
 
 def _bytes_of_latent(cfg: AnyConfig) -> int:

@@ -208,7 +208,7 @@ REFUSED = {
     "ppo learning_rate=much": "learning_rate='much' is not a number",
     "ppo gamma=2": "gamma=2.0 is more than 1; what works: 1.",
     "ppo gae_lambda=-0.5": "gae_lambda=-0.5 is less than 0; what works: 0.",
-    "ppo clip_epsilon=0": "clip_epsilon=0.0 is not above 0; use a number above 0.",
+    "ppo clip_epsilon=0": "clip_epsilon=0.0 is not above 0; use a number above 0 and up to 1.",
     "ppo max_grad_norm=nan": "max_grad_norm=nan is not a number above 0 or null; give a number "
     "above 0 or null.",
     "sac max_grad_norm=0": "max_grad_norm=0.0 is not above 0; use a number above 0.",

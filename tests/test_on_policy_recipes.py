@@ -343,7 +343,7 @@ def test_a_loss_by_name_is_tried_on_sequences_that_go_on_after_the_burn_in(loss)
         ),
         ("ppo", {"clip_epsilon": 1.5}, r"clip_epsilon=1\.5 is more than 1; what works: 1\."),
         ("ppo_recurrent", {"clip_epsilon": 2.0}, r"clip_epsilon=2\.0 is more than 1; what works"),
-        ("ppo", {"clip_epsilon": 0.0}, r"is not above 0; use a number above 0 to 1"),
+        ("ppo", {"clip_epsilon": 0.0}, r"is not above 0; use a number above 0 and up to 1"),
         ("ppo", {"anneal": "lineal"}, r"anneal='lineal' is not a schedule"),
         ("ppo", {"anneal": "warmup 2 linear"}, r"share of the run that is not between 0 and 1"),
         ("ppo", {"anneal": "piecewise 0.5"}, r"has 1 values for 1 boundaries"),

@@ -41,7 +41,9 @@ class Limits:
         if self.low <= -LARGEST_FLOAT:
             return "that is finite"
         first = f"{'above' if self.open else 'from'} {_shown(self.low)}"
-        return f"{first} to {_shown(self.high)}" if self.high < LARGEST else first
+        if self.high >= LARGEST:
+            return first
+        return f"{first}{' and up to' if self.open else ' to'} {_shown(self.high)}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""A new run that begins with the weights of another one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torchrl.objectives import LossModule
+from torchrl.objectives.value import ValueEstimatorBase
+
+from kit.cli.saved_runs import find_run, read_config
+from kit.collectors import AsyncCollector
+from kit.config import RunConfig
+from kit.steps import SettingError
+from kit.trainer import Trainer
+from kit.trainer.checkpoint import Checkpoints
+
+
+def start_from(trainer: Trainer, name: str, cfg: RunConfig, recipe: str) -> Path:
+    """Give a new run the weights and the normalisation of another one; return its folder.
+
+    Args:
+        trainer: of the new run.
+        name: run folder of the other one, or ``latest``.
+        cfg: settings of the new run.
+        recipe: name of the new run's recipe, of which ``latest`` is a run.
+
+    Raises:
+        SettingError: if there is no such run, or it has other networks or another normalisation.
+    """
+    folder = find_run(name, Path(cfg.runs or "runs"), recipe, "start_from")
+    checkpoint = Checkpoints.latest(folder / "checkpoints")
+    if checkpoint is None:
+        raise SettingError("start_from", str(folder), "has no checkpoint yet", "let it run on")
+    if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
+        why = "has a normalisation that the environments of another process would not have"
+        raise SettingError("start_from", str(folder), why, "use collector=vector")
+    _check_activation(cfg, folder)
+    _check_normalization(trainer, checkpoint, folder)
+    try:
+        with _settings_kept(trainer.loss_module):
+            trainer.load_policy(checkpoint)
+    except SettingError as error:
+        if error.field.startswith("env."):  # normalisation says it itself
+            raise
+        works = "give a run with the same networks and loss"
+        raise SettingError("start_from", str(folder), error.why, works) from error
+    return folder
+
+
+def _check_activation(cfg: RunConfig, folder: Path) -> None:
+    """Refuse weights of networks whose activation is another function; tanh has two names."""
+    ours = getattr(cfg, "activation", None)
+    theirs = read_config(folder, "start_from").get("activation")
+    if None in (ours, theirs):
+        return  # a recipe of another kind, that says it in its code
+    if str(ours).removeprefix("sigmoid_") != str(theirs).removeprefix("sigmoid_"):
+        why = f"and the networks of start_from={folder} have {theirs!r}"
+        raise SettingError("activation", ours, why, [theirs])
+
+
+def _check_normalization(trainer: Trainer, checkpoint: Path, folder: Path) -> None:
+    """Refuse weights that were learnt with normalisation where there is none, and vice versa."""
+    theirs = any((checkpoint / "components").glob("*-normalization"))
+    mine = trainer.policy_parts().get("normalization")
+    if theirs == (mine is not None):
+        return
+    of_rewards = mine is not None and not mine.observation
+    kind = "env.normalize_reward" if of_rewards else "env.normalize_observation"
+    works: str | list[Any] = [theirs]
+    if trainer.plan.offline:
+        kind = "normalize_data"
+    elif theirs:
+        works = "normalise observations and rewards as that run does"
+    why = f"and start_from={folder} {'has' if theirs else 'has no'} normalisation"
+    raise SettingError(kind, not theirs, why, works)
+
+
+@contextlib.contextmanager
+def _settings_kept(loss_module: nn.Module | None) -> Iterator[None]:
+    """Leave the settings of a loss as they are, which TorchRL keeps in its state: ``gamma``, ..."""
+    modules = [] if loss_module is None else loss_module.modules()
+    own = [one for one in modules if isinstance(one, (LossModule, ValueEstimatorBase))]
+    buffers = [value for one in own for value in one._buffers.values() if value is not None]
+    before = [value.clone() for value in buffers]
+    yield
+    for value, setting in zip(buffers, before):
+        value.copy_(setting)
