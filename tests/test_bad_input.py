@@ -217,7 +217,7 @@ REFUSED = {
     "sac tau=1.5": "tau=1.5 is more than 1; what works: 1.",
     "sac initial_alpha=0": "initial_alpha=0.0 is not above 0; use a number above 0.",
     "rainbow exploration_share=1.5": "exploration_share=1.5 is more than 1; what works: 1.",
-    "rainbow exploration_share=0": "exploration_share=0.0 is not above 0; use a number above 0 and up",
+    "rainbow exploration_share=0": "exploration_share=0.0 is not above 0; use a number above 0 and",
     "sac stacked_frames=3": "stacked_frames=3 are not in observation of shape (3,); what works: 1.",
     "sac num_critics=0": "num_critics=0 is less than 1; what works: 1.",
     "sac n_step=0": "n_step=0 is less than 1; what works: 1.",

@@ -410,6 +410,34 @@ def test_a_run_that_is_resumed_does_not_start_from_another_than_it_did(tmp_path)
             build(tiny_config(tmp_path, start_from=start, resume=str(run)))
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "fits"),
+    [
+        ("learning_rate: 0.0005", "learning_rate: 0.1", False),
+        ("gamma: 0.99", "gamma: 0.9", False),
+        ("logger: csv", "logger: none", True),
+        ("save_policy: false", "save_policy: true", True),
+    ],
+)
+def test_settings_in_the_folder_are_those_that_its_checkpoint_was_written_with(
+    before, after, fits, tmp_path
+):
+    build(tiny_config(tmp_path)).run()
+    folder = the_run(tmp_path)
+    text = (folder / "config.yaml").read_text()
+    assert text.count(f"\n{before}\n") == 1
+    (folder / "config.yaml").write_text(text.replace(before, after))
+    config = recipes.ppo.Config(**vars(tiny_config(tmp_path)) | {"resume": str(folder)})
+    name, value = after.split(": ")
+    setattr(config, name, {"none": "none", "true": True}.get(value) or float(value))
+    if fits:
+        build(config).shutdown()
+        return
+    old, new = before.split(": ")[1], float(value)
+    with pytest.raises(SettingError, match=rf"config\.yaml .*{name}: {old} there, {new} here"):
+        build(config)
+
+
 @pytest.mark.parametrize("given", [None, "latest"])
 def test_a_run_that_was_killed_at_once_starts_again_from_the_same_weights(given, tmp_path):
     build(tiny_config(tmp_path)).run()

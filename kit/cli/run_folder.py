@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
@@ -100,19 +100,28 @@ class RunFolder(Hook):
                 (self.folder / name).unlink(missing_ok=True)
 
     def _check_same_settings(self) -> None:
-        saved, given = flat(read_config(self.folder)), flat(self.config)
-        start = saved.get("start_from")
-        if given["start_from"] is None or (start and _is_start(given["start_from"], start)):
-            self.config["start_from"] = given["start_from"] = start
-        differing = [
-            f"{name}: {saved.get(name)} there, {given.get(name)} here"
-            for name in sorted({*saved, *given})
-            if saved.get(name) != given.get(name)
-            and not {name, name.split(".")[0]} & FREE_TO_DIFFER
-        ]
-        if differing:
-            why = f"was made with other settings ({'; '.join(differing)})"
+        saved = read_config(self.folder)
+        given, start = self.config["start_from"], saved.get("start_from")
+        if given is None or (start and _is_start(given, start)):
+            self.config["start_from"] = start
+        if differing := _differing(_of_training(saved), _of_training(self.config)):
+            why = f"was made with other settings ({differing})"
             works = "leave these settings out, or start a new run without resume"
+            raise SettingError("resume", str(self.folder), why, works)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings of the training, by dotted name."""
+        return _of_training(self.config)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Check that the settings are those of the run that wrote the checkpoint.
+
+        Raises:
+            SettingError: if ``config.yaml`` was changed since.
+        """
+        if differing := _differing(state_dict, _of_training(self.config)):
+            why = f"has a config.yaml that is not that of its checkpoint ({differing})"
+            works = "put it back, or begin a new run with start_from"
             raise SettingError("resume", str(self.folder), why, works)
 
     def begin(self) -> None:
@@ -144,6 +153,21 @@ class RunFolder(Hook):
             write_whole(self.folder / "plan.txt", table + "\n")
         finally:
             self.lock.release()
+
+
+def _of_training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that may not differ when a run is resumed, by dotted name."""
+    settings = flat(config)
+    return {k: v for k, v in settings.items() if not {k, k.split(".")[0]} & FREE_TO_DIFFER}
+
+
+def _differing(saved: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """The settings that are not what they were, and what they are."""
+    return "; ".join(
+        f"{name}: {saved.get(name)} there, {given.get(name)} here"
+        for name in sorted({*saved, *given})
+        if saved.get(name) != given.get(name)
+    )
 
 
 def _is_start(name: str, folder: str) -> bool:
