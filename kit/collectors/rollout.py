@@ -32,6 +32,7 @@ from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.make import make_env
+from kit.envs.spaces import some
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError
 from kit.steps.errors import one_of, whole_number
@@ -527,7 +528,7 @@ class EpisodeSchedule(Schedule):
         if self.active is not None:
             if self.stands_still is None:
                 self._stray(result)
-        elif not ended.any():
+        elif not some(ended):
             self._begun = ended
             return
         ended &= self._playing

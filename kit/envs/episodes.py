@@ -45,6 +45,11 @@ def _sum(rewards: NDArray[np.float32]) -> float:
     return float(np.add.accumulate(rewards, dtype=np.float64)[-1]) if len(rewards) else 0.0
 
 
+def _are_whole(sums: NDArray[np.float64]) -> bool:
+    """Whether all are whole numbers, so that their differences are sums of what came between."""
+    return bool((np.rint(sums) == sums).all() and np.abs(sums).max() <= 2**53)
+
+
 _SUMS = ("returns", "lengths", "env_steps")
 
 
@@ -87,12 +92,17 @@ class EpisodeStatistics:
         else:
             made = env_steps.cumsum(axis=0, dtype=np.int64)
         self.returns = returns[-1].copy()
+        exact = _are_whole(returns)
         finished: list[Episode] = []
         begun: dict[int, int] = {}  # where episodes begin that have begun in these steps
         steps_ended, envs = (terminated | truncated).nonzero()
         for step, env in zip(steps_ended.tolist(), envs.tolist()):
-            first = begun.get(env)
-            whole = returns[step + 1, env] if first is None else _sum(reward[first : step + 1, env])
+            if (first := begun.get(env)) is None:
+                whole = returns[step + 1, env]
+            elif exact:
+                whole = returns[step + 1, env] - returns[first, env]
+            else:
+                whole = _sum(reward[first : step + 1, env])
             finished.append(
                 Episode(
                     env=env,
@@ -107,7 +117,8 @@ class EpisodeStatistics:
             self.lengths[env] = -(step + 1)
             self.env_steps[env] = -made[step, env]
         for env, step in begun.items():
-            self.returns[env] = _sum(reward[step:, env])
+            ended = returns[step, env]
+            self.returns[env] = returns[-1, env] - ended if exact else _sum(reward[step:, env])
         self.lengths += steps
         self.env_steps += made[-1]
         return finished

@@ -181,11 +181,20 @@ def test_normalisation_below_transforms_is_refused():
         make_env(inner)
 
 
+def rewards_and_ends(rewards):
+    return st.lists(st.tuples(rewards, st.booleans()), min_size=1, max_size=30)
+
+
 @given(
-    st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.booleans()), min_size=1, max_size=30),
+    st.one_of(
+        rewards_and_ends(st.floats(-1e6, 1e6, width=32)),
+        rewards_and_ends(st.floats(-(2.0**100), 2.0**100, width=32)),  # whole, but for the small
+        rewards_and_ends(st.integers(-9, 9).map(float)),
+        rewards_and_ends(st.sampled_from([1.0, -1.0, 2.0**54, 2.0**60])),
+    ),
     st.integers(1, 5),
 )
-@settings(max_examples=60)
+@settings(max_examples=200)
 def test_a_return_is_the_sum_of_its_own_rewards_however_they_are_taken_in(steps, at_a_time):
     reward = np.array([[value] for value, _ in steps], np.float32)
     ended = np.array([[end] for _, end in steps])

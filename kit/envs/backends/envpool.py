@@ -13,7 +13,7 @@ import numpy as np
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.errors import fault_of
 from kit.envs.plain_values import CannotCapture
-from kit.envs.spaces import Arrays
+from kit.envs.spaces import Arrays, some
 from kit.steps.errors import SettingError, nearest_first
 
 _LIMIT_ONLY_TRUNCATES = (
@@ -120,7 +120,7 @@ class EnvPoolBackend(EnvBackend):
             result.next_observation[leaf.key][...] = value
             result.observation[leaf.key][...] = value
         ended, self.infos = result.terminated | result.truncated, {}
-        if ended.any():
+        if some(ended):
             known = {name: info[name] for name in info if name not in _NOT_INFO}
             self.infos = infos_of_arrays(known, ended)
             self.reset(result.observation, mask=ended)

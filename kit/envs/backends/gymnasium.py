@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.plain_values import CannotCapture
-from kit.envs.spaces import Arrays
+from kit.envs.spaces import Arrays, some
 from kit.envs.state import capture, held, learning_layer, restore
 from kit.steps.errors import SettingError
 
@@ -85,7 +85,7 @@ class GymnasiumBackend(EnvBackend):
             result.observation[leaf.key][...] = value
             result.next_observation[leaf.key][...] = value
         ended, self.infos = result.terminated | result.truncated, {}
-        if ended.any():
+        if some(ended):
             self.infos = infos_of_arrays(info.get("final_info", info), ended)
             if self._resets_by_mask:
                 self.reset(result.observation, mask=ended)
