@@ -524,6 +524,58 @@ MUTATIONS = [
         "kit/buffers/n_step.py", "tests/buffers/test_batches.py",
         ("            _check_tensors(entries)", "            pass"),
     ),
+    *_of(
+        "kit/cli/run_folder.py", "tests/test_run_folder.py",
+        ("_differing(state_dict, _of_training(self.config))", "''"),
+        ("        if given is None or (start and _is_start(given, start)):", "        if True:"),
+    ),
+    *_of(
+        "kit/cli/start_from.py", "tests/test_run_folder.py",
+        ("    _check_activation(cfg, folder)\n", ""),
+        ("    _check_normalization(trainer, checkpoint, folder)\n", ""),
+    ),
+    *_of(
+        "kit/cli/launch.py", "tests/test_launch.py tests/test_run_folder.py",
+        ("plain = [_started(base, plain, one, job.recipe) for one in plain]", "pass"),
+    ),
+    *_of(
+        "kit/envs/normalize.py", "tests/test_run_folder.py",
+        ("        self._check_state(state_dict)\n", ""),
+        ('if here == there or (kind == "reward" and not here):', "if here == there:"),
+    ),
+    *_of(
+        "kit/envs/episodes.py", "tests/envs/test_vector_env.py",
+        (" and np.abs(sums).max() <= 2**53", ""),
+        ("(np.rint(sums) == sums).all() and ", ""),
+    ),
+    *_of(
+        "kit/advantages.py", "tests/test_advantages.py",
+        ('_like(reward, tensordict.get(("next", "done")), "done")', "(reward > 0)"),
+        ("(estimate.movedim(-1, time) for estimate", "(estimate for estimate"),
+        ("    if given.numel() != values.numel():", "    if False:"),
+    ),
+    *_of(
+        "kit/losses/distributional.py", "tests/test_distributional.py",
+        ("if (self._support() is not None) != self.of_support:", "if False:"),
+    ),
+    *_of(
+        "kit/config/checks.py", "tests/test_on_policy_recipes.py",
+        ("            buffers.update(kept)\n", "            pass\n"),
+    ),
+    *_of(
+        "kit/buffers/datasets.py", "tests/test_offline.py",
+        ('for key in ("action", ("next", "reward"), ("next", "done")):', 'for key in ("action",):'),
+        ("_check_shapes(folder, episode.id, (observation, action), episodes[0])", "pass"),
+    ),
+    *_of(
+        "kit/logging/loggers.py", "tests/test_loggers.py",
+        ("        if earlier:\n", "        if self.continues:\n"),
+    ),
+    *_of(
+        "kit/dialects/sb3.py", "tests/dialects tests/test_dialects_in_runs.py",
+        ("lambda value, given: of_each_env(value, given.n_envs)", "lambda value, given: value"),
+        ("sizes = sizes if sizes == other else None", "pass"),
+    ),
 ]  # fmt: skip
 
 
