@@ -563,7 +563,7 @@ MUTATIONS = [
         ("            buffers.update(kept)\n", "            pass\n"),
     ),
     *_of(
-        "kit/buffers/datasets.py", "tests/test_offline.py",
+        "kit/buffers/datasets.py", "tests/test_offline_recipes.py",
         ('for key in ("action", ("next", "reward"), ("next", "done")):', 'for key in ("action",):'),
         ("_check_shapes(folder, episode.id, (observation, action), episodes[0])", "pass"),
     ),

@@ -223,9 +223,16 @@ def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_
     monkeypatch.setattr("kit.experiment.read_datasets", lambda folders: stored[:100].clone())
     with pytest.raises(SettingError, match="has 100 transitions, and that of the run had 200"):
         built("bc", runs=str(tmp_path), resume=str(first.folder))
-    given(monkeypatch, stored, action=lambda action: -action)
-    with pytest.raises(SettingError, match="has other actions, rewards or ends than that of the"):
-        built("bc", runs=str(tmp_path), resume=str(first.folder))
+    for key, change in {
+        "action": torch.neg,
+        ("next", "reward"): torch.neg,
+        ("next", "done"): torch.logical_not,
+    }.items():
+        rows = stored.clone()
+        rows[key] = change(rows[key])
+        given(monkeypatch, rows)
+        with pytest.raises(SettingError, match="has other actions, rewards or ends than that of"):
+            built("bc", runs=str(tmp_path), resume=str(first.folder))
 
 
 def test_a_run_does_not_continue_with_the_same_numbers_in_another_order(
