@@ -61,7 +61,8 @@ class Config(ReplayConfig):
     free_nats: NotNegative = 1.0
     """Divergence between posterior and prior that costs nothing."""
     replay_critic_coeff: NotNegative = 0.3
-    """Weight of the critic's loss on replayed sequences."""
+    """Weight of the critic's loss on replayed sequences, from one start of imagination to the
+    next; with one alone there is none."""
     stored_latents: bool = True
     """Whether sequences begin with latents that the replay keeps; false: with zeros."""
     tau: UnitInterval = 0.02

@@ -63,7 +63,8 @@ class DreamerV3Loss(LossModule):  # type: ignore[misc, unused-ignore]
         free_nats: divergence of posterior and prior that costs nothing (eq. 5).
         dynamics_coeff: weight of the divergence that trains the prior (eq. 4).
         representation_coeff: weight of the divergence that trains the posterior (eq. 4).
-        replay_critic_coeff: weight of the critic's loss on the replayed sequence.
+        replay_critic_coeff: weight of the critic's loss on the replayed sequence, from one start of
+            imagination to the next.
         stored_latents: whether sequences begin with the latent that the replay has stored with the
             record before them, and those that are computed are written into the minibatch, under
             ``"latent"``, for the replay to store them; zeros otherwise.
