@@ -17,10 +17,13 @@ from torchrl.collectors import (
     MultiSyncCollector,
 )
 from torchrl.data import (
+    Categorical,
+    Composite,
     ImmutableDatasetWriter,
     LazyTensorStorage,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
+    Unbounded,
 )
 from torchrl.envs import (
     Compose,
@@ -470,3 +473,44 @@ def test_the_kits_collector_takes_torchrls_environments():
     ledger = trainer.run()
     assert (ledger.policy_steps, ledger.env_steps) == (64, 64)
     assert ledger.episodes == sum(ends) > 0
+
+
+class Odd(EnvBase):
+    """Two envs whose actions are two, in a group; what they show is how often each was moved."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(batch_size=[2])
+        self.observation_spec = Composite(observation=Unbounded((2, 1), dtype=dtype), shape=[2])
+        choices = Composite(move=Categorical(3, shape=[2]), turn=Categorical(2, shape=[2]))
+        self.action_spec = Composite(agent=choices, shape=[2])
+        self.reward_spec = Unbounded((2, 1))
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        return self.observation_spec.zero()
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        move, turn = tensordict["agent", "move"], tensordict["agent", "turn"]
+        given = {"observation": tensordict["observation"] + move.unsqueeze(-1)}
+        given["reward"] = (move + 10.0 * turn).unsqueeze(-1)
+        ends = torch.zeros(2, 1, dtype=torch.bool)
+        return TensorDict({**given, "done": ends, "terminated": ends.clone()}, [2])
+
+    def _set_seed(self, seed: int | None) -> None:
+        """It has no random numbers."""
+
+
+@pytest.mark.parametrize("random", [True, False], ids=["random", "actor"])
+def test_an_environment_of_torchrl_may_take_several_actions_in_a_group(random):
+    env = make_env(Odd())
+    policy = None if random else make_actor(env, (8,))
+    batch = VectorCollector(env, policy, steps_per_env=40).collect()
+    move, turn = batch["agent", "move"], batch["agent", "turn"]
+    assert move.unique().tolist() == [0, 1, 2]
+    assert turn.unique().tolist() == [0, 1]
+    assert batch["next", "reward"].squeeze(-1).equal(move + 10.0 * turn)
+    assert batch["next", "observation"].squeeze(-1).equal(move.cumsum(1).float())
+
+
+def test_a_type_that_numpy_does_not_have_is_refused_with_the_entry():
+    with pytest.raises(SettingError, match=r"observation.dtype=torch.bfloat16 .*torch.float32"):
+        make_env(Odd(torch.bfloat16))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from kit.envs.backends.torchrl_layers import (
     text_of,
 )
 from kit.envs.errors import FAULTS, fault_of
-from kit.envs.spaces import ActionConverter, Arrays, Key, Leaf
+from kit.envs.spaces import ActionConverter, Arrays, Key, Leaf, path_of
 from kit.envs.vector_env import VectorEnv
 from kit.steps.errors import SettingError
 
@@ -65,6 +66,8 @@ class TorchRLBackend(EnvBackend):
         self.num_envs = env.batch_size.numel()
         self.specs = (self._rows(env.full_observation_spec), self._rows(env.full_action_spec))
         self.observation_leaves, self.action_leaves = map(_leaves, self.specs)
+        if len(self.action_leaves) > 1:  # each is found by its own key
+            self.action_leaves = [replace(a, path=path_of(a.key)) for a in self.action_leaves]
         self.convert = ActionConverter(None, self.action_leaves, self.num_envs)
         reward = self._rows(env.full_reward_spec)
         shapes = [tuple(reward[key].shape) for key in reward.keys(True, True)]
@@ -183,8 +186,13 @@ class TorchRLBackend(EnvBackend):
 
 
 def _leaves(spec: Composite) -> list[Leaf]:
-    entries = [(key, spec[key]) for key in spec.keys(True, True)]
-    return [
-        Leaf(key, (), None, tuple(one.shape[1:]), torch.empty(0, dtype=one.dtype).numpy().dtype)
-        for key, one in entries
-    ]
+    found = []
+    for key in spec.keys(True, True):
+        one = spec[key]
+        if one.dtype is torch.bfloat16:
+            why = "is no type of NumPy's, with whose arrays environments are stepped"
+            works = "or cast it: DTypeCastTransform(torch.bfloat16, torch.float32, in_keys=[...])"
+            raise SettingError(f"{text_of(key)}.dtype", one.dtype, why, [torch.float32], works)
+        dtype = torch.empty(0, dtype=one.dtype).numpy().dtype
+        found.append(Leaf(key, (), None, tuple(one.shape[1:]), dtype))
+    return found
