@@ -10,6 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kit.envs import make_env
 from kit.envs.tensor import TENSOR_ENVS, CartPole, EpisodeState, Pendulum, make_tensor_env
 from kit.steps import SettingError
 
@@ -289,3 +290,35 @@ def test_time_limits_are_the_registered_ones_unless_given():
     assert make_tensor_env("CartPole-v0", 2, max_episode_steps=None).max_episode_steps == 200
     assert make_tensor_env("CartPole-v1", 2, max_episode_steps=7).max_episode_steps == 7
     assert CartPole(2).max_episode_steps == 500
+
+
+@pytest.mark.parametrize(("limit", "env_steps"), [(None, [3] * 66 + [2]), (7, [3] * 7)])
+def test_the_registered_limit_counts_env_steps_where_actions_are_held_and_a_given_one_does_not(
+    limit, env_steps
+):
+    """As in environments that are stepped one by one."""
+    ends = []
+    for vectorization in ("tensor", "sync"):
+        env = make_env(
+            "Pendulum-v1", 1, vectorization=vectorization, action_repeat=3, max_episode_steps=limit
+        )
+        state, made = env.reset(), []
+        while not made or not state["done"]:
+            state = env.step(env.rand_action(state))["next"]
+            made += env.env_steps.tolist()
+        assert state["truncated"].all()
+        assert not state["terminated"].any()
+        ends.append(made)
+    assert ends == [env_steps, env_steps]
+
+
+def test_what_is_beyond_the_registered_limit_neither_pays_nor_ends_an_episode():
+    env = make_tensor_env("CartPole-v0", 1, action_repeat=3)
+    env.episode_length.fill_(66)  # 198 env steps
+    env.physics.copy_(torch.tensor([[2.35], [1.0], [0.0], [0.0]]))  # beyond the end in three steps
+    step = env.step_tensors(torch.tensor([1]))
+    assert (step.env_steps.item(), step.reward.item()) == (2, 2.0)
+    assert (step.terminated.item(), step.truncated.item()) == (False, True)
+    alone = make_tensor_env("CartPole-v0", 1, action_repeat=3)
+    alone.physics.copy_(torch.tensor([[2.35], [1.0], [0.0], [0.0]]))
+    assert alone.step_tensors(torch.tensor([1])).terminated.item()

@@ -7,13 +7,13 @@ from typing import Any
 from kit.envs.backends.tensor import TensorBackend
 from kit.envs.tensor.acrobot import Acrobot
 from kit.envs.tensor.base import EpisodeState, TensorEnv, TensorStep
-from kit.envs.tensor.cartpole import CartPole
+from kit.envs.tensor.cartpole import CartPole, CartPoleV0
 from kit.envs.tensor.mountain_car import MountainCar, MountainCarContinuous
 from kit.envs.tensor.pendulum import Pendulum
 from kit.steps.errors import SettingError, nearest_first
 
 TENSOR_ENVS: dict[str, tuple[type[TensorEnv], dict[str, Any]]] = {
-    "CartPole-v0": (CartPole, {"max_episode_steps": 200}),
+    "CartPole-v0": (CartPoleV0, {}),
     "CartPole-v1": (CartPole, {}),
     "Pendulum-v1": (Pendulum, {}),
     "MountainCar-v0": (MountainCar, {}),
@@ -46,6 +46,7 @@ __all__ = [
     "TENSOR_ENVS",
     "Acrobot",
     "CartPole",
+    "CartPoleV0",
     "EpisodeState",
     "MountainCar",
     "MountainCarContinuous",

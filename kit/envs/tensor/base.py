@@ -86,8 +86,8 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         device: where they live; torch's default device if None.
         dtype: of states, observations and rewards. ``torch.float64`` is Gymnasium's dynamics to
             1e-12 in every step, ``torch.float32`` to 1e-5 (Acrobot at its top speeds: 5e-3).
-        max_episode_steps: policy steps after which an episode is truncated; the limit that
-            Gymnasium registers if None.
+        max_episode_steps: policy steps after which an episode is truncated; if None, the limit
+            that Gymnasium registers, in simulator steps.
         action_repeat: simulator steps that one action is held for; ends early with the episode.
         seed: of the initial states of all envs; drawn from torch's global generator if None.
     """
@@ -97,7 +97,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
     uniform_size: ClassVar[int]
     """uniform random numbers that an initial state of one env is made from."""
     time_limit: ClassVar[int]
-    """policy steps after which an episode is truncated by default."""
+    """simulator steps after which an episode is truncated by default."""
     observation_low: ClassVar[tuple[float, ...]]
     """smallest value of each entry of an observation; may be infinite."""
     observation_high: ClassVar[tuple[float, ...]]
@@ -126,9 +126,13 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
                 "dtype", dtype, "is too coarse for physics", [torch.float32, torch.float64]
             )
         self.num_envs = whole_number("num_envs", num_envs, at_least=1)
-        limit = self.time_limit if max_episode_steps is None else max_episode_steps
-        self.max_episode_steps = whole_number("max_episode_steps", limit, at_least=1)
         self.action_repeat = whole_number("action_repeat", action_repeat, at_least=1)
+        if max_episode_steps is None:
+            self._most_env_steps = self.time_limit
+            self.max_episode_steps = -(-self.time_limit // self.action_repeat)
+        else:
+            limit = whole_number("max_episode_steps", max_episode_steps, at_least=1)
+            self.max_episode_steps, self._most_env_steps = limit, limit * self.action_repeat
         self.dtype = dtype
         self._action_shape = (self.num_envs,) if self.num_actions else (self.num_envs, 1)
         device = torch.get_default_device() if device is None else torch.device(device)
@@ -251,12 +255,17 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             raise SettingError("action.dtype", action.dtype, why, [torch.int64])
         physics, reward, terminated = self.transition(episodes.physics, action)
         env_steps = torch.ones_like(episodes.episode_length)
-        for _ in range(self.action_repeat - 1):
+        before = episodes.episode_length * self.action_repeat  # env steps, as it has not ended
+        ends_within = self._most_env_steps % self.action_repeat != 0
+        for made in range(1, self.action_repeat):
+            over = terminated
+            if ends_within:
+                over = over | (before + made >= self._most_env_steps)
             later, more, now_terminated = self.transition(physics, action)
-            physics = torch.where(terminated, physics, later)
-            reward = reward + more.masked_fill(terminated, 0.0)
-            env_steps = env_steps + ~terminated
-            terminated = terminated | now_terminated
+            physics = torch.where(over, physics, later)
+            reward = reward + more.masked_fill(over, 0.0)
+            env_steps = env_steps + ~over
+            terminated = terminated | (now_terminated & ~over)
         episodes = EpisodeState(
             physics, episodes.episode_return + reward, episodes.episode_length + 1
         )

@@ -59,3 +59,9 @@ class CartPole(TensorEnv):
         position, _, angle, _ = physics.unbind(0)
         failed = (position.abs() > POSITION_LIMIT) | (angle.abs() > ANGLE_LIMIT)
         return physics, torch.ones_like(angle), failed
+
+
+class CartPoleV0(CartPole):
+    """The same with episodes of at most 200 steps: Gymnasium's ``CartPole-v0``."""
+
+    time_limit = 200
