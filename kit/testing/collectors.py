@@ -18,6 +18,7 @@ import functools
 import gc
 import io
 import multiprocessing
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,11 +26,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kit.envs import VectorEnv
 from kit.steps.errors import one_of
-from kit.testing.batches import equal, restart
+from kit.testing.batches import equal, restart, rows
 from kit.testing.one_run import ONE_RUN
 from kit.testing.tensor_counter import COUNTING
 from kit.testing.trial import BrokenPromise, CollectorCase, Make, Run, Trial, World, take_episodes
@@ -102,15 +104,41 @@ def _plain(trial: Trial) -> None:
 
 
 def _random_numbers(trial: Trial) -> None:
-    """PyTorch's global random numbers are neither used nor changed."""
+    """Global random numbers are not changed, and PyTorch's not used.
+
+    Those of Python and NumPy may be: ``seeds`` finds who uses them and does not seed them.
+    """
     runs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        before = torch.get_rng_state()
+        np.random.seed(seed)  # a collector that seeds them leaves others behind
+        random.seed(seed)
+        before = _global_random_numbers()
         runs.append(trial.run().batches)
-        undisturbed = torch.equal(before, torch.get_rng_state())
-        trial.demand(undisturbed, "disturbs PyTorch's")
+        _demand_undisturbed(trial, before)
     trial.demand(equal(runs[0], runs[1]), "depends on PyTorch's")
+    before = _global_random_numbers()
+    collector = trial.make(trial.case)
+    try:
+        collector.load_state_dict(collector.state_dict())
+    finally:
+        collector.shutdown()
+    _demand_undisturbed(trial, before)
+
+
+def _global_random_numbers() -> dict[str, Any]:
+    """Where everybody's random numbers stand, by whose they are."""
+    numpy = np.random.get_state(legacy=True)
+    return {
+        "PyTorch's": torch.get_rng_state().tolist(),
+        "NumPy's": [part.tolist() if isinstance(part, np.ndarray) else part for part in numpy],
+        "Python's": random.getstate(),
+    }
+
+
+def _demand_undisturbed(trial: Trial, before: dict[str, Any]) -> None:
+    for name, state in _global_random_numbers().items():
+        trial.demand(state == before[name], f"disturbs {name}")
 
 
 def _memory(trial: Trial) -> None:
@@ -127,6 +155,42 @@ def _memory(trial: Trial) -> None:
         trial.demand(equal([kept], [second]), "batches share memory")
     finally:
         collector.shutdown()
+    changed = trial.run(after=lambda batch: batch.zero_()).batches
+    good = equal(changed, trial.whole.batches)
+    trial.demand(good, "what is done to a batch changes later ones")
+
+
+def _policy(trial: Trial) -> None:
+    """The learner's policy acts, with its weights of the moment, on the observation of the step.
+
+    Of one made by the world, in whose batches ``action_log_prob`` is: it has to be that of the
+    action after the weights were changed in place and sent (``update_policy_weights_``), from the
+    last batch on at the latest.
+    """
+    trial.world.policies.clear()
+    collector = trial.make(replace(trial.case, batches=_BATCHES_TO_FOLLOW))
+    policy = trial.world.policies[-1] if trial.world.policies else None
+    try:
+        for number, batch in enumerate(collector):
+            last = rows(batch).clone()
+            if policy is None or "action_log_prob" not in last:
+                return
+            if number == 0:
+                generator = torch.Generator().manual_seed(0)
+                with torch.no_grad():
+                    for weights in policy.parameters():
+                        noise = torch.randn(weights.shape, generator=generator)
+                        weights.add_(noise.to(weights.device))
+                collector.update_policy_weights_()
+    finally:
+        collector.shutdown()
+    assert policy is not None
+    with torch.no_grad():
+        wanted = policy.get_dist(last.clone()).log_prob(last["action"])
+    found = last["action_log_prob"]
+    good = torch.allclose(found, wanted, rtol=_ROUNDING, atol=_ROUNDING)
+    what = f"action_log_prob is {found.tolist()}, that of the newest weights {wanted.tolist()}"
+    trial.demand(good, what)
 
 
 def _checkpoint(trial: Trial) -> None:
@@ -147,9 +211,12 @@ def _checkpoint(trial: Trial) -> None:
         batches = [*before, *[batch.clone() for batch in resumed]]
         restarted = 0 if exact else restart(batches, half)
         run = Run(batches, take_episodes(resumed), resumed, restarted)
+        undisturbed = [*before, *[batch.clone() for batch in iterator]]
     finally:
         saving.shutdown()
         resumed.shutdown()
+    good = equal(undisturbed, trial.whole.batches)
+    trial.demand(good, "saving changes the batches that come after it")
     (_check_exact if exact else _check_restarted)(trial, run)
 
 
@@ -211,6 +278,8 @@ def _threads_of_libraries() -> set[int]:
     return found - {thread.native_id for thread in threading.enumerate()}
 
 
+_BATCHES_TO_FOLLOW = 5
+"""Batches after which a policy with new weights has to act."""
 _ROUNDING = 1e-5
 """Of a policy in float32 that sums in another order."""
 
@@ -227,6 +296,7 @@ PROMISES: dict[str, Check] = {
     "plain": _plain,
     "random_numbers": _random_numbers,
     "memory": _memory,
+    "policy": _policy,
     "checkpoint": _checkpoint,
     "shutdown": _shutdown,
 }

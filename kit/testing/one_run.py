@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -26,6 +27,9 @@ def counts(trial: Trial, run: Run) -> None:
     trial.demand(good, f"batches of {sizes} policy steps")
     if not isinstance(collector, KitCollector):
         return
+    reached = [*itertools.accumulate(sizes)][: len(run.counted)]
+    what = f"counted {list(run.counted)} policy steps with the batches, which have {reached}"
+    trial.demand(reached == list(run.counted), what)
     counted = {name: getattr(collector, name) for name in collector._COUNTERS}
     wanted = {
         "policy_steps": sum(sizes),
@@ -41,6 +45,9 @@ def transitions(trial: Trial, run: Run) -> None:
     """Every step leads where the environment leads, also the last one of an episode."""
     for batch in run.batches:
         steps = rows(batch)
+        for name in ("done", "terminated", "truncated"):
+            dtype = steps["next", name].dtype
+            trial.demand(dtype == torch.bool, f"next {name} has type {dtype}")
         outcome = trial.world.expected(steps["observation"], integers(steps["action"]))
         for name in ("terminated", "truncated", "observation", "reward"):
             wanted, found = getattr(outcome, name), steps["next", name]
@@ -75,6 +82,9 @@ def continuity(trial: Trial, run: Run) -> None:
         truncated, age = steps["next", "truncated"].squeeze(-1), ages(done)
         good = torch.equal(truncated, age >= trial.world.limit)
         trial.demand(good, f"truncated is {truncated} in steps {age} of episodes")
+        if "is_init" in steps.keys():
+            first = steps["is_init"].squeeze(-1)
+            trial.demand(torch.equal(first, age == 1), f"is_init is {first} in steps {age}")
 
 
 def trajectories(trial: Trial, run: Run) -> None:
@@ -98,8 +108,10 @@ def trajectories(trial: Trial, run: Run) -> None:
 
 def reports(trial: Trial, run: Run) -> None:
     """The episodes that are reported are those of the batches, and each is reported once."""
+    numbered = bool(run.batches) and not whole_episodes(run.batches[0])  # rows are envs
     reported = sorted(
-        (e.length, round(e.episode_return, 3), e.env_steps, e.terminated) for e in run.episodes
+        (e.length, round(e.episode_return, 3), e.env_steps, e.terminated, e.env if numbered else 0)
+        for e in run.episodes
     )
     again = take_episodes(run.collector)
     trial.demand(not again, "episodes are reported twice")
@@ -109,11 +121,15 @@ def reports(trial: Trial, run: Run) -> None:
     for batch in run.batches:
         steps = rows(batch)
         columns = [steps[name].flatten().tolist() for name in names]
-        for number, reward, done, terminated in zip(*columns):
+        if numbered:
+            columns.append(torch.arange(len(batch)).repeat_interleave(batch.shape[1]).tolist())
+        else:
+            columns.append([0] * len(steps))
+        for number, reward, done, terminated, env in zip(*columns):
             sums.setdefault(number, []).append(reward)
             if done:
                 length = len(sums[number])
-                ended.append((length, round(sum(sums[number]), 3), length, terminated))
+                ended.append((length, round(sum(sums[number]), 3), length, terminated, env))
     trial.demand(reported == sorted(ended), f"{reported} for {sorted(ended)}")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -78,6 +79,8 @@ class World:
     """number of the episode of observations, ``[...]``; ``None`` where they do not contain it."""
     tolerance: float = 0.0
     """by which next observations may differ, for rounding; all else is exact."""
+    policies: deque[Any] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
+    """the last one that was made, which the suite changes as a learner does."""
 
     def env(self, case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:
         """The environment of a case, by :func:`~kit.envs.make_env` and further arguments of it."""
@@ -88,7 +91,9 @@ class World:
         """A policy that samples, with the same weights for the same seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return make_actor(env, hidden_sizes=(8,))
+            policy = make_actor(env, hidden_sizes=(8,))
+        self.policies.append(policy)
+        return policy
 
 
 Make = Callable[[CollectorCase], BaseCollector]
@@ -114,6 +119,8 @@ class Run:
     restarted: int = 0
     """number of the batch with which all envs begin new episodes: the first, or a later one where
     a saved run continues without the state of its environments."""
+    counted: Sequence[int] = ()
+    """policy steps that the collector had counted with each batch."""
 
 
 class Trial:
@@ -141,12 +148,22 @@ class Trial:
         """A run from beginning to end."""
         return self.run()
 
-    def run(self, **changes: Any) -> Run:
-        """Run a new collector of the case, or one that differs in some fields."""
+    def run(self, after: Callable[[TensorDictBase], Any] | None = None, **changes: Any) -> Run:
+        """Run a new collector of the case, or one that differs in some fields.
+
+        Args:
+            after: called with each batch, of which a copy is in the run.
+            changes: of fields of the case.
+        """
         collector = self.make(replace(self.case, **changes))
+        batches, counted = [], []
         try:
-            batches = [batch.clone() for batch in collector]
-            return Run(batches, take_episodes(collector), collector)
+            for batch in collector:
+                batches.append(batch.clone())
+                counted.append(getattr(collector, "policy_steps", 0))
+                if after is not None:
+                    after(batch)
+            return Run(batches, take_episodes(collector), collector, counted=counted)
         finally:
             collector.shutdown()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import _thread
+import copy
 import multiprocessing
+import random
 import threading
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 
@@ -230,6 +233,97 @@ class BeginsAnew(VectorCollector):
         self.env.restart()
 
 
+class ReportsTheFirstCopy(VectorCollector):
+    """Says of every episode that the first env played it."""
+
+    def take_episodes(self):
+        return [episode._replace(env=0) for episode in super().take_episodes()]
+
+
+class CountsAhead(VectorCollector):
+    """Collects everything before it hands out the first batch."""
+
+    def iterator(self):
+        yield from list(super().iterator())
+
+
+class EndsAreNumbers(VectorCollector):
+    """Gives 0 and 1 for false and true."""
+
+    def collect(self):
+        batch = super().collect()
+        return batch.set(("next", "done"), batch["next", "done"].long())
+
+
+class BeginsWhereItEnds(VectorCollector):
+    """Says of the last step of an episode that it is the first."""
+
+    def collect(self):
+        batch = super().collect()
+        return batch.set("is_init", batch["next", "done"].clone())
+
+
+class SeedsNumPy(VectorCollector):
+    """Seeds everybody's random numbers, which it does not use."""
+
+    def collect(self):
+        np.random.seed(0)
+        return super().collect()
+
+
+class SeedsPython(VectorCollector):
+    """Seeds everybody's random numbers, which it does not use."""
+
+    def collect(self):
+        random.seed(0)
+        return super().collect()
+
+
+class SeedsWhenItLoads(VectorCollector):
+    """Seeds everybody's random numbers when it goes on."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        torch.manual_seed(0)
+        super().load_state_dict(state_dict)
+
+
+class ActsOnTheBatch(VectorCollector):
+    """Has what it acts on next in the batch that it has handed out."""
+
+    def collect(self):
+        batch = super().collect()
+        batch["now"] = torch.from_numpy(self.env.start()["observation"].copy()).unsqueeze(1) * (
+            torch.ones(*batch.shape, 1)
+        )
+        self.env.acts_on({"observation": batch["now"][:, -1].numpy()})
+        return batch
+
+
+class OwnWeights(VectorCollector):
+    """Acts with the weights that the policy had when the collector was made."""
+
+    def __init__(self, env, policy, **kwargs):
+        super().__init__(env, copy.deepcopy(policy), **kwargs)
+
+
+class ProbabilitiesOfTheStepBefore(VectorCollector):
+    """Has the log-probabilities of other steps."""
+
+    def collect(self):
+        batch = super().collect()
+        return batch.set("action_log_prob", batch["action_log_prob"].roll(1, 1))
+
+
+class SavesTheNextStep(VectorCollector):
+    """Takes a step when it is saved, which no batch has."""
+
+    def state_dict(self):
+        state = copy.deepcopy(super().state_dict())
+        self.env.start()
+        self.env.step_arrays({"action": np.zeros(self.num_envs, np.int64)}, self.env.new_step())
+        return state
+
+
 class LeavesAThread(VectorCollector):
     """Starts a thread that nobody stops."""
 
@@ -281,17 +375,28 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (OneEnd, "transitions"),
         (LosesAStep, "continuity"),
         (MixesCopies, "continuity"),
+        (CountsAhead, "counts"),
+        (EndsAreNumbers, "transitions"),
+        (BeginsWhereItEnds, "continuity"),
         (OneTrajectory, "trajectories"),
         (NewTrajectories, "trajectories"),
         (ForgetsEpisodes, "reports"),
         (ReportsTwice, "reports"),
+        (ReportsTheFirstCopy, "reports"),
         (OneSeed, "seeds"),
         (NoSeed, "seeds"),
         (FastRounds, "plain"),
         (SaysItIsExact, "plain"),
         (DisturbsRandomNumbers, "random_numbers"),
         (DependsOnRandomNumbers, "random_numbers"),
+        (SeedsNumPy, "random_numbers"),
+        (SeedsPython, "random_numbers"),
+        (SeedsWhenItLoads, "random_numbers"),
         (OneMemory, "memory"),
+        (ActsOnTheBatch, "memory"),
+        (OwnWeights, "policy"),
+        (ProbabilitiesOfTheStepBefore, "policy"),
+        (SavesTheNextStep, "checkpoint"),
         (ForgetsRandomNumbers, "checkpoint"),
         (ForgetsOpenEpisodes, "checkpoint"),
         (BeginsAnew, "checkpoint"),
