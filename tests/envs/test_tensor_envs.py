@@ -11,7 +11,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.envs import make_env
-from kit.envs.tensor import TENSOR_ENVS, CartPole, EpisodeState, Pendulum, make_tensor_env
+from kit.envs.tensor import (
+    TENSOR_ENVS,
+    CartPole,
+    EpisodeState,
+    Pendulum,
+    TensorEnv,
+    make_tensor_env,
+)
 from kit.steps import SettingError
 
 IDS = [id for id in TENSOR_ENVS if "/" not in id]  # without those of kit.testing
@@ -322,3 +329,68 @@ def test_what_is_beyond_the_registered_limit_neither_pays_nor_ends_an_episode():
     alone = make_tensor_env("CartPole-v0", 1, action_repeat=3)
     alone.physics.copy_(torch.tensor([[2.35], [1.0], [0.0], [0.0]]))
     assert alone.step_tensors(torch.tensor([1])).terminated.item()
+
+
+class Written(TensorEnv):
+    """A count, in which one function at a time is wrong."""
+
+    state_size, uniform_size, time_limit, num_actions = 2, 1, 5, 2
+    observation_low, observation_high = (0.0, 0.0), (9.0, 9.0)
+
+    def initial_state(self, uniform):
+        return torch.cat((uniform, torch.zeros_like(uniform)))
+
+    def transition(self, physics, action):
+        count = physics[1] + 1
+        return torch.stack((physics[0], count)), count, count >= 4
+
+
+class InPlace(Written):
+    def transition(self, physics, action):
+        physics[1] += 1
+        return physics, physics[1].clone(), physics[1] >= 4
+
+
+class RewardsInColumns(Written):
+    def transition(self, physics, action):
+        later, reward, terminated = super().transition(physics, action)
+        return later, reward.unsqueeze(-1), terminated
+
+
+class EndsAreNumbers(Written):
+    def transition(self, physics, action):
+        later, reward, terminated = super().transition(physics, action)
+        return later, reward, terminated.float()
+
+
+class Transposed(Written):
+    def transition(self, physics, action):
+        later, reward, terminated = super().transition(physics, action)
+        return later.T, reward, terminated
+
+
+class OneStart(Written):
+    def initial_state(self, uniform):
+        return torch.zeros(2)
+
+
+class ShowsMore(Written):
+    def observe(self, physics):
+        return torch.cat((physics, physics[:1])).T
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (InPlace, r"physics='InPlace' is changed in place by transition"),
+        (RewardsInColumns, r"transition reward=\(3, 1\) is another shape; what works: \(3,\)"),
+        (EndsAreNumbers, r"terminated=torch.float32 is no truth value; what works: torch.bool"),
+        (Transposed, r"transition physics=\(3, 2\) is another shape; what works: \(2, 3\)"),
+        (OneStart, r"initial_state=\(2,\) is another shape; what works: \(2, 3\)"),
+        (ShowsMore, r"observe=\(3, 3\) is another shape; what works: \(3, 2\)"),
+    ],
+)
+def test_functions_that_are_not_what_they_have_to_be_are_refused(environment, message):
+    Written(3).step_tensors(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(SettingError, match=message):
+        environment(3)

@@ -141,7 +141,34 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         self._make_buffers()
         self.generator = torch.Generator(self.device)
         self._set_seed(seed)
+        self._check_functions()
         self.reset_tensors()
+
+    @torch.no_grad()
+    def _check_functions(self) -> None:
+        """Call each function that a subclass writes once.
+
+        Raises:
+            SettingError: if results have other shapes, or what it is given is changed: a batch
+                would have the next observation in the place of the present one.
+        """
+        n, name = self.num_envs, type(self).__name__
+        uniform = torch.zeros((self.uniform_size, n), dtype=self.dtype, device=self.device)
+        physics = self.initial_state(uniform)
+        _demand_shape(f"{name}.initial_state", physics, (self.state_size, n))
+        before = physics.clone()
+        later, reward, terminated = self.transition(physics, self.action_spec.zero())
+        if not torch.equal(before, physics):
+            why = "is changed in place by transition, which has to return new tensors"
+            raise SettingError("physics", name, why, "change a copy: physics.clone()")
+        _demand_shape(f"{name}.transition physics", later, (self.state_size, n))
+        _demand_shape(f"{name}.transition reward", reward, (n,))
+        _demand_shape(f"{name}.transition terminated", terminated, (n,))
+        if terminated.dtype != torch.bool:
+            field = f"{name}.transition terminated"
+            raise SettingError(field, terminated.dtype, "is no truth value", [torch.bool])
+        seen = (n, len(self.observation_low))
+        _demand_shape(f"{name}.observe", self.observe(physics), seen)
 
     # What a subclass writes: pure functions that return new tensors and never branch on data.
 
@@ -405,3 +432,9 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             if here != saved:
                 raise SettingError(field, here, "is not that of the saved state", [saved])
         return super().load_state_dict(state_dict, strict=strict, assign=False)
+
+
+def _demand_shape(what: str, given: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse a result of another shape, which could be broadcast, or raise in a later step."""
+    if given.shape != shape:
+        raise SettingError(what, tuple(given.shape), "is another shape", [shape])
