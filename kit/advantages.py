@@ -276,7 +276,10 @@ class GAE(torchrl_value.GAE):
         seen = [*reads, *(("next", key) for key in reads)]
         batch = batch.select(*seen, *end_keys, ("collector", "mask"), strict=False)
         value = self._values(batch.exclude("next"))
-        following = self._values(batch.get("next").copy())
+        following = batch.get("next").copy()
+        if "is_init" in reads:  # the observation after a step begins no episode
+            following.set("is_init", torch.zeros_like(following.get(names.done)))
+        following = self._values(following)
         time = batch.ndim - 1
         ends = [_like(value, batch.get(key), key[1]) for key in end_keys]
         with_time_last = (tensor.movedim(time, -1) for tensor in (*ends, value, following))

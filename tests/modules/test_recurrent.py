@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
+from torchrl.modules import GRUModule, LSTMModule
 
 import kit.testing.envs  # noqa: F401  # registers kit/Recall-v0
 import recipes.ppo
 import recipes.ppo_recurrent
+from kit.advantages import GAE
 from kit.collectors import VectorCollector
 from kit.envs import make_env
 from kit.experiment import EnvConfig, OnPolicySteps
@@ -102,6 +105,27 @@ def test_gradients_do_not_flow_through_the_burn_in(kind):
     assert (gradient[:, :3] == 0).all()
     assert (gradient[:, 3:] != 0).all()
     torch.testing.assert_close(features, module_of(kind)(batch.detach())["features"])
+
+
+@both
+def test_advantages_by_a_network_of_torchrl_are_those_by_the_kits(kind):
+    own, batch = module_of(kind), sequences()
+    theirs = (LSTMModule if kind == "lstm" else GRUModule)(
+        input_size=3, hidden_size=5, in_key="observation", out_key="features"
+    ).double()
+    (theirs.lstm if kind == "lstm" else theirs.gru).load_state_dict(own.cell.state_dict())
+    flags = torch.zeros(4, 9, 1, dtype=torch.bool)
+    batch["next"] = {"reward": flags.double(), "done": flags, "terminated": flags}
+    batch["next", "observation"] = batch["observation"].roll(-1, 1)
+    for key in own.states:
+        batch[key] = torch.randn(4, 9, 1, 5).double()
+        batch["next", key] = batch[key].roll(-1, 1)
+    head = TensorDictModule(nn.Linear(5, 1).double(), ["features"], ["state_value"])
+    found, expected = (
+        GAE(gamma=0.9, lmbda=0.8, value_network=TensorDictSequential(body, head))(batch.clone())
+        for body in (theirs, own)
+    )
+    torch.testing.assert_close(found["advantage"], expected["advantage"])
 
 
 # ---------------------------------------------------------------------- in a run
