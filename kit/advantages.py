@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.modules.batchnorm import _NormBase
 from torchrl.objectives import value as torchrl_value
 
 from kit.envs.normalize import Moments
@@ -298,10 +299,10 @@ class GAE(torchrl_value.GAE):
         """Values ``[num_envs, steps, 1]``, or ``[steps, 1]``.
 
         Those of a recurrent network follow from the hidden state in the batch, so that it makes one
-        time step for all rows at once.
+        time step for all rows at once. To batch normalisation the time would be the features.
         """
         network, name = self.value_network, self.tensor_keys.value
-        if "is_init" not in self._reads:
+        if "is_init" not in self._reads and not _takes_rows(network):
             return network(seen).get(name)  # type: ignore[no-any-return]
         return network(seen.reshape(-1)).get(name).unflatten(0, seen.batch_size)  # type: ignore[no-any-return]
 
@@ -322,6 +323,12 @@ class GAE(torchrl_value.GAE):
             return advantage, advantage + value
         target = n_step_returns(reward, following, done, terminated, self.gamma, self.n_step)
         return target - value, target
+
+
+def _takes_rows(network: Any) -> bool:
+    """Whether a network has a layer to which the second dimension is that of the features."""
+    modules = network.modules() if isinstance(network, nn.Module) else ()
+    return any(isinstance(one, (_NormBase, nn.GroupNorm, nn.Flatten)) for one in modules)
 
 
 def _like(values: Tensor, given: Tensor, name: Any) -> Tensor:

@@ -361,6 +361,16 @@ def test_a_network_that_decides_on_the_host_is_called_plainly():
         torch.testing.assert_close(estimator(batch)["advantage"].squeeze(-1), expected)
 
 
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.GroupNorm(1, 3), nn.Flatten()])
+def test_layers_that_take_rows_of_features_are_given_rows(layer):
+    value = ValueOperator(nn.Sequential(layer, nn.Linear(3, 1)).double(), ["observation"])
+    batch = batch_of(4, 3)  # as many steps as features, which nothing would notice
+    rows = batch["observation"].flatten(0, 1)
+    expected = value.module(rows).unflatten(0, (4, 3))
+    found = GAE(gamma=0.9, value_network=value)(batch)["state_value"]
+    torch.testing.assert_close(found, expected)
+
+
 # ---------------------------------------------------------------------- Monte-Carlo returns
 def returns_of(batch: TensorDict, gamma: float, following: torch.Tensor | None) -> torch.Tensor:
     """Step by step, in double precision; ``following`` is the value of the next observation."""
