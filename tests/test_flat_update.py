@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import LossModule
 
 from kit.fast.optimizers import RMSprop as FixedRMSprop
-from kit.update import Update
+from kit.update import Update, in_precision
 from tests.losses import make_loss, minibatch_for
 from tests.plain_steps import OPTIMIZERS, assert_same, plain_step, programs, state_of
 
@@ -435,6 +435,17 @@ def test_a_loss_that_keeps_statistics_changes_them_once_per_step():
 
 
 # ---------------------------------------------------------------------- compiled
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "precision"), [("TD3Loss", "float32"), ("A2CLoss", "bfloat16")])
+def test_what_draws_or_rounds_otherwise_when_compiled_is_compiled_all_the_same(name, precision):
+    loss = in_precision(make_loss(name), precision, "cpu")
+    update = Update(loss, SGD(loss.parameters(), lr=0.01), compile=True)
+    for step in range(4):
+        update(minibatch_for(name, seed=step))
+    assert update.plain_reason == ""
+    assert [traced.programs for traced in update._traced.values()] == [1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizers"),

@@ -65,7 +65,7 @@ class Traced:
             the function depends on; see :class:`~kit.fast.watch.Watch`.
         name: the function's name in the warning; empty: there is none.
         executor: one of :data:`~kit.fast.executors.EXECUTORS`, or ``"auto"``. Programs of
-            ``"inductor"`` round differently, so their results are only asked to be close.
+            ``"inductor"`` round and draw differently; they are verified as they were recorded.
         read_only: whether outputs are only read. They are not copied then, but may be tensors of
             inference mode, which can neither be written to nor take part in gradients.
         fast_products: whether large matrix products may be rounded otherwise, from the first call
@@ -243,7 +243,7 @@ class Traced:
             return dict(zip(names, outputs))
         program = self._keep(recording, keys, names, inputs)
         if program.rounds_otherwise:
-            self._rounds_otherwise = True
+            self._rounds_otherwise = program.executor != "inductor"
             recording.restore()
             numbers.restore()
             try:
@@ -317,11 +317,10 @@ class Traced:
         restore()
         program.verify_memory(outcome)
         expected = self.function(inputs.copy())
-        same = _close if program.executor == "inductor" else _equal
         program.verified = (
             list(found) == list(expected)
-            and all(same(found[key], expected[key]) for key in expected)
-            and all(map(same, after, changed))
+            and all(_equal(found[key], expected[key]) for key in expected)
+            and all(map(_equal, after, changed))
             and not self.watch.changed()
             and program.recording.is_valid()
             and not numbers.drawn_on_the_host()
@@ -367,8 +366,12 @@ class _Program:
         self.inputs_changed: list[Key] = []
         self._places, self._outputs = places, outputs
         self._as_recorded: Run
-        self._as_recorded, self.executor = executed(recording, executor)
+        compiles = executor == "inductor"
+        self._as_recorded, self.executor = executed(recording, "python" if compiles else executor)
         self._run = self._as_recorded
+        if compiles:  # verified as it was recorded: what is compiled rounds and draws otherwise
+            self._run, self.executor = executed(recording, executor)
+            self.rounds_otherwise = True
         self._in_own_memory: Run | None = None
         on_host = all(tensor.is_cpu for tensor in (*recording.inputs, *recording.constants))
         if on_host and self.executor in ("interpreter", "python"):
@@ -481,7 +484,3 @@ def _signature(values: Sequence[Tensor | None]) -> tuple[Any, ...]:
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal, NaN included."""
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
