@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -82,6 +83,31 @@ def test_runs_can_take_turns_and_run_within_each_other(build):
     outer.run()
     assert_equal(weights(outer), expected[0])
     assert_equal(weights(inner), expected[1])
+
+
+@RECIPES
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_loop_of_ones_own_is_the_run_with_its_hooks_and_rows(build, goes_on, tmp_path):
+    if build is ppo:
+        build = functools.partial(ppo, anneal="linear")  # a hook with a beginning
+    runs = {"runs": str(tmp_path), "logger": "csv", "checkpoint_every": 16}
+    whole, own = build(1, **runs), build(1, **runs)
+    whole.run()
+    if goes_on:
+        own.load(next(iter(sorted((whole.folder / "checkpoints").glob("checkpoint*")))))
+    else:
+        own.begin()
+    while not own.schedule.done:
+        batch = own.collect()
+        due = own.schedule.advance(own.batches.collected)
+        own.train(batch, due.gradient_steps)
+        own.finish_iteration(batch, due)
+    own.shutdown()
+    assert_equal(weights(own), weights(whole))
+    rows = [(one.folder / "metrics.csv").read_text().splitlines() for one in (whole, own)]
+    assert rows[1][1:]
+    assert rows[1][1:] == rows[0][-len(rows[1]) + 1 :]
+    assert goes_on or rows[0] == rows[1]
 
 
 def test_a_run_beside_that_of_another_thread_is_refused():

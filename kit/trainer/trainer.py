@@ -118,7 +118,7 @@ class Trainer(ResumableTrainer):
         self.folder = None if folder is None else Path(folder)
         # Now, as collectors of TorchRL drop their environments at the end.
         self._transforms = normalization_of_transforms(collector=collector, evaluate=evaluate)
-        self._released = self._complete = False
+        self._released = self._complete = self._started = False
         self.last_metrics: Mapping[str, Tensor] | None = None
         self._prefill: TensorDictBase | None = None
         self._undisturbed = Undisturbed(self)
@@ -197,6 +197,7 @@ class Trainer(ResumableTrainer):
 
         The collector begins episodes: those that a buffer filled before has open do not go on.
         """
+        self._start()
         if getattr(self.buffer, "joins_steps", False) and not self.plan.offline:
             self.buffer.close_open_episodes(self.plan.num_envs)
         if self.plan.prefill_steps and not self.plan.prefill_is_iteration:
@@ -213,6 +214,7 @@ class Trainer(ResumableTrainer):
     @with_own_numbers
     def collect(self) -> TensorDictBase:
         """Collect the batch of an iteration; offline, an empty one."""
+        self._start()  # a loop that goes on from a checkpoint has no begin()
         began = time.perf_counter()
         batch = self.batches.next()
         self.journal.spent("collect", began)
@@ -337,9 +339,7 @@ class Trainer(ResumableTrainer):
     def _lifecycle(self) -> Iterator[None]:
         """Start loggers and hooks; release everything at the end, whatever happens."""
         try:
-            done = getattr(self.ledger, self.plan.axis)
-            self.journal.start(done, self.config, self.plan.table())
-            self.stages.fire("setup")
+            self._start()
             yield
         except BaseException as error:
             try:
@@ -349,9 +349,17 @@ class Trainer(ResumableTrainer):
             raise
         self.shutdown()
 
+    def _start(self) -> None:
+        """Start loggers and hooks, unless they are: a loop of the caller's own does not say it."""
+        if not self._started:
+            self._started = True
+            done = getattr(self.ledger, self.plan.axis)
+            self.journal.start(done, self.config, self.plan.table())
+            self.stages.fire("setup")
+
     def shutdown(self) -> None:
         """Release everything, even if something raises on the way."""
-        self._released = True
+        self._released, self._started = True, False
         with contextlib.ExitStack() as last_first:
             if self.evaluate is not None:
                 last_first.callback(self.evaluate.close)
