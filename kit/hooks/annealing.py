@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _OF_ENVIRONMENTS = ("env_steps", "episodes", "environment_errors")
 """Counters that the ledger otherwise has up to date with each row and checkpoint alone."""
+_OF_EVALUATIONS = ("evaluations", "evaluation_episodes")
+"""Counters that go on after an iteration has ended, when the value of the next one is set."""
 _ALONE = "leave one of the two out; recipes leave theirs out with anneal=constant"
 
 
@@ -100,7 +102,8 @@ class Anneal(Hook):
 
     Raises:
         SettingError: if the object has no such attribute, the ledger no such counter, the counter
-            stays 0 in the run, the schedule is unknown, or something else sets the same value.
+            stays 0 in the run or is one of evaluations, the schedule is unknown, or something else
+            sets the same value.
     """
 
     kind = "step"
@@ -149,6 +152,9 @@ class Anneal(Hook):
             raise SettingError("counter", self.counter, "is not a counter", list(counters))
         if self.counter == "policy_steps" and trainer.plan.offline and self.schedule != "constant":
             why = "stays 0 in a run that collects nothing (offline)"
+            raise SettingError("counter", self.counter, why, ["gradient_steps", "iterations"])
+        if self.counter in _OF_EVALUATIONS and self.schedule != "constant":
+            why = "is counted after the value of the next iteration is set"
             raise SettingError("counter", self.counter, why, ["gradient_steps", "iterations"])
         self._resolve(trainer)
         super().register(trainer, name)

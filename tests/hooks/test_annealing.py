@@ -148,8 +148,18 @@ def test_a_counter_whose_end_no_plan_knows_has_no_schedule_by_name(counter):
 
 def test_a_counter_that_stays_0_has_no_schedule_by_name():
     trainer = ppo_trainer(on_policy_plan())
-    with pytest.raises(SettingError, match="counter='evaluations' stays 0 in this run"):
-        trainer.add(AnnealLearningRate(trainer.optimizer, "linear", counter="evaluations"))
+    with pytest.raises(SettingError, match="counter='random_policy_steps' stays 0 in this run"):
+        trainer.add(AnnealLearningRate(trainer.optimizer, "linear", counter="random_policy_steps"))
+
+
+@pytest.mark.parametrize("counter", ["evaluations", "evaluation_episodes"])
+@pytest.mark.parametrize("schedule", ["linear", Linear(1.0, 0.0, 3)])
+def test_evaluations_which_come_after_the_value_of_the_next_iteration_is_set_are_refused(
+    counter, schedule
+):
+    trainer = ppo_trainer(on_policy_plan())
+    with pytest.raises(SettingError, match=f"counter='{counter}' is counted after the value"):
+        trainer.add(AnnealLearningRate(trainer.optimizer, schedule, counter=counter))
 
 
 # ---------------------------------------------------------------------- schedules by name
