@@ -137,7 +137,7 @@ class StopWhen(Hook):
         trained = row.get("iterations", 1) > 0
         if self.reached is not None and trained and value >= self.reached * self.sign:
             self.trainer.request_stop(f"{self.metric} reached {row[self.metric]:g}")
-        if self.best is None or value > self.best:
+        if self.best is None or value > self.best or math.isnan(self.best) > math.isnan(value):
             self.best, self.waited = value, 0
             return
         self.waited += 1

@@ -39,6 +39,10 @@ def stopped_after(hook, values: list[float | None], name: str = "score") -> tupl
         ({"patience": 2}, [3.0, 2.0, 4.0, 3.0], 4, None),
         ({"patience": 1, "mode": "min"}, [3.0, 2.0, 2.5, 1.0], 3,
          "score has not been better than 2 for 1 rows"),
+        ({"patience": 2}, [math.nan, 1.0, 2.0, 3.0], 4, None),
+        ({"patience": 2, "mode": "min"}, [math.nan, 3.0, 2.0, math.nan], 4, None),
+        ({"patience": 1}, [1.0, math.nan, 2.0, 3.0], 2,
+         "score has not been better than 1 for 1 rows"),
     ],
 )  # fmt: skip
 def test_a_run_stops_when_a_metric_is_good_or_does_not_improve(
