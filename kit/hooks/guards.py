@@ -71,6 +71,7 @@ class TimeLimit(Hook):
         seconds: of this process, from the beginning of the run or its resumption.
     """
 
+    kind = "step"
     operations: ClassVar = {"setup": "begin", "post_steps": "look"}
 
     def __init__(self, seconds: float) -> None:

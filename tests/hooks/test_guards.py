@@ -81,6 +81,11 @@ def test_a_run_stops_after_the_iteration_in_which_its_time_is_over(monkeypatch):
     assert trainer.stop_reason == "the time limit of 15 seconds was reached"
 
 
+def test_what_ends_a_run_takes_part_in_training():
+    guards = TimeLimit(15), StopWhen(reached=1.0), TargetKL(0.1)
+    assert {guard.kind for guard in guards} == {"step"}  # as docs/hooks.md says
+
+
 @pytest.mark.parametrize("seconds", [0, -1, math.nan])
 def test_a_time_that_is_not_positive_is_refused(seconds):
     with pytest.raises(SettingError, match="time_limit="):
