@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Adam
 
 from kit.buffers import SequenceReplay
-from kit.config import Count, NotNegative, Positive, ReplayConfig, UnitInterval
+from kit.config import Count, NotNegative, Positive, ReplayConfig, UnitInterval, checks
 from kit.dialects.base import Dialect
 from kit.experiment import EnvConfig, Experiment, main
 from kit.modules.world import GaussianWorldModel, Player, TanhActor, elu_network
@@ -55,7 +55,7 @@ class Config(ReplayConfig):
     continuation_coeff: NotNegative = 10.0
     """Weight of the loss of predicted continuations; 0: imagined episodes never end."""
     exploration_noise: NotNegative = 0.3
-    """Standard deviation of the noise added to actions in [-1, 1]."""
+    """Standard deviation of the noise added to actions in [-1, 1]; choices take none."""
     model_learning_rate: Positive = 6e-4
     """Learning rate of Adam for the world model."""
     learning_rate: Positive = 3e-4
@@ -70,6 +70,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     env = experiment.make_env()
 
     model = GaussianWorldModel(env, cfg.size)
+    if model.code.discrete:
+        checks.unused(cfg, ("exploration_noise",), "choices take no noise")
     actor = TanhActor(model.code, model.features, model.size)
     critic = elu_network(model.features, model.size.units, 3, 1)
     loss = experiment.make_loss(

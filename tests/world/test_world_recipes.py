@@ -249,6 +249,12 @@ def test_settings_that_cannot_work_are_refused():
         build(recipes.dreamerv1, size="12m")
 
 
+def test_noise_that_choices_do_not_take_is_refused():
+    with pytest.raises(SettingError, match=r"exploration_noise=0\.9 has no effect: choices take n"):
+        build(recipes.dreamerv1, exploration_noise=0.9)
+    assert build(recipes.dreamerv1, exploration_noise=0.9, env=PENDULUM).plan
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
 def test_sequences_are_not_made_of_flat_batches(recipe):
     config = {"steps_per_env": None, "min_episodes": 1, "collector_kwargs": {"layout": "flat"}}
