@@ -15,7 +15,7 @@ from kit.dialects.base import Dialect
 from kit.experiment import EnvConfig, Experiment, main
 from kit.hooks import EndOfExploration
 from kit.modules.world import Ensemble, LatentActor, Player, make_critic, make_world_model
-from kit.steps import StepPlan
+from kit.steps import SettingError, StepPlan
 from kit.steps.settings import ExplorationSteps
 from kit.trainer import Trainer
 from recipes.dreamerv3 import LOSS_SETTINGS, around
@@ -40,6 +40,9 @@ class Config(recipes.dreamerv3.Config):
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire Plan2Explore; ``make_loss`` replaces ``cfg.loss``, ``parts`` those of the trainer."""
     experiment = Experiment(cfg, algorithm="p2e_dv3_exploration")
+    if not experiment.plan.exploration_steps:
+        why = "leaves the explorer nothing to do"
+        raise SettingError("steps.exploration_steps", 0, why, [12_000], "or use dreamerv3")
     env = experiment.make_env()
 
     model = make_world_model(env, cfg.size, cfg.latents)

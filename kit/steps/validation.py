@@ -159,6 +159,7 @@ def _before_learning(plan: PlannedCounts) -> None:
         off_policy = plan.trains and not plan.on_policy
         _set(plan, "random_steps", plan.learning_starts if off_policy else 0)
     _vector_steps(plan, "random_steps")
+    _vector_steps(plan, "exploration_steps")
 
 
 def _vector_steps(plan: PlannedCounts, field: str) -> None:

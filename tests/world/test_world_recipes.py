@@ -255,6 +255,19 @@ def test_noise_that_choices_do_not_take_is_refused():
     assert build(recipes.dreamerv1, exploration_noise=0.9, env=PENDULUM).plan
 
 
+@pytest.mark.parametrize(
+    ("steps", "what"),
+    [
+        (0, "=0 leaves the explorer nothing to do"),
+        (41, "=41 is not a multiple of the 2 .*; what works: 40 or 42"),
+    ],
+)
+def test_an_exploration_that_cannot_be_is_refused_by_the_name_of_its_setting(steps, what):
+    two = EnvConfig(id="CartPole-v1", num_envs=2)
+    with pytest.raises(SettingError, match=f"steps.exploration_steps{what}"):
+        build(recipes.plan2explore, env=two, exploration_steps=steps)
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
 def test_sequences_are_not_made_of_flat_batches(recipe):
     config = {"steps_per_env": None, "min_episodes": 1, "collector_kwargs": {"layout": "flat"}}
