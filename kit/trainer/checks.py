@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
 from torchrl.trainers import OptimizationStepper, RewardNormalizer, ValueEstimatorHook
 
-from kit.buffers import ReplayBatches, RolloutBatches
+from kit.buffers import ReplayBatches, RolloutBatches, SequenceReplay
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl import TorchRLBackend
@@ -350,8 +350,24 @@ def _in_reward_changes(advantage: Any, loss_module: Any, stages: Stages) -> Iter
     for hook in map(_owner_of, stages["process_optim_batch"]):
         if isinstance(hook, (RewardNormalizer, ScaleReward, SignReward)):
             why = "changes rewards of minibatches, whose advantages were estimated before"
-            works = "change those of the environment: make_env(normalize_reward=True), a transform"
-            yield "hook", type(hook).__name__, why, works
+            yield "hook", type(hook).__name__, why, _OF_THE_ENVIRONMENT
+
+
+_OF_THE_ENVIRONMENT = (
+    "change those of the environment: make_env(normalize_reward=True), a transform"
+)
+
+
+def in_rewards(buffer: Any, stages: Stages) -> Iterator[Refusal]:
+    """Hooks that change the rewards of minibatches, where these have none or sums of them."""
+    n_step = buffer.n_step.steps if isinstance(buffer, ReplayBatches) and buffer.n_step else 1
+    for hook in map(_owner_of, stages["process_optim_batch"]):
+        if isinstance(hook, (ScaleReward, SignReward)) and isinstance(buffer, SequenceReplay):
+            why = "changes rewards after actions, and records have those of their observations"
+            yield "hook", type(hook).__name__, why, _OF_THE_ENVIRONMENT
+        if isinstance(hook, SignReward) and n_step > 1:
+            why = f"takes the sign of sums of n_step={n_step} rewards, not of each reward"
+            yield "hook", type(hook).__name__, why, "leave it out, or use n_step=1"
 
 
 def _owner_of(operation: Any) -> Any:

@@ -139,6 +139,7 @@ class Trainer(ResumableTrainer):
             checks.in_updates(plan, update, self.loss_module, advantage, self.stages),
             checks.in_networks(update, collector, evaluate, advantage),
             checks.in_priorities(self.buffer, self.loss_module),
+            checks.in_rewards(self.buffer, self.stages),
         )
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
@@ -162,6 +163,7 @@ class Trainer(ResumableTrainer):
         checks.refuse(
             checks.in_learning_rates(self.registered_modules),
             checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
+            checks.in_rewards(self.buffer, self.stages),
             checks.in_counts(self.collector, self.ledger),
             # One that was interrupted in its last iteration has nothing left to collect, either.
             checks.in_ended(

@@ -6,6 +6,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+import recipes.dqn
+import recipes.dreamerv3
 import recipes.sac
 from kit.experiment import EnvConfig, OffPolicySteps
 from kit.hooks import ScaleReward, SignReward
@@ -74,3 +76,22 @@ def test_off_policy_learning_from_the_last_batch_alone_is_refused(settings):
     trainer = recipes.sac.build(config, buffer=None)
     with pytest.raises(SettingError, match="keeps the last batch only"):
         trainer.run()
+
+
+@pytest.mark.parametrize(("n_step", "refused"), [(3, True), (1, False)])
+def test_signs_of_sums_of_rewards_are_refused(n_step, refused):
+    config = recipes.dqn.Config(runs=None, progress=False, n_step=n_step)
+    if not refused:
+        assert recipes.dqn.build(config, hooks=[SignReward()])
+        return
+    with pytest.raises(SettingError, match="hook='SignReward' takes the sign of sums of n_step=3"):
+        recipes.dqn.build(config, hooks=[SignReward()])
+    with pytest.raises(SettingError, match="hook='SignReward' takes the sign of sums of n_step=3"):
+        recipes.dqn.build(config).add(SignReward()).run()
+
+
+@pytest.mark.parametrize("hook", [SignReward(), ScaleReward(0.1)], ids=lambda hook: hook.name)
+def test_rewards_of_records_are_not_those_of_minibatches_of_transitions(hook):
+    config = recipes.dreamerv3.Config(runs=None, progress=False)
+    with pytest.raises(SettingError, match=f"hook='{type(hook).__name__}' changes rewards after"):
+        recipes.dreamerv3.build(config, hooks=[hook])
