@@ -316,7 +316,10 @@ class Trainer(ResumableTrainer):
         if due.row:
             self.write_row()
         if (due.checkpoint or self._save_requested) and not stopping:
+            stopping = self._stop_training
             self.save()
+            if self._stop_training != stopping:  # its hooks did not know that it is the last one
+                self._saved_at = 0
 
     def evaluations(self, times: int) -> None:
         """Evaluate the policy ``times`` times."""

@@ -113,6 +113,17 @@ def test_a_run_that_a_hook_ends_has_one_too(tmp_path):
     assert kept.told == [(trainer.folder / "policy", 16)]
 
 
+def test_a_run_that_is_ended_while_a_checkpoint_is_written_has_its_last_row_and_one_too(tmp_path):
+    kept = Kept()
+    config = ppo(tmp_path, checkpoint_every=16, log_every=32)
+    config.steps.evaluation_every = None
+    trainer = recipes.ppo.build(config, logger=[kept])
+    trainer.register_op("save", lambda: trainer.request_stop())
+    trainer.run()
+    assert trainer.ledger.policy_steps == trainer.journal.latest["policy_steps"] == 16
+    assert kept.told == [(trainer.folder / "policy", 16)]
+
+
 def test_a_run_that_fails_has_none_until_it_is_resumed(tmp_path):
     first = recipes.ppo.build(ppo(tmp_path, checkpoint_every=16), hooks=[Stops()])
     with pytest.raises(RuntimeError, match="a power cut"):
