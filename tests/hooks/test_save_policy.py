@@ -94,7 +94,7 @@ def test_it_has_neither_replay_buffer_nor_optimiser_and_no_run_goes_on_from_it(t
     parts = {path.name.partition("-")[2] for path in (checkpoint / "components").iterdir()}
     assert parts == {"loss_module", "hook%20best_policy"}
     config.resume = str(folder)
-    with pytest.raises(SettingError, match="has no state of batches, buffer, journal, ledger"):
+    with pytest.raises(SettingError, match="has no state of batches, buffer, hook run_folder, j"):
         recipes.dqn.build(config)
 
 
