@@ -98,7 +98,9 @@ def test_a_module_from_elsewhere_needs_trust_to_be_imported(name, attack, capsys
     assert saved.policy_steps == 64
     saved.close()
     assert trap.exists()
-    resume(run, "trust=other,evil_module")
+    with pytest.raises(SystemExit):  # trusted, it is still not the run that was saved
+        resume(run, "trust=other,evil_module")
+    assert "config.yaml that is not that of its checkpoint" in one_line(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("name", ["loss", "id"])
