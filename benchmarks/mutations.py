@@ -536,7 +536,7 @@ MUTATIONS = [
     ),
     *_of(
         "kit/cli/launch.py", "tests/test_launch.py tests/test_run_folder.py",
-        ("plain = [_started(base, plain, one, job.recipe) for one in plain]", "pass"),
+        ("plain = [_with_start(base, plain, one, job.recipe) for one in plain]", "pass"),
     ),
     *_of(
         "kit/envs/normalize.py", "tests/test_run_folder.py",

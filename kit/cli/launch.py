@@ -319,7 +319,7 @@ def _runs_of_all(base: Mapping[str, Any], arguments: Sequence[str]) -> str:
     return str(runs or tempfile.gettempdir())
 
 
-def _started(
+def _with_start(
     base: Mapping[str, Any], arguments: Sequence[str], argument: str, recipe: Recipe
 ) -> str:
     """Write ``start_from=latest`` with its folder: it would soon be that of a run of the sweep."""
@@ -416,7 +416,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     name = f"kit_{job.recipe.name}"
     sweep = None
     if "--multirun" in arguments or "-m" in arguments:
-        plain = [_started(base, plain, one, job.recipe) for one in plain]
+        plain = [_with_start(base, plain, one, job.recipe) for one in plain]
         _check_sweep(base, plain, job.config_class)
         sweep = new_sweep(Path(_runs_of_all(base, plain)), job.recipe.name)
     node = {

@@ -107,7 +107,7 @@ class RunConfig:
         def __getattr__(self, name: str) -> Any:
             """Refuse to read what the settings do not have."""
             if isinstance(computed := getattr(type(self), name, None), property):
-                return computed.fget(self)  # it failed; so says why
+                return computed.fget(self)  # what it misses is what is to be named
             if name.startswith("_"):
                 raise AttributeError(name)
             why = f"has no setting {name!r}, which the recipe reads"

@@ -138,14 +138,14 @@ class StopWhen(Hook):
         trained = row.get("iterations", 1) > 0
         if self.reached is not None and trained and value >= self.reached * self.sign:
             self.trainer.request_stop(f"{self.metric} reached {row[self.metric]:g}")
-        if self.best is None or value > self.best or math.isnan(self.best) > math.isnan(value):
+        best = self.best
+        if best is None or value > best or (math.isnan(best) and not math.isnan(value)):
             self.best, self.waited = value, 0
             return
         self.waited += 1
         if self.patience is not None and self.waited >= self.patience:
-            best = self.best * self.sign
             self.trainer.request_stop(
-                f"{self.metric} has not been better than {best:g} for {self.waited} rows"
+                f"{self.metric} has not been better than {best * self.sign:g} for {self.waited} rows"
             )
 
     def state_dict(self) -> dict[str, Any]:

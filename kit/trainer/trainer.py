@@ -312,14 +312,12 @@ class Trainer(ResumableTrainer):
         self.stages.fire("post_steps")
         self.log("post_steps_log", batch)
         self.evaluations(due.evaluations)
-        stopping = self._stop_training  # run() saves at the end
         if due.row:
             self.write_row()
-        if (due.checkpoint or self._save_requested) and not stopping:
-            stopping = self._stop_training
+        if (due.checkpoint or self._save_requested) and not self._stop_training:
             self.save()
-            if self._stop_training != stopping:  # its hooks did not know that it is the last one
-                self._saved_at = 0
+            if self._stop_training:  # hooks asked for it, and did not know that it was the last one
+                self._saved_at = 0  # so that run() saves at the end, as after any other stop
 
     def evaluations(self, times: int) -> None:
         """Evaluate the policy ``times`` times."""

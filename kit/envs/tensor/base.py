@@ -282,11 +282,10 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             raise SettingError("action.dtype", action.dtype, why, [torch.int64])
         physics, reward, terminated = self.transition(episodes.physics, action)
         env_steps = torch.ones_like(episodes.episode_length)
-        before = episodes.episode_length * self.action_repeat  # env steps, as it has not ended
-        ends_within = self._most_env_steps % self.action_repeat != 0
         for made in range(1, self.action_repeat):
             over = terminated
-            if ends_within:
+            if self._most_env_steps % self.action_repeat:  # the limit comes inside a repeat
+                before = episodes.episode_length * self.action_repeat
                 over = over | (before + made >= self._most_env_steps)
             later, more, now_terminated = self.transition(physics, action)
             physics = torch.where(over, physics, later)
