@@ -144,8 +144,9 @@ class StopWhen(Hook):
             return
         self.waited += 1
         if self.patience is not None and self.waited >= self.patience:
+            since = f"for {self.waited} rows"
             self.trainer.request_stop(
-                f"{self.metric} has not been better than {best * self.sign:g} for {self.waited} rows"
+                f"{self.metric} has not been better than {best * self.sign:g} {since}"
             )
 
     def state_dict(self) -> dict[str, Any]:
