@@ -37,7 +37,7 @@ def key_from_list(key: Any) -> Key:
 
 
 def some(flags: NDArray[np.bool_]) -> bool:
-    """Whether a flag is set; a fifth of the time of NumPy's ``any`` where there are few."""
+    """Whether a flag is set; a quarter of the time of NumPy's ``any`` where there are few."""
     return b"\x01" in flags.tobytes()
 
 
