@@ -27,6 +27,7 @@ from kit.cli.recipe import Recipe
 from kit.cli.saved_runs import find_run, read_config
 from kit.cli.trust import check_names, check_recipe, trusted_names
 from kit.collectors.actor import Actor
+from kit.config import checks
 from kit.config.plain import from_plain
 from kit.envs.single_env import with_mask
 from kit.envs.spaces import empty
@@ -54,6 +55,8 @@ class SavedRun:
             replay buffer stays empty, which costs no memory, and data sets are not read.
         policy_steps: after which its policy was saved, or was the best.
         gradient_steps: after which its policy was saved, or was the best.
+        elsewhere: device of the run that this machine does not have, so that the policy is on the
+            CPU; empty if it has it.
 
     Raises:
         SettingError: if the folder has no checkpoint, its recipe cannot be imported, it names a
@@ -80,7 +83,9 @@ class SavedRun:
         if env.get("vectorization") == "async":
             env["vectorization"], env["step_timeout"] = "sync", None
             env["kwargs"] = {k: v for k, v in env["kwargs"].items() if k != "num_workers"}
-        cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env})
+        device = _device_here(str(config.get("device", "cpu")))
+        self.elsewhere = config["device"] if device != config.get("device", "cpu") else ""
+        cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env, "device": device})
         with datasets_left_unread():  # that of the run need not be on this machine
             self.trainer = recipe.build(cfg)
         counters = self.trainer.load_policy(checkpoint, best)
@@ -203,6 +208,15 @@ class SavedPolicy:
         return self._env.backend.convert.rows(actions)[0]
 
 
+def _device_here(name: str) -> str:
+    """The device of a run; the CPU where this machine does not have it."""
+    try:
+        checks.device(name)
+    except SettingError:
+        return "cpu"
+    return name
+
+
 _ALONE = {
     "progress": False, "logger": "none", "resume": None, "start_from": None, "runs": None,
     "collector": None, "collector_kwargs": {}, "video_every": None,
@@ -254,7 +268,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         after = f"{getattr(run, axis):,} {axis.replace('_', ' ')}"
         evaluator = run.evaluator(given.episodes, given.seed)
         sampled = evaluator.exploration_type is ExplorationType.RANDOM
-        print(f"{run.folder}\nafter {after}, {'sampled' if sampled else 'deterministic'} actions")
+        where = f", on the CPU: {run.elsewhere} is not here" if run.elsewhere else ""
+        how = "sampled" if sampled else "deterministic"
+        print(f"{run.folder}\nafter {after}, {how} actions{where}")
         metrics = evaluator(0)
         evaluator.close()
         found = {name.partition("/")[2]: measured(value) for name, value in metrics.items()}

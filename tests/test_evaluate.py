@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,6 +61,16 @@ def command(capsys, *arguments: str, code: int = 0) -> str:
 
 def files_of(run: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_run_of_a_device_that_is_not_here_is_played_on_the_cpu(run, tmp_path, capsys):
+    folder = tmp_path / "copied"
+    shutil.copytree(run, folder)
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("device: cpu", "device: cuda:99"))
+    shown = command(capsys, str(folder), "--episodes", "2")
+    assert "deterministic actions, on the CPU: cuda:99 is not here" in shown
+    assert shown.splitlines()[2:] == command(capsys, str(run), "--episodes", "2").splitlines()[2:]
 
 
 def test_a_run_is_evaluated_with_the_actions_of_its_own_evaluations(run, tmp_path):

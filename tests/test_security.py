@@ -198,6 +198,11 @@ def test_modules_beside_the_recipe_are_trusted(attack, tmp_path, monkeypatch):
     SavedRun(run).close()
 
 
+def test_the_colon_of_a_device_or_of_a_folder_names_no_module(attack):
+    run, _ = attack(device="cpu:0", runs="a:b", start_from="c:d")
+    SavedRun(run).close()
+
+
 def test_environments_of_installed_packages_are_trusted(attack):
     run, _ = attack(id="gymnasium.envs.classic_control:CartPole-v1")
     SavedRun(run).close()

@@ -62,3 +62,43 @@ def test_a_learning_rate_that_is_set_takes_effect_in_a_cuda_graph():
     before = [parameter.clone() for parameter in loss.parameters()]
     update(minibatch_for("A2CLoss").cuda())
     assert all(map(torch.equal, before, loss.parameters()))
+
+
+def called(call, inputs, times=4):
+    """What the last of some calls returns."""
+    with torch.no_grad():
+        for _ in range(times):
+            call.refresh()
+            outputs = call(inputs)
+    return outputs
+
+
+def test_what_waits_for_the_device_is_no_graph_and_breaks_nothing():
+    on_host = torch.ones(3)
+    call = Traced(lambda given: {"y": given["x"] + on_host.to("cuda")}, name="")
+    outputs = called(call, {"x": torch.ones(3, device="cuda")})
+    assert outputs["y"].tolist() == [2.0] * 3
+    assert (call.replays, call.executor) == (True, "interpreter")
+    assert torch.rand(3, device="cuda").shape == (3,)
+
+
+def test_normal_numbers_with_deviations_of_their_own_are_drawn_in_a_graph():
+    mean, deviation = torch.arange(3.0, device="cuda"), torch.rand(5, 3, device="cuda")
+    call = Traced(lambda given: {"y": given["x"] + torch.normal(mean, deviation)}, name="")
+    inputs = {"x": torch.zeros(5, 3, device="cuda")}
+    called(call, inputs)
+    torch.manual_seed(0)
+    found = call(inputs)["y"]
+    torch.manual_seed(0)
+    assert torch.equal(found, torch.normal(mean.expand(5, 3), deviation))
+    assert (call.replays, call.executor) == (True, "cudagraph")
+
+
+def test_a_setting_on_the_host_is_part_of_a_graph_until_it_changes():
+    setting = torch.tensor(2.0)
+    call = Traced(lambda given: {"y": given["x"] * (setting * 3)}, name="")
+    inputs = {"x": torch.ones(3, device="cuda")}
+    assert called(call, inputs)["y"].tolist() == [6.0] * 3
+    assert (call.replays, call.executor) == (True, "cudagraph")
+    setting.fill_(5.0)
+    assert called(call, inputs)["y"].tolist() == [15.0] * 3

@@ -53,7 +53,8 @@ class StoredBatches(ReplayBatches):
 
     def __init__(self, transitions: TensorDictBase | None, minibatch_size: int | None) -> None:
         count = 1 if transitions is None else len(transitions)
-        storage = LazyTensorStorage(count, compilable=True)
+        device = "cpu" if transitions is None else transitions["action"].device
+        storage = LazyTensorStorage(count, device=device, compilable=True)
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=minibatch_size)
         if transitions is not None:
             buffer.extend(transitions)

@@ -16,6 +16,8 @@ from kit.steps import SettingError
 _OWN = frozenset({"kit", "recipes", "torchrl", "gymnasium"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _ARGUMENTS = ("env.kwargs.", "collector_kwargs.")
+_NO_MODULES = frozenset({"recipe", "device", "runs", "resume", "start_from", "buffer_folder"})
+"""Settings whose colon is part of a device or of a folder."""
 
 
 def check_names(
@@ -39,7 +41,7 @@ def check_names(
     """
     for name, value in flat(config).items():
         module, colon, _ = str(value).partition(":") if isinstance(value, str) else ("", "", "")
-        if name == "recipe" or not colon or name.startswith(_ARGUMENTS):
+        if name in _NO_MODULES or not colon or name.startswith(_ARGUMENTS):
             continue
         package = module.partition(".")[0]
         if package not in {*trust, *_OWN, *_environments()} and not _is_of_project(

@@ -145,7 +145,7 @@ class AsyncCollector(KitCollector):
             self.env.normalizer.load_state_dict(facts["normalizer"])
         batch: TensorDictBase = facts["batch"]
         if self.storing_device.type != "cpu":
-            return batch.to(self.storing_device)
+            return batch.to(self.storing_device).unlock_()
         # Shared memory is locked; a shallow copy takes new entries (advantages, metrics of hooks).
         return batch.clone(recurse=not self.reuse)
 

@@ -187,14 +187,15 @@ class PolicyRunner:
 
     def peek(self, tensors: Mapping[Key, Tensor]) -> Sequence[Tensor]:
         """Return the outputs of a call that changes no hidden state, buffer or random number."""
-        generator, hidden, starts = torch.get_rng_state(), self._hidden, self._starts
+        hidden, starts = self._hidden, self._starts
         buffers = list(self.policy.buffers()) if isinstance(self.policy, nn.Module) else []
         saved = [buffer.clone() for buffer in buffers]
         settings = self._traced.watch.settings()
+        devices = [self._starts.device] if self._starts.is_cuda else []
         try:
-            return self.call_module(tensors)
+            with torch.random.fork_rng(devices):
+                return self.call_module(tensors)
         finally:
-            torch.set_rng_state(generator)
             self._hidden, self._starts = hidden, starts
             for buffer, value in zip(buffers, saved):
                 buffer.copy_(value)

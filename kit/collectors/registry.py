@@ -220,6 +220,7 @@ def _torchrl(
         policy,
         **amounts,
         policy_device=device,
+        env_device="cpu",
         trust_policy=True,
         **{
             "storing_device": device,

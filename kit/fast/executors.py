@@ -9,6 +9,7 @@ differently and needs a C++ compiler. ``cudagraph``: one CUDA graph.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor, fx
 
 from kit.fast.trace import Recording
+
+aten = torch.ops.aten
 
 Run = Callable[..., Sequence[Tensor]]
 """Takes the inputs that are read (the constants are known to it), returns the outputs; those of the
@@ -65,13 +68,16 @@ def _module(recording: Recording) -> fx.GraphModule:
 class cudagraph:  # noqa: N801 - called like the functions beside it
     """Execute as one CUDA graph, which works on memory of its own.
 
-    The graph is captured in the first call. Inputs are copied to where it reads them, those that
-    are changed in place are copied back, and outputs are copied from where it writes them. On the
-    CPU, where there is nothing to capture, the same copies are made.
+    Inputs are copied to where it reads them, those that are changed in place are copied back, and
+    outputs are copied from where it writes them. On the CPU, where there is nothing to capture, the
+    same copies are made.
+
+    Raises:
+        RuntimeError: if something is computed on the host, or waits for the device.
     """
 
     def __init__(self, recording: Recording) -> None:
-        self._run = python(recording)
+        self._run = python(_without_checks_of_deviations(recording))
         self._inputs = [tensor.detach().clone() for tensor in recording.inputs]
         self._outputs: Sequence[Tensor] = []
         self._changed = [
@@ -81,11 +87,24 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
         ]
         self._replay = self._execute
         if any(tensor.is_cuda for tensor in (*recording.inputs, *recording.constants)):
-            graph = torch.cuda.CUDAGraph()
-            with torch.no_grad(), torch.cuda.graph(graph):
-                self._execute()
-            self._replay = graph.replay
+            _refuse_the_host(recording)
+            self._replay = self._captured().replay
             recording.pin_constants()
+
+    def _captured(self) -> Any:
+        """The graph.
+
+        To wait for the device would break the capture, and PyTorch's random numbers for good:
+        what waits raises an error before. Other threads may wait.
+        """
+        graph, waiting = torch.cuda.CUDAGraph(), torch.cuda.get_sync_debug_mode()
+        with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                self._execute()
+            finally:
+                torch.cuda.set_sync_debug_mode(waiting)
+        return graph
 
     def _execute(self) -> None:
         self._outputs = self._run(*self._inputs)
@@ -93,12 +112,56 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Replay the graph."""
-        for own, given in zip(self._inputs, inputs):
-            own.copy_(given)
+        _copy(inputs, self._inputs)
         self._replay()
         for place in self._changed:
             inputs[place].copy_(self._inputs[place])
-        return [output.clone() for output in self._outputs]
+        outputs = [torch.empty_like(output) for output in self._outputs]
+        _copy(self._outputs, outputs)
+        return outputs
+
+
+def _copy(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+    """Copy tensors to places of their own; those of one type at once."""
+    if places:
+        torch._foreach_copy_([*places], [*tensors])
+
+
+def _refuse_the_host(recording: Recording) -> None:
+    """Refuse what a graph would not see: what is given, drawn or changed on the host.
+
+    What follows there from constants alone is part of the graph by its value.
+    """
+    places = [node for node in recording.graph.nodes if node.op == "placeholder"]
+    known = {
+        n for n, one in zip(places[len(recording.inputs) :], recording.constants) if one.is_cpu
+    }
+    for node in recording.graph.nodes:
+        if node.op != "call_function" or getattr(node.meta.get("device"), "type", "cuda") == "cuda":
+            continue
+        tags = getattr(node.target, "tags", ())
+        varies = node.is_impure() or torch.Tag.nondeterministic_seeded in tags
+        if varies or not known.issuperset(node.all_input_nodes):
+            raise RuntimeError("a part of it is on the host")
+        known.add(node)
+    if any(tensor.is_cpu for tensor in recording.inputs):
+        raise RuntimeError("a part of it is given on the host")
+
+
+def _without_checks_of_deviations(recording: Recording) -> Recording:
+    """Draw normal numbers as ``torch.normal`` does, but for its look at standard deviations."""
+    found, checking = copy.copy(recording), aten.normal.Tensor_Tensor
+    found.graph = copy.deepcopy(recording.graph)
+    for node in [one for one in found.graph.nodes if one.target is checking and not one.kwargs]:
+        mean, deviation = node.args
+        of = {"dtype": node.meta["dtype"], "device": node.meta["device"]}
+        with found.graph.inserting_before(node):
+            drawn = found.graph.call_function(aten.randn.default, (list(node.meta["shape"]),), of)
+            scaled = found.graph.call_function(aten.mul_.Tensor, (drawn, deviation))
+            moved = found.graph.call_function(aten.add_.Tensor, (scaled, mean))
+        node.replace_all_uses_with(moved)
+        found.graph.erase_node(node)
+    return found
 
 
 # ---------------------------------------------------------------------- PyTorch's C++ interpreter

@@ -45,7 +45,8 @@ class RMSprop(torch.optim.RMSprop):
     def _step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         new = [one for one in parameters if not self.state[one]]
         for one in new:
-            self.state[one] |= {"step": torch.zeros(()), "square_avg": torch.zeros_like(one)}
+            counter = torch.zeros((), device=one.device)  # where fused optimisers keep it
+            self.state[one] |= {"step": counter, "square_avg": torch.zeros_like(one)}
         if new:
             _join(self, parameters, "square_avg")
         states = [self.state[one] for one in parameters]

@@ -79,6 +79,10 @@ class Recording:
     """tensors that the graph knows by a view made while recording."""
 
     def __post_init__(self) -> None:
+        self._note()
+
+    def _note(self) -> None:
+        """Note what settings and addresses are."""
         self._versions = [*map(_version, self._settings)]
         self._shown = [tensor.detach().numpy() for tensor in self._settings if _is_array(tensor)]
         self._values = [array.tobytes() for array in self._shown]
@@ -109,9 +113,10 @@ class Recording:
         _restore(self.before)
 
     def pin_constants(self) -> None:
-        """Require the constants to stay at their addresses, as a CUDA graph does."""
+        """Require what a CUDA graph does: constants to stay where they are, and as on the host."""
         self._pinned += self.constants
-        self._addresses = [*map(Tensor.data_ptr, self._pinned)]
+        self._settings += [tensor for tensor in self.constants if tensor.is_cpu]
+        self._note()
 
 
 def record(
@@ -367,7 +372,8 @@ def _facts(value: Any) -> dict[str, Any]:
         return {"length": len(value)}
     strided = isinstance(value, Tensor) and value.layout is torch.strided
     place = {"shape": value.shape, "stride": value.stride()} if strided else {}
-    return {"dtype": getattr(value, "dtype", ""), **place}
+    known = {name: getattr(value, name, None) for name in ("dtype", "device")}
+    return {**known, **place}
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -130,7 +130,7 @@ def test_a_field_sets_the_recipes_setting_of_its_meaning(given, values):
         (SB3(algo="sac", n_steps=3, tau=0.1), {"n_step": 3, "tau": 0.1}),
         (SB3(algo="sac", ent_coef="auto_0.1"), {"initial_alpha": 0.1}),
         (Pyrado(algo="sac", tau=0.9, memory_size=50), {"tau": 0.1, "buffer_size": 50}),
-        (Tianshou(algo="sac", buffer_size=50), {"buffer_size": 50}),
+        (Tianshou(algo="sac", buffer_size=50, num_train_envs=2), {"buffer_size": 50}),
         (
             Tianshou(algo="dqn", replay_buffer_ignore_obs_next=True),
             {"store_next_observation": False},

@@ -217,7 +217,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         if seed is not None:
             self._set_seed(seed)
         if mask is None:
-            mask = torch.ones(self.num_envs, dtype=torch.bool)
+            mask = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         begun = self._begin(mask.to(self.device), self.episodes, self.draw_uniform())
         self._store(begun)
         return self.observe(begun.physics)

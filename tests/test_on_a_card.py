@@ -1,0 +1,169 @@
+"""Recipes on a card: programs compute what eager steps do, and runs resume bit by bit."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from kit import evaluate
+from tests.simulated_cuda import config_of
+from tests.stored import NAMES, read_stored
+from tests.test_resume import assert_same, end_state
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+NORMALIZED = {"env.normalize_observation": True, "env.normalize_reward": True}
+OFFLINE = {
+    "dataset": [NAMES[0]],
+    "steps.gradient_steps": 64,
+    "steps.gradient_steps_per_iteration": 8,
+    "steps.minibatch_size": 4,
+}
+TENSOR = {"env.vectorization": "tensor", "collector": "tensor"}
+PIXELS = {
+    "env.id": "kit.testing.envs:kit/Glimpse-v0",
+    "preprocess": "none",
+    "convolutions": [[4, 3, 2]],
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "ppo tensor": TENSOR,
+    "ppo tensor continuous": {**TENSOR, "env.id": "Pendulum-v1"},
+    "ppo tensor normalized": {**TENSOR, **NORMALIZED},
+    "ppo normalized": NORMALIZED,
+    "ppo exact": {"collector_kwargs": {"fast_policy": "exact"}},
+    "ppo bfloat16": {"precision": "bfloat16"},
+    "ppo_pixels": PIXELS,
+    "ppo_recurrent": {},
+    "a2c": {},
+    "reinforce": {"steps.total_policy_steps": 4_000},
+    "trpo": {},
+    "svpg": {"steps.total_policy_steps": 4_000},
+    "dqn": {},
+    "dqn three steps": {"n_step": 3},
+    "dqn_pixels": PIXELS,
+    "dqn_pixels thin": {**PIXELS, "store_next_observation": False},
+    "rainbow": {},
+    "ddpg": {},
+    "td3": {},
+    "sac": {},
+    "sac thin": {"store_next_observation": False},
+    "sac bfloat16": {"precision": "bfloat16"},
+    "sac tensor": {**TENSOR, "env.id": "Pendulum-v1"},
+    "sac standardized": {"standardize_reward": True},
+    "sac_discrete": {},
+    "redq": {},
+    "droq": {},
+    "tqc": {},
+    "crossq": {},
+    "dreamerv1": {"steps.total_policy_steps": 400, "env.max_episode_steps": 20},
+    "dreamerv3": {},
+    "plan2explore": {},
+    "bc": OFFLINE,
+    "td3_bc": OFFLINE,
+    "cql": OFFLINE,
+    "iql": OFFLINE,
+    "impala": {"collector": "vector"},
+}
+
+
+def config(name: str, **more: Any) -> Any:
+    recipe, *_ = name.split()
+    if RUNS[name] is OFFLINE:
+        found = importlib.import_module(f"recipes.{recipe}").Config()
+        found.device, found.progress, found.runs = "cuda:0", False, None
+        found.hidden_sizes, found.env.id = [8], "Pendulum-v1"
+        found.steps.evaluation_every, found.steps.evaluation_episodes = None, 1
+    else:
+        found = config_of(recipe)
+    found.compile = "auto"
+    for path, value in {**RUNS[name], **more}.items():
+        *groups, field = path.split(".")
+        owner = found
+        for group in groups:
+            owner = getattr(owner, group)
+        assert hasattr(owner, field), path
+        setattr(owner, field, value)
+    return found
+
+
+def built(name: str, **more: Any) -> Any:
+    recipe, *_ = name.split()
+    return importlib.import_module(f"recipes.{recipe}").build(config(name, **more))
+
+
+def weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.loss_module.state_dict().items()
+            if isinstance(value, torch.Tensor)}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _data_sets_in_memory(monkeypatch):
+    monkeypatch.setattr("kit.experiment.read_datasets", read_stored)
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_programs_compute_what_eager_steps_do(name):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = built(name, compile="exact")
+        ours.run()
+    theirs = built(name, compile=False)
+    theirs.run()
+    assert_same(weights(ours), weights(theirs))
+    eager = [str(one.message) for one in caught if "runs eagerly" in str(one.message)]
+    assert not eager
+    assert all(value.is_cuda for value in weights(ours).values())
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_a_run_that_is_cut_off_goes_on_as_if_it_had_not_been(name, tmp_path):
+    whole = built(name, runs=str(tmp_path / "whole"), checkpoint_every=16)
+    whole.run()
+    iterations = whole.ledger.iterations
+    cut = built(name, runs=str(tmp_path / "cut"), checkpoint_every=16)
+
+    def cut_off() -> None:
+        if cut.ledger.iterations == max(iterations * 3 // 4, 1):
+            raise KeyboardInterrupt
+
+    cut.register_op("post_steps", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        cut.run()
+    (folder,) = (config.parent for config in (tmp_path / "cut").glob("**/config.yaml"))
+    resumed = built(name, runs=str(tmp_path / "cut"), checkpoint_every=16, resume=str(folder))
+    assert 0 < resumed.ledger.iterations < iterations
+    resumed.run()
+    (other,) = (config.parent for config in (tmp_path / "whole").glob("**/config.yaml"))
+    assert_same(end_state(folder), end_state(other))
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac", "dqn_pixels", "dreamerv3", "iql"])
+def test_a_run_of_a_card_is_evaluated(name, tmp_path, capsys):
+    trainer = built(name, runs=str(tmp_path), checkpoint_every=16)
+    trainer.run()
+    (folder,) = (config.parent for config in tmp_path.glob("**/config.yaml"))
+    evaluate.main([str(folder), "--episodes", "2"])
+    assert "over 2 episodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"collector": "async"},
+        {"env.vectorization": "async"},
+        {"env.vectorization": "native"},
+        {"collector": "torchrl"},
+    ],
+    ids=str,
+)
+def test_environments_may_be_in_other_processes(changes):
+    trainer = built("impala", **changes)
+    assert trainer.run().compare(trainer.plan) == []
