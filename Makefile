@@ -8,12 +8,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # What touches torch, TorchRL, Gymnasium and Hydra; the others are the same with any version of them.
 CORE := tests/test_*.py tests/collectors tests/envs tests/hooks tests/modules
 
-.PHONY: help train test test-slow chaos fuzz test-wheel test-lowest lint format bench clean
+.PHONY: help train test test-slow test-gpu chaos fuzz test-wheel test-lowest lint format bench clean
 
 help:
 	@echo "make train        train PPO on CartPole-v1 and say where the learning curve is"
 	@echo "make test         run the tests that take seconds (all but slow and gpu)"
 	@echo "make test-slow    run the tests that take minutes"
+	@echo "make test-gpu     run the tests that need a GPU"
 	@echo "make chaos        kill runs at every file operation and at random times"
 	@echo "make fuzz         build and run every recipe with random settings"
 	@echo "make test-wheel   build the wheel and run a recipe from it"
@@ -30,6 +31,9 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto -m "slow and not gpu"
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 4 -m gpu
 
 chaos: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto -m slow -rP tests/chaos

@@ -26,6 +26,8 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from tests.stored import NAMES, read_stored
+
 aten = torch.ops.aten
 CUDA = torch.device("cuda:0")
 CPU = torch.device("cpu")
@@ -263,10 +265,15 @@ def config_of(name: str) -> Any:
     settings.device, settings.progress, settings.runs = "cuda:0", False, None
     settings.compile = False
     settings.env.num_envs = 4 if name == "svpg" else 2
+    settings.collector = "torchrl" if settings.collector == "async" else settings.collector
     steps = settings.steps
     steps.evaluation_every, steps.evaluation_episodes = None, 1
-    whole_episodes = bool(steps.min_episodes or steps.min_steps)
-    if type(steps).__name__ == "OnPolicySteps":
+    whole_episodes = bool(getattr(steps, "min_episodes", None) or getattr(steps, "min_steps", None))
+    if type(steps).__name__ == "OfflineSteps":
+        settings.dataset, settings.env.id = NAMES[:1], "Pendulum-v1"
+        steps.gradient_steps, steps.gradient_steps_per_iteration = 64, 8
+        steps.minibatch_size = 4
+    elif type(steps).__name__ == "OnPolicySteps":
         steps.total_policy_steps, steps.rounding = 96, "up"
         if not whole_episodes:
             steps.steps_per_env, steps.update_epochs = 16, 1
@@ -289,6 +296,7 @@ def config_of(name: str) -> Any:
 
 def main(names: list[str]) -> None:
     """Run recipes one after the other, and print what was seen."""
+    from kit import experiment
     from kit.fast import traced
 
     warnings.simplefilter("ignore")
@@ -297,6 +305,7 @@ def main(names: list[str]) -> None:
         raise traced.NotTraceable("the device is simulated")
 
     traced.record = nothing
+    experiment.read_datasets = read_stored
     recipes = {name: name.partition(":")[0] for name in names}
     modules = {n: importlib.import_module(f"recipes.{recipe}") for n, recipe in recipes.items()}
     install()

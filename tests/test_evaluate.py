@@ -28,6 +28,7 @@ from kit.hooks import Evaluator
 from kit.modules import make_actor
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
+from kit.trainer.checkpoint import _write_checksums
 from tests.tiny import Scripted
 from tests.world.runs import build
 
@@ -63,9 +64,17 @@ def files_of(run: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_a_run_of_a_device_that_is_not_here_is_played_on_the_cpu(run, tmp_path, capsys):
+def test_a_run_of_a_device_that_is_not_here_is_played_on_the_cpu(
+    run, tmp_path, capsys, monkeypatch
+):
     folder = tmp_path / "copied"
     shutil.copytree(run, folder)
+    # Files of checkpoints say of each tensor where it was.
+    monkeypatch.setattr("torch.serialization.location_tag", lambda storage: "cuda:99")
+    for file in folder.glob("checkpoints/*/components/*/state.pt"):
+        torch.save(torch.load(file, weights_only=True), file)
+    for sums in folder.glob("checkpoints/*/checksums.txt"):
+        _write_checksums(sums.parent)
     config = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(config.replace("device: cpu", "device: cuda:99"))
     shown = command(capsys, str(folder), "--episodes", "2")

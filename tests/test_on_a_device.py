@@ -16,14 +16,15 @@ import torch
 from tests.simulated_cuda import config_of
 
 ROOT = Path(__file__).parents[1]
-QUICK = ("ppo", "dqn", "td3", "sac", "sac:store_next_observation")
+QUICK = ("ppo", "dqn", "td3", "sac", "sac:store_next_observation", "bc", "impala")
 OTHERS = (
     "a2c", "reinforce", "trpo", "svpg", "ppo_recurrent", "rainbow", "ddpg", "sac_discrete", "redq",
-    "droq", "tqc", "crossq", "dreamerv1", "dreamerv3", "plan2explore",
+    "droq", "tqc", "crossq", "td3_bc", "cql", "iql", "dreamerv1", "dreamerv3", "plan2explore",
 )  # fmt: skip
 
 BETWEEN_BATCHES = {
-    "kit/collectors/", "kit/buffers/", "kit/trainer/batches.py", "kit/logging/metrics.py",
+    "kit/collectors/", "torchrl/collectors/", "kit/buffers/", "kit/trainer/batches.py",
+    "kit/logging/metrics.py",
 }  # fmt: skip
 """Where values may cross between host and device, eagerly."""
 
@@ -67,7 +68,7 @@ def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", [*QUICK, *OTHERS])
-def test_a_recipe_trains_on_a_card_in_programs(name):
+def test_a_recipe_trains_on_a_gpu_in_programs(name):
     config = config_of(name)
     config.compile = "auto"
     recipe = importlib.import_module(f"recipes.{name.partition(':')[0]}")

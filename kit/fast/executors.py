@@ -86,19 +86,22 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
             if number in recording.inputs_changed
         ]
         self._replay = self._execute
-        if any(tensor.is_cuda for tensor in (*recording.inputs, *recording.constants)):
+        tensors = (*recording.inputs, *recording.constants)
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        if device is not None:
             _refuse_the_host(recording)
-            self._replay = self._captured().replay
+            with torch.no_grad(), torch.cuda.device(device):
+                self._replay = self._captured().replay
             recording.pin_constants()
 
     def _captured(self) -> Any:
-        """The graph.
+        """The graph, on the present device.
 
         To wait for the device would break the capture, and PyTorch's random numbers for good:
         what waits raises an error before. Other threads may wait.
         """
         graph, waiting = torch.cuda.CUDAGraph(), torch.cuda.get_sync_debug_mode()
-        with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             torch.cuda.set_sync_debug_mode("error")
             try:
                 self._execute()

@@ -65,8 +65,16 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
 
     def load(self, component: Any, path: Path, **kwargs: Any) -> Any:
         """Restore a part from its files; there is no other place to look for them."""
-        state = _together(torch.load(path / self.state_torch, weights_only=True), path)
+        saved = torch.load(path / self.state_torch, weights_only=True, map_location=_here)
+        state = _together(saved, path)
         component.load_state_dict(state, *kwargs["args"], **kwargs["kwargs"])
+
+
+def _here(storage: Any, location: str) -> Any:
+    """Memory of a device that this machine does not have is read into that of the host."""
+    device = torch.device(location)
+    missing = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
+    return storage if missing else None
 
 
 _CONTAINERS = (list, tuple, set)

@@ -1,4 +1,4 @@
-"""Recipes on a card: programs compute what eager steps do, and runs resume bit by bit."""
+"""Recipes on a GPU: programs compute what eager steps do, and runs resume bit by bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from kit import evaluate
 from tests.simulated_cuda import config_of
-from tests.stored import NAMES, read_stored
+from tests.stored import read_stored
 from tests.test_resume import assert_same, end_state
 
 pytestmark = [
@@ -20,12 +20,6 @@ pytestmark = [
 ]
 
 NORMALIZED = {"env.normalize_observation": True, "env.normalize_reward": True}
-OFFLINE = {
-    "dataset": [NAMES[0]],
-    "steps.gradient_steps": 64,
-    "steps.gradient_steps_per_iteration": 8,
-    "steps.minibatch_size": 4,
-}
 TENSOR = {"env.vectorization": "tensor", "collector": "tensor"}
 PIXELS = {
     "env.id": "kit.testing.envs:kit/Glimpse-v0",
@@ -66,23 +60,17 @@ RUNS: dict[str, dict[str, Any]] = {
     "dreamerv1": {"steps.total_policy_steps": 400, "env.max_episode_steps": 20},
     "dreamerv3": {},
     "plan2explore": {},
-    "bc": OFFLINE,
-    "td3_bc": OFFLINE,
-    "cql": OFFLINE,
-    "iql": OFFLINE,
+    "bc": {},
+    "td3_bc": {},
+    "cql": {},
+    "iql": {},
     "impala": {"collector": "vector"},
 }
 
 
 def config(name: str, **more: Any) -> Any:
     recipe, *_ = name.split()
-    if RUNS[name] is OFFLINE:
-        found = importlib.import_module(f"recipes.{recipe}").Config()
-        found.device, found.progress, found.runs = "cuda:0", False, None
-        found.hidden_sizes, found.env.id = [8], "Pendulum-v1"
-        found.steps.evaluation_every, found.steps.evaluation_episodes = None, 1
-    else:
-        found = config_of(recipe)
+    found = config_of(recipe)
     found.compile = "auto"
     for path, value in {**RUNS[name], **more}.items():
         *groups, field = path.split(".")
@@ -117,7 +105,8 @@ def test_programs_compute_what_eager_steps_do(name):
         ours.run()
     theirs = built(name, compile=False)
     theirs.run()
-    assert_same(weights(ours), weights(theirs))
+    # Programs read learning rates on the device, as float32.
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-3, atol=1e-5)
     eager = [str(one.message) for one in caught if "runs eagerly" in str(one.message)]
     assert not eager
     assert all(value.is_cuda for value in weights(ours).values())
@@ -146,7 +135,7 @@ def test_a_run_that_is_cut_off_goes_on_as_if_it_had_not_been(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac", "dqn_pixels", "dreamerv3", "iql"])
-def test_a_run_of_a_card_is_evaluated(name, tmp_path, capsys):
+def test_a_run_of_a_gpu_is_evaluated(name, tmp_path, capsys):
     trainer = built(name, runs=str(tmp_path), checkpoint_every=16)
     trainer.run()
     (folder,) = (config.parent for config in tmp_path.glob("**/config.yaml"))

@@ -1,6 +1,6 @@
-"""Recipes on a CUDA device: a gradient step, and runs from end to end.
+"""Recipes on a GPU: a gradient step, and runs from end to end.
 
-    python -m benchmarks.on_a_card [--rounds 3] [--device cuda]
+    python -m benchmarks.on_a_gpu [--rounds 3] [--device cuda]
 
 Gradient step: from the minibatch on the device to the moved targets, by the recipe's ``Update``.
 "Graph" is ``compile="auto"``, one CUDA graph; "eager" is ``compile=false``, the same operations
@@ -237,7 +237,7 @@ def main(rounds: int = 3, device: torch.device | None = None) -> Path:
     text = [str(__doc__), about]
     for measure in (gradient_steps, end_to_end):
         text.append(measure(device, rounds))
-        path = write_results("on_a_card", "On a card", "\n\n".join(text))
+        path = write_results("on_a_gpu", "On a GPU", "\n\n".join(text))
     return path
 
 
