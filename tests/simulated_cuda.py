@@ -204,6 +204,7 @@ def _made_by(make: Any) -> Any:
     def made(data, *args, device=None, **kwargs):
         if isinstance(data, Simulated):
             value = data if make.__name__ == "as_tensor" else data.detach().clone()
+            value = value if device is None else value.to(device)
             return value if kwargs.get("dtype") is None else value.to(kwargs["dtype"])
         value = make(data, *args, **kwargs)
         on_device = device is not None and torch.device(device).type == "cuda"

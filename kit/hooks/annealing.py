@@ -259,14 +259,31 @@ def anneal_coefficients(loss: nn.Module, **schedules: str) -> list[Anneal]:
         **schedules: by name of the coefficient, as in :class:`Anneal`; ``"constant"`` makes none.
 
     Raises:
-        SettingError: if a coefficient that is to change is 0, where the loss has no such term.
+        SettingError: if a coefficient that is to change is 0, where the loss has no such term, or
+            would rise above the greatest value that means something.
     """
     changing = {name: kind for name, kind in schedules.items() if kind != "constant"}
     for name in changing:
         if getattr(loss, name, 0.0) is None:
             why = "leaves its term out of the loss: there is nothing to anneal"
             raise SettingError(name, 0.0, why, "use the schedule 'constant', or another value")
+        _check_greatest(loss, name, changing[name])
     return [Anneal(loss, name, kind) for name, kind in changing.items()]
+
+
+_GREATEST = {"clip_epsilon": 1.0}
+"""Beyond it a probability ratio may be clipped below 0."""
+
+
+def _check_greatest(loss: nn.Module, name: str, kind: str) -> None:
+    if name not in _GREATEST or not hasattr(loss, name):
+        return
+    start = float(f"{float(getattr(loss, name)):g}")  # as it was given, not as float32 has it
+    schedule = make_schedule(kind, start, 0.0, 1_000)
+    greatest = max(map(schedule, range(1_001)))
+    if greatest > _GREATEST[name]:
+        why = f"would rise to {greatest:g} by the schedule {kind!r}: it is at most 1"
+        raise SettingError(name, start, why, "use smaller factors")
 
 
 class AnnealExploration(Anneal):

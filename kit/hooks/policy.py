@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +12,7 @@ import yaml
 from kit.hooks.base import Hook, HookedTrainer
 from kit.logging.files import make_folder, write_whole
 from kit.logging.loggers import RowLogger
-from kit.steps.errors import SettingError, one_of
+from kit.steps.errors import SettingError, nearest_first, one_of
 
 
 class BestPolicy(Hook):
@@ -32,7 +33,7 @@ class BestPolicy(Hook):
         gradient_steps: after which it was measured.
     """
 
-    operations: ClassVar = {"log_row": "look"}
+    operations: ClassVar = {"log_row": "look", "shutdown": "end"}
 
     def __init__(
         self, metric: str = "evaluation/return", *, mode: Literal["max", "min"] = "max"
@@ -41,10 +42,20 @@ class BestPolicy(Hook):
         self.value: float | None = None
         self.policy_steps = self.gradient_steps = 0
         self._states: dict[str, Any] = {}
+        self._columns: set[str] = set()
+
+    def end(self) -> None:
+        """Say that the metric was in no row of an evaluation, if it was in none."""
+        if self.value is None and self._columns:
+            near = nearest_first(self.metric, sorted(self._columns))[0]
+            what = f"BestPolicy never found {self.metric!r}, so no policy was kept"
+            warnings.warn(f"{what}; the column that is most like it is {near!r}", stacklevel=2)
 
     def look(self, row: dict[str, Any]) -> None:
         """Keep the policy if the row is of an evaluation that none before was better than."""
         value = row.get(self.metric)
+        if value is None and any(name.startswith("evaluation/") for name in row):
+            self._columns |= row.keys()
         if value is None or not self._is_better(float(value)):
             return
         self.value = float(value)

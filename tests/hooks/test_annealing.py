@@ -257,6 +257,13 @@ def test_a_schedule_of_a_term_that_the_loss_leaves_out_is_refused():
         build(Config(critic_coeff=0.0, anneal_critic="linear", runs=None, progress=False))
 
 
+def test_a_clipping_range_does_not_rise_beyond_all_ratios():
+    config = Config(clip_epsilon=0.2, anneal_clip="piecewise 0.5 10", runs=None, progress=False)
+    with pytest.raises(SettingError, match=r"clip_epsilon=0\.2 would rise to 2 by the schedule"):
+        build(config)
+    build(Config(clip_epsilon=0.2, anneal_clip="piecewise 0.5 5", runs=None, progress=False))
+
+
 def test_schedules_that_do_not_exist_and_shares_beyond_a_run_are_refused():
     with pytest.raises(SettingError, match="schedule='line' is not a schedule"):
         AnnealExploration(egreedy(), "line")

@@ -16,6 +16,7 @@ from kit.hooks import BestPolicy
 from kit.steps import SettingError, StepPlan
 from kit.steps.settings import OfflineSteps, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
+from tests.short_runs import tiny_config
 from tests.stored import NAMES, read_stored
 from tests.tiny import on_policy_plan, ppo_parts, ppo_trainer, weights
 
@@ -73,6 +74,13 @@ def test_without_an_evaluation_there_is_no_best():
     told(hook, [None] * 4)
     with pytest.raises(SettingError, match="no row has had evaluation/return yet"):
         hook.restore()
+
+
+def test_a_metric_that_no_evaluation_has_is_named_at_the_end_with_the_nearest_column(tmp_path):
+    config = tiny_config(tmp_path, runs=None, keep_best=False)
+    trainer = recipes.ppo.build(config, hooks=[BestPolicy("evaluation/retrun")])
+    with pytest.warns(UserWarning, match=r"never found 'evaluation/retrun'.*'evaluation/return'"):
+        trainer.run()
 
 
 def test_where_nothing_is_trained_there_is_nothing_to_keep_but_the_run_goes_on():
