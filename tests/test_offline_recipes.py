@@ -18,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.objectives import SoftUpdate
 
 import kit.buffers.datasets
@@ -630,16 +631,30 @@ def test_the_command_refuses_in_one_line_before_it_plays(stored, tmp_path, monke
         assert f"is no probability; what works: {works}." in capsys.readouterr().err
 
 
-def test_what_hides_raw_observations_is_named(stored, tmp_path):
-    run = built("iql", runs=str(tmp_path))
-    run.run()
-    chosen = {"episodes": 1, "random": 0.0, "seed": 0}
-    with pytest.raises(SettingError, match=r"^normalize_data=True .*normalize_data=false\.$"):
-        record(SavedRun(run.folder), tmp_path / "few-v0", **chosen)
-    env = EnvConfig(id="Pendulum-v1", num_envs=1, normalize_observation=True)
-    message = r"^env.normalize_observation=True .*env.normalize_observation=false\.$"
-    with pytest.raises(SettingError, match=message):
-        record(sac_run(tmp_path, 20, env=env, hidden_sizes=[8]), tmp_path / "few-v0", **chosen)
+@pytest.mark.parametrize("kind", ["data", "running"])
+def test_raw_observations_are_recorded_of_a_policy_that_sees_them_normalized(
+    kind, stored, tmp_path
+):
+    needs_minari()
+    if kind == "data":
+        trainer = built("iql", runs=str(tmp_path))
+        trainer.run()
+        run = SavedRun(trainer.folder)
+    else:
+        env = EnvConfig(id="Pendulum-v1", num_envs=1, normalize_observation=True)
+        run = sac_run(tmp_path, 20, env=env, hidden_sizes=[8])
+    folder = tmp_path / "few-v0"
+    record(run, folder, episodes=1, random=0.0, seed=1)
+    rows = kit.buffers.datasets.read_datasets([str(folder)])
+    cos, sin, _ = rows["observation"].unbind(-1)
+    torch.testing.assert_close(cos**2 + sin**2, torch.ones(len(rows)))
+    normalizer = run.trainer.evaluate.env.normalizer
+    seen = normalizer.apply(normalizer.statistics, rows["observation"])
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        acted = run.trainer.evaluate.policy(TensorDict({"observation": seen}, [len(rows)]))
+    torch.testing.assert_close(rows["action"], acted["action"])
+    assert (seen - rows["observation"]).abs().max() > 0.1
+    run.close()
 
 
 # ---------------------------------------------------------------------- what is played

@@ -22,6 +22,7 @@ from kit.cli.launch import errors_in_one_line
 from kit.collectors import VectorCollector
 from kit.envs import VectorEnv
 from kit.envs.backends.gymnasium import NativeBackend
+from kit.envs.normalize import Normalizer
 from kit.evaluate import SavedRun, chosen_run, parser_for
 from kit.hooks import Evaluator
 from kit.steps import SettingError
@@ -38,16 +39,17 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
         seed: of the environment and of random actions.
 
     Raises:
-        SettingError: if observations are normalised, or it cannot be written; before it is played.
+        SettingError: if it cannot be written; before it is played.
     """
     own = run.trainer.evaluate
     if not 0 <= random <= 1:
         raise SettingError("random", random, "is no probability", [1.0 if random > 1 else 0.0])
-    _check_raw(run)
-    # Rewards are those of the environment, and its metadata those of one that is not vectorised.
+    # All is recorded as the environment gives it, and its metadata are those of one that is not
+    # vectorised.
+    raw = {"normalize_reward": False, "normalize_observation": False}
     native = isinstance(own.env.backend, NativeBackend)
     changes = {"vectorization": "sync"} if native else {}
-    env = own.env.make_again(num_envs=1, seed=seed, normalize_reward=False, **changes)
+    env = own.env.make_again(num_envs=1, seed=seed, **raw, **changes)
     try:
         with DatasetWriter(folder, env) as writer:
             steps = _played(env, own, episodes, random, seed)
@@ -57,20 +59,16 @@ def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: i
     return len(steps)
 
 
-def _check_raw(run: SavedRun) -> None:
-    """Refuse a policy that sees normalised observations."""
-    normalizer = run.trainer.evaluate.env.normalizer
-    if normalizer is not None and normalizer.observation:
-        field = "normalize_data" if run.trainer.plan.offline else "env.normalize_observation"
-        why = "is what the policy of this run sees, and a data set holds raw observations"
-        raise SettingError(field, True, why, f"train one with {field}=false")
-
-
 def _played(
     env: VectorEnv, own: Evaluator, episodes: int, random: float, seed: int
 ) -> TensorDictBase:
     """Steps of so many whole episodes, ``[steps]``."""
-    mixed = SometimesRandom(own.policy, env.action_spec, random) if random else own.policy
+    normalizer = own.env.normalizer
+    mixed = own.policy
+    if normalizer is not None and normalizer.statistics.observation is not None:
+        mixed = SeesNormalized(mixed, normalizer, own.device)
+    if random:
+        mixed = SometimesRandom(mixed, env.action_spec, random)
     if isinstance(mixed, nn.Module):
         mixed.eval()  # as it is evaluated: normalisation of batches, noise in weights
     collector = VectorCollector(
@@ -90,11 +88,44 @@ def _played(
     return torch.cat(batches).cpu()
 
 
-class SometimesRandom(nn.Module):
+class _Around(nn.Module):
+    """A policy with something around it; its outputs and its memory stay as they are."""
+
+    def __init__(self, policy: Callable[[TensorDictBase], TensorDictBase]) -> None:
+        super().__init__()
+        self.policy = policy
+        for name in ("in_keys", "out_keys"):
+            if hasattr(policy, name):
+                setattr(self, name, getattr(policy, name))
+
+
+class SeesNormalized(_Around):
+    """A policy that sees raw observations normalised by statistics that do not change.
+
+    Args:
+        policy: acts.
+        normalizer: of the run.
+        device: of the policy.
+    """
+
+    def __init__(self, policy: Any, normalizer: Normalizer, device: torch.device | str) -> None:
+        super().__init__(policy)
+        known = normalizer.statistics
+        self.statistics = known.replaced(one.to(device) for one in known.tensors())
+        self.normalizer = normalizer
+
+    def forward(self, rows: TensorDictBase) -> TensorDictBase:
+        """Act."""
+        seen = rows["observation"]
+        rows = rows.copy().set("observation", self.normalizer.apply(self.statistics, seen))
+        return self.policy(rows).set("observation", seen)
+
+
+class SometimesRandom(_Around):
     """A policy in whose place random actions are taken now and then.
 
     Args:
-        policy: acts otherwise; its outputs and its memory stay as they are.
+        policy: acts otherwise.
         spec: of the actions.
         probability: of a random action.
     """
@@ -102,11 +133,8 @@ class SometimesRandom(nn.Module):
     def __init__(
         self, policy: Callable[[TensorDictBase], TensorDictBase], spec: Any, probability: float
     ) -> None:
-        super().__init__()
-        self.policy, self.spec, self.probability = policy, spec, probability
-        for name in ("in_keys", "out_keys"):
-            if hasattr(policy, name):
-                setattr(self, name, getattr(policy, name))
+        super().__init__(policy)
+        self.spec, self.probability = spec, probability
 
     def forward(self, rows: TensorDictBase) -> TensorDictBase:
         """Act."""
