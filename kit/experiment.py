@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import nn
 from torchrl.collectors import BaseCollector
 
@@ -120,6 +121,7 @@ class Experiment:
         if self._run is not None:  # another library's settings may say another number
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
+        self._discounts: nn.Module | None = None  # a loss of the user's, of n-step returns
         self.plan.remarks.extend(taken)
         self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
         if cfg.threads is not None:
@@ -224,6 +226,8 @@ class Experiment:
         in_precision(loss, self.cfg.precision, self.cfg.device)
         if mistakable:
             self._tried = str(given), own, loss
+        known = make.__module__.startswith(("torchrl.", "kit."))
+        self._discounts = None if known or getattr(self.cfg, "n_step", 1) == 1 else loss
         return loss
 
     def make_replay_buffer(self, **changes: Any) -> ReplayBatches:
@@ -365,23 +369,28 @@ class Experiment:
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
         """Compute a loss that is not the recipe's own once, on a batch of zeros."""
-        if self._tried is None:
-            return
-        name, own, loss = self._tried
         advantage, buffer = parts.get("advantage"), parts.get("buffer")
-        with checks.fitting_loss(name, own), checks.tried(policy, loss, advantage):
-            first = first_values(policy, env.num_envs, self.cfg.device)
-            batch = policy(env.fake_tensordict().to(self.cfg.device).update(first))
-            if isinstance(buffer, SequenceReplay):
-                batch = buffer.example(batch)
-            else:
-                length = self.plan.sequence_length or (1 if self.plan.on_policy else None)
-                if length is not None:
-                    batch = batch.unsqueeze(-1).expand(*batch.shape, length)
-                batch["is_init"] = torch.ones_like(batch["next", "done"])
-            losses = loss(batch if advantage is None else advantage(batch))
-            if not any(str(key).startswith("loss") for key in losses.keys()):
-                raise KeyError("it returns no entry loss...")
+        if self._tried is not None:
+            name, own, loss = self._tried
+            with checks.fitting_loss(name, own), checks.tried(policy, loss, advantage):
+                batch = self._example(env, policy, buffer)
+                losses = loss(batch if advantage is None else advantage(batch))
+                if not any(str(key).startswith("loss") for key in losses.keys()):
+                    raise KeyError("it returns no entry loss...")
+        if self._discounts is not None and getattr(buffer, "n_step", None) is not None:
+            with checks.tried(policy, self._discounts):
+                checks.n_step_loss(self._discounts, self._example(env, policy, buffer), self.cfg)
+
+    def _example(self, env: VectorEnv, policy: Policy, buffer: Any) -> TensorDictBase:
+        """A batch of zeros."""
+        first = first_values(policy, env.num_envs, self.cfg.device)
+        batch = policy(env.fake_tensordict().to(self.cfg.device).update(first))
+        if isinstance(buffer, SequenceReplay):
+            return buffer.example(batch)
+        length = self.plan.sequence_length or (1 if self.plan.on_policy else None)
+        if length is not None:
+            batch = batch.unsqueeze(-1).expand(*batch.shape, length)
+        return batch.set("is_init", torch.ones_like(batch["next", "done"]))
 
     def _collector(
         self, env: VectorEnv, policy: Policy, parts: dict[str, Any]

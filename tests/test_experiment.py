@@ -280,6 +280,19 @@ class OwnSAC(SACLoss):
     """Draws the initial weights of its critics, as TorchRL's does."""
 
 
+class OneStep(SACLoss):
+    """Discounts whatever was joined by one step."""
+
+    def forward(self, batch):
+        return super().forward(batch.exclude("steps_to_next_obs"))
+
+
+def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused():
+    with pytest.raises(SettingError, match="n_step=3 joins steps, and OneStep does not read how"):
+        recipes.sac.build(sac(n_step=3), make_loss=OneStep)
+    recipes.sac.build(sac(n_step=1), make_loss=OneStep)
+
+
 def test_a_loss_of_ones_own_draws_the_random_numbers_of_the_recipes():
     numbers = []
     for loss in ("SACLoss", f"{__name__}:OwnSAC"):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import nn
 from torchrl import objectives
 from torchrl.collectors import BaseCollector
@@ -355,6 +356,19 @@ def fitting_loss(name: str, own: str) -> Iterator[None]:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}{place_of(error)}"
         raise SettingError("loss", name, f"does not fit this recipe: {reason}", [own]) from error
+
+
+def n_step_loss(loss: nn.Module, batch: TensorDictBase, cfg: Any) -> None:
+    """Refuse a loss to which it makes no difference how many steps a transition joins."""
+    batch = batch.set("steps_to_next_obs", torch.full(batch.shape, torch.nan, device=batch.device))
+    try:
+        found = [value for name, value in loss(batch).items() if str(name).startswith("loss")]
+    except Exception:  # it may not take what is not a number, or not this batch
+        return
+    if found and all(bool(value.isfinite().all()) for value in found):
+        why = f"joins steps, and {type(loss).__name__} does not read how many: steps_to_next_obs"
+        works = "discount by gamma ** steps_to_next_obs, as TorchRL's value estimators do, or use 1"
+        raise SettingError("n_step", cfg.n_step, why, works)
 
 
 @contextlib.contextmanager
