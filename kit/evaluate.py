@@ -47,6 +47,7 @@ class SavedRun:
         trust: modules that its settings may import, besides those of the project and the kit.
         how: how to trust a module, for the error.
         best: whether it is the policy of the best evaluation; otherwise the last one.
+        device: of its networks; ``None``: that of the run.
 
     Attributes:
         folder: of the run.
@@ -69,6 +70,7 @@ class SavedRun:
         trust: Collection[str] | str = (),
         how: str = "trust=",
         best: bool = False,
+        device: torch.device | str | None = None,
     ) -> None:
         folder, trust = Path(folder), [trust] if isinstance(trust, str) else trust
         self.folder, config = folder, read_config(folder)
@@ -83,9 +85,10 @@ class SavedRun:
         if env.get("vectorization") == "async":
             env["vectorization"], env["step_timeout"] = "sync", None
             env["kwargs"] = {k: v for k, v in env["kwargs"].items() if k != "num_workers"}
-        device = _device_here(str(config.get("device", "cpu")))
-        self.elsewhere = config["device"] if device != config.get("device", "cpu") else ""
-        cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env, "device": device})
+        own = str(config.get("device", "cpu"))
+        there = _device_here(own) if device is None else str(device)
+        self.elsewhere = own if device is None and there != own else ""
+        cfg = from_plain(recipe.Config, {**config, **_ALONE, "env": env, "device": there})
         with datasets_left_unread():  # that of the run need not be on this machine
             self.trainer = recipe.build(cfg)
         counters = self.trainer.load_policy(checkpoint, best)
@@ -244,13 +247,14 @@ def parser_for(command: str, text: str, seed: int | None = None) -> argparse.Arg
     return parser
 
 
-def chosen_run(given: argparse.Namespace) -> SavedRun:
+def chosen_run(given: argparse.Namespace, device: str | None = None) -> SavedRun:
     """Return the run that the arguments of :func:`parser_for` name, once they are checked."""
     if "episodes" in given:
         given.episodes = whole_number("episodes", given.episodes, at_least=1)
         given.seed = whole_number("seed", given.seed)
     folder = find_run(given.run, Path(given.runs), field="run")
-    return SavedRun(folder, trusted_names(given.trust), how="--trust ", best=given.best)
+    trust = trusted_names(given.trust)
+    return SavedRun(folder, trust, how="--trust ", best=given.best, device=device)
 
 
 _TOLD = ("return", "return_std", "return_min", "return_max", "length")

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -232,6 +233,14 @@ def test_a_policy_that_would_act_otherwise_is_not_written(tmp_path):
     with pytest.raises(SettingError, match=r"chooses another action in \d+ of \d+ steps once exp"):
         export(run, file)
     assert not file.exists()
+
+
+def test_a_policy_on_another_device_is_exported_from_the_cpu(tmp_path):
+    class Elsewhere:
+        trainer = SimpleNamespace(evaluate=SimpleNamespace(device="cuda:0"))
+
+    with pytest.raises(SettingError, match=r"device='cuda:0' .*SavedRun\(folder, device='cpu'\)"):
+        export(Elsewhere(), tmp_path / "policy.pt2")
 
 
 def test_what_has_a_hidden_state_is_refused(tmp_path):

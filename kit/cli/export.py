@@ -120,6 +120,9 @@ def export(run: SavedRun, file: Path, seed: int = 0) -> str:
     if file.suffix == ".onnx" and importlib.util.find_spec("onnxscript") is None:
         works = "pip install 'torchrl-kit[onnx]'"
         raise SettingError("file", str(file), "needs the package onnxscript", works)
+    if (device := torch.device(run.trainer.evaluate.device)).type != "cpu":
+        works = "export one on the CPU: SavedRun(folder, device='cpu')"
+        raise SettingError("device", str(device), "is not where a policy is exported", works)
     policy = ExportedPolicy(run.evaluator(1, 0, vectorization="sync"))
     seen, chosen = _episode(run.policy(), policy.inputs, policy.outputs, seed)
     with torch.no_grad(), warnings.catch_warnings():
@@ -242,6 +245,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("file", type=Path, help="file to write: .pt2 (PyTorch) or .onnx")
     given = parser.parse_args(argv)
     with errors_in_one_line():
-        run = chosen_run(given)
+        run = chosen_run(given, device="cpu")
         print(f"{given.file}: {export(run, given.file)}")
         run.close()
