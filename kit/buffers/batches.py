@@ -261,7 +261,11 @@ class ReplayBatches:
             if self._direct.extend(batch):
                 return
             batch = batch.transpose(0, 1).reshape(-1)
-        self.buffer.extend(batch)
+        if batch.ndim == 2 and batch.shape[1] == 1:
+            # TensorDictReplayBuffer fails where it notes the places of such rows in the batch.
+            ReplayBuffer.extend(self.buffer, batch)
+        else:
+            self.buffer.extend(batch)
 
     def _without_padding(self, batch: TensorDictBase, mask: Tensor) -> TensorDictBase:
         """The transitions of whole episodes, one episode after the other."""

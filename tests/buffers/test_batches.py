@@ -428,6 +428,17 @@ def generator_of_its_own() -> ReplayBatches:
 BUFFERS = [flat_buffer, without_replacement, slices, sequences, prioritized, generator_of_its_own]
 
 
+def test_a_storage_of_two_dimensions_takes_batches_of_one_step():
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20, ndim=2), batch_size=4)
+    batches = ReplayBatches(buffer)
+    for start, steps in enumerate((3, 1, 1)):  # a prefill, and batches of one step
+        batches.extend(batch_of(2, steps, 10 * start))
+    assert buffer.storage.get(slice(5))["number"].T.tolist() == [
+        [0, 1, 2, 10, 20],
+        [3, 4, 5, 11, 21],
+    ]
+
+
 @pytest.mark.parametrize("make", BUFFERS)
 @pytest.mark.parametrize("batches", [0, 2, 7])
 def test_a_restored_buffer_holds_and_samples_the_same(make, batches):
