@@ -464,6 +464,17 @@ def test_evaluations_are_in_the_row_of_their_policy_step():
     assert rows.rows[1]["evaluation/length"] == 5.0
 
 
+def test_a_stop_that_is_asked_for_at_setup_comes_before_anything_is_counted(tmp_path):
+    plan = off_policy_plan(prefill_steps=5, initial_evaluations=1)
+    parts = sac_parts(plan)
+    parts["evaluate"] = evaluator_for(parts, plan, "Pendulum-v1")
+    trainer = Trainer(plan, **parts, folder=tmp_path)
+    trainer.register_op("setup", lambda: trainer.request_stop("enough"))
+    ledger = trainer.run()
+    assert (ledger.policy_steps, ledger.evaluations, trainer.stop_reason) == (0, 0, "enough")
+    assert trainer.last_checkpoint is None
+
+
 # ---------------------------------------------------------------------- ends before the plan
 def test_a_run_stops_after_the_iteration_in_which_a_hook_asks():
     trainer = ppo_trainer()

@@ -172,6 +172,8 @@ class Trainer(ResumableTrainer):
         )
         with self._lifecycle(), self.batches.sharing_memory(self._nothing_keeps_a_batch):
             if self.ledger.iterations == 0:
+                if self._stop_training:  # asked for at stage setup, before anything is counted
+                    return self.ledger
                 self.begin()
             while not (self.schedule.done or self._stop_training):
                 batch = self.collect()
