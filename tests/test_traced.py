@@ -902,6 +902,17 @@ def test_what_pytorch_does_not_run_as_operations_alone_runs_eagerly():
     assert all(torch.equal(found[name], value) for name, value in step(given).items())
 
 
+def test_a_program_that_is_not_compiled_says_what_its_compiler_lacks(monkeypatch, tmp_path):
+    config = pytest.importorskip("torch._inductor.config")
+    monkeypatch.setattr(config.cpp, "cxx", ("/nonexistent",))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    call = Traced(lambda given: {"y": given["x"] * 3 + 1}, name="the sum", executor="inductor")
+    given = {"x": torch.ones(7)}
+    with pytest.warns(UserWarning, match=r"eagerly: torch.compile fails \(.*C\+\+ compiler"):
+        found = [call(given)["y"] for _ in range(3)]
+    assert all(torch.equal(one, torch.full((7,), 4.0)) for one in found)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_module_of_torchscript_runs_eagerly():
     call = traced(nn.Sequential(torch.jit.script(nn.Linear(3, 2)), nn.Tanh()))

@@ -336,9 +336,11 @@ class Traced:
 
     def _cannot_be_run(self, error: RuntimeError, inputs: Inputs) -> Outputs:
         """Run eagerly what PyTorch computes in more than operations, as the memory of an LSTM."""
-        *_, what = str(error).strip().splitlines()
+        cause = getattr(error, "inner_exception", None)  # of torch.compile, which adds advice
+        *_, what = str(cause or error).strip().splitlines()
         what = what.removeprefix("RuntimeError: ")
-        self._run_eagerly(f"PyTorch does not run its operations alone ({what})")
+        why = "torch.compile fails" if cause else "PyTorch does not run its operations alone"
+        self._run_eagerly(f"{why} ({what})")
         return self.function(inputs.copy())
 
     def _run_eagerly(self, reason: str) -> None:
