@@ -13,6 +13,7 @@ from torchrl.data.replay_buffers.utils import unravel_index
 
 from kit.buffers.priority_trees import PriorityTree, make_priority_tree
 from kit.steps import SettingError
+from kit.steps.errors import real_number, whole_number
 
 
 class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unused-ignore]
@@ -27,14 +28,17 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
     Args:
         max_capacity: transitions that the buffer holds.
         alpha: exponent of priorities; 0 samples uniformly.
-        beta: exponent of the correction by importance weights.
-        eps: added to priorities.
+        beta: exponent of the correction by importance weights, from 0 to 1 (all of it).
+        eps: added to priorities, from 0.
         dtype: of weights.
         reduction: how errors of several entries become one priority: ``max``, ``min``, ``median``
             or ``mean``.
         max_priority_within_buffer: whether the highest priority is that of transitions still
             stored, rather than of all so far.
         device: of the tree; ``None``: the storage's.
+
+    Raises:
+        SettingError: if a number is out of range.
     """
 
     def __init__(
@@ -48,11 +52,10 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         max_priority_within_buffer: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        for name, value in (("alpha", alpha), ("beta", beta)):
-            if value < 0:
-                raise ValueError(f"{name} must be at least 0, got {name}={value}")
-        self._max_capacity = max_capacity
-        self._alpha, self._beta, self._eps = alpha, beta, eps
+        self._max_capacity = whole_number("max_capacity", max_capacity, at_least=1)
+        self._alpha = real_number("alpha", alpha, at_least=0)
+        self._beta = real_number("beta", beta, at_least=0, at_most=1)
+        self._eps = real_number("eps", eps, at_least=0)
         self.dtype, self.reduction = dtype, reduction
         self._max_priority_within_buffer = max_priority_within_buffer
         self._device = None if device is None else torch.device(device)

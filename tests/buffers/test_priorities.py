@@ -359,10 +359,20 @@ def test_errors_with_their_sign_are_refused(any_tree, alpha):
     assert sampler._sum_tree.values.tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("name", ["alpha", "beta"])
-def test_negative_exponents_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 0"):
-        PrioritizedSampler(4, **{"alpha": 1.0, "beta": 1.0, name: -0.1})
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("alpha", -0.1, "is less than 0"),
+        ("beta", -0.1, "is less than 0"),
+        ("beta", 4, "is more than 1; what works: 1"),
+        ("eps", -1, "is less than 0"),
+        ("alpha", float("nan"), "is not a finite number"),
+        ("max_capacity", 0, "is less than 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(name, value, why):
+    with pytest.raises(SettingError, match=f"{name}={value} {why}"):
+        PrioritizedSampler(**{"max_capacity": 4, "alpha": 1.0, "beta": 1.0, name: value})
 
 
 # ---------------------------------------------------------------------- in TorchRL and in the loop
