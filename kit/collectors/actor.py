@@ -79,6 +79,7 @@ class Actor:
         self.init_random_frames, self.exploration_frames = init_random_frames, exploration_frames
         self.action_keys = [leaf.key for leaf in env.action_leaves]
         keys = [leaf.key for leaf in env.observation_leaves]
+        self._observations = [(leaf.key, leaf.shape) for leaf in env.observation_leaves]
 
         def runner(one: Policy | None) -> PolicyRunner | None:
             if one is None:
@@ -116,6 +117,8 @@ class Actor:
                 raise NotInNumpy(f"it runs on {self.device}")
             kind = self.runner.exploration_type
             self.numpy = NumpyPolicy(self.runner.policy, self.num_envs, kind)
+            if self.numpy.reads not in self._observations:
+                raise NotInNumpy("it is of another environment")
             self.numpy.continue_from(before)
         except NotInNumpy as reason:
             self.numpy, self._not_in_numpy = None, str(reason)

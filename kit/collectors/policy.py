@@ -21,6 +21,8 @@ Tensors = dict[Key, Tensor]
 Policy = Callable[[TensorDictBase], TensorDictBase]
 FastPolicy = Literal["auto", "exact", "module"]
 
+_OF_SHAPES = ("shape", "size", "channels")
+"""Words of PyTorch's errors where a network is given something of another shape."""
 IS_INIT = "is_init"
 """Key under which a policy finds whether an observation is the first of its episode."""
 
@@ -232,10 +234,19 @@ class PolicyRunner:
         except (TypeError, AttributeError, RuntimeError) as error:
             if plain and isinstance(self.policy, nn.Module):
                 raise self._takes_no_tensordict(f"raised {type(error).__name__}") from error
+            if not self._written and any(word in str(error) for word in _OF_SHAPES):
+                raise self._is_of_another(given, error) from error
             raise
         if plain and not isinstance(result, TensorDictBase):
             raise self._takes_no_tensordict(f"returned {type(result).__name__}")
         return result
+
+    def _is_of_another(self, given: TensorDictBase, error: Exception) -> SettingError:
+        shapes = ", ".join(f"{key} {tuple(given[key].shape)}" for key in self._given)
+        what = str(error).splitlines()[0]
+        why = f"does not take the observations of this environment, {shapes}: {what}"
+        works = "make it for this environment, as make_actor(env) does"
+        return SettingError("policy", type(self.policy).__name__, why, works)
 
     def _takes_no_tensordict(self, what: str) -> SettingError:
         reads = self._given[0] if len(self._given) == 1 else list(self._given)

@@ -81,6 +81,7 @@ class NumpyPolicy:
         exploration_type: ``RANDOM`` samples actions, ``DETERMINISTIC`` takes the likeliest.
 
     Attributes:
+        reads: key and shape of the observation of one environment.
         noise: random numbers drawn ahead, one array for each time step, the next one last.
 
     Raises:
@@ -106,7 +107,9 @@ class NumpyPolicy:
                 raise NotInNumpy(f"the forward of its {type(module).__name__} was replaced")
         self.samples = samples and self._sampler.draws_any
         self.out_keys = [key for key in policy.out_keys if not str(key).startswith("_")]
-        *self._hidden, self._last = _layers(network, num_envs)
+        layers = _layers(network, num_envs)
+        *self._hidden, self._last = layers
+        self.reads = self._seen, layers[0][0].shape[:1]
         self.noise: list[Array] = []
         self._rows: Iterator[Any] = itertools.repeat(None)
         self._into: Array | None = None

@@ -364,3 +364,13 @@ class Coarse(nn.Module):
 def test_a_policy_may_write_what_is_its_own():
     batch = VectorCollector(guess(), acting(next_guess=torch.ones(3, 1)), steps_per_env=2).collect()
     assert (batch["next", "guess"] == 1).all()
+
+
+@pytest.mark.parametrize("fast_policy", ["auto", "exact", "module"])
+def test_a_policy_of_another_environment_is_refused(fast_policy):
+    env, policy = make_env("CartPole-v1", 2), make_actor(make_env("Acrobot-v1"))
+    collector = VectorCollector(
+        env, policy, frames_per_batch=4, total_frames=8, fast_policy=fast_policy
+    )
+    with pytest.raises(SettingError, match=r"policy='Prob.* observation \(2, 4\).* 6x64\); make"):
+        next(iter(collector))

@@ -148,6 +148,12 @@ def test_copies_of_runs_with_nearby_seeds_share_no_seed():
     assert len(set(seeds)) == 3_200
 
 
+@pytest.mark.parametrize("seed", ["1", 1.5, -1, True])
+def test_what_is_no_seed_is_refused(seed):
+    with pytest.raises(SettingError, match=f"seed={seed!r} is not a whole number from 0"):
+        make_env("CartPole-v1", seed=seed)
+
+
 def test_every_kind_of_copies_begins_in_the_same_way():
     same = gym.vector.SyncVectorEnv(
         [lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.SAME_STEP

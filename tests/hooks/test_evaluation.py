@@ -13,6 +13,7 @@ from torchrl.modules import GRUModule
 from kit.envs import EnvironmentFault, make_env
 from kit.hooks import Evaluator
 from kit.modules import make_actor
+from kit.steps import SettingError
 from tests.tiny import Scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore:the policy runs eagerly")
@@ -43,6 +44,18 @@ def recurrent():
     choice = TensorDictModule(lambda logits: logits.argmax(-1), ["logits"], ["action"])
     seen = Seen()
     return TensorDictSequential(memory, logits, choice), seen
+
+
+def test_what_is_no_seed_is_refused():
+    env = make_env("CartPole-v1")
+    with pytest.raises(SettingError, match="seed='1' is not a whole number from 0"):
+        Evaluator(env, make_actor(env), seed="1")
+
+
+def test_a_policy_of_another_environment_is_refused():
+    evaluator = Evaluator(make_env("CartPole-v1"), make_actor(make_env("Acrobot-v1")))
+    with pytest.raises(SettingError, match=r"policy='Prob.* observation \(1, 4\).* 6x64\); make"):
+        evaluator()
 
 
 def test_hidden_state_is_reset_where_an_episode_begins():
