@@ -35,10 +35,10 @@ CPU = torch.device("cpu")
 CROSSINGS: collections.Counter[str] = collections.Counter()
 """How often values crossed, by kind and file."""
 
-TAKES_BOTH = {
-    aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default,
-    aten.index_put.default, aten._index_put_impl_.default, aten.lift_fresh.default,
-    # The gradients of parts have zeros that C++ makes where it sees a CPU.
+TAKES_BOTH = {aten.copy_.default, aten._to_copy.default, aten.lift_fresh.default}
+PUTS = {aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
+# The gradients of parts have zeros that C++ makes where it sees a CPU.
+BACKWARD_TAKES_BOTH = {
     aten.cat.default, aten.stack.default, aten.scatter.src, aten.scatter_add.default,
 }  # fmt: skip
 HOST_READS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}
@@ -132,12 +132,37 @@ def crosses(kind: str) -> None:
     CROSSINGS[f"{kind}: {place()}"] += 1
 
 
+def refuses_numbers(function: Any, args: Any) -> bool:
+    """Whether an operation on the device refuses a single number on the host, too.
+
+    One that joins tensors does, and one that would change such a number in place.
+    """
+    if function in (aten.stack.default, aten.cat.default):
+        return True
+    name = str(function.overloadpacket)
+    if not name.endswith("_") or name.endswith(("copy_", "fill_", "index_put_", "impl_")):
+        return False
+    changed = [one for one in tree_flatten(args[:1])[0] if isinstance(one, torch.Tensor)]
+    return any(not isinstance(one, Simulated) for one in changed)
+
+
+def takes_both(function: Any, args: Any) -> bool:
+    """Whether an operation takes tensors of both host and device."""
+    if function is aten.index.Tensor or function in PUTS:  # indices may be on the host
+        values = [one for one in args[2:3] if one.dim() > 0]
+        return all(isinstance(one, Simulated) for one in (args[0], *values))
+    in_backward = torch._C._current_graph_task_id() != -1
+    return function in TAKES_BOTH or (in_backward and function in BACKWARD_TAKES_BOTH)
+
+
 def computed(function: Any, args: Any, kwargs: Any) -> Any:
     """What an operation gives, on the device on which a GPU would."""
     found = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
     ours = [one for one in found if isinstance(one, Simulated)]
-    others = [one for one in found if not isinstance(one, Simulated) and one.dim() > 0]
-    if ours and others and function not in TAKES_BOTH:
+    others = [one for one in found if not isinstance(one, Simulated)]
+    if not refuses_numbers(function, args):
+        others = [one for one in others if one.dim() > 0]
+    if ours and others and not takes_both(function, args):
         raise RuntimeError(f"tensors on cuda:0 and the CPU in {function}, in {place()}")
     if ours and function in HOST_READS:
         crosses("host read")
@@ -181,6 +206,7 @@ def install() -> None:
     torch.cuda.Event = lambda: SimpleNamespace(record=nothing, synchronize=nothing)
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _made_by(getattr(torch, name)))
+    torch.Tensor.to = _moved(torch.Tensor.to)
     cpu_generator = torch.Generator
     torch.Generator = lambda device="cpu": cpu_generator()
     torch.nn.functional.dropout = _dropout
@@ -211,6 +237,19 @@ def _made_by(make: Any) -> Any:
         return Simulated(value) if on_device else value
 
     return made
+
+
+def _moved(to: Any) -> Any:
+    """``Tensor.to``, which asks CUDA itself for the number of a device without one."""
+
+    def moved(self, *args, **kwargs):
+        def numbered(one):
+            return CUDA if one == "cuda" or one == torch.device("cuda") else one
+
+        numbers = {name: numbered(value) for name, value in kwargs.items()}
+        return to(self, *map(numbered, args), **numbers)
+
+    return moved
 
 
 def _dropout(given, p=0.5, training=True, inplace=False):

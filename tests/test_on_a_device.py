@@ -65,6 +65,15 @@ def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
     assert elsewhere <= CHECKS
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch would ask its own CUDA")
+@pytest.mark.parametrize("name", ["priorities", "host", "states", "metrics"])
+def test_parts_go_together_on_a_device(name):
+    command = [sys.executable, "-m", "tests.parts_on_a_device", name]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3_000:]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", [*QUICK, *OTHERS])

@@ -78,7 +78,7 @@ class TransitionStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore]
             torchrl_logger.setLevel(before)
             return
         size = self.max_size
-        self._storage = data.apply(
+        self._storage = data.to("cpu").apply(
             lambda one: self.zeros((size, *one.shape), one.dtype), batch_size=[size, *data.shape]
         )
         self.initialized = True

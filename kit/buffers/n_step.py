@@ -50,7 +50,10 @@ class NStep:
         else:
             waiting = leaves(self.waiting)  # more entries than these are not stored
             _check_alike(batch, entries, self.waiting, waiting)
-            entries = {path: torch.cat([one, entries[path]], axis) for path, one in waiting.items()}
+            entries = {
+                path: torch.cat([one.to(entries[path].device), entries[path]], axis)
+                for path, one in waiting.items()
+            }
             total += self.waiting.shape[-1]
         kept, count = min(self.steps, total), max(total - self.steps, 0)
         newest = {path: value.narrow(axis, total - kept, kept) for path, value in entries.items()}

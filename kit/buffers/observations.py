@@ -97,8 +97,8 @@ class ObservationStorage(TransitionStorage):
         paths = [path for path in values if _is_observed(path, values)]
         if not self._memories:
             self._make(paths, values)
-        pairs = {p: (values[p].numpy(), values["next", *p].numpy()) for p in paths}
-        flags = values["next", "done"]
+        pairs = {p: (values[p].cpu().numpy(), values["next", *p].cpu().numpy()) for p in paths}
+        flags = values["next", "done"].cpu()
         done: Array = flags.reshape(len(flags), -1).any(1).numpy()
         # Whether the row before each ended an episode.
         ended = np.concatenate([self._last_ended(), done])

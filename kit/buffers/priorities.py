@@ -85,7 +85,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         """Draw transitions by priority, with replacement.
 
         Returns:
-            Their places, and their importance weights as ``priority_weight``.
+            Their places and, as ``priority_weight``, importance weights; on the storage's device.
 
         Raises:
             RuntimeError: if nothing is stored, or the priorities do not add up to a positive finite
@@ -99,6 +99,8 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         places, values = tree.find(tree.array(share))
         weight = tree.tensor((values / tree.min()) ** -self._beta, self.dtype)
         index: Any = tree.tensor(places)
+        if self._device is not None:  # rows are read where they are stored
+            index, weight = index.to(storage.device), weight.to(storage.device)
         if storage.ndim > 1:
             index = unravel_index(index, storage.shape)
         return index, {"priority_weight": weight}

@@ -315,8 +315,10 @@ class PolicyRunner:
             self.restart()
             return
         self._restored = True
-        self._starts = state_dict["starts"].clone()
-        self._hidden = {key_from_list(key): value.clone() for key, value in state_dict["hidden"]}
+        device = self._starts.device
+        self._starts = state_dict["starts"].to(device, copy=True)
+        hidden = state_dict["hidden"]
+        self._hidden = {key_from_list(key): value.to(device, copy=True) for key, value in hidden}
 
 
 _BY_ENVIRONMENT = frozenset({"action", "reward", "done", "terminated", "truncated", IS_INIT})

@@ -8,9 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from kit.hooks.base import Hook, HookedTrainer
+from kit.logging.metrics import numbers
 from kit.steps.errors import SettingError, nearest_first, one_of
 
 
@@ -42,7 +41,7 @@ class NaNGuard(Hook):
     def look_at_next(self) -> None:
         """Check the metrics of the next row so far."""
         metrics = self.trainer.journal.metrics.peek()
-        values = torch.stack([*metrics.values()]).tolist() if metrics else []  # read in one go
+        values = numbers(metrics.values())
         row = {f"train/{name}": value for name, value in zip(metrics, values)}
         self.look(row | {"gradient_steps": self.trainer.ledger.gradient_steps})
 

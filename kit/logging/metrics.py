@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +36,15 @@ def weighted_mean(parts: Sequence[Mapping[K, Tensor]], weights: Sequence[float])
             share = value * (weight / sum(weights))
             mean[name] = mean[name] + share if name in mean else share
     return mean
+
+
+def numbers(scalars: Iterable[Tensor]) -> list[float]:
+    """Scalars read in one go, from the device; a loss may make some of them on the host."""
+    values = [value.reshape(()) for value in scalars]
+    device = next((value.device for value in values if not value.is_cpu), None)
+    if device is not None:
+        values = [value.to(device) for value in values]
+    return torch.stack(values).tolist() if values else []  # type: ignore[no-any-return]
 
 
 _WAITING = 128
@@ -96,9 +105,7 @@ class MetricMeans:
         """The means since the last call, moved to the host in one go."""
         sums, counts = self._totals()
         self._sums, self._counts = {}, {}
-        if not sums:
-            return {}
-        totals = torch.stack([value.reshape(()) for value in sums.values()]).tolist()
+        totals = numbers(sums.values())
         return {name: total / counts[name] for name, total in zip(sums, totals)}
 
     def _totals(self) -> tuple[dict[str, Tensor], dict[str, int]]:

@@ -474,7 +474,7 @@ class Update(OptimizationStepper):
         for group in (self.groups[number] for number in due):
             own = [(parameter, gradients.get(next(numbers))) for parameter in group.parameters]
             given = [gradient for _, gradient in own if gradient is not None]
-            whole = vector_of(given) if given else torch.zeros(0)
+            whole = vector_of(given) if given else group.parameters[0].new_zeros(0)
             norm = torch.linalg.vector_norm(whole)
             norms["grad_norm" + "_" * bool(group.name) + group.name] = norm
             clipped = iter(parts_of(self._clipped(whole, norm), given))

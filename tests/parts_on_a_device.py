@@ -1,0 +1,97 @@
+"""Parts that users compose, on the simulated device: ``python -m tests.parts_on_a_device NAME``."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch.optim import SGD
+
+from kit.buffers import PrioritizedSampler, make_replay_buffer
+from kit.buffers.n_step import NStep
+from kit.collectors.policy import PolicyRunner
+from kit.logging.metrics import MetricMeans
+from kit.update import Update
+from tests import simulated_cuda
+from tests.losses import make_loss, minibatch_for
+
+CUDA = "cuda"
+
+
+def batch(steps: int = 6) -> TensorDict:
+    seen, done = torch.rand(2, steps + 1, 3), torch.rand(2, steps, 1) < 0.3
+    following = {"observation": seen[:, 1:], "reward": torch.rand(2, steps, 1), "done": done}
+    rows = {"observation": seen[:, :-1], "next": following | {"terminated": done.clone()}}
+    return TensorDict(rows, [2, steps])
+
+
+def devices(**settings: Any) -> set[str]:
+    """Where the entries of a minibatch are, of batches from the device."""
+    replay = make_replay_buffer(40, 4, **settings)
+    for _ in range(2):
+        replay.extend(batch().to(CUDA))
+    plan: Any = SimpleNamespace(
+        minibatch_size=4, sequence_length=None, minibatches_per_gradient_step=None
+    )
+    ((minibatch,),) = replay.epoch(plan, 1)
+    return {value.device.type for value in minibatch.values(True, True)}
+
+
+def priorities() -> None:
+    """A tree may be elsewhere than the transitions."""
+    for tree in ("cpu", CUDA):
+        for thin in (False, True):
+            sampler = PrioritizedSampler(40, 0.6, 0.4, device=tree)
+            settings = {"sampler": sampler, "store_next_observation": not thin}
+            assert devices(device=CUDA, **settings) == {"cuda"}
+
+
+def host() -> None:
+    """A memory of the host takes batches of the device."""
+    assert devices(store_next_observation=False) == {"cpu"}
+    assert devices(folder=tempfile.gettempdir()) == {"cpu"}
+
+
+def states() -> None:
+    """What was saved on the host goes on on the device."""
+    n_step = NStep(3, 0.9)
+    n_step(batch())  # steps wait, on the host
+    complete = n_step(batch().to(CUDA))
+    assert complete is not None
+    assert complete["next", "reward"].is_cuda
+
+    def policy(given: TensorDict) -> TensorDict:
+        hidden = given.get("hidden", torch.zeros_like(given["x"])) + given["x"] * given["is_init"]
+        return given.set(("next", "hidden"), hidden).set("action", hidden)
+
+    here = PolicyRunner(policy, ["x"], 2, fast=False)
+    there = PolicyRunner(policy, ["x"], 2, fast=False, device=CUDA)
+    with torch.no_grad():
+        here({"x": torch.ones(2, 1)})
+        there.load_state_dict(here.state_dict())
+        there({"x": torch.ones(2, 1, device=CUDA)})
+    assert all(value.is_cuda for value in there.hidden.values())
+
+
+def metrics() -> None:
+    """They are read together: a loss may make some on the host, and an optimiser be frozen."""
+    means = MetricMeans()
+    means.add({"loss": torch.tensor(1.0, device=CUDA), "temperature": torch.tensor(2.0)})
+    assert means.take() == {"loss": 1.0, "temperature": 2.0}
+    loss = make_loss("SACLoss").to(CUDA)
+    networks = {"loss_actor": loss.actor_network_params, "loss_qvalue": loss.qvalue_network_params}
+    optimizers = {name: SGD(part.parameters(), 0.1) for name, part in networks.items()}
+    update = Update(loss, optimizers | {"loss_alpha": SGD([loss.log_alpha], 0.1)}, compile=False)
+    update(minibatch_for("SACLoss").to(CUDA))
+    loss.qvalue_network_params.requires_grad_(False)
+    found = update(minibatch_for("SACLoss").to(CUDA))
+    assert found["grad_norm_qvalue"].is_cuda
+
+
+if __name__ == "__main__":
+    simulated_cuda.install()
+    globals()[sys.argv[1]]()
