@@ -10,7 +10,7 @@ _HOMES = {
         "PROMISES", "TORCHRL_PROMISES", "check_collector", "counter_env", "counter_policy",
     ],
     "observed": ["Expectation", "Observation", "check_observed", "figures_of"],
-    "tensor_counter": ["COUNTING"],
+    "tensor_counter": ["COUNTING", "REPEATING"],
     "trial": ["BrokenPromise", "CollectorCase", "Outcome", "World"],
 }  # fmt: skip
 """Which module has which suite; each is imported when it is asked for, as some import torch."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from kit.collectors.base import KitCollector
 from kit.testing.batches import ages, integers, rows, sequences, size, whole_episodes
@@ -34,11 +35,17 @@ def counts(trial: Trial, run: Run) -> None:
     wanted = {
         "policy_steps": sum(sizes),
         "random_policy_steps": 0,
-        "env_steps": sum(sizes),
+        "env_steps": sum(int(_env_steps(trial, rows(batch)).sum()) for batch in run.batches),
         "episodes": sum(int(batch["next", "done"].sum()) for batch in run.batches),
         "environment_errors": 0,
     }
     trial.demand(counted == wanted, f"counted {counted}, the batches have {wanted}")
+
+
+def _env_steps(trial: Trial, steps: TensorDictBase) -> Tensor:
+    """The env steps that each of ``steps`` takes in the world, ``[steps]``."""
+    found = trial.world.expected(steps["observation"], integers(steps["action"])).env_steps
+    return torch.ones(len(steps), dtype=torch.long) if found is None else found
 
 
 def transitions(trial: Trial, run: Run) -> None:
@@ -115,21 +122,23 @@ def reports(trial: Trial, run: Run) -> None:
     )
     again = take_episodes(run.collector)
     trial.demand(not again, "episodes are reported twice")
-    sums: dict[int, list[float]] = {}
+    sums: dict[int, list[tuple[float, int]]] = {}
     ended = []
     names = (("collector", "traj_ids"), *[("next", n) for n in ("reward", "done", "terminated")])
     for batch in run.batches:
         steps = rows(batch)
         columns = [steps[name].flatten().tolist() for name in names]
+        columns.append(_env_steps(trial, steps).tolist())
         if numbered:
             columns.append(torch.arange(len(batch)).repeat_interleave(batch.shape[1]).tolist())
         else:
             columns.append([0] * len(steps))
-        for number, reward, done, terminated, env in zip(*columns):
-            sums.setdefault(number, []).append(reward)
+        for number, reward, done, terminated, env_steps, env in zip(*columns):
+            sums.setdefault(number, []).append((reward, env_steps))
             if done:
-                length = len(sums[number])
-                ended.append((length, round(sum(sums[number]), 3), length, terminated, env))
+                rewards, counts_of_steps = zip(*sums[number])
+                found = round(sum(rewards), 3), sum(counts_of_steps)
+                ended.append((len(rewards), *found, terminated, env))
     trial.demand(reported == sorted(ended), f"{reported} for {sorted(ended)}")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import deque
+
 import torch
 from torch import Tensor
 
@@ -59,3 +62,28 @@ COUNTING = World(
     ),
 )
 """The environment that counts, at odd sizes; episodes are 1 to 4 steps long."""
+
+
+def expected_of_two(observation: Tensor, action: Tensor) -> Outcome:
+    """The results of policy steps that hold their action for two env steps, or until the end."""
+    first = expected(observation, action)
+    second, ended = expected(first.observation, action), first.terminated
+    return Outcome(
+        observation=torch.where(ended, first.observation, second.observation),
+        reward=torch.where(ended, first.reward, first.reward + second.reward),
+        terminated=ended | second.terminated,
+        truncated=observation[..., 1:2] + 2 >= 2 * _LIMIT_OF_TWO,
+        env_steps=2 - ended.squeeze(-1).long(),
+    )
+
+
+_LIMIT_OF_TWO = 2
+"""Policy steps of two env steps after which an episode is truncated."""
+REPEATING = dataclasses.replace(
+    COUNTING,
+    limit=_LIMIT_OF_TWO,
+    expected=expected_of_two,
+    action_repeat=2,
+    policies=deque(maxlen=1),
+)
+"""The same, each action held for two env steps: an episode may end after the first of them."""

@@ -59,6 +59,8 @@ class Outcome(NamedTuple):
     undecided: Tensor | None = None
     """where rounding decides whether an episode terminates, ``[..., 1]``, bool; nowhere if left
     out."""
+    env_steps: Tensor | None = None
+    """that each of them takes, ``[...]``, whole numbers; one if left out."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class World:
     """sizes to put collectors on trial with, unless given."""
     episode: Callable[[Tensor], Tensor] | None = None
     """number of the episode of observations, ``[...]``; ``None`` where they do not contain it."""
+    action_repeat: int = 1
+    """env steps that an action is held for."""
     tolerance: float = 0.0
     """by which next observations may differ, for rounding; all else is exact."""
     policies: deque[Any] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
@@ -84,7 +88,8 @@ class World:
 
     def env(self, case: CollectorCase, vectorization: Any = "sync", **kwargs: Any) -> VectorEnv:
         """The environment of a case, by :func:`~kit.envs.make_env` and further arguments of it."""
-        kwargs = {"max_episode_steps": self.limit, "seed": case.seed, **kwargs}
+        settings = {"max_episode_steps": self.limit, "action_repeat": self.action_repeat}
+        kwargs = {**settings, "seed": case.seed, **kwargs}
         return make_env(self.id, case.num_envs, vectorization=vectorization, **kwargs)
 
     def policy(self, env: Any, seed: int = 0) -> Any:

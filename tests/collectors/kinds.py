@@ -14,7 +14,7 @@ from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
 from kit.collectors.rollout import as_vector_env
 from kit.envs import make_env
-from kit.testing import CARTPOLE, CollectorCase, counter_env, counter_policy
+from kit.testing import CARTPOLE, REPEATING, CollectorCase, counter_env, counter_policy
 from kit.testing.counter import COUNTER
 
 SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
@@ -138,6 +138,16 @@ KINDS: dict[str, Callable[[CollectorCase], Any]] = {
     "episode, native": episodes_native,
     "episode, torch": episodes_that_stray,
     "async": asynchronous,
+}
+
+
+# ---------------------------------------------------------------------- with actions repeated
+REPEATING_KINDS: dict[str, Callable[[CollectorCase], Any]] = {
+    "vector, sync": lambda case: vector(case, REPEATING.env(case)),
+    "vector, torch": lambda case: vector(case, REPEATING.env(case, "tensor")),
+    "tensor": lambda case: tensor(case, REPEATING.env(case, "tensor")),
+    "episode": lambda case: episodes(case, REPEATING.env(case)),
+    "episode, torch": lambda case: episodes(case, REPEATING.env(case, "tensor")),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 from kit.testing import (
     CARTPOLE,
     PROMISES,
+    REPEATING,
     TORCHRL_PROMISES,
     BrokenPromise,
     CollectorCase,
@@ -16,6 +17,7 @@ from tests.collectors.kinds import (
     CARTPOLE_KINDS,
     ENVPOOL_KINDS,
     KINDS,
+    REPEATING_KINDS,
     TORCHRL_KINDS,
     asynchronous,
     asynchronous_on_envpool,
@@ -37,6 +39,19 @@ def test_a_kind_in_this_process_keeps_every_promise(kind):
 @pytest.mark.parametrize("kind", list(CARTPOLE_KINDS))
 def test_a_kind_keeps_every_promise_in_cartpole(kind):
     assert check_collector(CARTPOLE_KINDS[kind], world=CARTPOLE) == list(PROMISES)
+
+
+@pytest.mark.parametrize("kind", list(REPEATING_KINDS))
+def test_a_kind_keeps_every_promise_where_actions_are_repeated(kind):
+    assert check_collector(REPEATING_KINDS[kind], world=REPEATING) == list(PROMISES)
+
+
+def test_the_asynchronous_kind_counts_where_actions_are_repeated():
+    def make(case):
+        return asynchronous(case, REPEATING.env(case))
+
+    promises = ["counts", "transitions", "continuity", "reports"]
+    check_collector(make, world=REPEATING, promises=promises, cases=ONE_CASE)
 
 
 @pytest.mark.parametrize("kind", list(ENVPOOL_KINDS))

@@ -20,6 +20,7 @@ from kit.testing import (
     CARTPOLE,
     COUNTING,
     PROMISES,
+    REPEATING,
     BrokenPromise,
     CollectorCase,
     check_collector,
@@ -447,6 +448,28 @@ def test_a_process_that_is_left_is_found():
         for process in set(multiprocessing.active_children()) - before:
             process.kill()
             process.join()
+
+
+class CountsPolicySteps(VectorCollector):
+    """Takes every policy step for one env step."""
+
+    def collect(self):
+        batch = super().collect()
+        self.env_steps += self.policy_steps - self.env_steps
+        return batch
+
+
+def test_env_steps_are_counted_where_actions_are_repeated():
+    check_collector(broken(CountsPolicySteps), promises=["counts"])
+    with pytest.raises(BrokenPromise, match=r"^counts: counted .*'env_steps'"):
+        check_collector(broken(CountsPolicySteps, world=REPEATING), world=REPEATING)
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_limit_is_in_policy_steps_where_actions_are_repeated(limit):
+    make = broken(VectorCollector, world=REPEATING, max_episode_steps=limit)
+    with pytest.raises(BrokenPromise, match=r"^transitions: next truncated"):
+        check_collector(make, world=REPEATING)
 
 
 def test_only_the_promises_that_are_asked_for_are_checked():

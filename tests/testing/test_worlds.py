@@ -11,7 +11,7 @@ import torch
 
 from kit.collectors import VectorCollector
 from kit.envs.tensor.cartpole import ANGLE_LIMIT, POSITION_LIMIT
-from kit.testing import CARTPOLE, COUNTING
+from kit.testing import CARTPOLE, COUNTING, REPEATING
 from kit.testing.batches import ages
 from kit.testing.cartpole import ROUNDING
 from tests.collectors.kinds import amounts
@@ -35,6 +35,11 @@ def ends(world, vectorization):
 @pytest.mark.parametrize("vectorization", ["sync", "native", "tensor"])
 def test_episodes_terminate_and_are_truncated_and_both_at_once(world, vectorization):
     assert all(ends(world, vectorization))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "tensor"])
+def test_they_do_so_where_actions_are_repeated(vectorization):
+    assert all(ends(REPEATING, vectorization))
 
 
 def test_they_do_so_in_envpool():
