@@ -79,8 +79,21 @@ MUTATIONS = [
     ),
     *_of(
         "kit/trainer/pieces.py", "tests/test_checkpoint.py",
-        ("weights_only=True), path)", "weights_only=False), path)"),
+        ("weights_only=True, map_location", "weights_only=False, map_location"),
         ("        _refuse_unreadable(state, self._name)\n", ""),
+    ),
+    *_of(
+        "kit/trainer/pieces.py", "tests/test_evaluate.py",
+        ("return storage if missing else None", "return None"),
+    ),
+    *_of(
+        "kit/buffers/datasets.py", "tests/test_on_a_device.py",
+        ("LazyTensorStorage(count, device=device, compilable=True)",
+         "LazyTensorStorage(count, compilable=True)"),
+    ),
+    *_of(
+        "kit/cli/record.py", "tests/test_offline_recipes.py",
+        ("self.normalizer.apply(self.statistics, seen)", "seen"),
     ),
     *_of(
         "kit/trainer/checkpoint.py",
