@@ -88,7 +88,7 @@ MUTATIONS = [
     ),
     *_of(
         "kit/buffers/datasets.py", "tests/test_on_a_device.py",
-        ("LazyTensorStorage(count, device=device, compilable=True)",
+        ('LazyTensorStorage(count, device="auto", compilable=True)',
          "LazyTensorStorage(count, compilable=True)"),
     ),
     *_of(

@@ -43,21 +43,33 @@ PIXELS = {
     "buffer_size": 5_000,
     "steps.total_policy_steps": 400,
 }
-DREAMER = {"steps.learning_starts": 1_100, "steps.total_policy_steps": 1_120}
+DREAMER = {
+    "steps.learning_starts": 1_100,
+    "steps.total_policy_steps": 1_120,
+    "steps.sequence_length": 64,
+}
+SB3_PPO = {"steps.steps_per_env": 128, "steps.minibatch_size": 64, "steps.update_epochs": 4}
+SB3_DQN = {
+    "steps.steps_per_env": 4,
+    "steps.learning_starts": 1_000,
+    "steps.replay_ratio": "1/4",
+    "steps.minibatch_size": 64,
+    "hidden_sizes": [64, 64],
+}
+"""As Stable-Baselines3 is asked for below."""
 SHORT = {"steps.total_policy_steps": 600}
 GRADIENT_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
-    "PPO, CartPole, minibatch 64": ("ppo", {"steps.total_policy_steps": 4_096}),
+    "PPO, CartPole, minibatch 64": ("ppo", {**SB3_PPO, "steps.total_policy_steps": 4_096}),
     "PPO, CartPole, minibatch 16,384": (
         "ppo",
         {**TORCH, "env.num_envs": 1_024, "steps.steps_per_env": 32, "steps.rounding": "up",
          "steps.minibatch_size": 16_384, "steps.total_policy_steps": 65_536},
     ),
-    "DQN, CartPole, minibatch 64": ("dqn", {"steps.total_policy_steps": 3_000}),
+    "DQN, CartPole, minibatch 64": ("dqn", {**SB3_DQN, "steps.total_policy_steps": 3_000}),
     "DQN, Pong, minibatch 32": ("dqn_pixels", PIXELS),
     "SAC, HalfCheetah, minibatch 256": ("sac", {**BIG, **SHORT, "env.id": "HalfCheetah-v5"}),
     "TD3, HalfCheetah, minibatch 256": ("td3", {**BIG, **SHORT, "env.id": "HalfCheetah-v5"}),
-    "CrossQ, HalfCheetah, minibatch 256": ("crossq", {**SHORT, "env.id": "HalfCheetah-v5",
-                                                      "steps.learning_starts": 512}),
+    "CrossQ, HalfCheetah, minibatch 256": ("crossq", {**BIG, **SHORT, "env.id": "HalfCheetah-v5"}),
     "DreamerV3 (tiny), CartPole, 16 sequences of 64": ("dreamerv3", {**DREAMER, "size": "tiny"}),
 }  # fmt: skip
 RUNS: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -66,8 +78,8 @@ RUNS: dict[str, tuple[str, dict[str, Any], int]] = {
         {**TORCH, "env.num_envs": 4_096, "steps.steps_per_env": 32, "steps.update_epochs": 4,
          "steps.minibatch_size": 16_384, "steps.total_policy_steps": 13 * 131_072}, 5 * 131_072,
     ),
-    "PPO, CartPole, 8 envs": ("ppo", {"steps.total_policy_steps": 16_384}, 3_072),
-    "DQN, CartPole": ("dqn", {"steps.total_policy_steps": 6_000}, 1_500),
+    "PPO, CartPole, 8 envs": ("ppo", {**SB3_PPO, "steps.total_policy_steps": 16_384}, 3_072),
+    "DQN, CartPole": ("dqn", {**SB3_DQN, "steps.total_policy_steps": 6_000}, 1_500),
     "SAC, HalfCheetah": (
         "sac", {**BIG, "env.id": "HalfCheetah-v5", "steps.total_policy_steps": 2_000}, 700,
     ),

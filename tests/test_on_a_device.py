@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import os
 import subprocess
@@ -12,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from tests.simulated_cuda import config_of
 
 ROOT = Path(__file__).parents[1]
 QUICK = ("ppo", "dqn", "td3", "sac", "sac:store_next_observation", "bc", "impala")
@@ -72,13 +69,3 @@ def test_parts_go_together_on_a_device(name):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-3_000:]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", [*QUICK, *OTHERS])
-def test_a_recipe_trains_on_a_gpu_in_programs(name):
-    config = config_of(name)
-    config.compile = "auto"
-    recipe = importlib.import_module(f"recipes.{name.partition(':')[0]}")
-    assert recipe.build(config).run().gradient_steps > 0

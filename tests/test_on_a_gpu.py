@@ -153,6 +153,6 @@ def test_a_run_of_a_gpu_is_evaluated(name, tmp_path, capsys):
     ],
     ids=str,
 )
-def test_environments_may_be_in_other_processes(changes):
+def test_other_collectors_and_backends_bring_their_batches_to_the_gpu(changes):
     trainer = built("impala", **changes)
     assert trainer.run().compare(trainer.plan) == []

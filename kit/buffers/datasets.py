@@ -53,8 +53,7 @@ class StoredBatches(ReplayBatches):
 
     def __init__(self, transitions: TensorDictBase | None, minibatch_size: int | None) -> None:
         count = 1 if transitions is None else len(transitions)
-        device = "cpu" if transitions is None else transitions["action"].device
-        storage = LazyTensorStorage(count, device=device, compilable=True)
+        storage = LazyTensorStorage(count, device="auto", compilable=True)
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=minibatch_size)
         if transitions is not None:
             buffer.extend(transitions)

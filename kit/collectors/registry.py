@@ -220,10 +220,10 @@ def _torchrl(
         policy,
         **amounts,
         policy_device=device,
-        env_device="cpu",
         trust_policy=True,
         **{
             "storing_device": device,
+            "env_device": env.device or "cpu",
             "auto_register_policy_transforms": is_recurrent(policy),
             **kwargs,
         },

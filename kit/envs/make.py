@@ -18,7 +18,7 @@ from kit.envs.backends.serial import SerialBackend
 from kit.envs.backends.workers import WorkersBackend
 from kit.envs.normalize import Normalizer
 from kit.envs.single_env import MakeEnv, Wrapper, find_spec, gives_action_mask, make_single_env
-from kit.envs.vector_env import VectorEnv, check_seed, env_seeds
+from kit.envs.vector_env import VectorEnv, env_seeds
 from kit.steps.errors import SettingError, one_of, whole_number, yes_or_no
 
 Vectorization = Literal["sync", "async", "native", "envpool", "tensor"]
@@ -98,8 +98,7 @@ def make_env(
         yes_or_no("env.action_mask", action_mask)
     yes_or_no("env.normalize_observation", normalize_observation)
     yes_or_no("env.normalize_reward", normalize_reward)
-    if seed is not None:
-        check_seed(seed)
+    seed = None if seed is None else whole_number("seed", seed)
     id = _found(id, vectorization)
     arguments = dict(locals())
     arguments |= arguments.pop("kwargs")

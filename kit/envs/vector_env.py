@@ -21,17 +21,6 @@ from kit.envs.spaces import Arrays, Leaf, empty, key_from_list, key_to_list, to_
 from kit.steps.errors import SettingError
 
 
-def check_seed(seed: Any) -> None:
-    """Refuse what random number generators do not start from.
-
-    Raises:
-        SettingError: if it is no whole number, or negative.
-    """
-    whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
-    if not (whole and seed >= 0):
-        raise SettingError("seed", seed, "is not a whole number from 0", [0])
-
-
 def env_seeds(seed: int, num_envs: int) -> list[int]:
     """Return one seed for each env; envs of runs with nearby seeds share none."""
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs, np.uint32)]

@@ -22,7 +22,7 @@ from kit.collectors.rollout_buffer import Row, first_infinite
 from kit.envs.backends.base import StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
-from kit.envs.vector_env import VectorEnv, check_seed
+from kit.envs.vector_env import VectorEnv
 from kit.logging.journal import episode_columns
 from kit.modules.particles import block
 from kit.steps.errors import SettingError, whole_number
@@ -77,8 +77,7 @@ class Evaluator:
         self.particles = particles
         self.policy = policy
         self.episodes = whole_number("evaluation_episodes", episodes, at_least=1)
-        check_seed(seed)
-        self.seed = seed
+        self.seed = whole_number("seed", seed)
         self.exploration_type = exploration_type
         self.device = torch.device(device or _device_of(policy))
         how = {"exploration_type": exploration_type, "device": self.device}

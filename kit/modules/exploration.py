@@ -75,9 +75,8 @@ class GaussianNoise(_OnDevice, AdditiveGaussianModule):  # type: ignore[misc, un
         self.std = torch.as_tensor(std, device=self.mean.device)
 
     def _add_noise(self, action: Tensor) -> Tensor:
-        # As ``torch.normal`` draws it, which reads the standard deviations on the host.
-        normal = torch.randn(action.shape, dtype=self.mean.dtype, device=self.mean.device)
-        noise = (normal * self.std + self.mean).to(action.device)
+        mean, std = self.mean.expand(action.shape), self.std.expand(action.shape)
+        noise = torch.normal(mean=mean, std=std).to(action.device)
         return _clipped(action + noise * self.sigma, self.spec[self.action_key])
 
 

@@ -101,7 +101,8 @@ class Update(OptimizationStepper):
             recorded once per minibatch shape and replayed as tensor operations without Python, or
             as a CUDA graph; eager where that is not possible. Results are bitwise the eager ones,
             but for large matrix products on processors that have faster ones, which round
-            otherwise (:mod:`kit.fast.products`). ``"exact"``: without these.
+            otherwise (:mod:`kit.fast.products`; ``"exact"``: without these), and for learning
+            rates on a GPU, which are float32 there.
             ``True``: loss and gradients are compiled by ``torch.compile``, which rounds differently
             and needs a C++ compiler. ``False``: eager.
 

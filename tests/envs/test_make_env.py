@@ -150,7 +150,7 @@ def test_copies_of_runs_with_nearby_seeds_share_no_seed():
 
 @pytest.mark.parametrize("seed", ["1", 1.5, -1, True])
 def test_what_is_no_seed_is_refused(seed):
-    with pytest.raises(SettingError, match=f"seed={seed!r} is not a whole number from 0"):
+    with pytest.raises(SettingError, match=f"seed={seed!r} is (not a whole number|less than 0)"):
         make_env("CartPole-v1", seed=seed)
 
 
