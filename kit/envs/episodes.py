@@ -45,9 +45,14 @@ def _sum(rewards: NDArray[np.float32]) -> float:
     return float(np.add.accumulate(rewards, dtype=np.float64)[-1]) if len(rewards) else 0.0
 
 
-def _are_whole(sums: NDArray[np.float64]) -> bool:
-    """Whether all are whole numbers, so that their differences are sums of what came between."""
-    return bool((np.rint(sums) == sums).all() and np.abs(sums).max() <= 2**53)
+def _are_exact(sums: NDArray[np.float64], reward: NDArray[np.float32]) -> bool:
+    """Whether differences of sums are the sums of what came between: whole numbers, not too large.
+
+    Sums may be whole of what is not: a large one swallows a fraction.
+    """
+    first = sums[0]
+    whole = (np.rint(first) == first).all() and (np.rint(reward) == reward).all()
+    return bool(whole and np.abs(sums).max() <= 2**53)
 
 
 _SUMS = ("returns", "lengths", "env_steps")
@@ -92,7 +97,7 @@ class EpisodeStatistics:
         else:
             made = env_steps.cumsum(axis=0, dtype=np.int64)
         self.returns = returns[-1].copy()
-        exact = _are_whole(returns)
+        exact = _are_exact(returns, reward)
         finished: list[Episode] = []
         begun: dict[int, int] = {}  # where episodes begin that have begun in these steps
         steps_ended, envs = (terminated | truncated).nonzero()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torchrl.collectors import Collector
 from torchrl.envs import StepCounter, TransformedEnv
@@ -194,6 +194,7 @@ def rewards_and_ends(rewards):
     ),
     st.integers(1, 5),
 )
+@example([(1.0, True), (1e-20, True)], 2)  # a sum of which is whole
 @settings(max_examples=200)
 def test_a_return_is_the_sum_of_its_own_rewards_however_they_are_taken_in(steps, at_a_time):
     reward = np.array([[value] for value, _ in steps], np.float32)

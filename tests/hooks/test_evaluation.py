@@ -48,7 +48,7 @@ def recurrent():
 
 def test_what_is_no_seed_is_refused():
     env = make_env("CartPole-v1")
-    with pytest.raises(SettingError, match="seed='1' is (not a whole number|less than 0)"):
+    with pytest.raises(SettingError, match="seed='1' is not a whole number"):
         Evaluator(env, make_actor(env), seed="1")
 
 
