@@ -67,6 +67,9 @@ __all__ = [
     "OnPolicyConfig", "OnPolicySteps", "main",
 ]  # fmt: skip
 
+_OF_HOST = (None, "vector", "episode", "async")
+"""Collectors whose batches are on the host first."""
+
 EVALUATED_AT_ONCE = 32
 """Environments of an evaluation at most, unless more train; they play its episodes in turns."""
 
@@ -399,8 +402,10 @@ class Experiment:
         wanted = parts.pop("collector", None) or cfg.collector
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
         buffer = parts.get("buffer")
-        if isinstance(buffer, ReplayBatches) and buffer.device and not callable(wanted):
-            settings["storing_device"] = "cpu"  # where it stores them
+        if isinstance(buffer, ReplayBatches) and not callable(wanted):
+            stays = buffer.device or (wanted in _OF_HOST and torch.device(cfg.device).type != "cpu")
+            if stays:  # the buffer keeps transitions there, or takes all entries over at once
+                settings["storing_device"] = "cpu"
         checks.collector(self.plan, wanted, cfg.collector_kwargs, {*settings})
         if isinstance(wanted, BaseCollector) or self.plan.offline:
             return wanted

@@ -261,6 +261,9 @@ class ReplayBatches:
             if self._direct.extend(batch):
                 return
             batch = batch.transpose(0, 1).reshape(-1)
+        kept = getattr(self.buffer.storage, "device", None)
+        if isinstance(kept, torch.device) and kept.type == "cuda":
+            batch = batch.to(kept)
         if batch.ndim == 2 and batch.shape[1] == 1:
             # TensorDictReplayBuffer fails where it notes the places of such rows in the batch.
             ReplayBuffer.extend(self.buffer, batch)

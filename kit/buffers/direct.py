@@ -53,19 +53,34 @@ class _Rows:
 
     def write(self, rows: slice, value: Tensor) -> None:
         """Write ``[num_envs, steps, ...]`` in the order of time."""
-        if value is self._given and self.array is not None:
-            self.array[rows] = self._in_time  # batches that share memory have the same tensors
-        elif self.array is None or not on_host(value):
+        if self.array is None or not on_host(value):
             self.tensor[rows] = value.transpose(0, 1).flatten(0, 1)
         else:
-            given = value.numpy()
-            alone = len(given) == 1
+            self.array[rows] = self._ordered(value)
+
+    def _ordered(self, value: Tensor) -> NDArray[Any]:
+        """Values ``[num_envs, steps, ...]`` of the host as rows in the order of time."""
+        if value is self._given:  # batches that share memory have the same tensors
+            assert self._in_time is not None
+            return self._in_time
+        given = value.numpy()
+        if len(given) == 1:
             in_time = given[0]
-            if not alone:
-                in_time = given.swapaxes(0, 1).reshape(rows.stop - rows.start, *self._shape)
-            self.array[rows] = in_time
-            if alone or np.may_share_memory(in_time, given):
-                self._given, self._in_time = value, in_time
+        else:
+            in_time = given.swapaxes(0, 1).reshape(value.shape[:2].numel(), *self._shape)
+        if len(given) == 1 or np.may_share_memory(in_time, given):
+            self._given, self._in_time = value, in_time
+        return in_time
+
+    def bytes_of(self, value: Tensor) -> NDArray[np.uint8]:
+        """Values ``[num_envs, steps, ...]`` of the host as they are stored, byte by byte."""
+        if value.dtype is not self.tensor.dtype:
+            value = value.to(self.tensor.dtype)
+        return np.ascontiguousarray(self._ordered(value)).reshape(-1).view(np.uint8)
+
+    def bytes_at(self, rows: slice) -> Tensor:
+        """Where rows are, byte by byte."""
+        return self.tensor[rows].view(-1).view(torch.uint8)
 
     def read(self, index: Tensor, places: NDArray[np.int64] | None) -> Tensor:
         """Copy the rows of an index, given as a tensor and, on the host, as an array."""
@@ -177,8 +192,11 @@ class DirectRows:
             read = [path for path in values if path not in own or path == ("next", "done")]
             self._once.store({p: values[p].transpose(0, 1).flatten(0, 1) for p in read})
         rows = slice(start, end)
-        for path, value in own.items():
-            self._rows[path].write(rows, value)
+        if self.storage.device.type == "cuda" and all(map(on_host, own.values())):
+            self._bring(rows, own)
+        else:
+            for path, value in own.items():
+                self._rows[path].write(rows, value)
         self._count(end)
         self.storage._len = min(self.storage._len + count, self.storage.max_size)
         self.writer._cursor = end % self.storage.max_size
@@ -187,6 +205,13 @@ class DirectRows:
         if isinstance(self.buffer, HindsightReplayBuffer):
             self.buffer.note(batch.get(self.buffer.end_key).reshape(batch.shape).t())
         return True
+
+    def _bring(self, rows: slice, values: Mapping[tuple[str, ...], Tensor]) -> None:
+        """Write entries of the host to rows of a GPU: they go there as one."""
+        given = [self._rows[path].bytes_of(value) for path, value in values.items()]
+        there = torch.from_numpy(np.concatenate(given)).to(self.storage.device)
+        places = [self._rows[path].bytes_at(rows) for path in values]
+        torch._foreach_copy_(places, list(there.split([*map(len, given)])))
 
     def _count(self, end: int) -> None:
         """Note in the storage where the last row is, and that it has changed.

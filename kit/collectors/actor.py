@@ -45,6 +45,8 @@ class Actor:
         exploration_frames: policy steps until which the exploration policy acts.
         exploration_type: whether the policies sample.
         device: where the policies run.
+        storing_device: where outputs are wanted: on the host, they are copied there step by step,
+            as actions are anyhow; ``None``: where the policies run.
         fast_policy: see :class:`~kit.collectors.VectorCollector`.
         keeps_outputs: whether outputs become entries of batches.
 
@@ -67,6 +69,7 @@ class Actor:
         exploration_frames: int = 0,
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         device: torch.device | str = "cpu",
+        storing_device: torch.device | str | None = None,
         fast_policy: FastPolicy = "exact",
         keeps_outputs: bool = True,
     ) -> None:
@@ -76,6 +79,8 @@ class Actor:
         self.env, self.num_envs = env, env.num_envs
         self.device = torch.device(device)
         self._on_cpu = self.device.type == "cpu"
+        wanted = torch.device(storing_device or self.device)
+        self._brings_outputs = wanted.type == "cpu" and not self._on_cpu
         self.init_random_frames, self.exploration_frames = init_random_frames, exploration_frames
         self.action_keys = [leaf.key for leaf in env.action_leaves]
         keys = [leaf.key for leaf in env.observation_leaves]
@@ -193,6 +198,8 @@ class Actor:
         else:
             assert self.runner is not None
             outputs = self.runner(self._tensors(observation))
+        if self._brings_outputs:
+            outputs = [output.cpu() for output in outputs]
         if self.keeps_outputs:
             self._recorded.append(outputs)
         if not self._places:

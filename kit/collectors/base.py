@@ -88,6 +88,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         exploration_policy: Policy | None,
         exploration_type: ExplorationType,
         fast_policy: FastPolicy | bool,
+        storing_device: torch.device | None = None,
     ) -> None:
         """Have ``policy`` act in ``env``, or what acts before it."""
         how = fast_policy_of(fast_policy)
@@ -100,6 +101,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
             exploration_frames=self.exploration_frames,
             exploration_type=exploration_type,
             device=self._random_numbers.device,
+            storing_device=storing_device,
             fast_policy=how,
         )
 

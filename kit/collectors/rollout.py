@@ -156,12 +156,11 @@ class VectorCollector(StepsCollector):
         self.storing_device = torch.device(storing_device or device or "cpu")
         super().__init__(env.num_envs, device=self.policy_device, **counts)
         self.env, self.policy, self.reuse = env, policy, reuse
-        self._let_act(exploration_policy, exploration_type, fast_policy)
+        self._let_act(exploration_policy, exploration_type, fast_policy, self.storing_device)
         self._check_masks = MaskCheck(env)
         self._statistics = EpisodeStatistics(self.num_envs)
         self._infos: dict[tuple[int, int], Mapping[str, float]] = {}  # of what is not counted yet
         self._episode_ids = EpisodeIds(self.num_envs)
-        self._on_host = self.storing_device.type == self.policy_device.type == "cpu"
 
     # ------------------------------------------------------------------ one batch
     def _prepared(self) -> AbstractContextManager[Any]:
@@ -195,7 +194,7 @@ class VectorCollector(StepsCollector):
         assert self._batches is not None
         batch = self._batches.take(outputs, self._episode_ids)
         self._count(buffer)
-        return batch if self._on_host else batch.to(self.storing_device)
+        return batch if self.storing_device.type == "cpu" else batch.to(self.storing_device)
 
     def _begin(self, steps: int) -> RolloutBuffer:
         """Return memory for the next batch, ready to be written to."""
@@ -404,7 +403,7 @@ class EpisodeCollector(KitCollector):
         self.env, self.policy = as_vector_env(create_env_fn), policy
         super().__init__(self.env.num_envs, device=self.policy_device, **counts)
         self.idle_env_steps = 0
-        self._let_act(exploration_policy, exploration_type, fast_policy)
+        self._let_act(exploration_policy, exploration_type, fast_policy, self.storing_device)
         self._check_masks = MaskCheck(self.env)
         self._strayed = np.zeros(self.num_envs, np.bool_)
 
@@ -432,9 +431,7 @@ class EpisodeCollector(KitCollector):
         self._count(buffer, schedule)
         first = self.episodes - len(schedule.spans)
         batch = buffer.tensordict(schedule.spans, outputs, self.layout, first)
-        if self.storing_device.type != "cpu" or self.policy_device.type != "cpu":
-            batch = batch.to(self.storing_device)
-        return batch
+        return batch if self.storing_device.type == "cpu" else batch.to(self.storing_device)
 
     def _checked_outputs(self, buffer: EpisodeBuffer, spans: Sequence[Span]) -> Tensors:
         """Return the policy's outputs; refuse NaN, the policy's first."""

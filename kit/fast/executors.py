@@ -126,8 +126,11 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
 
 def _copy(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
     """Copy tensors to places of their own; those of one type at once."""
-    if places:
-        torch._foreach_copy_([*places], [*tensors])
+    by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for tensor, place in zip(tensors, places):
+        by_type.setdefault(place.dtype, []).append((place, tensor))
+    for pairs in by_type.values():  # of several types, they would be copied one after the other
+        torch._foreach_copy_(*map(list, zip(*pairs)))
 
 
 def _refuse_the_host(recording: Recording) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,10 @@ class REDQLoss(objectives.REDQLoss):
         rows, steps = tensordict, tensordict.get(_STEPS, None)
         if steps is not None:
             rows = tensordict.copy().set(("next", _STEPS), steps)
-        losses: TensorDict = super().forward(rows)
+        device = next(self.parameters()).device
+        # TorchRL's draws the critics of a target where PyTorch makes tensors.
+        with contextlib.nullcontext() if device.type == "cpu" else device:
+            losses: TensorDict = super().forward(rows)
         key = self.tensor_keys.priority
         tensordict.set(key, rows.get(key).sqrt())
         return losses
