@@ -14,6 +14,7 @@ from torch.optim import SGD
 from kit.buffers import PrioritizedSampler, make_replay_buffer
 from kit.buffers.n_step import NStep
 from kit.collectors.policy import PolicyRunner
+from kit.fast.nested import leaves
 from kit.logging.metrics import MetricMeans
 from kit.update import Update
 from tests import simulated_cuda
@@ -54,6 +55,35 @@ def host() -> None:
     """A memory of the host takes batches of the device."""
     assert devices(store_next_observation=False) == {"cpu"}
     assert devices(folder=tempfile.gettempdir()) == {"cpu"}
+
+
+def bytewise() -> None:
+    """A memory of the device stores what the host gives, which goes there as one."""
+
+    def numbers(first: int, *size: int) -> torch.Tensor:
+        return first + torch.arange(torch.Size(size).numel()).reshape(size)
+
+    def given(first: int) -> TensorDict:
+        done = numbers(first, 2, 3, 1) % 5 == 0
+        following = {"reward": numbers(first, 2, 3, 1).float(), "done": done, "count": done.byte()}
+        rows = {"pixels": numbers(first, 2, 3, 2, 2).byte(), "action": numbers(first, 2, 3)}
+        rows |= {"precise": numbers(first, 2, 3) / 3, "alone": numbers(first, 1, 3).expand(2, 3)}
+        rows["half"] = numbers(first, 2, 3).half()
+        return TensorDict(rows | {"next": following}, [2, 3])
+
+    here, there = make_replay_buffer(20, 4), make_replay_buffer(20, 4, device=CUDA)
+    for number in range(5):  # the memory is written twice
+        batch = given(number * 7)
+        here.extend(batch)
+        before = simulated_cuda.CROSSINGS.total()
+        there.extend(batch)
+        once = simulated_cuda.CROSSINGS.total() - before == 1
+        assert once or number not in (2, 4)  # the first, and across the end, TorchRL stores
+    for path, value in leaves(here.buffer.storage._storage).items():
+        other = there.buffer.storage._storage[path]
+        assert other.is_cuda
+        assert other.dtype is value.dtype
+        assert torch.equal(other.cpu(), value), path
 
 
 def states() -> None:

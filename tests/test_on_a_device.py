@@ -29,7 +29,6 @@ CHECKS = {
     "host read: torchrl/objectives/ppo.py",  # whether the entropy is finite
     "host read: torchrl/modules/distributions/continuous.py",  # whether there are bounds
     "host read: kit/update/trust_region.py",  # which step of the line search is taken
-    "host index: torchrl/objectives/redq.py",  # which critics are drawn
 }
 """What losses ask on the host, where they are not recorded."""
 
@@ -63,7 +62,7 @@ def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch would ask its own CUDA")
-@pytest.mark.parametrize("name", ["priorities", "host", "states", "metrics"])
+@pytest.mark.parametrize("name", ["priorities", "host", "bytewise", "states", "metrics"])
 def test_parts_go_together_on_a_device(name):
     command = [sys.executable, "-m", "tests.parts_on_a_device", name]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

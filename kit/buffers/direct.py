@@ -63,7 +63,8 @@ class _Rows:
         if value is self._given:  # batches that share memory have the same tensors
             assert self._in_time is not None
             return self._in_time
-        given = value.numpy()
+        given: NDArray[Any] = value.numpy()
+        in_time: NDArray[Any]
         if len(given) == 1:
             in_time = given[0]
         else:
@@ -211,7 +212,7 @@ class DirectRows:
         given = [self._rows[path].bytes_of(value) for path, value in values.items()]
         there = torch.from_numpy(np.concatenate(given)).to(self.storage.device)
         places = [self._rows[path].bytes_at(rows) for path in values]
-        torch._foreach_copy_(places, list(there.split([*map(len, given)])))
+        torch._foreach_copy_(places, torch.split(there, [*map(len, given)]))
 
     def _count(self, end: int) -> None:
         """Note in the storage where the last row is, and that it has changed.

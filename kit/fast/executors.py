@@ -132,11 +132,13 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
 
 def _copy(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
     """Copy tensors to places of their own; those of one type at once."""
-    by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for tensor, place in zip(tensors, places):
-        by_type.setdefault(place.dtype, []).append((place, tensor))
-    for pairs in by_type.values():  # of several types, they would be copied one after the other
-        torch._foreach_copy_(*map(list, zip(*pairs)))
+        there, given = by_type.setdefault(place.dtype, ([], []))
+        there.append(place)
+        given.append(tensor)
+    for there, given in by_type.values():  # of several types, each would be copied by itself
+        torch._foreach_copy_(there, given)
 
 
 class _CapturedLater:
