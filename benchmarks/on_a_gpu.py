@@ -1,11 +1,12 @@
 """Recipes on a GPU: a gradient step, and runs from end to end.
 
-    python -m benchmarks.on_a_gpu [--rounds 3] [--device cuda]
+    python -m benchmarks.on_a_gpu [--rounds 3] [--device cuda] [--tables steps compiled runs]
 
 Gradient step: from the minibatch on the device to the moved targets, by the recipe's ``Update``.
 "Graph" is ``compile="auto"``, one CUDA graph; "eager" is ``compile=false``, the same operations
 called by Python one after the other, as TorchRL's own training scripts do. Microseconds; the device
-is waited for once in half a second.
+is waited for once in half a second. "Compiled" is ``compile=true``: ``torch.compile`` fuses
+operations, and what it makes is one CUDA graph; "first" are the seconds until it is there.
 
 From end to end: policy steps per second of whole iterations (collecting, storing, drawing, gradient
 steps), networks and replay buffer on the device, environments on the host or, in "torch", on the
@@ -23,7 +24,7 @@ import importlib
 import importlib.util
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,8 @@ GRADIENT_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "CrossQ, HalfCheetah, minibatch 256": ("crossq", {**BIG, **SHORT, "env.id": "HalfCheetah-v5"}),
     "DreamerV3 (tiny), CartPole, 16 sequences of 64": ("dreamerv3", {**DREAMER, "size": "tiny"}),
 }  # fmt: skip
+COMPILED = ("PPO, CartPole, minibatch 16,384", "SAC, HalfCheetah, minibatch 256")
+"""Gradient steps that are compiled, too: it takes long."""
 RUNS: dict[str, tuple[str, dict[str, Any], int]] = {
     "PPO, CartPole in torch, 4,096 envs": (
         "ppo",
@@ -160,6 +163,25 @@ def gradient_steps(device: torch.device, rounds: int) -> str:
     return "\n\n".join([markdown_table(header, rows), *notes])
 
 
+def compiled(device: torch.device, rounds: int) -> str:
+    """Return the table of compiled gradient steps."""
+    rows = []
+    for title in COMPILED:
+        name, settings = GRADIENT_STEPS[title]
+        cases = {"graph": gradient_step(name, settings, device, "auto")[0]}
+        began = time.perf_counter()
+        cases["compiled"], reason = gradient_step(name, settings, device, True)
+        assert not reason, reason
+        first = time.perf_counter() - began
+        found = interleaved(cases, rounds, warm_up=False)
+        times = [f"{median(found[how]):.0f}" for how in cases]
+        rows.append([title, *times, f"{ratio(found['graph'], found['compiled']):.2f}"])
+        rows[-1].append(f"{first:.0f}")
+        print("\t".join(rows[-1]), flush=True)
+    header = ["", "graph, us", "compiled, us", "graph / compiled", "first, s"]
+    return str(markdown_table(header, rows))
+
+
 # ---------------------------------------------------------------------- from end to end
 def run(name: str, settings: dict[str, Any], first: int, device: torch.device) -> float:
     """Return policy steps per second, once there were ``first``."""
@@ -239,7 +261,12 @@ def end_to_end(device: torch.device, rounds: int) -> str:
     return str(markdown_table(header, rows))
 
 
-def main(rounds: int = 3, device: torch.device | None = None) -> Path:
+TABLES = {"steps": gradient_steps, "compiled": compiled, "runs": end_to_end}
+
+
+def main(
+    rounds: int = 3, device: torch.device | None = None, tables: Sequence[str] = tuple(TABLES)
+) -> Path:
     """Measure, write the tables and return their path."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -247,8 +274,8 @@ def main(rounds: int = 3, device: torch.device | None = None) -> Path:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     about = f"{machine(1, ['stable-baselines3'])}; {where}; {rounds} rounds."
     text = [str(__doc__), about]
-    for measure in (gradient_steps, end_to_end):
-        text.append(measure(device, rounds))
+    for name in tables:
+        text.append(TABLES[name](device, rounds))
         path = write_results("on_a_gpu", "On a GPU", "\n\n".join(text))
     return path
 
@@ -257,5 +284,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     given = parser.parse_args()
-    print(main(given.rounds, given.device).read_text())
+    print(main(given.rounds, given.device, given.tables).read_text())

@@ -112,6 +112,13 @@ def test_programs_compute_what_eager_steps_do(name):
     assert all(value.is_cuda for value in weights(ours).values())
 
 
+def test_the_critics_of_redq_are_drawn_in_a_graph():
+    trainer = built("redq")
+    trainer.run()
+    programs = [traced for traced in trainer.update._traced.values() if traced.replays]
+    assert {traced.executor for traced in programs} == {"cudagraph"}
+
+
 @pytest.mark.parametrize("name", list(RUNS))
 def test_a_run_that_is_cut_off_goes_on_as_if_it_had_not_been(name, tmp_path):
     whole = built(name, runs=str(tmp_path / "whole"), checkpoint_every=16)
