@@ -1,12 +1,11 @@
 """Recipes on a GPU: a gradient step, and runs from end to end.
 
-    python -m benchmarks.on_a_gpu [--rounds 3] [--device cuda] [--tables steps compiled runs]
+    python -m benchmarks.on_a_gpu [--rounds 3] [--device cuda] [--tables steps runs]
 
 Gradient step: from the minibatch on the device to the moved targets, by the recipe's ``Update``.
 "Graph" is ``compile="auto"``, one CUDA graph; "eager" is ``compile=false``, the same operations
 called by Python one after the other, as TorchRL's own training scripts do. Microseconds; the device
-is waited for once in half a second. "Compiled" is ``compile=true``: ``torch.compile`` fuses
-operations, and what it makes is one CUDA graph; "first" are the seconds until it is there.
+is waited for once in half a second.
 
 From end to end: policy steps per second of whole iterations (collecting, storing, drawing, gradient
 steps), networks and replay buffer on the device, environments on the host or, in "torch", on the
@@ -73,8 +72,6 @@ GRADIENT_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "CrossQ, HalfCheetah, minibatch 256": ("crossq", {**BIG, **SHORT, "env.id": "HalfCheetah-v5"}),
     "DreamerV3 (tiny), CartPole, 16 sequences of 64": ("dreamerv3", {**DREAMER, "size": "tiny"}),
 }  # fmt: skip
-COMPILED = ("PPO, CartPole, minibatch 16,384", "SAC, HalfCheetah, minibatch 256")
-"""Gradient steps that are compiled, too: it takes long."""
 RUNS: dict[str, tuple[str, dict[str, Any], int]] = {
     "PPO, CartPole in torch, 4,096 envs": (
         "ppo",
@@ -163,25 +160,6 @@ def gradient_steps(device: torch.device, rounds: int) -> str:
     return "\n\n".join([markdown_table(header, rows), *notes])
 
 
-def compiled(device: torch.device, rounds: int) -> str:
-    """Return the table of compiled gradient steps."""
-    rows = []
-    for title in COMPILED:
-        name, settings = GRADIENT_STEPS[title]
-        cases = {"graph": gradient_step(name, settings, device, "auto")[0]}
-        began = time.perf_counter()
-        cases["compiled"], reason = gradient_step(name, settings, device, True)
-        assert not reason, reason
-        first = time.perf_counter() - began
-        found = interleaved(cases, rounds, warm_up=False)
-        times = [f"{median(found[how]):.0f}" for how in cases]
-        rows.append([title, *times, f"{ratio(found['graph'], found['compiled']):.2f}"])
-        rows[-1].append(f"{first:.0f}")
-        print("\t".join(rows[-1]), flush=True)
-    header = ["", "graph, us", "compiled, us", "graph / compiled", "first, s"]
-    return str(markdown_table(header, rows))
-
-
 # ---------------------------------------------------------------------- from end to end
 def run(name: str, settings: dict[str, Any], first: int, device: torch.device) -> float:
     """Return policy steps per second, once there were ``first``."""
@@ -261,7 +239,7 @@ def end_to_end(device: torch.device, rounds: int) -> str:
     return str(markdown_table(header, rows))
 
 
-TABLES = {"steps": gradient_steps, "compiled": compiled, "runs": end_to_end}
+TABLES = {"steps": gradient_steps, "runs": end_to_end}
 
 
 def main(

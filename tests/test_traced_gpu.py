@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.optim import Adam
 
-from kit.fast.executors import cudagraph
 from kit.fast.traced import Traced
 from kit.update import Update
 from tests.losses import make_loss, minibatch_for, soft_update
@@ -51,21 +50,6 @@ def test_gradient_steps_are_those_of_plain_pytorch(name):
     for one, two in zip(ours.state_dict().values(), theirs.state_dict().values()):
         torch.testing.assert_close(one, two)
     assert update.plain_reason == ""
-
-
-def test_a_compiled_step_becomes_a_graph_and_computes_what_plain_steps_do():
-    ours, theirs = make_loss("ClipPPOLoss").cuda(), make_loss("ClipPPOLoss").cuda()
-    own, other = (Adam(loss.parameters(), lr=0.01, fused=True) for loss in (ours, theirs))
-    update = Update(ours, own, max_grad_norm=0.5, compile=True)
-    for step in range(8):
-        minibatch = minibatch_for("ClipPPOLoss", seed=step).cuda()
-        update(minibatch.clone())
-        plain_step(theirs, other, minibatch, max_grad_norm=0.5)
-    for one, two in zip(ours.state_dict().values(), theirs.state_dict().values()):
-        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-5)
-    assert update.plain_reason == ""
-    programs = [p for traced in update._traced.values() for p in traced._programs.values()]
-    assert any(isinstance(getattr(p._run, "_run", None), cudagraph) for p in programs)
 
 
 def test_a_learning_rate_that_is_set_takes_effect_in_a_cuda_graph():

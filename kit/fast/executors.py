@@ -4,13 +4,11 @@
 recorded; bitwise the eager results without Python in between. It is not public: this is the only
 file that knows it. ``python``: code that ``torch.fx`` generates; the same results at about twice
 the cost, wherever the interpreter is missing. ``inductor``: ``torch.compile``, which rounds
-differently and needs a C++ compiler; on a GPU the result becomes a CUDA graph. ``cudagraph``: one
-CUDA graph.
+differently and needs a C++ compiler. ``cudagraph``: one CUDA graph.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import operator
 from collections.abc import Callable, Sequence
@@ -59,9 +57,7 @@ def inductor(recording: Recording) -> Run:
     """Compile by ``torch.compile``."""
     compiled, constants = torch.compile(_module(recording)), recording.constants
     # Dynamo refuses views that were made without gradients; the data may have moved since.
-    run = torch.no_grad()(lambda *inputs: compiled(*inputs, *[one.data for one in constants]))
-    tensors = (*recording.inputs, *constants)
-    return _CapturedLater(recording, run) if any(one.is_cuda for one in tensors) else run
+    return torch.no_grad()(lambda *inputs: compiled(*inputs, *[one.data for one in constants]))
 
 
 def _module(recording: Recording) -> fx.GraphModule:
@@ -80,11 +76,9 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
         RuntimeError: if something is computed on the host, or waits for the device.
     """
 
-    def __init__(
-        self, recording: Recording, run: Run | None = None, inputs: Sequence[Tensor] = ()
-    ) -> None:
-        self._run = run or python(_without_checks_of_deviations(recording))
-        self._inputs = [tensor.detach().clone() for tensor in inputs or recording.inputs]
+    def __init__(self, recording: Recording) -> None:
+        self._run = python(_without_checks_of_deviations(recording))
+        self._inputs = [tensor.detach().clone() for tensor in recording.inputs]
         self._outputs: Sequence[Tensor] = []
         self._changed = [
             place
@@ -92,10 +86,10 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
             if number in recording.inputs_changed
         ]
         self._replay = self._execute
-        tensors = (*self._inputs, *recording.constants)
+        tensors = (*recording.inputs, *recording.constants)
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         if device is not None:
-            _refuse_the_host(recording, self._inputs)
+            _refuse_the_host(recording)
             with torch.no_grad(), torch.cuda.device(device):
                 self._replay = self._captured().replay
             recording.pin_constants()
@@ -141,30 +135,14 @@ def _copy(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
         torch._foreach_copy_(there, given)
 
 
-class _CapturedLater:
-    """A compiled program that becomes a CUDA graph in its third call.
-
-    The calls before compile it and choose its kernels. What is no graph goes on as it is.
-    """
-
-    def __init__(self, recording: Recording, run: Run) -> None:
-        self._recording, self._run, self._calls = recording, run, 0
-
-    def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
-        self._calls += 1
-        if self._calls == 3:
-            with contextlib.suppress(RuntimeError), torch.compiler.set_stance("fail_on_recompile"):
-                self._run = cudagraph(self._recording, self._run, inputs)
-        return self._run(*inputs)
-
-
-def _refuse_the_host(recording: Recording, inputs: Sequence[Tensor]) -> None:
+def _refuse_the_host(recording: Recording) -> None:
     """Refuse what a graph would not see: what is given, drawn or changed on the host.
 
     What follows there from constants alone is part of the graph by its value.
     """
     places = [node for node in recording.graph.nodes if node.op == "placeholder"]
-    known = {n for n, one in zip(places[len(inputs) :], recording.constants) if one.is_cpu}
+    given = len(recording.inputs)
+    known = {n for n, one in zip(places[given:], recording.constants) if one.is_cpu}
     for node in recording.graph.nodes:
         if node.op != "call_function" or getattr(node.meta.get("device"), "type", "cuda") == "cuda":
             continue
@@ -173,7 +151,7 @@ def _refuse_the_host(recording: Recording, inputs: Sequence[Tensor]) -> None:
         if varies or not known.issuperset(node.all_input_nodes):
             raise RuntimeError("a part of it is on the host")
         known.add(node)
-    if any(tensor.is_cpu for tensor in inputs):
+    if any(tensor.is_cpu for tensor in recording.inputs):
         raise RuntimeError("a part of it is given on the host")
 
 
