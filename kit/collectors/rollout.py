@@ -221,10 +221,10 @@ class VectorCollector(StepsCollector):
     def _checked_outputs(self, buffer: RolloutBuffer) -> Tensors:
         """Return the policy's outputs; refuse NaN and infinity, the policy's NaN first."""
         taken = self.policy_steps // self.num_envs
-        outputs = self._actor.outputs()
-        if doubtful := buffer.doubtful_actions() | outputs:
-            check_policy(doubtful, buffer.acted_on, self._actor.action_keys, taken)
-        if buffer.has_infinite():
+        outputs, doubtful = self._actor.outputs(), buffer.may_be_infinite()
+        if checked := buffer.doubtful_actions() | outputs if doubtful else outputs:
+            check_policy(checked, buffer.acted_on, self._actor.action_keys, taken)
+        if doubtful and buffer.has_infinite():
             self._take_in()
             buffer.check_finite(self.env.name, self._statistics, taken)
         self._check_masks(buffer.acted_on, taken)

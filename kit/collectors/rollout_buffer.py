@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -65,28 +68,28 @@ class RolloutBuffer:
         self.env, self.steps = env, steps
         shape = steps, env.num_envs
         leaves = env.observation_leaves
-        seen = {
-            leaf.key: np.empty((steps + 1, env.num_envs, *leaf.shape), leaf.dtype)
-            for leaf in leaves
-        }
-        self._seen = seen
-        self.acted_on = {key: array[:-1] for key, array in seen.items()}
+        seen = {leaf.key: ((steps + 1, env.num_envs, *leaf.shape), leaf.dtype) for leaf in leaves}
+        following = {leaf.key: ((*shape, *leaf.shape), leaf.dtype) for leaf in leaves}
+        others: dict[str, Any] = {"reward": (shape, np.float32)}
+        self.action_key: Key = ""
+        if actions is not None:
+            self.action_key, rows, dtype = actions
+            others["actions"] = (steps, *rows), dtype
+        self._floats, (self._seen, next_observation, made) = _zeros(seen, following, others)
+        self.acted_on = {key: array[:-1] for key, array in self._seen.items()}
+        self._ended = np.zeros((2, *shape), np.bool_)  # terminated, truncated
         self.whole = StepArrays(
-            {leaf.key: np.empty((*shape, *leaf.shape), leaf.dtype) for leaf in leaves},
-            {key: array[1:] for key, array in seen.items()},
-            np.empty(shape, np.float32),
-            np.zeros(shape, np.bool_),
-            np.zeros(shape, np.bool_),
+            next_observation,
+            {key: array[1:] for key, array in self._seen.items()},
+            made["reward"],
+            self._ended[0],
+            self._ended[1],
             np.ones(shape, np.int32),
             np.empty(shape, np.float32) if env.needs_raw_reward else None,
         )
         self.done, self.episode_ids = np.zeros(shape, np.bool_), np.zeros(shape, np.int64)
         self.any_done = False
-        self.actions: NDArray[Any] | None = None
-        self.action_key: Key = ""
-        if actions is not None:
-            self.action_key, rows, dtype = actions
-            self.actions = np.empty((steps, *rows), dtype)
+        self.actions: NDArray[Any] | None = made.get("actions")
         self.rows: list[Row] = list(zip(rows_of(self.acted_on), self.whole.rows()))
 
     def begin(self) -> None:
@@ -97,12 +100,12 @@ class RolloutBuffer:
         self.env.acts_on(first)
         self.whole.env_steps[...] = 1
         if self.any_done:
-            self.whole.terminated[...] = self.whole.truncated[...] = self.done[...] = False
+            self._ended[...] = self.done[...] = False
 
     def end(self, episodes: EpisodeIds) -> None:
         """Note which steps ended an episode, and to which episode each belongs."""
         whole = self.whole
-        self.any_done = some(whole.terminated) or some(whole.truncated)
+        self.any_done = some(self._ended)
         if self.any_done:
             np.logical_or(whole.terminated, whole.truncated, out=self.done)
             episodes.number(self.done, self.episode_ids)
@@ -119,6 +122,10 @@ class RolloutBuffer:
         if self.actions is not None:
             found[path_of(self.action_key)] = self.actions
         return found
+
+    def may_be_infinite(self) -> bool:
+        """Whether any number in this memory may be infinite or NaN."""
+        return any(map(may_be_infinite, self._floats))
 
     def doubtful_actions(self) -> Tensors:
         """The actions that were written here, if some may be NaN."""
@@ -440,13 +447,38 @@ class _Places:
 
 # ---------------------------------------------------------------------- arrays
 def _aligned(count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array ``[count, *shape]`` whose blocks lie as if each were an array of its own.
+    """Return an array ``[count, *shape]`` whose blocks lie as if each were an array of its own."""
+    memory = np.empty((count, _padded(shape, dtype)), dtype)
+    return memory[:, : math.prod(shape)].reshape(count, *shape)
 
-    At multiples of 16 bytes: elsewhere MKL's products of matrices round differently.
+
+def _zeros(*groups: Mapping[Any, Any]) -> tuple[list[NDArray[Any]], list[dict[Any, NDArray[Any]]]]:
+    """Arrays of zeros, those of one type in one memory, each at a multiple of 16 bytes.
+
+    Args:
+        *groups: shape and type by name.
+
+    Returns:
+        The memory of every type; the arrays by name, for each group.
     """
-    size = int(np.prod(shape))
-    padded = -(-size * dtype.itemsize // 16) * 16 // dtype.itemsize
-    return np.empty((count, padded), dtype)[:, :size].reshape(count, *shape)
+    sizes: dict[np.dtype[Any], int] = defaultdict(int)
+    for shape, dtype in chain.from_iterable(group.values() for group in groups):
+        sizes[np.dtype(dtype)] += _padded(shape, np.dtype(dtype))
+    memory = {dtype: np.zeros(size, dtype) for dtype, size in sizes.items()}
+    left = dict(memory)
+
+    def made(shape: Sequence[int], kind: Any) -> NDArray[Any]:
+        dtype = np.dtype(kind)
+        array = left[dtype][: math.prod(shape)].reshape(shape)
+        left[dtype] = left[dtype][_padded(shape, dtype) :]
+        return array
+
+    return [*memory.values()], [{k: made(*one) for k, one in group.items()} for group in groups]
+
+
+def _padded(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
+    """Entries that end at a multiple of 16 bytes; elsewhere MKL's products round differently."""
+    return -(-math.prod(shape) * dtype.itemsize // 16) * 16 // dtype.itemsize
 
 
 def may_be_infinite(values: NDArray[Any]) -> bool:
