@@ -278,3 +278,13 @@ def test_an_episode_that_ends_before_the_length_that_is_said_names_that_setting(
     steps = Pyrado(max_iter=2, min_steps=20, num_epoch=1, batch_size=9, env_max_steps=500)
     with pytest.raises(SettingError, match=r"episode_length=500 is not that of all episodes"):
         ppo.build(ppo.Config(steps=steps, runs=None, progress=False)).run()
+
+
+def test_pyrados_longest_rollout_is_the_time_limit_of_the_environment():
+    steps = Pyrado(max_iter=2, min_steps=50, num_epoch=1, batch_size=10, env_max_steps=20)
+    cfg = ppo.Config(steps=steps, runs=None, progress=False)
+    cfg.env.id = "Pendulum-v1"  # whose episodes are 200 steps
+    trainer = ppo.build(cfg)
+    ledger = trainer.run()
+    assert (ledger.policy_steps, ledger.episodes) == (120, 6)
+    assert ledger.compare(trainer.plan) == []

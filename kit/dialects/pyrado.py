@@ -269,7 +269,11 @@ class Pyrado(WrappedDialect):
         if self.min_rollouts is None and self.min_steps is None:
             why = "leaves open what to collect"
             raise SettingError("min_steps", None, why, [1], "or give min_rollouts")
-        made = {"iterations": self.iterations, "episode_length": self.rollout_length}
+        made = {
+            "iterations": self.iterations,
+            "episode_length": self.rollout_length,
+            "max_episode_steps": self.env_max_steps,
+        }
         return made | (self._on_policy() if self.family == ON_POLICY else self._value_based())
 
     def _on_policy(self) -> dict[str, Any]:
@@ -317,7 +321,7 @@ class Pyrado(WrappedDialect):
         made: dict[str, Any] = {
             "max_iter": plan.iterations,
             "batch_size": plan.minibatch_size,
-            "env_max_steps": plan.episode_length,
+            "env_max_steps": plan.max_episode_steps,
             "episode_length": plan.episode_length,
         }
         if plan.on_policy:

@@ -95,6 +95,7 @@ class CountedBatches:
         if self.collected != expected and plan.collects_episodes:
             why = f"is not that of all episodes: they are {self.collected} policy steps in a batch"
             works = f"leave out what says so, as episodes may end earlier; planned were {expected}"
+            works += "; env.max_episode_steps cuts them, too"
             raise SettingError("episode_length", plan.episode_length, why, works)
         if self.collected != expected:
             why = f"gave a batch of {self.collected} policy steps, shape {tuple(batch.shape)}"
