@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from kit.buffers.n_step import NStep
 from kit.collectors.policy import PolicyRunner
 from kit.fast.nested import leaves
 from kit.logging.metrics import MetricMeans
+from kit.trainer.pieces import LARGE, _apart, _together
 from kit.update import Update
 from tests import simulated_cuda
 from tests.losses import make_loss, minibatch_for
@@ -84,6 +86,22 @@ def bytewise() -> None:
         assert other.is_cuda
         assert other.dtype is value.dtype
         assert torch.equal(other.cpu(), value), path
+
+
+def pieces() -> None:
+    """Of a large tensor of the device, what has changed is written again."""
+    rows = torch.arange(LARGE // 4).reshape(-1, 128).float().to(CUDA)
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        first, second = Path(one), Path(other)
+        _apart({"rows": rows}, first, None)
+        rows[3] = 0
+        saved = _apart({"rows": rows}, second, first)
+        found = _together(saved, second)["rows"]
+        assert found.is_cuda
+        assert torch.equal(found.cpu(), rows.cpu())
+        new = [file for file in second.iterdir() if file.stat().st_nlink == 1]
+        assert len(new) == 1
+        assert len([*second.iterdir()]) == 4
 
 
 def states() -> None:

@@ -37,8 +37,8 @@ _MARK = "pieces of a tensor"
 class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore]
     """TorchRL's adapter without its other formats, which unpickle anything; and incremental.
 
-    A large tensor on the host is in files of its own, each with some of its rows and named by its
-    contents. A file that the checkpoint before has, too, undamaged, is a link to it.
+    A large tensor is in files of its own, each with some of its rows and named by its contents. A
+    file that the checkpoint before has, too, undamaged, is a link to it.
 
     Args:
         before: the checkpoint before; ``None`` if there is none.
@@ -115,7 +115,7 @@ def _apart(value: Any, folder: Path, known: Path | None) -> Any:
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             return value
-        if value.is_cpu and value.nbytes >= LARGE and value.ndim:
+        if value.device.type in ("cpu", "cuda") and value.nbytes >= LARGE and value.ndim:
             return _written(value.detach(), folder, known)
         # Of a view PyTorch would write all of its memory, and a mapped file not at all.
         mapped = isinstance(value, MemoryMappedTensor)
@@ -133,7 +133,7 @@ def _written(tensor: Tensor, folder: Path, known: Path | None) -> dict[str, Any]
     rows = max(PIECE * len(tensor) // tensor.nbytes, 1)
     names = []
     for part in torch.split(tensor, rows):
-        data = part.contiguous().reshape(-1).view(torch.uint8).numpy()
+        data = part.contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
         name = hashlib.blake2b(data.data, digest_size=16).hexdigest()
         names.append(name)
         if (folder / name).exists():
@@ -174,7 +174,7 @@ def _together(value: Any, folder: Path) -> Any:
         if start != len(target):
             why = f"has {start} of the {len(target)} bytes of a tensor"
             raise SettingError("checkpoint", str(folder), why, "use another checkpoint")
-        return whole
+        return whole.to(like.device)
     if type(value) is dict:
         return {name: _together(inner, folder) for name, inner in value.items()}
     if type(value) in (list, tuple):
