@@ -207,8 +207,7 @@ def install() -> None:
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _made_by(getattr(torch, name)))
     torch.Tensor.to = _moved(torch.Tensor.to)
-    cpu_generator = torch.Generator
-    torch.Generator = lambda device="cpu": cpu_generator()
+    torch.Generator = Generator
     torch.nn.functional.dropout = _dropout
     torch.quantile = _quantile(torch.quantile)
     torch.inference_mode = lambda mode=True: torch.no_grad()
@@ -218,6 +217,20 @@ def install() -> None:
     grouped = _foreach_utils._group_tensors_by_device_and_dtype
     optimizers._group_tensors_by_device_and_dtype = _grouped(grouped)
     Device().__enter__()
+
+
+class _OnAnyDevice(type):
+    host = torch.Generator
+
+    def __call__(cls, device="cpu"):
+        return cls.host()
+
+    def __instancecheck__(cls, one):
+        return isinstance(one, cls.host)
+
+
+class Generator(metaclass=_OnAnyDevice):
+    """Those of the host, for every device."""
 
 
 def _answer(answer: Any, *_: Any) -> Any:
