@@ -402,10 +402,8 @@ class Experiment:
         wanted = parts.pop("collector", None) or cfg.collector
         settings = {"seed": cfg.seed, "device": cfg.device, "exploration_policy": exploration}
         buffer = parts.get("buffer")
-        if isinstance(buffer, ReplayBatches) and not callable(wanted):
-            stays = buffer.device or (wanted in _OF_HOST and torch.device(cfg.device).type != "cpu")
-            if stays:  # the buffer keeps transitions there, or takes all entries over at once
-                settings["storing_device"] = "cpu"
+        if not callable(wanted) and self._takes_from_host(buffer, wanted):
+            settings["storing_device"] = "cpu"
         checks.collector(self.plan, wanted, cfg.collector_kwargs, {*settings})
         if isinstance(wanted, BaseCollector) or self.plan.offline:
             return wanted
@@ -413,6 +411,16 @@ class Experiment:
         settings |= cfg.collector_kwargs
         with checks.collector_arguments(cfg.collector_kwargs):
             return make_collector(wanted, env, policy, self.plan, **settings)
+
+    def _takes_from_host(self, buffer: Any, collector: Any) -> bool:
+        """Whether transitions stay on the host until they are stored.
+
+        Those that a buffer keeps there, or takes over with all entries at once. Other batches are
+        read on the device, for their advantages.
+        """
+        if self.plan.replay_ratio is None or not isinstance(buffer, ReplayBatches):
+            return False
+        return buffer.device is not None or (collector in _OF_HOST and buffer.gpu is not None)
 
     def _written(self) -> list[Hook]:
         """What writes videos and the policy to the run folder, where it is asked for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 import tempfile
 from pathlib import Path
@@ -14,8 +15,9 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 from torch import nn
 from torch.optim import SGD
+from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 
-from kit.buffers import PrioritizedSampler, make_replay_buffer
+from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
 from kit.buffers.n_step import NStep
 from kit.collectors import VectorCollector
 from kit.collectors.policy import PolicyRunner
@@ -64,6 +66,23 @@ def host() -> None:
     """A memory of the host takes batches of the device."""
     assert devices(store_next_observation=False) == {"cpu"}
     assert devices(folder=tempfile.gettempdir()) == {"cpu"}
+
+
+def sources() -> None:
+    """Batches come from where the caller's buffer and the estimator of advantages need them."""
+    listed = TensorDictReplayBuffer(storage=ListStorage(100), batch_size=4)
+    unknown = LazyTensorStorage(100, device="auto")  # where the first batch comes from
+    as_given = TensorDictReplayBuffer(storage=unknown, batch_size=4)
+    for buffer in (listed, as_given):
+        trained("sac", ReplayBatches(buffer))
+    trained("ppo", make_replay_buffer(100, 8, device=CUDA))
+
+
+def trained(recipe: str, buffer: Any) -> None:
+    """Run a recipe with a replay buffer on the device."""
+    simulated_cuda.record_nothing()
+    build = importlib.import_module(f"recipes.{recipe}").build
+    assert build(simulated_cuda.config_of(recipe), buffer=buffer).run().gradient_steps > 0
 
 
 def bytewise() -> None:

@@ -347,17 +347,22 @@ def config_of(name: str) -> Any:
     return settings
 
 
-def main(names: list[str]) -> None:
-    """Run recipes one after the other, and print what was seen."""
-    from kit import experiment
+def record_nothing() -> None:
+    """Have the kit run eagerly: programs are not simulated."""
     from kit.fast import traced
-
-    warnings.simplefilter("ignore")
 
     def nothing(*_):
         raise traced.NotTraceable("the device is simulated")
 
     traced.record = nothing
+
+
+def main(names: list[str]) -> None:
+    """Run recipes one after the other, and print what was seen."""
+    from kit import experiment
+
+    warnings.simplefilter("ignore")
+    record_nothing()
     experiment.read_datasets = read_stored
     recipes = {name: name.partition(":")[0] for name in names}
     modules = {n: importlib.import_module(f"recipes.{recipe}") for n, recipe in recipes.items()}

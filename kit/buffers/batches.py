@@ -261,9 +261,8 @@ class ReplayBatches:
             if self._direct.extend(batch):
                 return
             batch = batch.transpose(0, 1).reshape(-1)
-        kept = getattr(self.buffer.storage, "device", None)
-        if isinstance(kept, torch.device) and kept.type == "cuda":
-            batch = batch.to(kept)
+        if self.gpu is not None:
+            batch = batch.to(self.gpu)
         if batch.ndim == 2 and batch.shape[1] == 1:
             # TensorDictReplayBuffer fails where it notes the places of such rows in the batch.
             ReplayBuffer.extend(self.buffer, batch)
@@ -376,6 +375,12 @@ class ReplayBatches:
 
     def _sample(self, size: int) -> TensorDictBase:
         return self._samples(size, 1)[0]
+
+    @property
+    def gpu(self) -> torch.device | None:
+        """The GPU on which transitions are kept, wherever batches come from; ``None``: on none."""
+        kept = getattr(self.buffer.storage, "device", None)
+        return kept if isinstance(kept, torch.device) and kept.type == "cuda" else None
 
     @property
     def copies(self) -> bool:
