@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from torch import nn
 from torchrl.collectors import BaseCollector
 
-from kit.buffers import NStep, ReplayBatches, make_replay_buffer
+from kit.buffers import NStep, ReplayBatches, as_minibatches, make_replay_buffer
 from kit.buffers.datasets import (
     StoredBatches,
     are_left_unread,
@@ -326,6 +326,8 @@ class Experiment:
             loss.to(cfg.device)  # with its value estimator, which TorchRL makes on the CPU
         chosen = {**wired, **given}
         self._check_buffer(given.get("buffer"))
+        if "buffer" in given:
+            chosen["buffer"] = self._delivering(given["buffer"])
         checks.update(cfg, wired.get("update") if "update" not in given else None)
         self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
@@ -369,6 +371,19 @@ class Experiment:
             if getattr(cfg, name) != value:
                 why = f"is not that of the given replay buffer, {value}"
                 raise SettingError(name, getattr(cfg, name), why, [value])
+
+    def _delivering(self, buffer: Any) -> Any:
+        """A replay buffer of the caller's, whose minibatches come to the device of the settings."""
+        batches = as_minibatches(buffer)
+        if not isinstance(batches, ReplayBatches) or batches.device is not None:
+            return buffer
+        device, kept = (
+            torch.device(self.cfg.device),
+            getattr(batches.buffer.storage, "device", None),
+        )
+        if isinstance(kept, torch.device) and kept.type != device.type:
+            batches.device = device
+        return batches
 
     def _try_loss(self, env: VectorEnv, policy: Policy, parts: dict[str, Any]) -> None:
         """Compute a loss that is not the recipe's own once, on a batch of zeros."""

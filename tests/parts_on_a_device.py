@@ -73,8 +73,9 @@ def sources() -> None:
     listed = TensorDictReplayBuffer(storage=ListStorage(100), batch_size=4)
     unknown = LazyTensorStorage(100, device="auto")  # where the first batch comes from
     as_given = TensorDictReplayBuffer(storage=unknown, batch_size=4)
-    for buffer in (listed, as_given):
-        trained("sac", ReplayBatches(buffer))
+    on_host = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    for buffer in (ReplayBatches(listed), ReplayBatches(as_given), on_host):
+        trained("sac", buffer)
     trained("ppo", make_replay_buffer(100, 8, device=CUDA))
 
 
