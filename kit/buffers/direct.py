@@ -134,7 +134,7 @@ class DirectRows:
         self._shown: Any = None
         self._rows: dict[tuple[str, ...], _Rows] = {}
         self._read: tuple[Any, dict[tuple[str, ...], _Rows]] = None, {}
-        self._prioritized = False
+        self._prioritized = self._on_gpu = False
         self._row_bytes = 0
 
     def _look(self) -> bool:
@@ -155,6 +155,8 @@ class DirectRows:
             index = self._rows.pop(("index",), None)
             if index is not None:  # the same whatever is written there
                 index.tensor.copy_(torch.arange(len(index.tensor)))
+            # A storage whose device is "auto" may not say where it is.
+            self._on_gpu = all(row.tensor.is_cuda for row in self._rows.values())
             observed = 0 if self._once is None else self._once.observed_bytes
             self._row_bytes = 8 + observed + sum(r.tensor[0].nbytes for r in self._rows.values())
         return True
@@ -193,7 +195,7 @@ class DirectRows:
             read = [path for path in values if path not in own or path == ("next", "done")]
             self._once.store({p: values[p].transpose(0, 1).flatten(0, 1) for p in read})
         rows = slice(start, end)
-        if self.storage.device.type == "cuda" and all(map(on_host, own.values())):
+        if self._on_gpu and all(map(on_host, own.values())):
             self._bring(rows, own)
         else:
             for path, value in own.items():
@@ -210,8 +212,8 @@ class DirectRows:
     def _bring(self, rows: slice, values: Mapping[tuple[str, ...], Tensor]) -> None:
         """Write entries of the host to rows of a GPU: they go there as one."""
         given = [self._rows[path].bytes_of(value) for path, value in values.items()]
-        there = torch.from_numpy(np.concatenate(given)).to(self.storage.device)
         places = [self._rows[path].bytes_at(rows) for path in values]
+        there = torch.from_numpy(np.concatenate(given)).to(places[0].device)
         torch._foreach_copy_(places, torch.split(there, [*map(len, given)]))
 
     def _count(self, end: int) -> None:

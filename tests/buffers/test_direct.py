@@ -205,6 +205,15 @@ def test_the_batch_stays_as_it_is_and_a_sample_belongs_to_who_draws_it():
     assert buffer.buffer.storage.get(range(12))["observation"].max() == 5
 
 
+def test_a_storage_that_does_not_say_where_it_is_is_written_to():
+    storage = LazyTensorStorage(20, device="auto")  # None: batches do not say it either
+    buffer = TensorDictReplayBuffer(storage=storage, writer=SliceWriter(), batch_size=4)
+    replay = ReplayBatches(buffer)
+    for number in range(2):
+        replay.extend(batch(6 * number))
+    assert storage[:]["action"].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+
+
 def test_more_entries_than_before_are_left_to_torchrl():
     buffer = ReplayBatches(torchrls(20, 4))
     buffer.extend(batch(0))
