@@ -433,7 +433,8 @@ def collector(plan: StepPlan, wanted: Any, kwargs: Mapping[str, Any], taken: set
         raise SettingError("collector_kwargs", kwargs, why, "leave them out")
     if plan.offline and not (wanted is None or isinstance(wanted, BaseCollector)):
         raise SettingError("collector", wanted, "has no steps to collect (offline)", [None])
-    for name in {*taken, "collector", "env", "policy", "plan", "rank"} & set(kwargs):
+    others = {"collector", "env", "policy", "plan", "rank", "storing_device"}
+    for name in (others | taken) & set(kwargs):
         why = "follows from other settings"
         raise SettingError(f"collector_kwargs.{name}", kwargs[name], why, "leave it out")
 
