@@ -26,6 +26,7 @@ from kit.steps import SettingError
 AT_ONCE = 2**20
 """Bytes of minibatches that are drawn at once, about."""
 
+_SAME = "give all batches the same entries"
 _SAMPLERS = (RandomSampler, PrioritizedSampler, SequenceSampler)
 
 
@@ -103,7 +104,7 @@ def _unlike(path: tuple[str, ...], value: Tensor | None, stored: Tensor) -> Sett
     if value is not None:
         found = f"is {value.dtype} {[*value.shape[2:]]}".replace("torch.", "")
     why = f"{found} in a batch, and that of the transitions stored before is {kept}"
-    return SettingError("entry", ".".join(path), why, "give all batches the same entries")
+    return SettingError("entry", ".".join(path), why, _SAME)
 
 
 class DirectRows:
@@ -169,11 +170,12 @@ class DirectRows:
     def extend(self, batch: TensorDictBase) -> bool:
         """Store a batch ``[num_envs, steps]`` in the order of time; return whether that was done.
 
-        It is not where the batch does not fit in one piece or has more entries, or another writer
-        than the kit's decides where it goes.
+        It is not where the batch does not fit in one piece, or another writer than the kit's
+        decides where it goes.
 
         Raises:
-            SettingError: if an entry of the stored rows is missing, or cannot be stored as these.
+            SettingError: if an entry of the stored rows is missing, or cannot be stored as these,
+                or they lack one of the batch.
         """
         if not self._look():
             return False
@@ -183,11 +185,14 @@ class DirectRows:
         for path, stored in self._rows.items():
             if not stored.takes(own.get(path)):
                 raise _unlike(path, own.get(path), stored.tensor)
+        for path in own.keys() - self._rows.keys():  # TorchRL would make zeros of it before
+            why = "is in a batch, and the transitions stored before do not have it"
+            raise SettingError("entry", ".".join(path), why, _SAME)
         if type(self.writer) is not SliceWriter:
             return False
         count, start = batch.numel(), self.writer._cursor
         end = start + count
-        if end > self.storage.max_size or own.keys() != self._rows.keys():
+        if end > self.storage.max_size:
             return False
         if self._prioritized and entry(batch, self.buffer.priority_key) is not None:
             return False

@@ -41,14 +41,14 @@ class NStep:
             batch: steps ``[num_envs, steps]``, or whole episodes one after the other, ``[steps]``.
 
         Raises:
-            SettingError: if it is of other environments than the steps that wait, or lacks an
-                entry of theirs, or has one that is no tensor.
+            SettingError: if it is of other environments than the steps that wait, or has other
+                entries, or one that is no tensor.
         """
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
         if self.waiting is None:
             _check_tensors(entries)
         else:
-            waiting = leaves(self.waiting)  # more entries than these are not stored
+            waiting = leaves(self.waiting)
             _check_alike(batch, entries, self.waiting, waiting)
             entries = {
                 path: torch.cat([one.to(entries[path].device), entries[path]], axis)
@@ -102,8 +102,9 @@ def _check_alike(
         given, known = ([*one.shape[:-1]] for one in (batch, before))
         why = f"of a batch are not the {known} whose steps wait for those that follow"
         raise SettingError("num_envs", given, why, [known])
-    for path in waiting.keys() - entries.keys():
-        why = "is missing in a batch, and the steps that wait for those that follow have it"
+    for path in waiting.keys() ^ entries.keys():
+        found, have = ("in", "do not have") if path in entries else ("missing in", "have")
+        why = f"is {found} a batch, and the steps that wait for those that follow {have} it"
         raise SettingError("entry", ".".join(path), why, "give all batches the same entries")
 
 

@@ -97,6 +97,9 @@ class ObservationStorage(TransitionStorage):
         paths = [path for path in values if _is_observed(path, values)]
         if not self._memories:
             self._make(paths, values)
+        for path in self._memories.keys() ^ {*paths}:
+            why = "is an observation in a batch, and not in all that were stored"
+            raise SettingError("entry", ".".join(path), why, "give all batches the same entries")
         pairs = {p: (values[p].cpu().numpy(), values["next", *p].cpu().numpy()) for p in paths}
         flags = values["next", "done"].cpu()
         done: Array = flags.reshape(len(flags), -1).any(1).numpy()

@@ -359,6 +359,8 @@ def test_steps_that_wait_do_not_go_on_with_other_environments_or_entries():
         buffer.extend(batch_of(3, 2))
     with pytest.raises(SettingError, match="entry='number' is missing in a batch"):
         buffer.extend(batch_of(2, 2).exclude("number"))
+    with pytest.raises(SettingError, match=r"entry='more' is in a batch, and the steps .* do not"):
+        buffer.extend(batch_of(2, 2).set("more", torch.ones(2, 2)))
 
 
 def test_rewards_of_several_steps_are_not_summed_beside_what_is_no_tensor():

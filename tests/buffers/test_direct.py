@@ -214,12 +214,13 @@ def test_a_storage_that_does_not_say_where_it_is_is_written_to():
     assert storage[:]["action"].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
-def test_more_entries_than_before_are_left_to_torchrl():
-    buffer = ReplayBatches(torchrls(20, 4))
+@pytest.mark.parametrize("buffer", [ReplayBatches(torchrls(6, 4)), make_replay_buffer(6, 4)])
+def test_an_entry_that_stored_transitions_do_not_have_is_refused(buffer):
     buffer.extend(batch(0))
-    buffer.extend(batch(6).set("mask", torch.ones(2, 3)))
-    assert len(buffer.buffer) == 12
-    assert "mask" not in buffer._sample(4)
+    message = "entry='mask' is in a batch, and the transitions stored before do not have it; give"
+    with pytest.raises(SettingError, match=message):
+        buffer.extend(batch(6).set("mask", torch.ones(2, 3)))
+    assert "mask" not in buffer.buffer.storage.get(slice(6))
 
 
 @pytest.mark.parametrize("buffer", [ReplayBatches(torchrls(6, 4)), make_replay_buffer(6, 4)])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data.replay_buffers.samplers import RandomSampler
 
-from kit.buffers import ObservationStorage, PrioritizedSampler, make_replay_buffer
+from kit.buffers import ObservationStorage, PrioritizedSampler, make_replay_buffer, replay
 from kit.steps import SettingError
 
 
@@ -220,7 +220,8 @@ def test_stacks_of_frames_that_are_not_consecutive_are_refused():
         buffer.extend(new)
 
 
-def test_they_stay_on_the_host_and_minibatches_go_to_the_device():
+def test_they_stay_on_the_host_and_minibatches_go_to_the_device(monkeypatch):
+    monkeypatch.setattr(replay, "usable_device", lambda device: torch.device(device))
     buffer = make_replay_buffer(20, 4, **ONCE, device="meta")
     buffer.extend(batch([Player(0, 1, [9])], 5))
     minibatch = buffer._sample(4)
@@ -238,6 +239,17 @@ def test_they_stay_on_the_host_and_minibatches_go_to_the_device():
 def test_what_needs_both_observations_is_refused(given, message):
     with pytest.raises(SettingError, match=message):
         make_replay_buffer(20, 4, **ONCE, **given)
+
+
+@pytest.mark.parametrize("first_has_it", [True, False])
+def test_an_observation_that_not_all_batches_have_is_refused(first_has_it):
+    buffer = make_replay_buffer(20, 4, **ONCE)
+    one, other = batch([Player(0, 1, [9])], 5), batch([Player(0, 1, [9])], 5)
+    more = one if first_has_it else other
+    more["goal"], more["next", "goal"] = more["observation"], more["next", "observation"]
+    buffer.extend(one)
+    with pytest.raises(SettingError, match="entry='goal' is an observation in a batch, and not in"):
+        buffer.extend(other)
 
 
 def test_a_change_of_the_number_of_environments_is_refused():
