@@ -27,7 +27,7 @@ from kit.cli.recipe import Recipe
 from kit.cli.saved_runs import find_run, read_config
 from kit.cli.trust import check_names, check_recipe, trusted_names
 from kit.collectors.actor import Actor
-from kit.config import checks
+from kit.config.devices import usable_device
 from kit.config.plain import from_plain
 from kit.envs.single_env import with_mask
 from kit.envs.spaces import empty
@@ -214,7 +214,7 @@ class SavedPolicy:
 def _device_here(name: str) -> str:
     """The device of a run; the CPU where this machine does not have it."""
     try:
-        checks.device(name)
+        usable_device(device=name)
     except SettingError:
         return "cpu"
     return name

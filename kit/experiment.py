@@ -38,6 +38,7 @@ from kit.config import (
     RunConfig,
     checks,
 )
+from kit.config.devices import usable_device
 from kit.config.parts import resolve
 from kit.config.plain import check
 from kit.config.plan import AnyConfig, make_plan
@@ -111,7 +112,7 @@ class Experiment:
         taken = take(cfg.steps, cfg, self.algorithm, cfg.FAMILY)
         check(cfg)
         checks.rows_of_normalization(cfg)
-        checks.device(cfg.device)
+        usable_device(device=cfg.device)
         checks.default_type()
         self.cfg = cfg
         if cfg.runs is None and cfg.resume is not None:

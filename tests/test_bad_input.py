@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from torch.optim import Adam
 from torchrl.objectives import ClipPPOLoss
@@ -26,9 +27,10 @@ import recipes.sac
 import recipes.td3
 from kit.buffers import PrioritizedSampler, make_replay_buffer
 from kit.cli.launch import main
-from kit.collectors import VectorCollector
+from kit.collectors import EpisodeCollector, VectorCollector
 from kit.envs import EnvironmentFault, make_env
 from kit.experiment import EnvConfig
+from kit.hooks.evaluation import Evaluator
 from kit.modules import make_actor, make_value
 from kit.steps import SettingError
 from kit.steps.settings import OnPolicySteps
@@ -332,6 +334,28 @@ SLIPS: dict[str, tuple[Any, str]] = {
     "no evaluation": (
         lambda: build(Config(runs=None), evaluate=False),
         "evaluate=False is no evaluator; give an Evaluator(env, policy)",
+    ),
+    "a device of a collector": (
+        lambda: VectorCollector(make_env("CartPole-v1"), None, steps_per_env=2, device="gpu"),
+        "device='gpu' cannot be used: PyTorch has no device of this name; what works: cuda or cpu",
+    ),
+    "a device of batches": (
+        lambda: EpisodeCollector(
+            make_env("CartPole-v1"), None, min_steps=2, device="cpu", storing_device="CPU"
+        ),
+        "storing_device='CPU' cannot be used: PyTorch has no device of this name; what works: cpu",
+    ),
+    "a device of a buffer": (
+        lambda: make_replay_buffer(100, 4, device=torch.nn),
+        "cannot be used: it does not name one; what works: cpu",
+    ),
+    "a device of an evaluator": (
+        lambda: Evaluator(make_env("CartPole-v1"), _loss().actor_network, device="gpu:1"),
+        "device='gpu:1' cannot be used: PyTorch has no device of this name; what works: cuda:1 or",
+    ),
+    "a device of an environment": (
+        lambda: make_env("CartPole-v1", vectorization="tensor", device="gpu"),
+        "device='gpu' cannot be used",
     ),
 }
 

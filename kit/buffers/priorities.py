@@ -12,6 +12,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.utils import unravel_index
 
 from kit.buffers.priority_trees import PriorityTree, make_priority_tree
+from kit.config.devices import usable_device
 from kit.steps import SettingError
 from kit.steps.errors import real_number, whole_number
 
@@ -58,7 +59,7 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         self._eps = real_number("eps", eps, at_least=0)
         self.dtype, self.reduction = dtype, reduction
         self._max_priority_within_buffer = max_priority_within_buffer
-        self._device = None if device is None else torch.device(device)
+        self._device = None if device is None else usable_device(device=device)
         self._init()
 
     def _init(self) -> None:

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from kit.buffers.batches import MinibatchGroup, _from_plain, _plain
+from kit.config.devices import usable_device
 from kit.steps import SettingError, StepPlan
 from kit.steps.errors import whole_number
 
@@ -53,7 +54,7 @@ class SequenceReplay:
         if self.sequence_length > self.size:
             why = f"is longer than buffer_size={self.size}"
             raise SettingError("sequence_length", self.sequence_length, why, [self.size])
-        self.device = torch.device(device)
+        self.device = usable_device(device=device)
         self.latents = dict(latents or {})
         self._rows: TensorDictBase | None = None  # [num_envs, capacity]
         self._written: list[int] = []  # records of each environment so far

@@ -15,6 +15,7 @@ from kit.buffers.n_step import NStep
 from kit.buffers.observations import ObservationStorage
 from kit.buffers.sequences import SequenceSampler
 from kit.buffers.writer import SliceWriter
+from kit.config.devices import usable_device
 from kit.steps import SettingError
 from kit.steps.errors import whole_number
 
@@ -82,7 +83,7 @@ def make_replay_buffer(
         sampler = SequenceSampler(length)
     stacked_frames = whole_number("stacked_frames", stacked_frames, at_least=1)
     once = stacked_frames > 1 or not store_next_observation
-    delivered = torch.device(device)
+    delivered = usable_device(device=device)
     kept = torch.device("cpu") if once or folder is not None else delivered
     storage: TransitionStorage
     if once:

@@ -26,6 +26,7 @@ from torchrl.envs import EnvBase
 from kit.collectors.base import KitCollector, PolicyFault
 from kit.collectors.policy import Policy
 from kit.collectors.rollout import VectorCollector
+from kit.config.devices import usable_device
 from kit.envs.backends.workers import how_it_ended, without_main
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
@@ -88,7 +89,7 @@ class AsyncCollector(KitCollector):
         self.env = create_env_fn if isinstance(create_env_fn, EnvBase) else None
         self.policy, self.reuse = policy, reuse
         self.max_staleness = whole_number("max_staleness", max_staleness)
-        self.storing_device = torch.device(storing_device)
+        self.storing_device = usable_device(storing_device=storing_device)
         self._slots: dict[int, TensorDictBase] = {}
         self._arrived: deque[dict[str, Any]] = deque()  # batches
         self._taken, self._published = 0, -1

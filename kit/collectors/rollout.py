@@ -28,6 +28,7 @@ from kit.collectors.rollout_buffer import (
     Row,
     Span,
 )
+from kit.config.devices import usable_device
 from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
@@ -151,9 +152,9 @@ class VectorCollector(StepsCollector):
         fast_policy: FastPolicy | bool = "auto",
         **counts: Any,
     ) -> None:
+        self.policy_device = usable_device(policy_device=policy_device, device=device)
+        self.storing_device = usable_device(storing_device=storing_device, device=device)
         env = as_vector_env(create_env_fn)
-        self.policy_device = torch.device(policy_device or device or "cpu")
-        self.storing_device = torch.device(storing_device or device or "cpu")
         super().__init__(env.num_envs, device=self.policy_device, **counts)
         self.env, self.policy, self.reuse = env, policy, reuse
         self._let_act(exploration_policy, exploration_type, fast_policy, self.storing_device)
@@ -398,8 +399,8 @@ class EpisodeCollector(KitCollector):
         self.episode_length = episode_length
         self.prefill_frames = whole_number("prefill_frames", prefill_frames)
         self.layout = one_of("layout", layout, ("padded", "flat"))
-        self.policy_device = torch.device(policy_device or device or "cpu")
-        self.storing_device = torch.device(storing_device or device or "cpu")
+        self.policy_device = usable_device(policy_device=policy_device, device=device)
+        self.storing_device = usable_device(storing_device=storing_device, device=device)
         self.env, self.policy = as_vector_env(create_env_fn), policy
         super().__init__(self.env.num_envs, device=self.policy_device, **counts)
         self.idle_env_steps = 0

@@ -22,6 +22,7 @@ from kit.collectors.policy import (
     Tensors,
     fast_policy_of,
 )
+from kit.config.devices import usable_device
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
 from kit.envs.normalize import Normalizer
@@ -85,7 +86,7 @@ class TensorCollector(StepsCollector):
     ) -> None:
         self.env, self._outer = as_tensor_env(create_env_fn)
         self.device = torch.device(self.env.device)
-        if device is not None and torch.device(device).type != self.device.type:
+        if device is not None and usable_device(device=device).type != self.device.type:
             works = [str(self.device)]
             raise SettingError("device", str(device), "is not the environment's", works)
         self._ended = FinishedEpisodes(self.env.num_envs, self.device)
@@ -98,7 +99,7 @@ class TensorCollector(StepsCollector):
             device=self.device,
             **counts,
         )
-        self.storing_device = torch.device(storing_device or self.device)
+        self.storing_device = usable_device(storing_device=storing_device, device=self.device)
         self.policy = policy
         fast = fast_policy_of(fast_policy) != "module"
         how: FastPolicy = "exact" if fast else "module"

@@ -80,20 +80,6 @@ def learning(plan: StepPlan, cfg: RunConfig) -> None:
 
 
 # ---------------------------------------------------------------------- the machine
-def device(name: str) -> None:
-    """Refuse a device that PyTorch cannot use."""
-    try:
-        torch.zeros(1, device=name).item()
-    except Exception as error:  # each backend of PyTorch has its own
-        reason, works = str(error).splitlines()[0], ["cpu"]
-        if reason.startswith("Could not run"):
-            reason = "PyTorch has no backend for it here"
-        if name.startswith("gpu"):
-            reason = "PyTorch has no device of this name"
-            works = [name.replace("gpu", "cuda"), "cpu"]
-        raise SettingError("device", name, f"cannot be used: {reason}", works) from None
-
-
 def default_type() -> None:
     """Refuse networks of another type than observations and rewards, which are float32."""
     if (given := torch.get_default_dtype()) is not torch.float32:

@@ -19,6 +19,7 @@ from kit.collectors.actor import Actor
 from kit.collectors.base import RandomNumbers
 from kit.collectors.rollout import Schedule, rollout
 from kit.collectors.rollout_buffer import Row, first_infinite
+from kit.config.devices import usable_device
 from kit.envs.backends.base import StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
@@ -79,7 +80,7 @@ class Evaluator:
         self.episodes = whole_number("evaluation_episodes", episodes, at_least=1)
         self.seed = whole_number("seed", seed)
         self.exploration_type = exploration_type
-        self.device = torch.device(device or _device_of(policy))
+        self.device = _device_of(policy) if device is None else usable_device(device=device)
         how = {"exploration_type": exploration_type, "device": self.device}
         self._actor = Actor(env, policy, **how, keeps_outputs=False)
 

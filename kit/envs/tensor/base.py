@@ -20,6 +20,7 @@ from torch import Tensor
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from kit.config.devices import usable_device
 from kit.envs.spaces import Leaf, leaves, to_composite
 from kit.steps.errors import SettingError, whole_number
 
@@ -135,7 +136,7 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             self.max_episode_steps, self._most_env_steps = limit, limit * self.action_repeat
         self.dtype = dtype
         self._action_shape = (self.num_envs,) if self.num_actions else (self.num_envs, 1)
-        device = torch.get_default_device() if device is None else torch.device(device)
+        device = usable_device(device=torch.get_default_device() if device is None else device)
         super().__init__(device=device, batch_size=(self.num_envs,))
         self._make_specs()
         self._make_buffers()
