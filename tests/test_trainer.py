@@ -475,6 +475,15 @@ def test_a_stop_that_is_asked_for_at_setup_comes_before_anything_is_counted(tmp_
     assert trainer.last_checkpoint is None
 
 
+def test_a_stop_that_is_asked_for_in_the_prefill_comes_before_evaluations():
+    plan = off_policy_plan(prefill_steps=5, initial_evaluations=1)
+    parts = sac_parts(plan)
+    trainer = Trainer(plan, **parts, evaluate=evaluator_for(parts, plan, "Pendulum-v1"))
+    trainer.register_op("batch_process", lambda batch: trainer.request_stop("enough"))
+    ledger = trainer.run()
+    assert (ledger.policy_steps, ledger.evaluations, trainer.stop_reason) == (5, 0, "enough")
+
+
 # ---------------------------------------------------------------------- ends before the plan
 def test_a_run_stops_after_the_iteration_in_which_a_hook_asks():
     trainer = ppo_trainer()

@@ -172,9 +172,10 @@ class Trainer(ResumableTrainer):
         )
         with self._lifecycle(), self.batches.sharing_memory(self._nothing_keeps_a_batch):
             if self.ledger.iterations == 0:
-                if self._stop_training:  # asked for at stage setup, before anything is counted
+                if not self._stop_training:  # at stage setup
+                    self.begin()
+                if self._stop_training:  # there is no iteration yet to go on from
                     return self.ledger
-                self.begin()
             while not (self.schedule.done or self._stop_training):
                 batch = self.collect()
                 due = self.schedule.advance(self.batches.collected)
@@ -211,7 +212,7 @@ class Trainer(ResumableTrainer):
                 self._prefill = batch
             else:
                 self._store(batch)
-        if self.schedule.initial_evaluations:
+        if self.schedule.initial_evaluations and not self._stop_training:
             self.evaluations(self.schedule.initial_evaluations)
             self.write_row()
 
