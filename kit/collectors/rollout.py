@@ -199,7 +199,7 @@ class VectorCollector(StepsCollector):
 
     def _begin(self, steps: int) -> RolloutBuffer:
         """Return memory for the next batch, ready to be written to."""
-        buffer = self._buffer
+        buffer, shown = self._buffer, self._batches is not None and not self._batches.copied
         if buffer is None or buffer.steps != steps or self._gives_away:
             self._take_in()
             numpy = self._actor.numpy
@@ -216,7 +216,7 @@ class VectorCollector(StepsCollector):
             self._batches = Batches(buffer, count, copied=copied)
         elif self._batches.is_full:
             self._batches.again()
-        buffer.begin()
+        buffer.begin(shown=shown)
         return buffer
 
     def _checked_outputs(self, buffer: RolloutBuffer) -> Tensors:

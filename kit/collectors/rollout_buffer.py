@@ -92,14 +92,18 @@ class RolloutBuffer:
         self.actions: NDArray[Any] | None = made.get("actions")
         self.rows: list[Row] = list(zip(rows_of(self.acted_on), self.whole.rows()))
 
-    def begin(self) -> None:
-        """Begin a batch: what is acted on first is copied here."""
+    def begin(self, *, shown: bool = False) -> None:
+        """Begin a batch: what is acted on first is copied here.
+
+        Args:
+            shown: whether the batch before was this memory, whose receiver may have written flags.
+        """
         present, first = self.env.start(), self.rows[0][0]
         for key, row in first.items():
             row[...] = present[key]
         self.env.acts_on(first)
         self.whole.env_steps[...] = 1
-        if self.any_done:
+        if self.any_done or shown:
             self._ended[...] = self.done[...] = False
 
     def end(self, episodes: EpisodeIds) -> None:

@@ -327,6 +327,18 @@ def test_memory_may_be_shared_from_one_batch_to_the_next():
     assert collector.env_steps == copied.env_steps == 48
 
 
+def test_what_a_receiver_writes_is_in_no_later_batch():
+    collector, copied = steps(1, steps_per_env=1), steps(1, steps_per_env=1)
+    for number in range(12):
+        collector.reuse = number % 4 > 0
+        batch = collector.collect()
+        assert_same(batch.to_dict(), copied.collect().to_dict())
+        for value in batch.values(True, True):
+            value.fill_(1)
+    assert collector.take_episodes() == copied.take_episodes()
+    assert collector.env_steps == copied.env_steps == 12
+
+
 def test_reused_memory_forgets_how_episodes_ended():
     collector = steps(steps_per_env=4, reuse=True)
     ends = [collector.collect()["next", "done"][0].flatten().int().tolist() for _ in range(3)]
