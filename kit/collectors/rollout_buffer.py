@@ -459,15 +459,20 @@ def _aligned(count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[
 def _zeros(*groups: Mapping[Any, Any]) -> tuple[list[NDArray[Any]], list[dict[Any, NDArray[Any]]]]:
     """Arrays of zeros, those of one type in one memory, each at a multiple of 16 bytes.
 
+    Large ones lie alone: they are given away, and who keeps one is not to keep all.
+
     Args:
         *groups: shape and type by name.
 
     Returns:
-        The memory of every type; the arrays by name, for each group.
+        All memory; the arrays by name, for each group.
     """
     sizes: dict[np.dtype[Any], int] = defaultdict(int)
     for shape, dtype in chain.from_iterable(group.values() for group in groups):
         sizes[np.dtype(dtype)] += _padded(shape, np.dtype(dtype))
+    if sum(size * dtype.itemsize for dtype, size in sizes.items()) > SMALL:
+        alone = [{name: np.zeros(*one) for name, one in group.items()} for group in groups]
+        return [array for group in alone for array in group.values()], alone
     memory = {dtype: np.zeros(size, dtype) for dtype, size in sizes.items()}
     left = dict(memory)
 

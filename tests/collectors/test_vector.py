@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -277,6 +280,18 @@ def test_memory_of_large_batches_is_given_away_and_not_written_again(monkeypatch
         wanted = copied.collect()
         assert all(torch.equal(batch[key], wanted[key]) for key in wanted.keys(True, True))
     assert given.take_episodes() == copied.take_episodes()
+
+
+def test_who_keeps_an_entry_of_a_large_batch_keeps_no_other(monkeypatch):
+    for module in ("rollout", "rollout_buffer"):
+        monkeypatch.setattr(f"kit.collectors.{module}.SMALL", 0)
+    collector = steps(steps_per_env=4)
+    kept = collector.collect()["next", "reward"]
+    memory = weakref.ref(collector._buffer.acted_on["observation"].base)
+    collector.collect()
+    gc.collect()
+    assert memory() is None
+    assert kept.shape == (2, 4, 1)
 
 
 def test_with_reuse_each_batch_overwrites_the_one_before():
