@@ -1038,6 +1038,21 @@ def test_an_evaluator_in_the_environments_of_training_is_refused():
         Trainer(plan, **parts, evaluate=shared)
 
 
+@pytest.mark.parametrize("normalize_observation", [False, True])
+def test_an_evaluator_without_the_normalisation_of_training_is_refused(normalize_observation):
+    plan = on_policy_plan(evaluation_every=16, evaluation_episodes=2)
+    env = make_env("CartPole-v1", plan.num_envs, normalize_observation=True)
+    parts = ppo_parts(plan)
+    policy = parts["collector"].policy
+    parts["collector"] = collector_of(plan, env, policy)
+    other = make_env("CartPole-v1", 2, normalize_observation=normalize_observation)
+    evaluate = Evaluator(other, policy, episodes=2)
+    with pytest.raises(SettingError, match="plays without the running normalisation with which"):
+        Trainer(plan, **parts, evaluate=evaluate)
+    other.normalizer = env.normalizer
+    assert Trainer(plan, **parts, evaluate=evaluate).run().evaluations == 4
+
+
 def test_an_evaluator_whose_function_returns_the_training_environment_is_refused():
     plan, one = on_policy_plan(num_envs=1, steps_per_env=16, evaluation_episodes=2), Scripted()
     parts = ppo_parts(plan.replace(evaluation_every=16), env=lambda: one)

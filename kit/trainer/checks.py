@@ -231,7 +231,7 @@ def in_resumed(plan: StepPlan, ledger: StepLedger, checkpoint: Any) -> Iterator[
 
 
 def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Refusal]:
-    """An evaluator that disturbs training, leaves evaluations undone, or plays other episodes."""
+    """An evaluator that disturbs training, leaves evaluations undone, or plays something else."""
     evaluations = plan.evaluation_every or plan.evaluation_every_iterations
     evaluations = evaluations or plan.initial_evaluations or plan.final_evaluation
     if evaluate is None and evaluations:
@@ -247,6 +247,12 @@ def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Ref
     if not elsewhere and _stepped_by(evaluate) & _stepped_by(collector):
         why = "plays in the environments that training steps, whose episodes it would cut"
         yield "evaluate", type(evaluate).__name__, why, "make others for it: make_env(...)"
+    running, env = getattr(collector, "normalizer", None), getattr(evaluate, "env", None)
+    normalized = running is not None and bool(running.observation)
+    if normalized and isinstance(env, VectorEnv) and env.normalizer is not running:
+        why = "plays without the running normalisation with which its policy is trained"
+        works = "share it: evaluation_env.normalizer = training_env.normalizer"
+        yield "evaluate", type(evaluate).__name__, why, works
 
 
 def in_saved_policies(collector: Any) -> Iterator[Refusal]:
