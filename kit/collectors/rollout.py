@@ -157,6 +157,7 @@ class VectorCollector(StepsCollector):
         env = as_vector_env(create_env_fn)
         super().__init__(env.num_envs, device=self.policy_device, **counts)
         self.env, self.policy, self.reuse = env, policy, reuse
+        env.abandon()  # of episodes that others began it would count only the rest
         self._let_act(exploration_policy, exploration_type, fast_policy, self.storing_device)
         self._check_masks = MaskCheck(env)
         self._statistics = EpisodeStatistics(self.num_envs)

@@ -253,6 +253,14 @@ def test_a_collector_that_was_used_continues_from_the_state_of_another():
         assert [k for k in batch.keys(True, True) if not torch.equal(batch[k], wanted[k])] == []
 
 
+def test_it_begins_episodes_in_environments_that_others_stepped_before():
+    env = make_env("Pendulum-v1", 2, max_episode_steps=10)
+    env.rollout(7)
+    collector = VectorCollector(env, steps_per_env=12)
+    collector.collect()
+    assert [episode.length for episode in collector.take_episodes()] == [10, 10]
+
+
 @pytest.mark.parametrize("steps_per_env", [1, 7])
 def test_returns_do_not_depend_on_when_they_are_asked_for(steps_per_env):
     asked, other = (
