@@ -326,9 +326,9 @@ class Experiment:
         if isinstance(loss := getattr(wired.get("update"), "loss_module", None), nn.Module):
             loss.to(cfg.device)  # with its value estimator, which TorchRL makes on the CPU
         chosen = {**wired, **given}
-        self._check_buffer(given.get("buffer"))
         if "buffer" in given:
             chosen["buffer"] = self._delivering(given["buffer"])
+            self._check_buffer(chosen["buffer"])
         checks.update(cfg, wired.get("update") if "update" not in given else None)
         self._try_loss(env, policy, chosen)
         chosen["collector"] = self._collector(env, policy, chosen)
@@ -378,10 +378,8 @@ class Experiment:
         batches = as_minibatches(buffer)
         if not isinstance(batches, ReplayBatches) or batches.device is not None:
             return buffer
-        device, kept = (
-            torch.device(self.cfg.device),
-            getattr(batches.buffer.storage, "device", None),
-        )
+        device = torch.device(self.cfg.device)
+        kept = getattr(batches.buffer.storage, "device", None)
         if isinstance(kept, torch.device) and kept.type != device.type:
             batches.device = device
         return batches
@@ -434,7 +432,7 @@ class Experiment:
         Those that a buffer keeps there, or takes over with all entries at once. Other batches are
         read on the device, for their advantages.
         """
-        if self.plan.replay_ratio is None or not isinstance(buffer, ReplayBatches):
+        if self.plan.on_policy or not isinstance(buffer, ReplayBatches):
             return False
         return buffer.device is not None or (collector in _OF_HOST and buffer.gpu is not None)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.optim import Adam
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.objectives import ClipPPOLoss, PPOLoss, SACLoss, SoftUpdate
 
 import recipes.a2c
@@ -470,6 +471,16 @@ def test_for_whole_numbers_in_a_box_no_recipe_is_named_that_would_refuse_them(ki
     message = refused(experiment.make_env, id=lambda: Guess(space), actions=kind)
     assert f"has actions that are not {kind} ({space})" in message
     assert "recipes." not in message
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [make_replay_buffer(100, 8), TensorDictReplayBuffer(storage=LazyTensorStorage(100))],
+    ids=["the kit's", "TorchRL's"],
+)
+def test_a_replay_buffer_that_sums_other_rewards_than_the_settings_is_refused(buffer):
+    with pytest.raises(SettingError, match="n_step=3 is not that of the given replay buffer, 1"):
+        recipes.sac.build(sac(n_step=3), buffer=buffer)
 
 
 def test_an_on_policy_recipe_has_no_replay_buffer():
