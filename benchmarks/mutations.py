@@ -589,6 +589,34 @@ MUTATIONS = [
         ("lambda value, given: of_each_env(value, given.n_envs)", "lambda value, given: value"),
         ("sizes = sizes if sizes == other else None", "pass"),
     ),
+    *_of(
+        "kit/modules/host_copy.py", "tests/test_on_a_device.py -k numpy",
+        ("memory.copy_(torch.cat(there))", "pass"),
+        ("self._watch.changed() or ", ""),
+    ),
+    *_of(
+        "kit/buffers/direct.py", "tests/test_on_a_device.py -k bytewise",
+        ("value = value.to(self.tensor.dtype)", "pass"),
+        ("self._bring(rows, own)", "pass"),
+    ),
+    *_of(
+        "kit/trainer/pieces.py", "tests/test_on_a_device.py -k pieces",
+        ('value.device.type in ("cpu", "cuda")', "value.is_cpu"),
+    ),
+    *_of(
+        "kit/collectors/rollout.py", "tests/collectors",
+        ("        if doubtful and buffer.has_infinite():", "        if False:"),
+        ("buffer.doubtful_actions() | outputs if doubtful else outputs", "outputs"),
+        ("env.abandon()  # of episodes", "# of episodes"),
+    ),
+    *_of(
+        "kit/dialects/pyrado.py", "tests/test_dialects_in_runs.py",
+        ('"max_episode_steps": self.env_max_steps,', ""),
+    ),
+    *_of(
+        "kit/trainer/checks.py", "tests/test_trainer.py tests/test_evaluate.py tests/hooks",
+        ("isinstance(env, VectorEnv) and env.normalizer is not running", "False"),
+    ),
 ]  # fmt: skip
 
 

@@ -98,6 +98,8 @@ def bytewise() -> None:
         rows = {"pixels": numbers(first, 2, 3, 2, 2).byte(), "action": numbers(first, 2, 3)}
         rows |= {"precise": numbers(first, 2, 3) / 3, "alone": numbers(first, 1, 3).expand(2, 3)}
         rows["half"] = numbers(first, 2, 3).half()
+        if first:  # stored as the first were
+            rows["precise"] = rows["precise"].half()
         return TensorDict(rows | {"next": following}, [2, 3])
 
     here, there = make_replay_buffer(20, 4), make_replay_buffer(20, 4, device=CUDA)
