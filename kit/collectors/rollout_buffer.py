@@ -75,7 +75,7 @@ class RolloutBuffer:
         if actions is not None:
             self.action_key, rows, dtype = actions
             others["actions"] = (steps, *rows), dtype
-        self._floats, (self._seen, next_observation, made) = _zeros(seen, following, others)
+        self._memory, (self._seen, next_observation, made) = _zeros(seen, following, others)
         self.acted_on = {key: array[:-1] for key, array in self._seen.items()}
         self._ended = np.zeros((2, *shape), np.bool_)  # terminated, truncated
         self.whole = StepArrays(
@@ -129,7 +129,7 @@ class RolloutBuffer:
 
     def may_be_infinite(self) -> bool:
         """Whether any number in this memory may be infinite or NaN."""
-        return any(map(may_be_infinite, self._floats))
+        return any(map(may_be_infinite, self._memory))
 
     def doubtful_actions(self) -> Tensors:
         """The actions that were written here, if some may be NaN."""

@@ -126,13 +126,8 @@ class cudagraph:  # noqa: N801 - called like the functions beside it
 
 def _copy(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
     """Copy tensors to places of their own; those of one type at once."""
-    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for tensor, place in zip(tensors, places):
-        there, given = by_type.setdefault(place.dtype, ([], []))
-        there.append(place)
-        given.append(tensor)
-    for there, given in by_type.values():  # of several types, each would be copied by itself
-        torch._foreach_copy_(there, given)
+    if places:
+        torch._foreach_copy_([*places], [*tensors])
 
 
 def _refuse_the_host(recording: Recording) -> None:
@@ -141,8 +136,9 @@ def _refuse_the_host(recording: Recording) -> None:
     What follows there from constants alone is part of the graph by its value.
     """
     places = [node for node in recording.graph.nodes if node.op == "placeholder"]
-    given = len(recording.inputs)
-    known = {n for n, one in zip(places[given:], recording.constants) if one.is_cpu}
+    known = {
+        n for n, one in zip(places[len(recording.inputs) :], recording.constants) if one.is_cpu
+    }
     for node in recording.graph.nodes:
         if node.op != "call_function" or getattr(node.meta.get("device"), "type", "cuda") == "cuda":
             continue

@@ -28,7 +28,6 @@ from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActo
 from kit.fast.traced import Traced
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
 from kit.modules.heads import Heads
-from kit.modules.host_copy import HostCopy
 from kit.modules.networks import Flatten, FlattenMLP, SigmoidTanh
 from kit.modules.numpy_samplers import (
     OF_DISTRIBUTIONS,
@@ -243,23 +242,6 @@ def _stacked(steps: list[Array]) -> Tensor:
     return torch.from_numpy(steps[0][:, None] if len(steps) == 1 else np.stack(steps, axis=1))
 
 
-def copy_on_host(policy: Any, num_envs: int) -> HostCopy:
-    """A copy on the host of a policy on a GPU, for :class:`NumpyPolicy`.
-
-    Raises:
-        NotInNumpy: if it is no policy that NumPy computes, as far as its class and size tell.
-    """
-    if type(policy) not in _KNOWN:
-        raise NotInNumpy(f"{type(policy).__name__} is no actor of kit.modules")
-    largest = max((parameter.numel() for parameter in policy.parameters()), default=0)
-    if num_envs * largest > MOST_PRODUCTS:
-        raise NotInNumpy(f"a layer makes {num_envs * largest} multiplications")
-    try:
-        return HostCopy(policy)
-    except (RuntimeError, TypeError) as error:  # PyTorch copies no tensors with gradients
-        raise NotInNumpy(f"it cannot be copied to the host: {error}") from None
-
-
 class _Parts(NamedTuple):
     """What has to be known of a policy."""
 
@@ -298,8 +280,6 @@ _NOISES: dict[type, tuple[type, ...]] = {
     Actor: (GaussianNoise,),
 }
 """What may change the actions of a greedy or deterministic policy, and only where it samples."""
-
-_KNOWN = (ProbabilisticActor, TensorDictSequential, *_NOISES)
 
 
 def _only_input(module: Any) -> Any:
