@@ -590,6 +590,11 @@ MUTATIONS = [
         ("sizes = sizes if sizes == other else None", "pass"),
     ),
     *_of(
+        "kit/modules/host_copy.py", "tests/test_on_a_device.py -k numpy",
+        ("memory.copy_(torch.cat(there))", "pass"),
+        ("self._watch.changed() or ", ""),
+    ),
+    *_of(
         "kit/buffers/direct.py", "tests/test_on_a_device.py -k bytewise",
         ("value = value.to(self.tensor.dtype)", "pass"),
         ("self._bring(rows, own)", "pass"),

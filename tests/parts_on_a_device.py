@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import tempfile
@@ -11,14 +12,21 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
 from torch.optim import SGD
 from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
+from torchrl.modules import QValueModule
 
 from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
 from kit.buffers.n_step import NStep
+from kit.collectors import VectorCollector
 from kit.collectors.policy import PolicyRunner
+from kit.envs import make_env
 from kit.fast.nested import leaves
 from kit.logging.metrics import MetricMeans
+from kit.modules import make_actor, make_q_network
+from kit.modules.exploration import EpsilonGreedy, GaussianNoise
 from kit.trainer.pieces import LARGE, _apart, _together
 from kit.update import Update
 from tests import simulated_cuda
@@ -124,6 +132,70 @@ def pieces() -> None:
         new = [file for file in second.iterdir() if file.stat().st_nlink == 1]
         assert len(new) == 1
         assert len([*second.iterdir()]) == 4
+
+
+def numpy() -> None:
+    """NumPy acts with the weights and settings that a policy of the device has now."""
+    env = make_env("Pendulum-v1", 2)
+    noise = GaussianNoise(env.action_spec, sigma_init=0.5, sigma_end=0.5, device=CUDA)
+    cartpole, kinds = make_env("CartPole-v1", 2), {"continuous": "tanh_normal"}
+    q_network = make_q_network(cartpole).select_out_keys("action")
+    greedy = TensorDictSequential(q_network, EpsilonGreedy(cartpole, eps_init=0.5, eps_end=0.5))
+    policies = {
+        "Pendulum-v1": [make_actor(env), make_actor(env, **kinds), TensorDictSequential(
+            make_actor(env, continuous="deterministic"), noise)],
+        "CartPole-v1": [make_actor(cartpole), q_network, greedy.select_out_keys("action")],
+    }  # fmt: skip
+    for id, several in policies.items():
+        for policy in several:
+            there = copy.deepcopy(policy).to(CUDA)
+            follows(VectorCollector(make_env(id, 2), there, steps_per_env=3, device=CUDA), there)
+    is_not_copied(nn.LazyLinear(2), "without a shape")
+    is_not_copied(Own(4, 2), "Own is no layer")
+    hooked = nn.Linear(4, 2)
+    hooked.register_forward_hook(Own(4, 2))
+    is_not_copied(hooked, "it has hooks")
+
+
+class Own(nn.Linear):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise AssertionError("may hold anything")
+
+
+def is_not_copied(layer: nn.Module, why: str) -> None:
+    """A policy of a layer that NumPy does not compute acts on the device."""
+    module = TensorDictModule(layer, ["observation"], ["action_value"])
+    policy = TensorDictSequential(module, QValueModule(action_space="categorical"))
+    collector = VectorCollector(make_env("CartPole-v1", 2), policy, steps_per_env=3, device=CUDA)
+    assert why in collector.policy_path.reason, collector.policy_path
+
+
+def follows(collector: VectorCollector, policy: Any) -> None:
+    """A collector's actions are those of the same policy on the host, whatever happens to it."""
+    own = copy.deepcopy(policy).to("cpu")
+    host = VectorCollector(make_env(collector.env.name, 2), own, steps_per_env=3)
+
+    def alike() -> None:
+        found, expected = collector.collect(), host.collect()
+        assert collector.policy_path.name == "numpy", collector.policy_path
+        assert {*found.keys(True, True)} == {*expected.keys(True, True)}
+        for key in found.keys(True, True):
+            assert found[key].is_cuda
+            torch.testing.assert_close(found[key].cpu(), expected[key])
+
+    alike()
+    for one in (policy, own):  # learnt
+        for parameter in one.parameters():
+            with torch.no_grad():
+                parameter.mul_(-1.5)
+    alike()
+    for one in (policy, own):  # replaced
+        layer = next(part for part in one.modules() if type(part) is nn.Linear)
+        layer.weight = nn.Parameter(layer.weight.detach() * 2)
+        for part in one.modules():
+            if isinstance(part, GaussianNoise):
+                part.sigma.fill_(0.1)
+    alike()
 
 
 def states() -> None:

@@ -26,7 +26,8 @@ from kit.collectors.policy import (
 )
 from kit.envs.backends.base import Mask
 from kit.envs.spaces import Arrays, Key
-from kit.modules.numpy_policy import NotInNumpy, NumpyPolicy
+from kit.modules.host_copy import HostCopy
+from kit.modules.numpy_policy import NotInNumpy, NumpyPolicy, copy_on_host
 from kit.modules.random_actions import ActsOn, RandomActions
 from kit.steps import SettingError
 
@@ -108,6 +109,7 @@ class Actor:
         self._recorded: list[Sequence[Tensor]] = []
         self.keeps_outputs = keeps_outputs
         self.numpy: NumpyPolicy | None = None
+        self._copy: HostCopy | None = None  # of the policy on a GPU, for NumPy
         self._wants_numpy = fast_policy == "auto" and policy is not None
         self._not_in_numpy = "" if self._wants_numpy else f"fast_policy={fast_policy!r}"
         if self._wants_numpy:
@@ -116,12 +118,11 @@ class Actor:
     def _compute_in_numpy(self) -> None:
         """Have NumPy compute the policy's actions, if it can."""
         assert self.runner is not None
-        before = self.numpy
+        before, policy = self.numpy, self.runner.policy
         try:
-            if not self._on_cpu:
-                raise NotInNumpy(f"it runs on {self.device}")
-            kind = self.runner.exploration_type
-            self.numpy = NumpyPolicy(self.runner.policy, self.num_envs, kind)
+            self._copy = None if self._on_cpu else copy_on_host(policy, self.num_envs)
+            policy = policy if self._copy is None else self._copy.module
+            self.numpy = NumpyPolicy(policy, self.num_envs, self.runner.exploration_type)
             if self.numpy.reads not in self._observations:
                 raise NotInNumpy("it is of another environment")
             self.numpy.continue_from(before)
@@ -145,7 +146,8 @@ class Actor:
         """Notice policies that have changed; once per batch."""
         for runner in self._runners:
             if runner is self.runner and self.numpy is not None:
-                changed = not self.numpy.is_valid()
+                followed = self._copy is None or self._copy.follow()
+                changed = not (followed and self.numpy.is_valid())
             else:
                 changed = runner.prepare() and runner is self.runner and self._wants_numpy
             if changed:
@@ -291,7 +293,9 @@ class Actor:
             return last
         outputs = zip(self._keys, zip(*self._recorded), strict=True)
         found = {key: torch.stack(steps, dim=1) for key, steps in outputs}
-        return {k: torch.cat([found[k], v], dim=1) for k, v in last.items()} or found
+        # NumPy's are on the host; others may have acted before on a GPU.
+        after = {k: torch.cat([found[k], v.to(found[k].device)], dim=1) for k, v in last.items()}
+        return after or found
 
     @property
     def is_recurrent(self) -> bool:

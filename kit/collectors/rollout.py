@@ -117,9 +117,9 @@ class VectorCollector(StepsCollector):
         reuse: whether all batches share one memory, each overwriting the one before. Otherwise a
             batch belongs to the receiver.
         fast_policy: how the policy is called. ``"auto"``: NumPy computes the actions of a small
-            network, which rounds differently; other policies run as recorded tensor operations.
-            ``"exact"``: recorded tensor operations, bitwise those of the module. ``"module"``: the
-            TensorDict module.
+            network, which rounds differently (on a GPU, with weights copied to the host once per
+            batch); other policies run as recorded tensor operations. ``"exact"``: recorded tensor
+            operations, bitwise those of the module. ``"module"``: the TensorDict module.
         **counts: of :class:`~kit.collectors.StepsCollector`: ``frames_per_batch``,
             ``total_frames``, ...
 

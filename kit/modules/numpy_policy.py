@@ -21,6 +21,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from torch.nn.parameter import is_lazy
 from torchrl.data import Bounded, Categorical
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActor
@@ -28,6 +29,7 @@ from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActo
 from kit.fast.traced import Traced
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
 from kit.modules.heads import Heads
+from kit.modules.host_copy import HostCopy
 from kit.modules.networks import Flatten, FlattenMLP, SigmoidTanh
 from kit.modules.numpy_samplers import (
     OF_DISTRIBUTIONS,
@@ -242,6 +244,31 @@ def _stacked(steps: list[Array]) -> Tensor:
     return torch.from_numpy(steps[0][:, None] if len(steps) == 1 else np.stack(steps, axis=1))
 
 
+def copy_on_host(policy: Any, num_envs: int) -> HostCopy:
+    """A copy on the host of a policy on a GPU, for :class:`NumpyPolicy`.
+
+    Raises:
+        NotInNumpy: if it is no policy that NumPy computes, as far as its class and size tell.
+    """
+    if type(policy) not in _KNOWN:
+        raise NotInNumpy(f"{type(policy).__name__} is no actor of kit.modules")
+    parameters = [*policy.parameters()]
+    if any(map(is_lazy, parameters)):
+        raise NotInNumpy("it has parameters without a shape yet")
+    for part in policy.modules():
+        if type(part).__module__.split(".")[0] not in _COPIED:
+            raise NotInNumpy(f"{type(part).__name__} is no layer that NumPy computes here")
+        if part._forward_hooks or part._forward_pre_hooks:
+            raise NotInNumpy("it has hooks")
+    largest = max((parameter.numel() for parameter in parameters), default=0)
+    if num_envs * largest > MOST_PRODUCTS:
+        raise NotInNumpy(f"a layer makes {num_envs * largest} multiplications")
+    try:
+        return HostCopy(policy)
+    except (RuntimeError, TypeError) as error:  # PyTorch copies no tensors with gradients
+        raise NotInNumpy(f"it cannot be copied to the host: {error}") from None
+
+
 class _Parts(NamedTuple):
     """What has to be known of a policy."""
 
@@ -280,6 +307,9 @@ _NOISES: dict[type, tuple[type, ...]] = {
     Actor: (GaussianNoise,),
 }
 """What may change the actions of a greedy or deterministic policy, and only where it samples."""
+
+_KNOWN = (ProbabilisticActor, TensorDictSequential, *_NOISES)
+_COPIED = ("torch", "tensordict", "torchrl", "kit")
 
 
 def _only_input(module: Any) -> Any:
