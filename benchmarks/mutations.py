@@ -558,7 +558,8 @@ MUTATIONS = [
     ),
     *_of(
         "kit/envs/episodes.py", "tests/envs/test_vector_env.py",
-        (" and np.abs(sums).max() <= 2**53", ""),
+        (" and np.abs(sums).max() < 2**53", ""),
+        (".max() < 2**53", ".max() <= 2**53"),
         ("(np.rint(reward) == reward).all()", "True"),
     ),
     *_of(

@@ -52,7 +52,7 @@ def _are_exact(sums: NDArray[np.float64], reward: NDArray[np.float32]) -> bool:
     """
     first = sums[0]
     whole = (np.rint(first) == first).all() and (np.rint(reward) == reward).all()
-    return bool(whole and np.abs(sums).max() <= 2**53)
+    return bool(whole and np.abs(sums).max() < 2**53)  # which 2**53 + 1 is rounded to
 
 
 _SUMS = ("returns", "lengths", "env_steps")

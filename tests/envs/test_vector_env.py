@@ -195,6 +195,7 @@ def rewards_and_ends(rewards):
     st.integers(1, 5),
 )
 @example([(1.0, True), (1e-20, True)], 2)  # a sum of which is whole
+@example([(1.0, True), (2.0**53, True)], 2)
 @settings(max_examples=200)
 def test_a_return_is_the_sum_of_its_own_rewards_however_they_are_taken_in(steps, at_a_time):
     reward = np.array([[value] for value, _ in steps], np.float32)
