@@ -411,6 +411,7 @@ class TensorSteps:
             hidden, uniform = _of("hidden", given), given["random", "uniform"]
             if runner is not None and fast:
                 runner.hidden = dict(hidden)
+            made: list[dict[str, Tensor]] = []
             for time_step in range(count):
                 observation = normalizer.apply(statistics, env.observe(now.physics))
                 seen = _policy_input(observation, now)
@@ -425,13 +426,12 @@ class TensorSteps:
                 if runner is not None and runner.is_recurrent:
                     runner.end_episodes(step.terminated | step.truncated)
                 outputs.setdefault(IS_INIT, seen[IS_INIT])
-                values = {**step._asdict(), "observation": observation}
-                for name, place in _of("step", given).items():
-                    value = values[name]
-                    place[time_step].copy_(value.T if value.ndim == 2 else value)
+                made.append({**step._asdict(), "observation": observation})
                 for key, place in _of("outputs", given).items():
                     if key in outputs:  # another than the policy may act, and not write it
-                        place[time_step].copy_(outputs[key])
+                        place[time_step].copy_(outputs[key])  # whose memory the next may use again
+            for name, place in _of("step", given).items():
+                torch.stack([one[name].transpose(0, -1) for one in made], out=place)
             later = {} if runner is None else {key: runner.hidden[key] for key in hidden}
             return {
                 **_named("episodes", now._asdict()),
