@@ -187,7 +187,7 @@ MUTATIONS = [
         "kit/buffers/n_step.py", "tests/buffers/test_batches.py tests/test_checkpoint.py",
         ("        truncated |= ~done", "        truncated |= done"),
         ("    done.fill_(True)", "    pass"),
-        ("            going = going & ~done.narrow(axis, step, count)\n", ""),
+        ("            going = going & ~done[later]\n", ""),
         ("self.gamma**step * reward", "reward"),
     ),
     *_of(
@@ -535,7 +535,7 @@ MUTATIONS = [
     ),
     *_of(
         "kit/buffers/n_step.py", "tests/buffers/test_batches.py",
-        ("            _check_tensors(entries)", "            pass"),
+        ("        _check_tensors(entries)\n        #", "        #"),
     ),
     *_of(
         "kit/cli/run_folder.py", "tests/test_run_folder.py",

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, from_numpy
 
-from kit.fast.nested import leaves, nested
+from kit.fast.nested import leaves, nested, on_host
 from kit.steps import SettingError
 from kit.steps.errors import real_number
 
 Entries = dict[tuple[str, ...], Tensor]
+Values = dict[tuple[str, ...], Any]
+"""Entries as arrays or tensors."""
 _REWARD, _DONE, _STEPS = ("next", "reward"), ("next", "done"), ("steps_to_next_obs",)
 
 
 class NStep:
     """Sums the rewards of several steps into one transition (Sutton and Barto 2018, eq. 7.1).
 
-    What TorchRL's ``MultiStepTransform`` writes, in a third of its time; without its entries
+    What TorchRL's ``MultiStepTransform`` writes, in less than a third of its time; without its entries
     ``gamma``, ``nonterminal`` and ``original_reward``, which no loss reads. Observation and flags
     under ``next`` are those after the last of the steps whose rewards were summed: the n-th, or the
     last of the episode. The number of these steps is ``steps_to_next_obs``.
@@ -25,14 +30,21 @@ class NStep:
     Args:
         steps: rewards of a transition, at most.
         gamma: discount factor.
-
-    Attributes:
-        waiting: the newest steps, as many as a transition has, which wait for what follows.
     """
 
     def __init__(self, steps: int, gamma: float) -> None:
         self.steps, self.gamma = steps, real_number("gamma", gamma, 0, 1)
-        self.waiting: TensorDictBase | None = None
+        self._newest: Values = {}
+        self._size: list[int] = []
+
+    @property
+    def waiting(self) -> TensorDictBase | None:
+        """The newest steps, as many as a transition has, which wait for what follows."""
+        return nested(_tensors(self._newest), self._size) if self._newest else None
+
+    @waiting.setter
+    def waiting(self, steps: TensorDictBase | None) -> None:
+        self._newest, self._size = ({}, []) if steps is None else (leaves(steps), [*steps.shape])
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase | None:
         """Return the transitions that a batch completes, time last; ``None`` where there is none.
@@ -45,45 +57,48 @@ class NStep:
                 entries, or one that is no tensor.
         """
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
-        if self.waiting is None:
-            _check_tensors(entries)
-        else:
-            waiting = leaves(self.waiting)
-            _check_alike(batch, entries, self.waiting, waiting)
-            entries = {
-                path: torch.cat([one.to(entries[path].device), entries[path]], axis)
-                for path, one in waiting.items()
-            }
-            total += self.waiting.shape[-1]
+        _check_tensors(entries)
+        # For a few numbers NumPy takes half of PyTorch's time; both are called alike here.
+        library: Any = np if all(map(on_host, entries.values())) else torch
+        values: Values = _arrays(entries) if library is np else entries
+        if self._newest:
+            _check_alike([*batch.shape[:-1]], values, self._size[:-1], self._newest)
+            before = _like(self._newest, values)
+            values = {p: library.concatenate((before[p], one), axis) for p, one in values.items()}
+            total += self._size[-1]
         kept, count = min(self.steps, total), max(total - self.steps, 0)
-        newest = {path: value.narrow(axis, total - kept, kept) for path, value in entries.items()}
-        own = {path: value.clone() for path, value in newest.items()}  # a batch may be written to
-        self.waiting = nested(own, [*batch.shape[:-1], kept], batch.device)
+        newest = _along(axis, total - kept, kept)
+        # Copied, as who receives a batch may write to it.
+        copied = np.copy if library is np else torch.clone
+        self._newest = {path: copied(one[newest]) for path, one in values.items()}
+        self._size = [*batch.shape[:-1], kept]
         if not count:
             return None
-        summed = self._summed(entries, axis, count)
+        summed = _tensors(self._summed(values, axis, count, library))
         return nested(summed, [*batch.shape[:-1], count], batch.device)
 
-    def _summed(self, entries: Entries, axis: int, count: int) -> Entries:
-        reward, done = entries[_REWARD], entries[_DONE]
-        found = {path: value.narrow(axis, 0, count) for path, value in entries.items()}
+    def _summed(self, values: Values, axis: int, count: int, library: Any) -> Values:
+        reward, done = values[_REWARD], values[_DONE]
+        first = _along(axis, 0, count)
+        found = {path: one[first] for path, one in values.items()}
         summed, going = found[_REWARD], ~found[_DONE]
-        following = torch.zeros_like(going, dtype=torch.long)
+        following = library.zeros_like(going, dtype=library.int64)
         for step in range(1, self.steps):
-            summed = summed + self.gamma**step * reward.narrow(axis, step, count) * going
+            later = _along(axis, step, count)
+            summed = summed + self.gamma**step * reward[later] * going
             following += going
-            going = going & ~done.narrow(axis, step, count)
+            going = going & ~done[later]
         steps = following.squeeze(-1)
-        last = steps + torch.arange(count, device=steps.device)
-        for path in entries.keys() - {_REWARD}:
+        last = steps + _counted(steps, axis, library)
+        for path in values.keys() - {_REWARD}:
             if path[0] == "next":
-                found[path] = _taken(entries[path], last, axis)
+                found[path] = _taken(values[path], last, axis, library)
         return found | {_REWARD: summed, _STEPS: steps + 1}
 
     def close_open_episodes(self) -> None:
         """Mark the newest step of every environment as truncated, if its episode has not ended."""
         if self.waiting is not None:
-            close(self.waiting[..., -1])
+            close(self.waiting[..., -1])  # in the memory of those that wait
 
 
 def _check_tensors(entries: Entries) -> None:
@@ -94,25 +109,53 @@ def _check_tensors(entries: Entries) -> None:
             raise SettingError("entry", ".".join(path), why, "leave it out, or use n_step=1")
 
 
-def _check_alike(
-    batch: TensorDictBase, entries: Entries, before: TensorDictBase, waiting: Entries
-) -> None:
+def _check_alike(given: list[int], values: Values, known: list[int], waiting: Values) -> None:
     """Refuse a batch with which the steps that wait cannot go on."""
-    if batch.shape[:-1] != before.shape[:-1]:
-        given, known = ([*one.shape[:-1]] for one in (batch, before))
+    if given != known:
         why = f"of a batch are not the {known} whose steps wait for those that follow"
         raise SettingError("num_envs", given, why, [known])
-    for path in waiting.keys() ^ entries.keys():
-        found, have = ("in", "do not have") if path in entries else ("missing in", "have")
+    for path in waiting.keys() ^ values.keys():
+        found, have = ("in", "do not have") if path in values else ("missing in", "have")
         why = f"is {found} a batch, and the steps that wait for those that follow {have} it"
         raise SettingError("entry", ".".join(path), why, "give all batches the same entries")
 
 
-def _taken(values: Tensor, steps: Tensor, axis: int) -> Tensor:
+def _along(axis: int, start: int, count: int) -> tuple[slice, ...]:
+    """The index of some time steps."""
+    return (slice(None),) * axis + (slice(start, start + count),)
+
+
+def _taken(values: Any, steps: Any, axis: int, library: Any) -> Any:
     """Values ``[..., steps, ...]`` of some time steps of each environment."""
-    if axis == 0 or len(values) == 1:
-        return values.index_select(axis, steps.flatten())
-    return values[torch.arange(len(values), device=steps.device).unsqueeze(-1), steps]
+    if axis == 0:
+        return values[steps]
+    if len(values) == 1:
+        return values[:, steps[0]]
+    return values[_counted(steps, 0, library), steps]
+
+
+def _counted(like: Any, axis: int, library: Any) -> Any:
+    """The place of every entry along an axis, from 0."""
+    return library.ones_like(like).cumsum(axis) - 1
+
+
+def _arrays(values: Values) -> Values:
+    """Entries of the host as arrays, in the same memory."""
+    return {p: one.numpy() if isinstance(one, Tensor) else one for p, one in values.items()}
+
+
+def _tensors(values: Values) -> Entries:
+    """Entries as tensors, in the same memory."""
+    return {p: one if isinstance(one, Tensor) else from_numpy(one) for p, one in values.items()}
+
+
+def _like(values: Values, others: Values) -> Values:
+    """Values as arrays, or as tensors where others are: they may have come from a checkpoint."""
+    if not any(isinstance(one, Tensor) for one in others.values()):
+        return _arrays(
+            {path: one.cpu() if isinstance(one, Tensor) else one for path, one in values.items()}
+        )
+    return {path: one.to(others[path].device) for path, one in _tensors(values).items()}
 
 
 def close(rows: TensorDictBase) -> None:
