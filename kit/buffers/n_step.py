@@ -22,10 +22,10 @@ _REWARD, _DONE, _STEPS = ("next", "reward"), ("next", "done"), ("steps_to_next_o
 class NStep:
     """Sums the rewards of several steps into one transition (Sutton and Barto 2018, eq. 7.1).
 
-    What TorchRL's ``MultiStepTransform`` writes, in less than a third of its time; without its entries
-    ``gamma``, ``nonterminal`` and ``original_reward``, which no loss reads. Observation and flags
-    under ``next`` are those after the last of the steps whose rewards were summed: the n-th, or the
-    last of the episode. The number of these steps is ``steps_to_next_obs``.
+    What TorchRL's ``MultiStepTransform`` writes, in less than a third of its time; without its
+    entries ``gamma``, ``nonterminal`` and ``original_reward``, which no loss reads. Observation and
+    flags under ``next`` are those after the last of the steps whose rewards were summed: the n-th,
+    or the last of the episode. The number of these steps is ``steps_to_next_obs``.
 
     Args:
         steps: rewards of a transition, at most.
