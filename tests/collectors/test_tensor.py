@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict.nn import TensorDictModule
 
 from kit.collectors import TensorCollector
 from kit.envs import make_env
@@ -65,6 +66,21 @@ def test_a_change_of_the_policys_weights_is_seen_by_the_next_batch():
         for collector in (fast, plain):
             for parameter in collector.policy.parameters():
                 parameter.data.add_(0.5)
+
+
+def test_a_policy_may_use_the_memory_of_its_outputs_again():
+    env = make_tensor_env("Pendulum-v1", 3, seed=0)
+    memory = torch.zeros(3, 1)
+
+    def torque(speed):
+        return torch.mul(speed, 0.1, out=memory)
+
+    speeds = TensorDictModule(lambda seen: torque(seen[:, 2:]), ["observation"], ["action"])
+    for fast_policy in ("auto", "module"):
+        collector = TensorCollector(env, speeds, steps_per_env=40, fast_policy=fast_policy)
+        for _ in range(3):
+            batch = collector.collect()
+            assert torch.equal(batch["action"], batch["observation"][..., 2:] * 0.1)
 
 
 def test_a_change_of_the_environment_or_its_normaliser_is_seen_by_the_next_batch():
