@@ -78,6 +78,33 @@ def test_a_run_that_is_stopped_is_saved_and_goes_on_as_if_it_had_not_been(
     assert rows == (the_run(tmp_path / "whole") / "metrics.csv").read_bytes()
 
 
+class SendsAtFirst(Hook):
+    """Sends SIGTERM to this process before the first iteration."""
+
+    operations = {"setup": "send"}  # noqa: RUF012
+
+    def send(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_that_is_stopped_before_its_first_iteration_begins_anew(tmp_path, capfd):
+    def build(config):
+        return recipes.ppo.build(config, hooks=[SendsAtFirst()])
+
+    with pytest.raises(SystemExit):
+        main(recipes.ppo.Config, build, [*RUN, f"runs={tmp_path / 'runs'}"])
+    run = the_run(tmp_path)
+    said = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert said == [
+        "SIGTERM: ends after what it does now, at the latest with the first iteration; "
+        "a second one ends the run at once",
+        "stopped by SIGTERM after 0 policy steps; resume it with: "
+        f"python -m recipes.ppo resume={run}",
+    ]
+    ppo(tmp_path, f"resume={run}")
+    assert policy_steps_in(run)[-1] == 64
+
+
 def test_a_run_is_stopped_between_two_rows_and_shows_what_it_has(tmp_path):
     words = [*RUN, "log_every=64"]
     ppo(tmp_path / "whole", *words)

@@ -74,7 +74,10 @@ class Signals:
             self.trainer.request_stop(f"{name} was received")
             for again in _STOPPING:
                 signal.signal(again, signal.SIG_DFL)
-            _say(f"{name}: finishes the iteration and saves; a second one ends the run at once")
+            when = "finishes the iteration and saves"
+            if not self.trainer.ledger.iterations:  # evaluations and prefill are no iteration
+                when = "ends after what it does now, at the latest with the first iteration"
+            _say(f"{name}: {when}; a second one ends the run at once")
             if number == signal.SIGINT:
                 threading.Thread(target=self._interrupt_what_hangs, daemon=True).start()
         elif self.hung:
