@@ -333,6 +333,25 @@ def test_episodes_that_a_buffer_filled_before_has_open_do_not_go_on():
     assert torch.equal(found["next", "observation"], before["next", "observation"][:, -1])
 
 
+class Resets(Hook):
+    """Resets the environment of training after the 20th policy step."""
+
+    operations = {"post_steps": "reset"}  # noqa: RUF012
+
+    def reset(self) -> None:
+        if self.trainer.policy_steps == 20:
+            self.trainer.collector.env.reset()
+
+
+def test_steps_are_not_joined_across_a_reset_that_a_hook_makes():
+    buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=1.0)
+    trainer = sac_trainer(buffer=buffer, hooks=[Resets()])
+    trainer.run()
+    found = buffer.buffer[:]
+    assert found["steps_to_next_obs"].tolist()[16:21] == [3, 3, 2, 1, 3]
+    assert found["next", "truncated"].nonzero()[:, 0].tolist() == [17, 18, 19]
+
+
 def test_a_replay_ratio_is_exact_at_the_end():
     trainer = sac_trainer(off_policy_plan(replay_ratio="1/3", total_policy_steps=100))
     trainer.run()

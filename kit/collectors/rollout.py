@@ -33,7 +33,7 @@ from kit.envs.backends.base import Mask, StepArrays
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.make import make_env
-from kit.envs.spaces import some
+from kit.envs.spaces import Arrays, some
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError
 from kit.steps.errors import one_of, whole_number
@@ -137,6 +137,9 @@ class VectorCollector(StepsCollector):
     _buffer: RolloutBuffer | None = None
     _batches: Batches | None = None
     _gives_away = False
+    _left: Arrays | None = None  # the last observation
+    goes_on = True
+    """Whether the last batch goes on with the episodes of the one before."""
 
     def __init__(
         self,
@@ -176,12 +179,18 @@ class VectorCollector(StepsCollector):
         if self.reset_at_each_iter and self._iter > 0:
             self.env.restart()
             self._restart()
+        # If not, others have stepped or reset the environments, in episodes of their own.
+        self.goes_on = self._left is None or self.env.is_at(self._left)
+        if not self.goes_on:
+            self.env.abandon()
+            self._restart()
         buffer = self._begin(steps)
         schedule = Schedule(self.num_envs, self.policy_steps)
         try:
             with self._actor.begin(self.policy_steps, steps, buffer.actions):
                 alone = steps == 1  # its reward alone is normalised in a third of the time
                 rollout(self.env, self._actor, buffer.rows, schedule, rewards=alone)
+            self._left = self.env.start()
             if not alone:
                 self.env.normalize_rewards(buffer.whole)
             buffer.end(self._episode_ids)
@@ -283,6 +292,7 @@ class VectorCollector(StepsCollector):
     def _restart(self) -> None:
         """All environments have begun new episodes."""
         self._take_in()
+        self._left = None
         self._statistics.restart()
         self._episode_ids.restart()
         self._actor.restart()
@@ -327,6 +337,7 @@ class VectorCollector(StepsCollector):
         self._episode_ids.load(state_dict["episode_ids"])
         self._actor.load_state_dict(state_dict["actor"])
         self.exact_resume = self.env.load_full_state(state_dict["env"])
+        self._left = self.env.start() if self.env.is_started else None
         if not self.exact_resume:
             self._restart()
 

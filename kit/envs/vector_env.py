@@ -190,6 +190,10 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """Let all envs begin new episodes before the next step, whatever they are doing."""
         self._now.started = False
 
+    def is_at(self, observation: Arrays) -> bool:
+        """Whether the present observation is here still: nobody has stepped or reset the envs."""
+        return self._now.started and self._now.observation is observation
+
     @property
     def is_started(self) -> bool:
         """Whether the envs have been reset, and not been seeded since."""

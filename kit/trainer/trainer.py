@@ -203,8 +203,8 @@ class Trainer(ResumableTrainer):
         The collector begins episodes: those that a buffer filled before has open do not go on.
         """
         self._start()
-        if getattr(self.buffer, "joins_steps", False) and not self.plan.offline:
-            self.buffer.close_open_episodes(self.plan.num_envs)
+        if not self.plan.offline:
+            self._close_open_episodes()
         if self.plan.prefill_steps and not self.plan.prefill_is_iteration:
             batch = self.collect()
             self.schedule.prefilled(self.policy_steps)
@@ -222,6 +222,8 @@ class Trainer(ResumableTrainer):
         self._start()  # a loop that goes on from a checkpoint has no begin()
         began = time.perf_counter()
         batch = self.batches.next()
+        if not getattr(self.collector, "goes_on", True):
+            self._close_open_episodes()
         self.journal.spent("collect", began)
         random = self.batches.collected_at_random
         self.ledger.collected(self.batches.collected, 0, 0, random_policy_steps=random)
@@ -231,6 +233,11 @@ class Trainer(ResumableTrainer):
             batch = torch.cat([self._prefill, batch], dim=-1)
             self._prefill = None
         return batch
+
+    def _close_open_episodes(self) -> None:
+        """Let no step in the buffer be joined to those of the next batch: they do not go on."""
+        if getattr(self.buffer, "joins_steps", False):
+            self.buffer.close_open_episodes(self.plan.num_envs)
 
     @with_own_numbers
     def train(self, batch: TensorDictBase, due: int) -> None:

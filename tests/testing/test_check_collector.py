@@ -297,6 +297,7 @@ class ActsOnTheBatch(VectorCollector):
             torch.ones(*batch.shape, 1)
         )
         self.env.acts_on({"observation": batch["now"][:, -1].numpy()})
+        self._left = self.env.start()
         return batch
 
 
