@@ -24,6 +24,7 @@ from kit.modules.heads import (
     action_masks,
     bounds_of,
     head_of,
+    of_make_env,
     only_action,
     parameter_keys,
     vector_shape,
@@ -75,7 +76,7 @@ def make_actor(
             raise SettingError("body", type(body).__name__, "cannot be shared", works)
         return _deterministic(env, hidden_sizes, activation, orthogonal)
     kinds = continuous, initial_log_std
-    heads = {leaf.key: head_of(env, leaf, *kinds) for leaf in env.action_leaves}
+    heads = {leaf.key: head_of(env, leaf, *kinds) for leaf in of_make_env(env).action_leaves}
     columns = sum(head.columns for head in heads.values())
     parameters = parameter_keys(heads)
     masks = action_masks(env, columns if parameters == ["logits"] else 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tensordict.nn import TensorDictModule
 
+from kit.modules.heads import of_make_env
 from kit.modules.images import Kernels, Mixed, is_image
 from kit.modules.networks import FlattenMLP
 from kit.modules.recurrent import Recurrent, RecurrentKind
@@ -74,7 +75,7 @@ def observation_network(
     Raises:
         SettingError: if there are convolutions and no image.
     """
-    keys = [leaf.key for leaf in env.observation_leaves if leaf.key not in without]
+    keys = [leaf.key for leaf in of_make_env(env).observation_leaves if leaf.key not in without]
     specs: Any = [env.full_observation_spec[key] for key in keys]
     if convolutions:
         if not any(map(is_image, specs)):

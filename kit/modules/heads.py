@@ -142,9 +142,21 @@ class MaskedHeads(Heads):
         return (masked(logits, inputs[-1]),)
 
 
+def of_make_env(env: Any) -> Any:
+    """The environment, whose observations and actions are to be named arrays.
+
+    Raises:
+        SettingError: if it is a name, a spec or one of Gymnasium: not of ``make_env``.
+    """
+    if not hasattr(env, "action_leaves"):
+        given = env if isinstance(env, str) else type(env).__name__
+        raise SettingError("env", given, "is no environment of make_env", "give make_env(...)")
+    return env
+
+
 def only_action(env: Any, space: str, algorithm: str, other: str) -> Any:
     """The action of an environment that has one, of the kind that an algorithm needs."""
-    leaf, *more = env.action_leaves
+    leaf, *more = of_make_env(env).action_leaves
     kinds = "f" if space == "Box" else "iu"
     if not more and leaf.dtype.kind in kinds:
         return leaf
