@@ -918,10 +918,17 @@ def test_samples_of_a_replay_buffer_that_is_not_there_are_refused():
     assert trainer.ledger.policy_steps == 0
 
 
-@pytest.mark.parametrize("hooks", [StopWhen(reached=1.0), "stop_when", {"stop": StopWhen}])
+@pytest.mark.parametrize("hooks", [StopWhen(reached=1.0), "stop_when", {"stop": StopWhen}, print])
 def test_hooks_that_are_no_list_are_refused(hooks):
     with pytest.raises(SettingError, match=r"hooks=.* is not a list of hooks; hooks=\["):
         ppo_trainer(hooks=hooks)
+
+
+def test_an_environment_is_no_collector():
+    plan = on_policy_plan()
+    parts = {**ppo_parts(plan), "collector": make_env("CartPole-v1", 2)}
+    with pytest.raises(SettingError, match="collector='VectorEnv' is no collector; give one of"):
+        Trainer(plan, **parts)
 
 
 def test_a_class_of_hooks_is_no_hook():

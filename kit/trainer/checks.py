@@ -11,7 +11,7 @@ import gymnasium as gym
 from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torchrl.collectors import MultiAsyncCollector, MultiCollector
+from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiCollector
 from torchrl.data import ImmutableDatasetWriter
 from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
@@ -51,9 +51,11 @@ def hooks_as_list(hooks: Any) -> list[Any]:
     Raises:
         SettingError: if one hook is given in place of a list of them.
     """
-    if callable(getattr(hooks, "register", None)) or isinstance(hooks, (str, dict)):
-        name = type(hooks).__name__
-        raise SettingError("hooks", hooks, "is not a list of hooks", f"hooks=[{name}(...)]")
+    one = callable(getattr(hooks, "register", None)) or isinstance(hooks, (str, dict))
+    if one or not isinstance(hooks, Iterable):
+        works = "hooks=[...], and register_op(stage, f) of the trainer for a function f"
+        works = f"hooks=[{type(hooks).__name__}(...)]" if one else works
+        raise SettingError("hooks", hooks, "is not a list of hooks", works)
     return list(hooks)
 
 
@@ -106,6 +108,11 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
     elif collector is None:
         works = "give a collector, or a plan with steps_per_env=0 (offline)"
         yield "collector", None, "leaves the policy steps of the plan undone", works
+    elif not isinstance(collector, BaseCollector):
+        works = (
+            "give one of the kit or of TorchRL, as VectorCollector(env, policy, steps_per_env=8)"
+        )
+        yield "collector", type(collector).__name__, "is no collector", works
     else:
         if getattr(collector, "replay_buffer", None) is not None:
             why = "of the collector takes the batches, of which the trainer gets none"
