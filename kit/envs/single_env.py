@@ -54,6 +54,10 @@ def make_single_env(
             raise SettingError("env.id", id, why, works)
     for wrapper in wrappers:
         env = _call(wrapper, {}, env)
+    for space in ("observation_space", "action_space"):
+        if not hasattr(env, space):
+            name, works = type(env.unwrapped).__name__, f"set self.{space} in its __init__"
+            raise SettingError("env.id", name, f"has no {space}", works)
     if action_mask:
         env = ActionMask(env)
     if action_repeat > 1:

@@ -265,6 +265,10 @@ def test_observations_are_counted_from_0_whatever_the_start_of_their_space(stepp
     assert env.observation_spec["observation"].is_in(seen[:, 2])
 
 
+class Spaceless(gym.Env):
+    observation_space = gym.spaces.Discrete(2)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -274,6 +278,7 @@ def test_observations_are_counted_from_0_whatever_the_start_of_their_space(stepp
         ({"id": "CartPole-v1", "max_episode_steps": -3}, "max_episode_steps=-3 is less than 1"),
         ({"id": "CartPole-v1", "vectorization": "fast"}, "vectorization='fast' is not a choice"),
         ({"id": "CartPole-v1", "colour": "red"}, "env.kwargs={'colour': 'red'} are refused"),
+        ({"id": Spaceless}, "env.id='Spaceless' has no action_space; set self.action_space in its"),
         ({"id": dict}, "makes a dict, which is no gymnasium.Env"),
         ({"id": Steps()}, r"is one environment, .*; pass a function that makes it: lambda: Steps"),
         ({"id": 5}, "env.id=5 is neither a name nor a function"),
