@@ -93,9 +93,12 @@ def record_episode(
         The metrics of the episode.
 
     Raises:
-        SettingError: if the environment cannot be drawn or a package is missing.
+        SettingError: if the environment cannot be drawn, a package is missing, or the file has
+            another name.
         NotSaved: if the file cannot be written.
     """
+    if video.suffix != ".mp4":
+        raise SettingError("video", str(video), "is no MP4 file", [str(video.with_suffix(".mp4"))])
     with drawn(evaluator, video, seed) as one:
         metrics: dict[str, float] = one(number)
     return metrics
