@@ -161,7 +161,7 @@ class Experiment:
         if not are_left_unread():  # a saved run that is only played stores nothing
             checks.memory(plan, cfg, env, _bytes_of_latent(cfg))
         checks.stacked_frames(cfg, env)
-        checks.actions(env, actions, self.algorithm)
+        checks.actions(env, actions, self.name)
         return env
 
     def _normalization_steps(self) -> int:
@@ -213,7 +213,7 @@ class Experiment:
         defaults = type(self.cfg)()
         own = getattr(defaults, "loss", "the recipe's")
         checks.loss_class(given, make)
-        taken = checks.taken_arguments(make, arguments, self.cfg, self.algorithm)
+        taken = checks.taken_arguments(make, arguments, self.cfg, self.name)
         checks.continuous_loss(make, networks)
         checks.one_action_loss(make, networks)
         mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own

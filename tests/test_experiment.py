@@ -430,10 +430,11 @@ def test_environments_that_contradict_the_plan_are_refused(change):
     ("kind", "id"), [("continuous", "CartPole-v1"), ("discrete", "Pendulum-v1")]
 )
 def test_actions_that_an_algorithm_cannot_choose_are_refused(kind, id):
-    experiment = Experiment(ppo(env=EnvConfig(id, num_envs=2)), algorithm="mine")
+    config = ppo(env=EnvConfig(id, num_envs=2))
+    experiment = Experiment(config, algorithm="known_elsewhere")
     message = refused(experiment.make_env, actions=kind)
     assert message.startswith(f"env.id='{id}' has actions that are not {kind} (")
-    assert "mine chooses only such" in message
+    assert f"{experiment.name} chooses only such" in message
 
 
 @pytest.mark.parametrize(
