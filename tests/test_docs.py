@@ -182,3 +182,19 @@ def test_the_page_on_hooks_lists_every_stage_in_order():
     listed = re.findall(row, text, re.MULTILINE)
     expected = [(s.name, s.when, SIGNATURES[s.signature][0], s.needs) for s in STAGES.values()]
     assert listed == expected
+
+
+def test_the_table_of_whole_runs_has_the_figures_of_the_benchmark():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    row = r"^\| (.+?)(?:, layers of \d+)? \| ([\d.]+) s \| ([\d.]+) s \| ([\d.]+) \|"
+    told = {name.lower(): (*figures,) for name, *figures in re.findall(row, text, re.MULTILINE)}
+    results = (ROOT / "benchmarks" / "results" / "end_to_end.md").read_text(encoding="utf-8")
+    row = r"^\| (.+): (\w+) \| ([\d.]+) \|(?:[^|]*\|){4} ([\d.]*) ?\|"
+    measured: dict[str, dict[str, tuple[float, str]]] = {}
+    for case, library, seconds, factor in re.findall(row, results, re.MULTILINE):
+        measured.setdefault(case.lower(), {})[library] = float(seconds), factor
+    assert told
+    for case, figures in told.items():
+        own, _ = measured[case].pop("kit")
+        seconds, factor = min(measured[case].values())
+        assert figures == (str(own), str(seconds), f"{float(factor):.1f}"), case
