@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torchrl.collectors import Collector, MultiSyncCollector
 
 from kit.collectors import COLLECTORS, EpisodeCollector, make_collector
 from kit.envs import make_env
@@ -40,6 +41,8 @@ def test_a_plan_of_whole_episodes_makes_a_collector_of_them():
     [
         ("vectors", {}, "what works: vector"),
         ("episode", {}, "collects whole episodes, where the plan has steps_per_env=8"),
+        (MultiSyncCollector, {}, "collector='MultiSyncCollector' takes other arguments than the"),
+        (type("Mine", (Collector,), {}), {}, "collector='Mine' takes other arguments than the kit"),
         ("tensor", {"id": "HalfCheetah-v5"}, "needs an environment written in torch"),
     ],
 )
