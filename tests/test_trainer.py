@@ -924,6 +924,14 @@ def test_hooks_that_are_no_list_are_refused(hooks):
         ppo_trainer(hooks=hooks)
 
 
+@pytest.mark.parametrize("parts_of", [ppo_parts, sac_parts])
+def test_a_replay_buffer_that_holds_less_than_a_batch_is_refused(parts_of):
+    sizes = {"num_envs": 2, "steps_per_env": 8, "minibatch_size": 4, "total_policy_steps": 64}
+    plan = (on_policy_plan if parts_of is ppo_parts else off_policy_plan)(**sizes)
+    with pytest.raises(SettingError, match="buffer_size=8 is less than one batch of 16, of which"):
+        Trainer(plan, **{**parts_of(plan), "buffer": make_replay_buffer(8, 4)})
+
+
 def test_an_environment_is_no_collector():
     plan = on_policy_plan()
     parts = {**ppo_parts(plan), "collector": make_env("CartPole-v1", 2)}

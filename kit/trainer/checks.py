@@ -135,6 +135,10 @@ def _in_buffer(plan: StepPlan, buffer: Any) -> Iterator[Refusal]:
     if None not in (size, planned) and size != planned:
         why = f"of the replay buffer is not the plan's {planned} transitions"
         yield "minibatch_size", size, why, [planned]
+    holds = buffer.buffer.storage.max_size if isinstance(buffer, ReplayBatches) else None
+    if holds is not None and plan.is_exact and not plan.offline and holds < plan.frames_per_batch:
+        why = f"is less than one batch of {plan.frames_per_batch}, of which the rest would be lost"
+        yield "buffer_size", holds, why, [plan.frames_per_batch]
 
 
 def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
