@@ -79,7 +79,10 @@ def make_collector(
         return make(env, policy, **_amounts(plan), **kwargs)
     if make is TensorCollector:
         env = _written_in_torch(env, device)
-    if isinstance(make, type) and make.__init__.__module__.startswith("torchrl."):  # type: ignore[misc]
+    called_as = (
+        getattr(vars(make).get("__init__"), "__module__", "") if isinstance(make, type) else ""
+    )
+    if called_as.startswith("torchrl."):
         works = "give a function (env, policy, **arguments) that makes one"
         raise SettingError(
             "collector", make.__name__, "takes other arguments than the kit's", works
