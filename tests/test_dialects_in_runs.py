@@ -192,6 +192,17 @@ def test_a_value_that_another_library_clips_is_clipped_if_it_is_said(given: Any)
     assert (loss.clip_value is None) == (given.clip_vloss is None)
 
 
+@pytest.mark.parametrize("length", [None, EPISODE])
+@pytest.mark.parametrize("collector", ["episode", "async"])
+def test_the_warm_up_of_pyrado_is_random_however_long_its_rollouts_are(
+    length: int | None, collector: str
+) -> None:
+    steps = Pyrado(max_iter=2, memory_size=200, num_init_memory_steps=30, num_updates_per_step=1,
+                   min_steps=10, batch_size=4, episode_length=length)  # fmt: skip
+    ledger = sac.build(small(sac, steps, collector=collector)).run()
+    assert (ledger.policy_steps, ledger.random_policy_steps) == (35 + 14, 35)
+
+
 def test_discount_target_and_buffer_of_pyrado_reach_sac() -> None:
     steps = Pyrado(max_iter=2, memory_size=200, num_init_memory_steps=30, num_updates_per_step=1,
                    min_steps=10, batch_size=4, episode_length=EPISODE, gamma=0.5, tau=0.75,

@@ -104,6 +104,7 @@ class Actor:
         self._random = RandomActions(env)
         self._random_until = _FOREVER if policy is None else init_random_frames
         self._policy_from = max(self._random_until, exploration_frames)
+        self.at_random = False  # whether all actions are, however many policy steps were taken
         self._places: list[tuple[Key, int]] = []
         self._zeros: dict[Key, Tensor] = {}
         self._recorded: list[Sequence[Tensor]] = []
@@ -193,7 +194,7 @@ class Actor:
             policy_steps: of all environments so far.
             active: environments that take this step; ``None``: all.
         """
-        if policy_steps < self._policy_from:
+        if self.at_random or policy_steps < self._policy_from:
             outputs = self._before_the_policy(observation, policy_steps, active)
         elif self.numpy is not None:
             return self.numpy(observation)
@@ -231,7 +232,7 @@ class Actor:
 
     def random_steps(self, policy_steps: int, count: int) -> int:
         """Return how many of the next ``count`` policy steps have random actions."""
-        return min(max(self._random_until - policy_steps, 0), count)
+        return count if self.at_random else min(max(self._random_until - policy_steps, 0), count)
 
     def _before_the_policy(
         self, observation: Arrays, policy_steps: int, active: Mask | None

@@ -126,8 +126,8 @@ def _arguments(make: Callable[..., BaseCollector]) -> tuple[set[str], bool]:
 
 _OTHER_SETTINGS = {
     "create_env_fn", "policy", "frames_per_batch", "steps_per_env", "total_frames", "seed",
-    "init_random_frames", "prefill_frames", "exploration_frames", "min_episodes", "min_steps",
-    "episode_length", "device", "policy_device",
+    "init_random_frames", "prefill_frames", "prefill_random", "exploration_frames", "min_episodes",
+    "min_steps", "episode_length", "device", "policy_device",
 }  # fmt: skip
 """Arguments that plan, environment, seed and device of a recipe decide."""
 
@@ -177,6 +177,8 @@ def _amounts(plan: StepPlan) -> dict[str, Any]:
     }
     episodes = ["min_episodes", "min_steps", "episode_length"]
     batch = episodes if plan.collects_episodes else ["frames_per_batch"]
+    if prefill and plan.prefill_random and not plan.is_exact:  # its end is not known beforehand
+        amounts["prefill_random"] = True
     return amounts | {name: getattr(plan, name) for name in batch}
 
 

@@ -366,6 +366,7 @@ class EpisodeCollector(KitCollector):
         layout: ``padded``: ``[episodes, longest]``, zeros where ``("collector", "mask")`` is false;
             ``flat``: ``[policy steps]``, one episode after the other.
         prefill_frames: least policy steps of a first batch of its own; 0 for none.
+        prefill_random: whether all actions of that batch are random, however long its episodes are.
         device: where batches are delivered and, unless given, the policy runs.
         policy_device: where the policy runs.
         storing_device: where batches are delivered.
@@ -394,6 +395,7 @@ class EpisodeCollector(KitCollector):
         episode_length: int | None = None,
         layout: Layout = "padded",
         prefill_frames: int = 0,
+        prefill_random: bool = False,
         device: torch.device | str | None = None,
         policy_device: torch.device | str | None = None,
         storing_device: torch.device | str | None = None,
@@ -410,6 +412,7 @@ class EpisodeCollector(KitCollector):
         self.min_steps = whole_number("min_steps", min_steps or 1, at_least=1)
         self.episode_length = episode_length
         self.prefill_frames = whole_number("prefill_frames", prefill_frames)
+        self.prefill_random = prefill_random
         self.layout = one_of("layout", layout, ("padded", "flat"))
         self.policy_device = usable_device(policy_device=policy_device, device=device)
         self.storing_device = usable_device(storing_device=storing_device, device=device)
@@ -425,6 +428,7 @@ class EpisodeCollector(KitCollector):
         self._actor.prepare()
         prefill = self.policy_steps < self.prefill_frames
         least = (self.prefill_frames, 1) if prefill else (self.min_steps, self.min_episodes)
+        self._actor.at_random = prefill and self.prefill_random
         self._actor.restart()
         if self._strayed.any():
             self.env.restart(self._strayed)

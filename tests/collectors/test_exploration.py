@@ -86,6 +86,17 @@ def test_without_a_policy_every_action_is_random(kind):
     assert collector.random_policy_steps == 16
 
 
+def test_a_prefill_of_whole_episodes_can_be_random_to_the_end_of_the_last_one():
+    env = make_env(lambda: Steps(5), 2)
+    collector = EpisodeCollector(
+        env, always(1), min_episodes=2, prefill_frames=12, prefill_random=True
+    )
+    filled, later = collector.collect(), collector.collect()
+    assert filled["who"].unique().tolist() == [0.0]
+    assert (len(filled), collector.random_policy_steps) == (3, 15)
+    assert later["who"].unique().tolist() == [11.0]
+
+
 def test_whole_episodes_count_random_steps_to_the_step():
     env = make_env(lambda: Steps(5), 2)
     collector = EpisodeCollector(env, always(1), min_episodes=2, init_random_frames=7)
