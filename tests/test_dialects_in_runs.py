@@ -22,7 +22,7 @@ from kit.dialects import (
 )
 from kit.experiment import EnvConfig
 from kit.steps import SettingError
-from recipes import ppo, sac
+from recipes import ppo, reinforce, sac
 
 EPISODE = 7  # policy steps of every episode of the environment below
 
@@ -201,6 +201,22 @@ def test_the_warm_up_of_pyrado_is_random_however_long_its_rollouts_are(
                    min_steps=10, batch_size=4, episode_length=length)  # fmt: skip
     ledger = sac.build(small(sac, steps, collector=collector)).run()
     assert (ledger.policy_steps, ledger.random_policy_steps) == (35 + 14, 35)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Sheeprl(total_steps=64, rollout_steps=8, update_epochs=1),
+        Pyrado(max_iter=2, min_steps=20, num_epoch=1),
+        SB3(total_timesteps=64, n_steps=8, n_epochs=1, batch_size=8),
+    ],
+)
+def test_passes_over_a_batch_can_be_said_for_an_algorithm_that_the_library_lacks(
+    given: Any,
+) -> None:
+    trainer = reinforce.build(small(reinforce, given))
+    assert trainer.plan.update_epochs == 1
+    trainer.run()
 
 
 def test_discount_target_and_buffer_of_pyrado_reach_sac() -> None:

@@ -16,6 +16,9 @@ from kit.steps.same_run import differing_settings
 
 ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
 
+COUNTS_AS = {ON_POLICY: "ppo", OFF_POLICY: "sac"}
+"""The algorithm as which a family is counted, for recipes that a library does not have."""
+
 Difference = tuple[str, Any, Any]
 """A setting of a plan, its wanted value, and the nearest one of the dialect."""
 
@@ -175,8 +178,7 @@ class Dialect(ABC):
 
     def _defaults(self) -> Mapping[str, Any]:
         """Defaults of fields that are ``None``, for this algorithm and version."""
-        algo = {ON_POLICY: "ppo", OFF_POLICY: "sac"}.get(str(self.algo), str(self.algo))
-        return self.DEFAULTS.get(algo, {})
+        return self.DEFAULTS.get(COUNTS_AS.get(str(self.algo), str(self.algo)), {})
 
     @property
     def family(self) -> str:
@@ -279,8 +281,11 @@ class Dialect(ABC):
     @classmethod
     def applies(cls, name: str, algo: str) -> bool:
         """Whether a field has an effect in an algorithm or a family."""
-        only = cls.__dataclass_fields__[name.partition(".")[0]].metadata.get("only")
-        return not only or algo in only or cls.ALGORITHMS.get(algo, algo) in only
+        meta = cls.__dataclass_fields__[name.partition(".")[0]].metadata
+        only, named = meta.get("only"), {algo, cls.ALGORITHMS.get(algo, algo)}
+        if "use" not in meta:
+            named.add(COUNTS_AS.get(algo, algo))
+        return not only or not named.isdisjoint(only)
 
     @classmethod
     def applicable_fields(cls, algo: str) -> frozenset[str]:

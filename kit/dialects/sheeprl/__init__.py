@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect, ratio_of, step_by_step, trains
+from kit.dialects.base import (
+    COUNTS_AS,
+    OFF_POLICY,
+    ON_POLICY,
+    Dialect,
+    ratio_of,
+    step_by_step,
+    trains,
+)
 from kit.dialects.fields import (
     acts,
     counts,
@@ -200,8 +208,7 @@ class Sheeprl(Dialect):
         return super()._algorithm(algo)
 
     def _defaults(self) -> Mapping[str, Any]:
-        family = {ON_POLICY: "ppo", OFF_POLICY: "sac"}
-        algo = family.get(str(self.algo), str(self.algo)).removesuffix("_decoupled")
+        algo = COUNTS_AS.get(str(self.algo), str(self.algo)).removesuffix("_decoupled")
         for name, works in absent(self.version, algo).items():
             value, of = getattr(self, name), "of A2C in" if algo == "a2c" else "of"
             if value is not None and value is not False:
