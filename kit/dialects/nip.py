@@ -26,6 +26,12 @@ def _one_factor(value: Any, settings: Any) -> float:
     return float(value)
 
 
+def _clip_value(value: Any, settings: Any) -> Any:
+    """The clip range of the value; the code takes 1 for ``True`` and 0 for ``False``."""
+    compared = settings.version != "documented" and value in (0, 1)
+    return range_or_none(bool(value) if compared else value, settings)
+
+
 # The parameters of PPO are those of another class there, `CommonPpoParameters`, at their defaults.
 _PPO: dict[str, Any] = {
     "env.normalize_reward": False, "clip_epsilon": 0.2, "critic_coeff": 1.0,
@@ -98,8 +104,9 @@ class Nip(WrappedDialect):
     """largest norm of the gradients."""
     loss_critic_type: Literal["l1", "l2", "smooth_l1"] = acts("critic_loss", "smooth_l1")
     """loss of the critic: ``l1``, ``l2`` or ``smooth_l1``."""
-    clip_value: float | bool | None = acts("clip_value", False, range_or_none)
-    """clip range of the value; ``True``: that of the policy; ``False`` or ``None``: none."""
+    clip_value: float | bool | None = acts("clip_value", False, _clip_value)
+    """clip range of the value; ``True``: that of the policy; ``False`` or ``None``: none. The code
+    takes 1 for ``True`` and 0 for ``False``."""
     normalize_observations: bool = acts("env.normalize_observation", True)
     """whether observations are normalised, with statistics of random actions before training."""
     num_normalization_steps: Natural = refused(
@@ -205,7 +212,7 @@ class Nip(WrappedDialect):
             "iterations": min(self.num_iterations, 1) if self.test_run else self.num_iterations,
             "num_envs": frames // steps,
             "steps_per_env": steps,
-            "update_epochs": 1 if self.test_run else self.num_epochs,
+            "update_epochs": min(self.num_epochs, 1) if self.test_run else self.num_epochs,
             "minibatches_per_epoch": 1 if self.test_run else None,
             "last_minibatch": "smaller" if self.version == "documented" else "carry",
             "final_evaluation": tests > 0,
@@ -220,6 +227,9 @@ class Nip(WrappedDialect):
                 "and nip then divides by zero"
             )
             raise SettingError("minibatch_size", size, why, [frames])
+        if not self.num_epochs and self.num_iterations and self.version != "documented":
+            why = "makes no gradient step, and nip then divides by zero"
+            raise SettingError("num_epochs", 0, why, [1])
         if rounds is not None and steps < max(self.min_message_rounds, 1):
             why = (
                 f"is less than the {self.min_message_rounds} rounds of an episode, and nip fails "
@@ -272,7 +282,9 @@ class Nip(WrappedDialect):
             )
         if self.anneal_lr:
             yield "anneal_lr ends at lr / num_iterations in the last iteration, not at 0."
-        if self.num_test_iterations:
+        if not self.num_test_iterations and self.version != "documented":
+            yield "num_test_iterations=0 trains as planned; nip fails afterwards, in its test."
+        elif self.num_test_iterations:
             yield (
                 f"The test comes once, after training, and still samples its actions: "
                 f"{self.num_test_iterations} batches of {frames} frames, not whole episodes."

@@ -7,7 +7,9 @@ from dataclasses import fields
 import pytest
 
 from kit.dialects import LrFactors, Nip, RlTrainerParameters
+from kit.dialects.carried import carry
 from kit.steps import SettingError
+from recipes import ppo
 
 RL_TRAINER_PARAMETERS = {
     "frames_per_batch": 1000,
@@ -70,6 +72,8 @@ def test_an_epoch_is_a_pass_where_its_documentation_is_meant():
 def test_what_nip_fails_on_is_refused():
     with pytest.raises(SettingError, match="divides by zero"):
         Nip(frames_per_batch=16, max_message_rounds=8).to_plan()
+    with pytest.raises(SettingError, match="num_epochs=0 makes no gradient step, and nip then"):
+        Nip(num_epochs=0, max_message_rounds=8).to_plan()
     with pytest.raises(SettingError, match="fails in nip"):
         Nip(algo="reinforce", frames_per_batch=40, max_message_rounds=8, minibatch_size=8).to_plan()
     with pytest.raises(SettingError, match="without a finished one"):
@@ -128,3 +132,14 @@ def test_a_test_run_is_one_minibatch():
     plan = Nip(test_run=True, max_message_rounds=10, num_normalization_steps=5).to_plan()
     assert plan.iterations == 1
     assert plan.gradient_steps_after(1) == 1
+    none = Nip(version="documented", test_run=True, num_epochs=0, max_message_rounds=10)
+    assert none.to_plan().gradient_steps_after(1) == 0
+
+
+def test_the_code_compares_the_clip_range_of_the_value_with_true_and_false():
+    for version, meant in {"ccb3561": (True, None), "documented": (1.0, 0.0)}.items():
+        for value, expected in zip((1.0, 0.0), meant):
+            given = Nip(clip_value=value, version=version)
+            (made,) = carry(given, ppo.Config())[0].values()
+            assert (type(made), made) == (type(expected), expected)
+    assert carry(Nip(clip_value=0.5), ppo.Config())[0] == {"clip_value": 0.5}
