@@ -8,7 +8,7 @@ A2C, PPO, PPO2, DQL, SAC and SVPG; ``GAE`` has those of the advantage estimator 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from math import log
 from typing import Any, ClassVar, Literal
@@ -32,10 +32,17 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+_RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
+_ON_POLICY = _RAW | {
+    "anneal": "constant", "max_grad_norm": None, "critic_loss": "l2", "normalize_over": "batch",
+}  # fmt: skip
 _UNSAID: dict[str, dict[str, Any]] = {
-    **{name: {"anneal": "constant", "max_grad_norm": None} for name in ("a2c", "ppo", "ppo2")},
-    "dql": {"anneal": "constant", "n_step": 1},
-    "sac": {"n_step": 1},
+    "a2c": _ON_POLICY | {"optimizer": "adam"},
+    "ppo": _ON_POLICY | {"entropy_coeff": 0.0, "clip_value": None, "target_kl": None},
+    "ppo2": _ON_POLICY | {"clip_value": True, "target_kl": None},
+    "dql": _RAW
+    | {"anneal": "constant", "n_step": 1, "double_dqn": False, "dueling": False, "tau": 1.0},
+    "sac": _RAW | {"n_step": 1},
 }
 
 
@@ -44,23 +51,35 @@ def _rows(value: Any, settings: Any) -> str | None:
     return "running" if value else None
 
 
+def _standardizes(value: Any, settings: Any) -> Any:
+    if settings.algo == "ppo2" and not value:
+        why = "has no effect in ppo2, which sets it to true"
+        raise SettingError("critic.standardize_adv", value, why, "leave it out")
+    return value
+
+
 def _log_std(value: Any, settings: Any) -> float:
     if real_number("std_init", value) <= 0:
         raise SettingError("std_init", value, "is not positive", [1.0])
     return log(value)
 
 
-def _of_critic(value: Any, settings: Any) -> Any:
-    """A setting of the critic's own updates."""
-    if settings.algo != "ppo":
-        why = f"has no effect in {settings.algo}, whose critic learns with the policy"
-        raise SettingError("critic", value, why, "leave it out")
-    return value
+def _of_critic(name: str) -> Callable[[Any, Any], Any]:
+    """The value of a setting of the critic's own updates."""
+
+    def value_of(value: Any, settings: Any) -> Any:
+        if settings.algo != "ppo":
+            why = f"has no effect in {settings.algo}, whose critic learns with the policy"
+            raise SettingError(f"critic.{name}", value, why, "leave it out")
+        return value
+
+    return value_of
 
 
 def _epochs(value: Any, settings: Any) -> int:
     """Passes of the critic's own updates."""
-    return whole_number("critic.num_epoch", _of_critic(value, settings), at_least=1)
+    own = _of_critic("num_epoch")(value, settings)
+    return whole_number("critic.num_epoch", own, at_least=1)
 
 
 _EPOCHS = Acts("critic_epochs", lambda _, settings: _epochs(settings.critic.num_epoch, settings))
@@ -77,15 +96,15 @@ class GAE:
     """trade-off between bias (0) and variance (1)."""
     num_epoch: Natural = acts("critic_epochs", 10, _epochs)
     """passes over the collected rollouts in one update of the critic."""
-    batch_size: Count = acts("critic_minibatch_size", 64, _of_critic, also=_EPOCHS)
+    batch_size: Count = acts("critic_minibatch_size", 64, _of_critic("batch_size"), also=_EPOCHS)
     """transitions in a minibatch of the critic."""
-    standardize_adv: bool = acts("normalize_advantage", True)
-    """whether advantages get mean 0 and standard deviation 1."""
+    standardize_adv: bool = acts("normalize_advantage", True, _standardizes)
+    """whether advantages get mean 0 and standard deviation 1; in PPO2 they always do."""
     standardizer: Literal["RunningStandardizer"] | None = acts("normalize_over", None, _rows)
     """``RunningStandardizer``: of all advantages so far; ``None``: of those of each batch."""
     max_grad_norm: float | None = refused("the policy's max_grad_norm is the critic's, too")
     """largest norm of the gradients; ``None``: any."""
-    lr: float = acts("critic_learning_rate", 5e-4, _of_critic, also=_EPOCHS)
+    lr: float = acts("critic_learning_rate", 5e-4, _of_critic("lr"), also=_EPOCHS)
     """learning rate."""
     lr_scheduler: str | None = refused("use anneal")
     """learning-rate scheduler, one step per epoch."""

@@ -345,8 +345,10 @@ def test_pyrados_critic_acts_where_it_learns_by_itself():
     given = Pyrado(algo="ppo", critic=GAE(num_epoch=3, batch_size=32, lr=1e-4))
     expected = {"critic_epochs": 3, "critic_minibatch_size": 32, "critic_learning_rate": 1e-4}
     assert carry(given, ppo.Config())[0] == expected
-    with pytest.raises(SettingError, match="critic=3 has no effect in a2c, whose critic learns"):
+    with pytest.raises(SettingError, match=r"critic\.num_epoch=3 has no effect in a2c"):
         carry(Pyrado(algo="a2c", critic=GAE(num_epoch=3)), a2c.Config())
+    with pytest.raises(SettingError, match=r"critic\.standardize_adv=False has no effect"):
+        carry(Pyrado(algo="ppo2", critic=GAE(standardize_adv=False)), ppo.Config())
 
 
 def test_a_setting_in_the_kits_words_that_contradicts_is_refused():
@@ -427,6 +429,23 @@ def test_sheeprls_sac_neither_clips_gradients_nor_takes_returns_of_more_steps():
     told = lines_of(Sheeprl(algo="sac"), changed, "sac")
     for name in ("activation=relu (here tanh)", "n_step=1 (here 3)", "max_grad_norm=None (here 1"):
         assert name in told
+
+
+@pytest.mark.parametrize(
+    ("given", "recipe", "told"),
+    [
+        (Pyrado(algo="ppo"), ppo, {"normalize_over": "batch", "entropy_coeff": 0.0}),
+        (Pyrado(algo="ppo2"), ppo, {"normalize_over": "batch", "clip_value": True}),
+        (Pyrado(algo="a2c"), a2c, {"optimizer": "adam", "env.normalize_observation": False}),
+        (Pyrado(algo="dql"), dqn, {"double_dqn": False, "tau": 1.0}),
+    ],
+)
+def test_what_pyrado_does_without_a_word_is_told_where_it_differs(given, recipe, told):
+    config = recipe.Config()
+    if recipe is ppo:
+        config.entropy_coeff = 0.5
+    lines = lines_of(given, config, given.algo)
+    assert all(f"{name}={value} (here" in lines for name, value in told.items())
 
 
 def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
