@@ -448,6 +448,13 @@ def test_what_pyrado_does_without_a_word_is_told_where_it_differs(given, recipe,
     assert all(f"{name}={value} (here" in lines for name, value in told.items())
 
 
+def test_the_learning_rate_of_sheeprls_sac_is_that_of_its_three_optimisers():
+    given = Sheeprl(algo="sac")
+    assert "learning_rate=0.0003 (here 0.001)" in lines_of(given, sac.Config(), "sac")
+    given.library_defaults = True
+    assert carry(given, sac.Config(), "sac")[0]["learning_rate"] == 3e-4
+
+
 def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
     config = dqn.Config(double_dqn=True, hidden_sizes=[32])
     values, lines = carry(CleanRL(algo="dqn", library_defaults=True), config, "dqn")

@@ -107,7 +107,8 @@ _OF_SAC = _RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
 UNSAID: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("ppo", "ppo_decoupled"), _OF_PPO),
     "a2c": _RAW | {"activation": "tanh", "normalize_advantage": False, "optimizer": "rmsprop"},
-    **dict.fromkeys(("sac", "droq", "sac_ae", "sac_decoupled"), _OF_SAC),
+    **dict.fromkeys(("sac", "droq", "sac_decoupled"), _OF_SAC | {"learning_rate": 3e-4}),
+    "sac_ae": _OF_SAC,
     **dict.fromkeys(SEQUENCES, _RAW),
 }
 """What the code up to July 2024 does: no wrapper normalises, no update stops early."""
