@@ -418,6 +418,12 @@ class Pyrado(WrappedDialect):
             "Each evaluation is 100 rollouts before the update; a logger that is passed makes them "
             "whenever it prints, and eval_intvl is ignored: say logger_print_intvl."
         )
+        decay = self.eps_schedule_gamma
+        if self.algo == "dql" and decay not in (None, 1):
+            yield (
+                f"eps_schedule_gamma={decay:g} multiplies epsilon from the second iteration on; "
+                "pyrado's falls from the third on, and not below 0.05."
+            )
         if self.algo == "sac":
             own = 3 if self.learn_ent_coeff else 2
             yield f"One gradient step of SAC is a step of each of {own} optimisers."

@@ -81,6 +81,14 @@ def test_what_nip_fails_on_is_refused():
             min_message_rounds=8, minibatch_size=5).to_plan()  # fmt: skip
 
 
+@pytest.mark.parametrize("version", ["ccb3561", "documented"])
+def test_a_run_without_test_batches_is_counted_and_where_nip_fails_is_told(version):
+    given = Nip(num_test_iterations=0, max_message_rounds=8, version=version)
+    assert given.to_plan().evaluations_after(1000) == 0
+    told = "num_test_iterations=0 trains as planned" in " ".join(given.notes())
+    assert told == (version == "ccb3561")
+
+
 def test_normalisation_takes_its_steps_for_each_key_as_a_minimum():
     settings = Nip(num_normalization_steps=100)
     assert settings.normalization_frames(num_envs=6, episode_length=8) == (48, 288)
