@@ -25,7 +25,7 @@ import kit.buffers.datasets
 import recipes.sac
 from kit.__main__ import main
 from kit.buffers.dataset_writer import DatasetWriter
-from kit.cli.record import _played, record
+from kit.cli.record import SometimesRandom, _played, record
 from kit.collectors import VectorCollector
 from kit.config import checks
 from kit.envs import make_env
@@ -33,6 +33,7 @@ from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig, OfflineSteps
 from kit.losses import CQLLoss
 from kit.modules import make_action_value, make_actor
+from kit.modules.world import LatentActor, Player, make_world_model
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from tests.tiny import Guess, assert_equal, weights
@@ -671,6 +672,15 @@ def test_a_share_of_actions_is_random_without_a_warning(tmp_path, random):
     count = int((~same).sum())
     assert count in {0.0: range(1), 0.5: range(20, 41), 1.0: range(59, 61)}[random]
     run.close()
+
+
+def test_a_world_model_remembers_the_random_action_that_was_executed():
+    env = make_env("CartPole-v1", 20)
+    model = make_world_model(env, "nano")
+    player = Player(model, LatentActor(model.code, model.features, model.size))
+    rows = env.reset().update(player.make_tensordict_primer().primers.zero([20]))
+    rows = SometimesRandom(player, env.action_spec, 1.0)(rows)
+    assert torch.equal(rows["next", player.ACTION].argmax(-1), rows["action"])
 
 
 def test_rewards_are_recorded_as_the_environment_gives_them(tmp_path):

@@ -25,6 +25,7 @@ from kit.envs.backends.gymnasium import NativeBackend
 from kit.envs.normalize import Normalizer
 from kit.evaluate import SavedRun, chosen_run, parser_for
 from kit.hooks import Evaluator
+from kit.modules.world import Player
 from kit.steps import SettingError
 
 
@@ -65,10 +66,10 @@ def _played(
     """Steps of so many whole episodes, ``[steps]``."""
     normalizer = own.env.normalizer
     mixed = own.policy
-    if normalizer is not None and normalizer.statistics.observation is not None:
-        mixed = SeesNormalized(mixed, normalizer, own.device)
     if random:
         mixed = SometimesRandom(mixed, env.action_spec, random)
+    if normalizer is not None and normalizer.statistics.observation is not None:
+        mixed = SeesNormalized(mixed, normalizer, own.device)
     if isinstance(mixed, nn.Module):
         mixed.eval()  # as it is evaluated: normalisation of batches, noise in weights
     collector = VectorCollector(
@@ -141,6 +142,8 @@ class SometimesRandom(_Around):
         rows = self.policy(rows)
         if float(torch.rand(())) < self.probability:
             rows.set("action", self.spec.rand().to(rows["action"].device))
+            if isinstance(self.policy, Player):
+                self.policy.remember(rows)
         return rows
 
 

@@ -81,6 +81,11 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
                 tensordict.set(("latent", name), value)
         return tensordict
 
+    def remember(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Take the action that is there now for the one that is executed."""
+        code = self.world_model.code
+        return tensordict.set(("next", self.ACTION), code.encode(tensordict.get(code.key)))
+
     def _choose(self, columns: Tensor) -> Tensor:
         if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
             return self.actor.mode(columns)
