@@ -157,7 +157,8 @@ class Experiment:
         checks.env_arguments(cfg, settings)
         if isinstance(cfg, OfflineConfig):
             settings["normalize_observation"] = cfg.normalize_data
-        env = make_env(**{**settings, **kwargs, **changes})
+        with checks.named_as_in(cfg):
+            env = make_env(**{**settings, **kwargs, **changes})
         if not are_left_unread():  # a saved run that is only played stores nothing
             checks.memory(plan, cfg, env, _bytes_of_latent(cfg))
         checks.stacked_frames(cfg, env)

@@ -372,6 +372,11 @@ def test_choices_that_the_environment_does_not_have_are_refused(
         built("bc", env=EnvConfig(id=guess, num_envs=1), normalize_data=False)
 
 
+def test_observations_that_are_not_normalised_are_refused_by_the_name_of_the_setting(guess):
+    with pytest.raises(SettingError, match=r"^normalize_data=True has no float.*works: False\.$"):
+        built("bc", env=EnvConfig(id=guess, num_envs=1))
+
+
 # ---------------------------------------------------------------------- files
 def needs_minari() -> Any:
     """Minari with the package of its files."""

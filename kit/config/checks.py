@@ -157,6 +157,17 @@ def env_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
         raise SettingError(f"env.kwargs.{name}", kwargs[name], f"is {ours} of the kit", works)
 
 
+@contextlib.contextmanager
+def named_as_in(cfg: RunConfig) -> Iterator[None]:
+    """Name the setting of an offline recipe in errors of the argument that it becomes."""
+    try:
+        yield
+    except SettingError as error:
+        if error.field != "env.normalize_observation" or not isinstance(cfg, OfflineConfig):
+            raise
+        raise SettingError("normalize_data", error.value, error.why, error.works) from None
+
+
 def stacked_frames(cfg: RunConfig, env: Any) -> None:
     """Refuse a number of frames that observations are no stacks of."""
     frames = getattr(cfg, "stacked_frames", 1)
