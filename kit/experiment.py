@@ -280,10 +280,7 @@ class Experiment:
         rows = as_of_environment(rows, env)
         if env.normalizer is not None:
             env.normalizer.fit(rows["observation"])
-            known = env.normalizer.statistics
-            for part in (rows, rows["next"]):
-                part.set("observation", env.normalizer.apply(known, part["observation"]))
-        return StoredBatches(rows.to(cfg.device), self.plan.minibatch_size)
+        return StoredBatches(rows.to(cfg.device), self.plan.minibatch_size, env.normalizer)
 
     # ------------------------------------------------------------------ the whole
     def trainer(

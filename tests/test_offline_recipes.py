@@ -125,17 +125,34 @@ def test_choices_are_cloned_by_their_likelihood(monkeypatch):
 
 def test_the_statistics_of_the_data_normalise_data_and_evaluation(stored):
     trainer = built("iql")
-    seen = trainer.replay_buffer[:]["observation"]
-    torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
-    torch.testing.assert_close(seen.std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
     moments = trainer.evaluate.env.normalizer.observation["observation"]
     mean = stored["observation"].double().mean(0)
     torch.testing.assert_close(moments.mean, mean)
     trainer.run()
     assert torch.equal(moments.mean, mean)
+    seen = trainer.replay_buffer[:]["observation"]
+    torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(seen.std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
     raw = built("iql", normalize_data=False)
+    raw.run()
     assert raw.evaluate.env.normalizer is None
     assert torch.equal(raw.replay_buffer[:]["observation"], stored["observation"])
+
+
+def test_data_are_normalised_as_what_the_weights_of_another_run_were_learnt_from(
+    stored, monkeypatch, tmp_path
+):
+    first = built("bc", runs=str(tmp_path))
+    first.run()
+    rows = given(monkeypatch, stored, observation=lambda seen: seen / 2 + 1)
+    second = built("bc", runs=str(tmp_path), start_from=str(first.folder))
+    second.run()
+    resumed = built("bc", runs=str(tmp_path), resume=str(second.folder))
+    for trainer in (second, resumed):
+        known = trainer.evaluate.env.normalizer.statistics
+        torch.testing.assert_close(known.observation.mean, stored["observation"].double().mean(0))
+    seen = second.replay_buffer[:]["observation"]
+    assert torch.equal(seen, second.evaluate.env.normalizer.apply(known, rows["observation"]))
 
 
 # ---------------------------------------------------------------------- played without its data

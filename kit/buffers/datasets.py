@@ -19,6 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from kit.buffers.batches import MinibatchGroup, ReplayBatches
+from kit.envs.normalize import Normalizer
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError, StepPlan
 
@@ -49,9 +50,17 @@ class StoredBatches(ReplayBatches):
     Args:
         transitions: ``[transitions]``; ``None``: there are none, and nothing can be trained.
         minibatch_size: transitions in a minibatch.
+        normalizer: of the observations, with the statistics that it has when training begins: a
+            run that starts from another one has those with which its weights were learnt.
     """
 
-    def __init__(self, transitions: TensorDictBase | None, minibatch_size: int | None) -> None:
+    def __init__(
+        self,
+        transitions: TensorDictBase | None,
+        minibatch_size: int | None,
+        normalizer: Normalizer | None = None,
+    ) -> None:
+        self._normalizer = normalizer
         count = 1 if transitions is None else len(transitions)
         storage = LazyTensorStorage(count, device="auto", compilable=True)
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=minibatch_size)
@@ -68,7 +77,18 @@ class StoredBatches(ReplayBatches):
         if not len(self.buffer):
             why = "leaves nothing to train on: this policy is only played"
             raise SettingError("dataset", None, why, "resume the run to train on")
+        if self._normalizer is not None:
+            self._normalize(self._normalizer)
+            self._normalizer = None
         return super().epoch(plan, limit)
+
+    def _normalize(self, normalizer: Normalizer) -> None:
+        """Normalise the stored observations, in place."""
+        rows, known = self._rows(slice(len(self.buffer))), normalizer.statistics
+        for part in (rows, rows["next"]):
+            seen = part["observation"]
+            there = known.replaced(one.to(seen.device) for one in known.tensors())
+            seen.copy_(normalizer.apply(there, seen))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of transitions, and a checksum of their actions, rewards and ends."""
