@@ -948,6 +948,16 @@ def test_an_optimiser_over_parameters_that_no_loss_reaches_is_refused():
     refused(loss, delayed, "that loss_b does not reach", every={"loss_b": 10})
 
 
+def test_weights_that_losses_reach_and_no_optimiser_has_are_refused_unless_they_are_frozen():
+    loss = Parts()
+    message = r"optimizer='SGD' would never change b, which loss_a and loss_b reach; give it"
+    refused(loss, SGD([loss.a], lr=1.0), message)
+    loss.b.requires_grad_(False)
+    before = loss.b.clone()
+    Update(loss, SGD([loss.a], lr=1.0))(TensorDict({"x": torch.ones(3)}, [3]))
+    assert torch.equal(loss.b, before)
+
+
 RETURNED = {
     "a tensor": (lambda a: a.sum(), "returns a Tensor, not a TensorDict; return TensorDict"),
     "several tensors": (lambda a: (a.sum(), a.mean()), "returns a tuple, not a TensorDict"),
@@ -1046,20 +1056,17 @@ def test_a_parameter_that_begins_to_learn_in_the_middle_of_a_run_learns(later, f
     ours, theirs = make_loss("A2CLoss"), make_loss("A2CLoss")
     (first, *_), (their_first, *_) = pairs = [[*loss.parameters()] for loss in (ours, theirs)]
     before = first.clone()
-    if later == "freed":
-        for waiting in (first, their_first):
-            waiting.requires_grad_(False)
-        own, other = (Adam(parameters, lr=0.01, fused=fused) for parameters in pairs)
-    else:
-        own, other = (Adam(parameters[1:], lr=0.01, fused=fused) for parameters in pairs)
+    for waiting in (first, their_first):
+        waiting.requires_grad_(False)
+    begin = 0 if later == "freed" else 1
+    own, other = (Adam(parameters[begin:], lr=0.01, fused=fused) for parameters in pairs)
     update = Update(ours, own)
     for step in range(10):
         if step == 5:
             assert torch.equal(first, before)
             for optimizer, waiting in ((own, first), (other, their_first)):
-                if later == "freed":
-                    waiting.requires_grad_(True)
-                else:
+                waiting.requires_grad_(True)
+                if begin:
                     optimizer.add_param_group({"params": [waiting]})
         mine, expected = (minibatch_for("A2CLoss", seed=step) for _ in range(2))
         update(mine)

@@ -137,3 +137,32 @@ def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
             why = f"returns a {loss} of shape {list(returned.get(loss).shape)}, not one number"
             raise SettingError("loss_module", name, why, 'take its mean (reduction="mean")')
     return returned
+
+
+def check_weights(
+    groups: Sequence[Group], losses: TensorDictBase, names: Sequence[str], loss_module: nn.Module
+) -> None:
+    """Refuse weights that are to be learnt, that the losses reach, and that no optimiser has.
+
+    Raises:
+        SettingError: if there are some: they would never change.
+    """
+    learnt = {id(one) for group in groups for one in group.parameters}
+    others = {
+        name: one
+        for name, one in loss_module.named_parameters()
+        if one.requires_grad and id(one) not in learnt
+    }
+    with_gradients = [losses[name] for name in names if losses[name].requires_grad]
+    if not others or not with_gradients:
+        return
+    found = torch.autograd.grad(
+        with_gradients, [*others.values()], retain_graph=True, allow_unused=True
+    )
+    stay = [name for name, gradient in zip(others, found) if gradient is not None]
+    if stay:
+        optimizers = " and ".join(type(group.optimizer).__name__ for group in groups)
+        several = "" if len(stay) == 1 else f" and {len(stay) - 1} more"
+        why = f"would never change {stay[0]}{several}, which {' and '.join(names)} reach"
+        works = "give it these weights, too, or freeze them: requires_grad_(False)"
+        raise SettingError("optimizer", optimizers, why, works)

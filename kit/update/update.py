@@ -31,6 +31,7 @@ from kit.steps.every import Every
 from kit.update.groups import (
     as_losses,
     check_names,
+    check_weights,
     declared_losses,
     gradients_of,
     groups_of,
@@ -83,7 +84,8 @@ class Update(OptimizationStepper):
             (their sum) and the others are metrics.
         optimizer: one optimiser for all losses; or one by name of the loss it minimises
             (``{"loss_actor": ..., "loss_qvalue": ...}``; several names may share an optimiser).
-            Parameters may be frozen, freed and added to it at any time.
+            Weights that the losses reach are in one, or frozen (``requires_grad_(False)``); they
+            may be frozen, freed and added at any time.
         every: gradient steps between two steps of the optimiser of a loss, by name of the loss; 1
             where none is given. ``{"loss_actor": 2}`` is the policy delay of TD3 (Fujimoto et al.
             2018): the actor is updated in gradient steps 2, 4, ...
@@ -466,6 +468,7 @@ class Update(OptimizationStepper):
                 )
                 works = "give it parameters of the loss module's networks"
                 raise SettingError("optimizer", name, why, works)
+        check_weights(self.groups, losses, names, self.loss_module)
         self._checked.update(there)
 
     def _apply(self, due: Due, gradients: Gradients) -> Metrics:
