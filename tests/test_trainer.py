@@ -359,6 +359,14 @@ def test_a_replay_ratio_is_exact_at_the_end():
     assert trainer.ledger.gradient_steps == math.floor(Fraction(1, 3) * training_steps)
 
 
+def test_update_epochs_are_counted_where_a_replay_buffer_draws_all_at_once():
+    plan = on_policy_plan(update_epochs=3)
+    trainer = ppo_trainer(plan, buffer=make_replay_buffer(16, 8))
+    trainer.run()
+    assert trainer.ledger.update_epochs == plan.iterations * 3
+    assert trainer.ledger.gradient_steps == plan.iterations * 6
+
+
 def test_every_transition_is_seen_once_in_each_update_epoch():
     plan = on_policy_plan(minibatch_size=6, update_epochs=3)
     trainer = ppo_trainer(plan)

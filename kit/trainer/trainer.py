@@ -303,7 +303,10 @@ class Trainer(ResumableTrainer):
                 made += 1
                 self.stages.fire("post_optim")
                 self.log("post_optim_log", minibatches[-1])
-        self.ledger.update_epochs += int(self.plan.on_policy and made > 0)
+        if self.plan.on_policy and made:
+            at_once = isinstance(self.buffer, ReplayBatches)  # it draws those of all epochs
+            share = made * (self.plan.update_epochs or 1) / due if at_once else 1
+            self.ledger.update_epochs += max(round(share), 1)
         return made
 
     def _pass_over(self, due: int) -> None:
