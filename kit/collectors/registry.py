@@ -79,10 +79,8 @@ def make_collector(
         return make(env, policy, **_amounts(plan), **kwargs)
     if make is TensorCollector:
         env = _written_in_torch(env, device)
-    called_as = (
-        getattr(vars(make).get("__init__"), "__module__", "") if isinstance(make, type) else ""
-    )
-    if called_as.startswith("torchrl."):
+    called_as: str = getattr(getattr(make, "__init__", None), "__module__", None) or ""
+    if isinstance(make, type) and called_as.startswith("torchrl."):
         works = "give a function (env, policy, **arguments) that makes one"
         raise SettingError(
             "collector", make.__name__, "takes other arguments than the kit's", works

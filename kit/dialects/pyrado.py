@@ -37,7 +37,7 @@ _ON_POLICY = _RAW | {
     "anneal": "constant", "max_grad_norm": None, "critic_loss": "l2", "normalize_over": "batch",
 }  # fmt: skip
 _UNSAID: dict[str, dict[str, Any]] = {
-    "a2c": _ON_POLICY | {"optimizer": "adam"},
+    "a2c": _ON_POLICY | {"optimizer": "rmsprop"},
     "ppo": _ON_POLICY | {"entropy_coeff": 0.0, "clip_value": None, "target_kl": None},
     "ppo2": _ON_POLICY | {"clip_value": True, "target_kl": None},
     "dql": _RAW
