@@ -182,6 +182,7 @@ REFUSED = {
     "ppo +zzz=3": "zzz='3' is not a setting; --help lists all settings.",
     "ppo seed": "command line='seed' is not of the form name=value; what works: seed=VALUE.",
     "ppo ~seed": "command line='~seed' is not of the form name=value",
+    "ppo hydra.run.dir=there": "hydra.run.dir='there' is decided by runs; use runs=FOLDER",
     "ppo --multirn": "option='--multirn' is not a choice; what works: --multirun or",
     "ppo env.id=[1,2": "env.id='[1,2' cannot be read",
     "ppo seed=1,2": "seed='1,2' is several values; what works: 1 or --multirun",

@@ -253,6 +253,8 @@ def _check_names(
             raise SettingError("command line", argument, why, [f"{near[0]}=VALUE"])
         if key == "trust":
             continue
+        if key in _FOLDERS_OF_HYDRA:
+            raise SettingError(key, value, "is decided by runs", "use runs=FOLDER")
         _check_value(argument, sweeps)
         if key == "preset" or key.startswith("hydra") or key in known or key in groups:
             continue
@@ -271,6 +273,12 @@ def _check_minibatches(given: Mapping[str, str]) -> None:
 
 
 _OPTIONS = ("--multirun", "-m", "--help", "-h")
+
+_FOLDERS_OF_HYDRA = {
+    "hydra.run.dir", "hydra.output_subdir", "hydra.sweep.dir", "hydra.sweep.subdir",
+    "hydra.job.chdir",
+}  # fmt: skip
+"""Where Hydra would write, or run: runs have folders of their own."""
 
 
 def _without_commas(arguments: list[str]) -> list[str]:
