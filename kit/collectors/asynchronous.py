@@ -138,6 +138,7 @@ class AsyncCollector(KitCollector):
         self.staleness = self._taken - facts["version"]
         self._staleness_since_row.append(self.staleness)
         self._taken += 1
+        self.goes_on = facts["goes_on"]
         for name in self._COUNTERS:
             setattr(self, name, facts["counters"][name])
         self._finished += [Episode(*episode) for episode in facts["episodes"]]
@@ -451,6 +452,7 @@ class _Served:
             "slot": slot,
             "new_slots": new_slots,
             "version": version,
+            "goes_on": collector.goes_on,
             "counters": {name: getattr(collector, name) for name in collector._COUNTERS},
             "episodes": [tuple(episode) for episode in collector.take_episodes()],
             "normalizer": None if normalizer is None else normalizer.state_dict(),

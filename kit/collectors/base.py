@@ -46,6 +46,8 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
         environment_errors: faults of environments recovered from so far.
         exact_resume: whether the last :meth:`load_state_dict` put everything back where it was.
         exact_policy: whether the policy's results are bitwise those of the policy as a module.
+        goes_on: whether the last batch goes on with the episodes of the one before. It does not
+            where environments were seeded or reset in between, or stepped by others.
     """
 
     reset_at_each_iter: bool = False
@@ -61,6 +63,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     prefill_frames = 0
     exact_resume = True
     exact_policy = True
+    goes_on = True
 
     def __init__(
         self,

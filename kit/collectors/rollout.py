@@ -137,9 +137,7 @@ class VectorCollector(StepsCollector):
     _buffer: RolloutBuffer | None = None
     _batches: Batches | None = None
     _gives_away = False
-    _left: Arrays | None = None  # the last observation
-    goes_on = True
-    """Whether the last batch goes on with the episodes of the one before."""
+    _left: Arrays | None = None  # the last observation, with which the next batch goes on
 
     def __init__(
         self,
@@ -160,7 +158,6 @@ class VectorCollector(StepsCollector):
         env = as_vector_env(create_env_fn)
         super().__init__(env.num_envs, device=self.policy_device, **counts)
         self.env, self.policy, self.reuse = env, policy, reuse
-        env.abandon()  # of episodes that others began it would count only the rest
         self._let_act(exploration_policy, exploration_type, fast_policy, self.storing_device)
         self._check_masks = MaskCheck(env)
         self._statistics = EpisodeStatistics(self.num_envs)
@@ -176,12 +173,8 @@ class VectorCollector(StepsCollector):
         return super()._prepared()
 
     def _collect_steps(self, steps: int) -> TensorDictBase:
-        if self.reset_at_each_iter and self._iter > 0:
-            self.env.restart()
-            self._restart()
-        # If not, others have stepped or reset the environments, in episodes of their own.
-        self.goes_on = self._left is None or self.env.is_at(self._left)
-        if not self.goes_on:
+        self.goes_on = self._is_where_it_was and not self.reset_at_each_iter
+        if not self.goes_on:  # of episodes that others began it would count only the rest
             self.env.abandon()
             self._restart()
         buffer = self._begin(steps)
@@ -197,7 +190,6 @@ class VectorCollector(StepsCollector):
             outputs = self._checked_outputs(buffer)
         except BaseException as error:
             self.env.abandon()  # where its environments are is not known, and nothing was counted
-            self._restart()
             self._buffer = None
             if isinstance(error, EnvironmentFault):
                 raise error.at(schedule.policy_steps // self.num_envs) from error
@@ -206,6 +198,11 @@ class VectorCollector(StepsCollector):
         batch = self._batches.take(outputs, self._episode_ids)
         self._count(buffer)
         return batch if self.storing_device.type == "cpu" else batch.to(self.storing_device)
+
+    @property
+    def _is_where_it_was(self) -> bool:
+        """Whether nobody has stepped, reset or seeded the environments since the last batch."""
+        return self._left is not None and self.env.is_at(self._left)
 
     def _begin(self, steps: int) -> RolloutBuffer:
         """Return memory for the next batch, ready to be written to."""
@@ -292,7 +289,6 @@ class VectorCollector(StepsCollector):
     def _restart(self) -> None:
         """All environments have begun new episodes."""
         self._take_in()
-        self._left = None
         self._statistics.restart()
         self._episode_ids.restart()
         self._actor.restart()
@@ -301,7 +297,6 @@ class VectorCollector(StepsCollector):
     def _seed_environments(self, seed: int) -> None:
         self.env.set_seed(seed)
         self._actor.seeded()
-        self._restart()
 
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
@@ -320,6 +315,7 @@ class VectorCollector(StepsCollector):
         self._take_in()
         state = super().state_dict()
         state["statistics"] = self._statistics.state_dict()
+        state["goes_on"] = self._is_where_it_was
         state["episode_ids"] = self._episode_ids.present.tolist()
         state["actor"] = self._actor.state_dict()
         state["env"] = self.env.full_state()
@@ -337,9 +333,10 @@ class VectorCollector(StepsCollector):
         self._episode_ids.load(state_dict["episode_ids"])
         self._actor.load_state_dict(state_dict["actor"])
         self.exact_resume = self.env.load_full_state(state_dict["env"])
-        self._left = self.env.start() if self.env.is_started else None
         if not self.exact_resume:
             self._restart()
+        goes_on = not self.exact_resume or state_dict.get("goes_on", self.env.is_started)
+        self._left = self.env.start() if goes_on else None
 
 
 class EpisodeCollector(KitCollector):
@@ -384,6 +381,8 @@ class EpisodeCollector(KitCollector):
     Raises:
         SettingError: if neither minimum is given, or the policy does not fit.
     """
+
+    _left: Arrays | None = None  # the last observation, with which the next batch goes on
 
     def __init__(
         self,
@@ -430,6 +429,7 @@ class EpisodeCollector(KitCollector):
         least = (self.prefill_frames, 1) if prefill else (self.min_steps, self.min_episodes)
         self._actor.at_random = prefill and self.prefill_random
         self._actor.restart()
+        self._see_others()
         if self._strayed.any():
             self.env.restart(self._strayed)
             self._strayed[...] = False
@@ -438,6 +438,7 @@ class EpisodeCollector(KitCollector):
         try:
             with self._actor.begin(self.policy_steps):
                 rollout(self.env, self._actor, buffer.rows(), schedule)
+            self._left = self.env.start()
             outputs = self._checked_outputs(buffer, schedule.spans)
         except BaseException as error:
             self._strayed[...] = True  # the next batch begins with new episodes
@@ -449,6 +450,11 @@ class EpisodeCollector(KitCollector):
         first = self.episodes - len(schedule.spans)
         batch = buffer.tensordict(schedule.spans, outputs, self.layout, first)
         return batch if self.storing_device.type == "cpu" else batch.to(self.storing_device)
+
+    def _see_others(self) -> None:
+        """Take note where others have stepped: of their episodes it would play only the rest."""
+        if self.env.is_started and not (self._left is not None and self.env.is_at(self._left)):
+            self._strayed[...] = True
 
     def _checked_outputs(self, buffer: EpisodeBuffer, spans: Sequence[Span]) -> Tensors:
         """Return the policy's outputs; refuse NaN, the policy's first."""
@@ -482,6 +488,7 @@ class EpisodeCollector(KitCollector):
         """Return counters, random numbers and the state of the environments."""
         state = super().state_dict()
         state["idle_env_steps"] = self.idle_env_steps
+        self._see_others()
         state["strayed"] = self._strayed.tolist()
         state["env"] = self.env.full_state()
         return state
@@ -496,6 +503,7 @@ class EpisodeCollector(KitCollector):
         self.idle_env_steps = int(state_dict["idle_env_steps"])
         self._strayed[...] = state_dict["strayed"]
         self.exact_resume = self.env.load_full_state(state_dict["env"])
+        self._left = self.env.start() if self.env.is_started else None
         if not self.exact_resume:
             self._strayed[...] = False
 

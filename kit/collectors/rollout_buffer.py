@@ -274,7 +274,7 @@ class EpisodeIds:
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.present = np.arange(num_envs)
+        self.present = np.arange(-num_envs, 0)  # none is open yet; the first ones begin with 0
         self.changes = 0
 
     def number(self, done: Mask, ids: NDArray[np.int64]) -> None:

@@ -113,11 +113,15 @@ class TensorCollector(StepsCollector):
         )
         self._episode = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         self._begun = self._outer is not None and self._outer.is_started
+        # Of episodes that others began it would count more than it has made.
+        self._left = None if self.env.episode_length.any() else self._writes
 
     # ------------------------------------------------------------------ one batch
     def _collect_steps(self, steps: int) -> TensorDictBase:
         env = self.env
-        if self.reset_at_each_iter and self._iter > 0:
+        anew = self.reset_at_each_iter and self._iter > 0
+        self.goes_on = self._left == self._writes and not anew
+        if not self.goes_on:
             env.reset_tensors()
             self._restart()
         self._steps.prepare()
@@ -139,8 +143,14 @@ class TensorCollector(StepsCollector):
             self._check_policy(memory)
             self._check_finite(memory)
         self._count(memory)
+        self._left = self._writes
         batch = memory.tensordict(self._trajectories(memory))
         return batch if self.storing_device == self.device else batch.to(self.storing_device)
+
+    @property
+    def _writes(self) -> int:
+        """How often the environments were written to; another step or reset adds one."""
+        return int(self.env.episode_length._version)
 
     # ------------------------------------------------------------------ normalisation
     @property
@@ -258,8 +268,8 @@ class TensorCollector(StepsCollector):
         self._actor.restart()
 
     def _seed_environments(self, seed: int) -> None:
-        self.env.reset_tensors(env_seeds(seed, self.num_envs)[0])
-        self._restart()
+        self.env.set_seed(env_seeds(seed, self.num_envs)[0])
+        self._left = None
 
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
@@ -274,6 +284,7 @@ class TensorCollector(StepsCollector):
         self._finished += self._ended.take()
         state = super().state_dict()
         state["ended"] = self._ended.state_dict()
+        state["goes_on"] = self._left == self._writes
         state["episode"] = self._episode.clone()
         state["actor"] = self._actor.state_dict()
         state["env"] = dict(self.env.state_dict())
@@ -288,6 +299,7 @@ class TensorCollector(StepsCollector):
         self._episode = state_dict["episode"].to(self.device).clone()
         self._actor.load_state_dict(state_dict["actor"])
         self.env.load_state_dict(state_dict["env"])
+        self._left = self._writes if state_dict.get("goes_on", True) else None
         self._begun = bool(state_dict["begun"])
         if self.normalizer is not None:
             self.normalizer.load_state_dict(state_dict["normalizer"])

@@ -192,7 +192,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     def is_at(self, observation: Arrays) -> bool:
         """Whether the present observation is here still: nobody has stepped or reset the envs."""
-        return self._now.started and self._now.observation is observation
+        here = self._now.started and self._now.observation is observation
+        return here and self.backend.is_where_it_was
 
     @property
     def is_started(self) -> bool:

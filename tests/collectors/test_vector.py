@@ -253,31 +253,6 @@ def test_a_collector_that_was_used_continues_from_the_state_of_another():
         assert [k for k in batch.keys(True, True) if not torch.equal(batch[k], wanted[k])] == []
 
 
-def test_it_begins_episodes_in_environments_that_others_stepped_before():
-    env = make_env("Pendulum-v1", 2, max_episode_steps=10)
-    env.rollout(7)
-    collector = VectorCollector(env, steps_per_env=12)
-    collector.collect()
-    assert [episode.length for episode in collector.take_episodes()] == [10, 10]
-
-
-@pytest.mark.parametrize("meddle", [lambda env: env.rollout(4), lambda env: env.reset()])
-@pytest.mark.parametrize("steps_per_env", [1, 6])
-def test_it_begins_episodes_where_others_step_its_environments_between_batches(
-    meddle, steps_per_env
-):
-    env = make_env("Pendulum-v1", 2, max_episode_steps=10)
-    collector = VectorCollector(env, steps_per_env=steps_per_env)
-    before = [collector.collect() for _ in range(6 // steps_per_env)][-1]
-    meddle(env)
-    after = collector.collect()
-    for _ in range(12 // steps_per_env - 1):
-        collector.collect()
-    assert [episode.length for episode in collector.take_episodes()] == [10, 10]
-    ids = "collector", "traj_ids"
-    assert set(before[ids].flatten().tolist()).isdisjoint(after[ids].flatten().tolist())
-
-
 @pytest.mark.parametrize("steps_per_env", [1, 7])
 def test_returns_do_not_depend_on_when_they_are_asked_for(steps_per_env):
     asked, other = (

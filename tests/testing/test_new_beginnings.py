@@ -86,6 +86,7 @@ class TakesAStepFirst(VectorCollector):
     def load_state_dict(self, state_dict: OrderedDict) -> None:
         super().load_state_dict(state_dict)
         self.env.step(self.env.rand_action(self.env.reset()))
+        self._left = self.env.start()  # and hides it
 
 
 @WORLDS

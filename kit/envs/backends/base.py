@@ -153,6 +153,11 @@ class EnvBackend(ABC):
         """Restore the states of :meth:`full_states`."""
 
     @property
+    def is_where_it_was(self) -> bool:
+        """Whether nobody else has stepped or reset the envs since the last call, if known."""
+        return True
+
+    @property
     def learns(self) -> str | None:
         """The name of a part that learns from every step, also of evaluations; usually none."""
         return None

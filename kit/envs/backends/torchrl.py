@@ -81,6 +81,7 @@ class TorchRLBackend(EnvBackend):
             if not leaf.shape and leaf.key != "observation"
         ]
         self._root: TensorDictBase | None = None
+        self._left: Arrays | None = None  # the last observation of an environment of the kit below
         below = base_env_of(env)
         self._own = below if isinstance(below, VectorEnv) else None
         if self._own is not None and self._own.normalizer is not None:
@@ -110,6 +111,7 @@ class TorchRLBackend(EnvBackend):
                 self._root = self.env.reset(self._root.set("_reset", chosen.to(self.env.device)))
         except FAULTS as error:
             raise fault_of(self.name, None, error, "reset()") from error
+        self._left = None if self._own is None else self._own.start()
         self._write(self._root, observation)
 
     def step(self, actions: Arrays, result: StepArrays, active: Mask | None = None) -> Mask | None:
@@ -125,6 +127,7 @@ class TorchRLBackend(EnvBackend):
             stepped, self._root = self.env.step_and_maybe_reset(given)
         except FAULTS as error:
             raise fault_of(self.name, None, error, "step()") from error
+        self._left = None if self._own is None else self._own.start()
         following = stepped.get("next")
         self._write(following, result.next_observation)
         self._write(self._root, result.observation)
@@ -165,6 +168,12 @@ class TorchRLBackend(EnvBackend):
         (state,) = states
         load_state_below(self.env, state["below"])
         self._root = from_entries(state["root"], self.env)
+        self._left = None if self._own is None else self._own.start()
+
+    @property
+    def is_where_it_was(self) -> bool:
+        """Whether an environment of the kit below is; others do not say who has stepped them."""
+        return self._own is None or (self._left is not None and self._own.is_at(self._left))
 
     @property
     def learns(self) -> str | None:
