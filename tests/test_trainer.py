@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from fractions import Fraction
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from torchrl.data import (
 from torchrl.envs import Transform
 
 from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
-from kit.collectors import VectorCollector
+from kit.collectors import TensorCollector, VectorCollector
 from kit.envs import EnvironmentFault, make_env
 from kit.hooks import BestPolicy, Console, Evaluator, Hook, NotFinite, StopWhen, TargetKL
 from kit.logging import LoggerError
@@ -333,19 +334,45 @@ def test_episodes_that_a_buffer_filled_before_has_open_do_not_go_on():
     assert torch.equal(found["next", "observation"], before["next", "observation"][:, -1])
 
 
+def test_a_prefill_is_not_joined_to_the_first_batch_across_a_reset():
+    plan = on_policy_plan(total_policy_steps=72, prefill_steps=8, prefill_in_first_batch=True)
+    trainer, given = ppo_trainer(plan, env=functools.partial(Scripted, length=50)), []
+
+    def reset(batch):
+        if trainer.policy_steps == 8:
+            trainer.collector.env.reset()
+
+    trainer.register_op("pre_steps_log", reset)
+    trainer.register_op("post_steps_log", given.append)
+    trainer.run()
+    steps = 8 // plan.num_envs
+    assert given[0]["observation"][:, steps].eq(0).all()
+    assert given[0]["next", "truncated"][..., 0].nonzero()[:, 1].tolist() == [steps - 1] * 2
+
+
 class Resets(Hook):
     """Resets the environment of training after the 20th policy step."""
 
     operations = {"post_steps": "reset"}  # noqa: RUF012
 
+    def __init__(self, how) -> None:
+        self.how = how
+
     def reset(self) -> None:
         if self.trainer.policy_steps == 20:
-            self.trainer.collector.env.reset()
+            self.how(self.trainer.collector)
 
 
-def test_steps_are_not_joined_across_a_reset_that_a_hook_makes():
+@pytest.mark.parametrize("how", [lambda c: c.env.reset(), lambda c: c.set_seed(7)])
+@pytest.mark.parametrize("kind", [VectorCollector, TensorCollector])
+def test_steps_are_not_joined_across_a_reset_that_a_hook_makes(how, kind):
     buffer = make_replay_buffer(1_000, 4, n_step=3, gamma=1.0)
-    trainer = sac_trainer(buffer=buffer, hooks=[Resets()])
+    plan = off_policy_plan()
+    env = make_env("Pendulum-v1", 1, vectorization="tensor")
+    parts = sac_parts(plan, env)
+    counts = {"frames_per_batch": 1, "total_frames": 40, "init_random_frames": 10}
+    parts["collector"] = kind(env, parts["collector"].policy, **counts)
+    trainer = Trainer(plan, **{**parts, "buffer": buffer}, hooks=[Resets(how)])
     trainer.run()
     found = buffer.buffer[:]
     assert found["steps_to_next_obs"].tolist()[16:21] == [3, 3, 2, 1, 3]

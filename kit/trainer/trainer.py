@@ -16,6 +16,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.trainers import OptimizationStepper, TrainerHookBase
 
 from kit.buffers import Minibatches, ReplayBatches, as_minibatches
+from kit.buffers.n_step import close
 from kit.envs.backends.torchrl_layers import normalization_of_transforms
 from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
@@ -222,7 +223,8 @@ class Trainer(ResumableTrainer):
         self._start()  # a loop that goes on from a checkpoint has no begin()
         began = time.perf_counter()
         batch = self.batches.next()
-        if not getattr(self.collector, "goes_on", True):
+        goes_on = getattr(self.collector, "goes_on", True)
+        if not goes_on:
             self._close_open_episodes()
         self.journal.spent("collect", began)
         random = self.batches.collected_at_random
@@ -230,6 +232,8 @@ class Trainer(ResumableTrainer):
         batch = self.stages.pipe("batch_process", batch)
         self.log("pre_steps_log", batch)
         if self._prefill is not None:
+            if not goes_on:
+                close(self._prefill[..., -1])
             batch = torch.cat([self._prefill, batch], dim=-1)
             self._prefill = None
         return batch
