@@ -310,3 +310,12 @@ def test_processes_end_with_the_environment_that_nobody_holds():
     del env
     gc.collect()
     assert processes() == before
+
+
+@pytest.mark.parametrize("use", ["reset", "full_state"])
+def test_after_it_was_closed_it_says_so(use):
+    env = make_env("CartPole-v1", 2, vectorization="async", num_workers=1, restart_on_error=3)
+    env.reset()
+    env.close()
+    with pytest.raises(RuntimeError, match="was closed; make a new one"):
+        getattr(env, use)()

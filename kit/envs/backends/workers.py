@@ -339,7 +339,13 @@ class _Worker:
         self.send("make", self.how)
 
     def send(self, *message: Any) -> None:
-        """Send a command. To one that has died nothing can be sent, which is found out later."""
+        """Send a command. To one that has died nothing can be sent, which is found out later.
+
+        Raises:
+            RuntimeError: if it was closed.
+        """
+        if self.process is None:
+            raise RuntimeError("this environment was closed; make a new one")
         self.busy = message[0] != "close" or self.busy
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(pickle.dumps(message))
