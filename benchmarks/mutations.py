@@ -618,7 +618,7 @@ MUTATIONS = [
         "kit/collectors/rollout.py", "tests/collectors",
         ("        if doubtful and buffer.has_infinite():", "        if False:"),
         ("buffer.doubtful_actions() | outputs if doubtful else outputs", "outputs"),
-        ("env.abandon()  # of episodes", "# of episodes"),
+        ("return self._left is not None and", "return self._left is None or"),
     ),
     *_of(
         "kit/dialects/pyrado.py", "tests/test_dialects_in_runs.py",
