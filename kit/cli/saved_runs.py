@@ -91,8 +91,8 @@ def runs_of(name: str | Path) -> list[Path]:
     """The run folders that are meant, older ones first.
 
     Args:
-        name: a run folder; a folder above, for all runs below; or the folder of a sweep, for its
-            runs that have ended.
+        name: a run folder; a folder above, for all runs below; or the folder of a sweep, or one
+            above sweeps alone, for their runs that have ended.
 
     Raises:
         SettingError: if there is none, or a run of the sweep is gone.
@@ -102,14 +102,18 @@ def runs_of(name: str | Path) -> list[Path]:
         return [place]
     if (place / SWEEP_TABLE).is_file():
         return _of_sweep(place)
-    found = []
+    found, sweeps = [], []
     for folder, below, files in os.walk(place):
         if "config.yaml" in files and {"plan.txt", "metrics.csv"} & {*files}:
             found.append(Path(folder))
             below.clear()  # W&B writes a config.yaml there
+        elif SWEEP_TABLE in files:
+            sweeps.append(Path(folder))
     if not place.exists():
         beside = [str(path) for path in place.parent.glob("*") if path.is_dir()]
         raise SettingError("run", str(name), "is not there", nearest_first(name, beside)[:3])
+    if not found:  # beside runs, the tables name what has been found
+        found = [run for sweep in sweeps for run in _of_sweep(sweep)]
     if not found:
         why = "has no run in it, or below it"
         raise SettingError("run", str(name), why, _newest(Path("runs"), None))
