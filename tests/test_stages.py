@@ -11,7 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.trainers import DefaultOptimizationStepper
 from torchrl.trainers import Trainer as TorchRLTrainer
 
+from kit.envs.episodes import Episode
 from kit.hooks import AnnealLearningRate, Hook, TargetKL
+from kit.logging.journal import episode_columns
 from kit.steps import SettingError
 from kit.steps.schedules import Constant
 from kit.trainer import Trainer
@@ -244,6 +246,33 @@ def test_of_a_metric_of_several_kinds_the_mean_of_all_is_written():
     trainer.register_op("post_steps_log", lambda batch: {"mixed": next(given)})
     trainer.run()
     assert [row["mixed"] for row in rows.rows] == [0.5625]
+
+
+def test_metrics_of_an_update_phase_are_means_over_its_own_gradient_steps():
+    trainer = ppo_trainer(log_every=64)
+    steps: list[float] = []
+    phases: list[tuple[float, float]] = []
+    trainer.register_op("post_optim", lambda: steps.append(float(trainer.last_metrics["ESS"])))
+    trainer.register_op(
+        "post_optim_complete_log",
+        lambda n, means: phases.append((float(means["ESS"]), np.mean(steps[-4:]))),
+    )
+    trainer.run()
+    told, wanted = zip(*phases)
+    assert len(told) == 4
+    assert told == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("values", [(np.inf, -np.inf), (1e308, 1e308)])
+def test_metrics_that_have_no_mean_are_no_number(values):
+    rows = Rows()
+    trainer = ppo_trainer(on_policy_plan(total_policy_steps=32), logger=rows, log_every=32)
+    given = iter(values)
+    trainer.register_op("post_steps_log", lambda batch: {"of_a_hook": next(given)})
+    trainer.run()
+    assert np.isnan(rows.rows[0]["of_a_hook"])
+    episodes = [Episode(0, 1.0, 1, 1, True, {"of_info": value}) for value in values]
+    assert np.isnan(episode_columns(episodes)["episode/of_info"])
 
 
 # ---------------------------------------------------------------------- what is refused

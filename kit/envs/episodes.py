@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,15 @@ def info_means(episodes: Iterable[Episode]) -> dict[str, float]:
     for episode in episodes:
         for name, value in episode.info.items():
             values.setdefault(name, []).append(value)
-    return {name: statistics.fmean(known) for name, known in values.items()}
+    return {name: mean(known) for name, known in values.items()}
+
+
+def mean(values: Sequence[float]) -> float:
+    """Their mean; NaN where both infinities are among them, or their sum is beyond all floats."""
+    try:
+        return statistics.fmean(values)
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def _sum(rewards: NDArray[np.float32]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 import warnings
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kit.envs.episodes import Episode, info_means
+from kit.envs.episodes import Episode, info_means, mean
 from kit.logging.loggers import CsvLogger, RowLogger, named_in_errors
 from kit.logging.metrics import MetricMeans
 from kit.steps import SettingError
@@ -161,7 +160,8 @@ class Journal:
             if not count and all(isinstance(value, int) for value in values):
                 row[name] = int(values[-1])
             else:
-                row[name] = (row.get(name, 0) * count + math.fsum(values)) / (count + len(values))
+                own, known = mean(values), len(values)
+                row[name] = (row[name] * count + own * known) / (count + known) if count else own
         self._numbers = {}
         return row
 

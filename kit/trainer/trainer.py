@@ -23,6 +23,7 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
 from kit.hooks.policy import BestPolicy, SavePolicy
 from kit.logging.loggers import RowLogger
+from kit.logging.metrics import MetricMeans
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks
 from kit.trainer.batches import counted
@@ -250,7 +251,7 @@ class Trainer(ResumableTrainer):
             self._store(batch)
             return
         began = time.perf_counter()
-        self._skip_phase, self._drawn = False, 0
+        self._skip_phase, self._drawn, self._phase_metrics = False, 0, MetricMeans()
         self.stages.fire("pre_optim_steps")
         if self.advantage is not None:
             given, batch = batch, self.advantage(batch)
@@ -274,7 +275,7 @@ class Trainer(ResumableTrainer):
             self.ledger.skipped(unseen, due)
             self._pass_over(due)
         if self.stages["post_optim_complete_log"]:
-            steps, means = self.ledger.local_gradient_steps, self.journal.metrics.peek()
+            steps, means = self.ledger.local_gradient_steps, self._phase_metrics.peek()
             self.log("post_optim_complete_log", steps, TensorDict(means))
         self.journal.spent("update", began)
 
@@ -302,6 +303,8 @@ class Trainer(ResumableTrainer):
                     break
                 self.last_metrics = gradient_step(self, minibatches)
                 self.journal.metrics.add(self.last_metrics)
+                if self.stages["post_optim_complete_log"]:
+                    self._phase_metrics.add(self.last_metrics)
                 self.ledger.updated(sum(minibatch.numel() for minibatch in minibatches))
                 self._drawn += len(minibatches)
                 made += 1
