@@ -12,6 +12,7 @@ from kit.config import checks
 from kit.hooks.base import Hook, HookedTrainer, Kind
 from kit.steps import Decay, Schedule, SettingError, make_schedule
 from kit.steps.counts import can_count
+from kit.steps.errors import real_number
 
 if TYPE_CHECKING:
     from kit.steps import StepPlan
@@ -125,7 +126,10 @@ class Anneal(Hook):
             raise SettingError("attribute", attribute, why)
         if isinstance(schedule, str):
             make_schedule(schedule, 1.0, 1.0, 1_000)
-        if not 0 < share_of_run <= 1:
+        elif not callable(schedule):
+            why, works = "is neither a name nor a function of a counter", "use 'linear'"
+            raise SettingError("schedule", schedule, why, works)
+        if not 0 < real_number("share_of_run", share_of_run) <= 1:
             raise SettingError("share_of_run", share_of_run, "is not in (0, 1]", [1.0])
         self.schedule, self.share_of_run, self.counter = schedule, share_of_run, counter
         self.label = name or attribute
@@ -216,6 +220,9 @@ class Anneal(Hook):
                 self.value = value.readable()
             else:
                 self.value = asked = value.schedule(count)
+                if asked != asked:
+                    why = f"is what its schedule gives at {self.counter}={count}"
+                    raise SettingError(self.label, asked, why, "give a schedule of numbers")
                 if asked != value.asked or value.written is None:  # most often it has ended
                     value.set(asked)
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from kit.hooks.base import Hook, HookedTrainer
 from kit.logging.metrics import numbers
-from kit.steps.errors import SettingError, nearest_first, one_of
+from kit.steps.errors import SettingError, nearest_first, one_of, real_number, whole_number
 
 
 class NotFinite(RuntimeError):
@@ -74,9 +74,9 @@ class TimeLimit(Hook):
     operations: ClassVar = {"setup": "begin", "post_steps": "look"}
 
     def __init__(self, seconds: float) -> None:
-        if not seconds > 0:
+        self.seconds = real_number("time_limit", seconds)
+        if self.seconds <= 0:
             raise SettingError("time_limit", seconds, "is not positive", [3600])
-        self.seconds = seconds
         self._began = time.monotonic()
 
     def begin(self) -> None:
@@ -98,6 +98,9 @@ class StopWhen(Hook):
         patience: rows with the metric but without a new best value, after which to stop; ``None``:
             never.
         mode: whether more (``max``) or less (``min``) is better.
+
+    Raises:
+        SettingError: if neither is given, ``reached`` is no number or ``patience`` less than 1.
     """
 
     kind = "step"
@@ -113,7 +116,9 @@ class StopWhen(Hook):
     ) -> None:
         if reached is None and patience is None:
             raise SettingError("reached", None, "leaves nothing to stop at", "give it or patience")
-        self.metric, self.reached, self.patience = metric, reached, patience
+        self.metric = metric
+        self.reached = None if reached is None else real_number("reached", reached)
+        self.patience = None if patience is None else whole_number("patience", patience, at_least=1)
         self.sign = 1.0 if one_of("mode", mode, ["max", "min"]) == "max" else -1.0
         self.best: float | None = None
         self.waited = 0
@@ -172,7 +177,7 @@ class TargetKL(Hook):
     name = "target_kl"
 
     def __init__(self, target: float | None, metric: str = "kl_approx") -> None:
-        if target is not None and not target > 0:
+        if target is not None and real_number("target_kl", target) <= 0:
             raise SettingError("target_kl", target, "is not positive", [0.02])
         self.target, self.metric = target, metric
 

@@ -267,9 +267,21 @@ def test_a_clipping_range_does_not_rise_beyond_all_ratios():
 def test_schedules_that_do_not_exist_and_shares_beyond_a_run_are_refused():
     with pytest.raises(SettingError, match="schedule='line' is not a schedule"):
         AnnealExploration(egreedy(), "line")
-    for share in (0, 1.5):
-        with pytest.raises(SettingError, match=r"share_of_run=.* is not in"):
+    for value in (None, 0.5):
+        with pytest.raises(SettingError, match=r"schedule=.* is neither a name nor a function"):
+            AnnealExploration(egreedy(), value)
+    for share in (0, 1.5, "half"):
+        with pytest.raises(SettingError, match=r"share_of_run=.* is not"):
             AnnealExploration(egreedy(), share_of_run=share)
+
+
+def test_a_schedule_that_gives_no_number_is_named_with_its_counter():
+    trainer = ppo_trainer(on_policy_plan())
+    trainer.add(AnnealLearningRate(trainer.optimizer, lambda n: float("nan") if n else 1.0))
+    with pytest.raises(
+        HookError, match=r"learning_rate=nan is what its schedule .* policy_steps=16"
+    ):
+        trainer.run()
 
 
 def test_a_parameter_group_is_still_found_after_a_resume(tmp_path):

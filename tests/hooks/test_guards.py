@@ -65,6 +65,21 @@ def test_nothing_to_stop_at_is_refused():
         StopWhen("score")
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("reached", "5"),
+        ("reached", math.nan),
+        ("patience", "3"),
+        ("patience", 2.5),
+        ("patience", 0),
+    ],
+)
+def test_a_value_or_a_patience_that_never_stops_as_it_says_is_refused(setting, value):
+    with pytest.raises(SettingError, match=f"^{setting}="):
+        StopWhen("score", **{setting: value})
+
+
 # ---------------------------------------------------------------------- TimeLimit
 def test_a_mode_that_there_is_not_is_refused():
     with pytest.raises(SettingError, match="mode='maximum' is not a choice; what works: max or"):
@@ -86,7 +101,7 @@ def test_what_ends_a_run_takes_part_in_training():
     assert {guard.kind for guard in guards} == {"step"}  # as docs/hooks.md says
 
 
-@pytest.mark.parametrize("seconds", [0, -1, math.nan])
+@pytest.mark.parametrize("seconds", [0, -1, math.nan, "60"])
 def test_a_time_that_is_not_positive_is_refused(seconds):
     with pytest.raises(SettingError, match="time_limit="):
         TimeLimit(seconds)
@@ -133,6 +148,8 @@ def test_the_rest_of_an_update_phase_is_skipped_when_the_policy_has_moved(target
 def test_a_divergence_of_nothing_is_refused():
     with pytest.raises(SettingError, match="target_kl=0 is not positive"):
         TargetKL(0)
+    with pytest.raises(SettingError, match=r"target_kl='0\.1' is not a number"):
+        TargetKL("0.1")
 
 
 def test_a_metric_that_no_row_has_is_named_at_the_end_with_the_nearest_column():
