@@ -11,6 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.trainers import DefaultOptimizationStepper
 from torchrl.trainers import Trainer as TorchRLTrainer
 
+import recipes.crossq
+import recipes.td3
+from kit.config.plain import from_plain
 from kit.envs.episodes import Episode
 from kit.hooks import AnnealLearningRate, Hook, TargetKL
 from kit.logging.journal import episode_columns
@@ -18,6 +21,7 @@ from kit.steps import SettingError
 from kit.steps.schedules import Constant
 from kit.trainer import Trainer
 from kit.trainer.stages import STAGES, HookError
+from tests.fuzz.random_configs import small_config
 from tests.tiny import (
     Rows,
     assert_equal,
@@ -189,6 +193,21 @@ def test_losses_can_be_changed_before_the_gradients():
     critic = [name for name in start if "critic" in name and "weight" in name]
     assert critic
     assert all(torch.equal(weights(without)[name], start[name]) for name in critic)
+
+
+@pytest.mark.parametrize("recipe", [recipes.td3, recipes.crossq])
+def test_looking_at_losses_changes_nothing_where_the_actor_is_not_due_in_every_step(recipe):
+    runs = []
+    for stages in ([], ["process_loss"]):
+        trainer, rows = recipe.build(from_plain(recipe.Config, small_config(recipe.Config))), Rows()
+        trainer.journal.loggers.append(rows)
+        listen(trainer, stages, [])
+        trainer.run()
+        metrics = {k: v for k, v in rows.rows[-1].items() if not k.startswith("time/")}
+        runs.append((weights(trainer), metrics))
+    (plain, plain_row), (seen, seen_row) = runs
+    assert_equal(plain, seen)
+    assert plain_row == seen_row
 
 
 def test_accumulated_minibatches_all_pass_through_open_losses():

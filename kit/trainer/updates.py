@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,7 +138,9 @@ def _open_step(
 ) -> dict[str, Tensor]:
     """An eager gradient step with hooks at ``process_loss``, or ``optimizer`` in its place."""
     stages, update = trainer.stages, trainer.update
-    compute = update.losses if isinstance(update, Update) else trainer.compute_loss
+    compute = trainer.compute_loss
+    if isinstance(update, Update):  # a hook in its place may minimise all of them in every step
+        compute = functools.partial(update.losses, due_alone=not stages["optimizer"])
     parts = []
     for minibatch in minibatches:
         losses = compute(minibatch)

@@ -219,9 +219,20 @@ class Update(OptimizationStepper):
         self._stepped(due)
         return metrics
 
-    def losses(self, minibatch: TensorDictBase) -> TensorDictBase:
-        """The losses of a minibatch."""
-        return as_losses(self.loss_module, self.loss_module(minibatch))
+    def losses(self, minibatch: TensorDictBase, *, due_alone: bool = False) -> TensorDictBase:
+        """The losses of a minibatch.
+
+        Args:
+            minibatch: of any batch size.
+            due_alone: whether those that are not due may be left out, as in a call.
+        """
+        if not due_alone:
+            return as_losses(self.loss_module, self.loss_module(minibatch))
+        return self._losses_due(self._due(self.optimizer_step_count + 1), minibatch)
+
+    def _losses_due(self, due: Due, minibatch: TensorDictBase) -> TensorDictBase:
+        names = {name for number in due for name in self.groups[number].losses}
+        return as_losses(self.loss_module, losses_due(self.loss_module, minibatch, names))
 
     def minimize(self, losses: TensorDictBase) -> Metrics:
         """Make one gradient step on losses that were computed elsewhere, eagerly.
@@ -420,8 +431,7 @@ class Update(OptimizationStepper):
     def _loss(self, due: Due, minibatch: TensorDictBase) -> dict[Any, Tensor]:
         """Metrics, gradients, and what the loss writes into the minibatch."""
         before = {key: minibatch.get(key) for key in minibatch.keys(True, True)}
-        names = {name for number in due for name in self.groups[number].losses}
-        losses = as_losses(self.loss_module, losses_due(self.loss_module, minibatch, names))
+        losses = self._losses_due(due, minibatch)
         outputs: dict[Any, Tensor] = {("metric", k): scalar(v) for k, v in losses.items()}
         gradients = self._differentiate(due, losses)
         outputs |= {("gradient", number): value for number, value in gradients.items()}
