@@ -123,6 +123,7 @@ class Trainer(ResumableTrainer):
         self._released = self._complete = self._started = False
         self.last_metrics: Mapping[str, Tensor] | None = None
         self._prefill: TensorDictBase | None = None
+        self._phase_metrics = MetricMeans()
         self._undisturbed = Undisturbed(self)
         if isinstance(update, Update):
             vary = not (plan.is_exact if plan.on_policy else plan.offline)
@@ -251,7 +252,9 @@ class Trainer(ResumableTrainer):
             self._store(batch)
             return
         began = time.perf_counter()
-        self._skip_phase, self._drawn, self._phase_metrics = False, 0, MetricMeans()
+        self._skip_phase, self._drawn = False, 0
+        if self.stages["post_optim_complete_log"]:
+            self._phase_metrics = MetricMeans()
         self.stages.fire("pre_optim_steps")
         if self.advantage is not None:
             given, batch = batch, self.advantage(batch)
