@@ -59,11 +59,11 @@ class NStep:
         entries, axis, total = leaves(batch), batch.ndim - 1, batch.shape[-1]
         _check_tensors(entries)
         # For a few numbers NumPy takes half of PyTorch's time; both are called alike here.
-        library: Any = np if all(map(on_host, entries.values())) else torch
+        library: Any = np if _by_numpy(entries) and _by_numpy(self._newest) else torch
         values: Values = _arrays(entries) if library is np else entries
         if self._newest:
             _check_alike([*batch.shape[:-1]], values, self._size[:-1], self._newest)
-            before = _like(self._newest, values)
+            before = _arrays(self._newest) if library is np else _beside(self._newest, entries)
             values = {p: library.concatenate((before[p], one), axis) for p, one in values.items()}
             total += self._size[-1]
         kept, count = min(self.steps, total), max(total - self.steps, 0)
@@ -139,6 +139,14 @@ def _counted(like: Any, axis: int, library: Any) -> Any:
     return library.ones_like(like).cumsum(axis) - 1
 
 
+def _by_numpy(values: Values) -> bool:
+    """Whether NumPy shows all entries, and its sums of rewards have the type of PyTorch's."""
+    tensors = {path: one for path, one in values.items() if isinstance(one, Tensor)}
+    reward = tensors.get(_REWARD)
+    floating = reward is None or reward.is_floating_point()  # of integers NumPy makes float64
+    return floating and all(map(on_host, tensors.values()))
+
+
 def _arrays(values: Values) -> Values:
     """Entries of the host as arrays, in the same memory."""
     return {p: one.numpy() if isinstance(one, Tensor) else one for p, one in values.items()}
@@ -149,12 +157,8 @@ def _tensors(values: Values) -> Entries:
     return {p: one if isinstance(one, Tensor) else from_numpy(one) for p, one in values.items()}
 
 
-def _like(values: Values, others: Values) -> Values:
-    """Values as arrays, or as tensors where others are: they may have come from a checkpoint."""
-    if not any(isinstance(one, Tensor) for one in others.values()):
-        return _arrays(
-            {path: one.cpu() if isinstance(one, Tensor) else one for path, one in values.items()}
-        )
+def _beside(values: Values, others: Entries) -> Entries:
+    """Entries where others are: they may have come from a checkpoint, or be arrays."""
     return {path: one.to(others[path].device) for path, one in _tensors(values).items()}
 
 

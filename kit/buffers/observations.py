@@ -194,7 +194,7 @@ class ObservationStorage(TransitionStorage):
 
     def get(self, index: Any) -> Any:
         """Read rows with both observations."""
-        rows = super().get(index)
+        rows = super().get(index).copy()  # of a full memory all rows are the memory itself
         if isinstance(index, (slice, range)):
             span = index if isinstance(index, range) else range(*index.indices(len(self)))
             index = np.arange(span.start, span.stop, span.step)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
+from torch import Tensor
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -335,6 +336,24 @@ def test_transitions_of_several_steps_are_those_of_torchrl(envs, sizes, steps, e
         if expected is not None:
             expected = expected.exclude("gamma", "nonterminal", ("next", "original_reward"))
             torch.testing.assert_close(found.to_dict(), expected.to_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32, torch.float64])
+def test_sums_of_rewards_are_no_wider_than_the_rewards(dtype):
+    batch = batch_of(2, 6)
+    batch["next", "reward"] = batch["next", "reward"].to(dtype)
+    summed = NStep(3, 0.5)(batch)["next", "reward"]
+    assert summed.dtype is (dtype if dtype.is_floating_point else torch.float32)
+    assert summed.unique().tolist() == [1.75]
+
+
+@pytest.mark.parametrize("change", [Tensor.requires_grad_, Tensor.bfloat16])
+def test_steps_that_wait_go_on_where_one_of_the_batches_is_nothing_for_numpy(change):
+    batches = [batch_of(2, 4, start=start) for start in (0, 100, 200)]
+    expected = n_step_transitions([one.clone() for one in batches], n_step=3, gamma=0.5)
+    batches[1]["next", "observation"] = change(batches[1]["next", "observation"])
+    stored = n_step_transitions(batches, n_step=3, gamma=0.5)
+    assert torch.equal(stored["next", "reward"], expected["next", "reward"])
 
 
 def test_rewards_of_several_steps_are_summed_within_whole_episodes_without_their_padding():

@@ -92,6 +92,16 @@ def test_what_is_read_is_what_was_written(num_envs, frames, size, steps, lengths
                 assert torch.equal(found[key][number % size], written[number][key])
 
 
+def test_all_rows_of_a_full_memory_are_read_and_the_memory_stays_as_it_is():
+    buffer, players = make_replay_buffer(8, 4, **ONCE), [Player(0, 1, [5])]
+    buffer.extend(batch(players, 8))
+    for _ in range(2):
+        new = batch(players, 8)
+        buffer.extend(new.clone())
+        assert torch.equal(buffer.buffer[:]["observation"], in_time(new)["observation"])
+    assert "observation" not in buffer.buffer.storage.rows(slice(None)).keys()
+
+
 @pytest.mark.parametrize("frames", [1, 4])
 @pytest.mark.parametrize("sampler", [RandomSampler, lambda: PrioritizedSampler(40, 0.6, 0.4)])
 def test_samples_are_those_of_a_buffer_of_both_observations(frames, sampler):
