@@ -1075,6 +1075,27 @@ def test_a_parameter_that_begins_to_learn_in_the_middle_of_a_run_learns(later, f
     assert_same(state_of(ours, own), state_of(theirs, other))
 
 
+@pytest.mark.parametrize("compile", ["auto", False])
+@pytest.mark.parametrize("named", [True, False])
+def test_all_weights_of_an_optimiser_may_be_frozen_at_first(named, compile):
+    loss, minibatch = Parts(), TensorDict({"x": torch.ones(3)}, [3])
+    waiting = [loss.a] if named else [loss.a, loss.b]
+    for one in waiting:
+        one.requires_grad_(False)
+    before = [one.clone() for one in waiting]
+    optimizer = Adam([loss.a, loss.b], fused=True)
+    several = {"loss_a": Adam([loss.a], fused=True), "loss_b": Adam([loss.b], fused=True)}
+    update = Update(loss, several if named else optimizer, compile=compile)
+    for _ in range(4):
+        update(minibatch)
+    assert all(map(torch.equal, waiting, before))
+    for one in waiting:
+        one.requires_grad_(True)
+    for _ in range(4):
+        update(minibatch)
+    assert not any(map(torch.equal, waiting, before))
+
+
 @pytest.mark.parametrize(("minibatch_size", "vary"), [(4, False), (None, True)])
 def test_minibatches_that_are_the_whole_of_a_growing_buffer_are_known_to_vary(minibatch_size, vary):
     plan = off_policy_plan(minibatch_size=minibatch_size)

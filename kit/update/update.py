@@ -471,6 +471,8 @@ class Update(OptimizationStepper):
         check_names(self.groups, expected, self.loss_module)
         there = [n for n, group in enumerate(self.groups) if {*group.losses} <= {*names}]
         for group in (self.groups[number] for number in there):
+            if all(not one.requires_grad for one in group.parameters):
+                continue  # frozen for now
             if all(gradient is None for gradient in gradients_of(group, losses, retain_graph=True)):
                 name = group.name or type(group.optimizer).__name__
                 why = (
