@@ -415,6 +415,7 @@ class ReplayBatches:
         filled, once, generator = self._filled(), self._once, self.buffer._rng
         waiting = None if self.n_step is None else self.n_step.waiting
         return {
+            "size": self.buffer.storage.max_size,
             "filled": filled,
             "rows": _plain(self._rows(slice(filled))) if filled else {},
             "observations": None if once is None else once.observations(),
@@ -427,7 +428,15 @@ class ReplayBatches:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            SettingError: if it is of a buffer of another size, whose oldest rows are elsewhere.
+        """
+        size = self.buffer.storage.max_size
+        if (saved := state_dict.get("size", size)) != size:
+            why = f"is not that of the buffer that was saved, {saved}"
+            raise SettingError("buffer_size", size, why, [saved])
         filled, once = int(state_dict["filled"]), self._once
         self.buffer.storage._empty()  # rows that are set are added to those that there are
         if filled:

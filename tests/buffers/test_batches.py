@@ -641,6 +641,14 @@ def test_what_a_transform_holds_back_is_said_to_be_lost():
         made().load_state_dict(through_a_file(replay.state_dict()))
 
 
+@pytest.mark.parametrize("size", [5, 20])
+def test_rows_of_a_buffer_of_another_size_are_refused(size):
+    earlier, replay = make_replay_buffer(10, 4), make_replay_buffer(size, 4)
+    earlier.extend(batch_of(1, 13))
+    with pytest.raises(SettingError, match=f"buffer_size={size} is not that .* what works: 10"):
+        replay.load_state_dict(earlier.state_dict())
+
+
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("rows", [0, 6])
 def test_a_restored_buffer_has_the_rows_of_the_checkpoint_and_no_others(n_step, rows):
