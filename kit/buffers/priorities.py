@@ -184,11 +184,18 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            SettingError: if it is of more transitions than the buffer holds.
+        """
+        values, highest = state_dict["values"], state_dict["highest"]
+        if len(values) > self._max_capacity:  # a compiled tree would write beyond its memory
+            why = f"is less than the {len(values)} transitions whose priorities were saved"
+            raise SettingError("max_capacity", self._max_capacity, why, [len(values)])
         self._alpha, self._beta = state_dict["alpha"], state_dict["beta"]
         self._eps = state_dict["eps"]
         self._init()
-        values, highest = state_dict["values"], state_dict["highest"]
         self._highest = None if highest is None else highest.to(self.device)
         tree: PriorityTree = self._sum_tree
         places = torch.arange(len(values), device=self.device)

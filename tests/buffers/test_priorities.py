@@ -389,6 +389,13 @@ def test_it_is_written_to_a_folder_and_read_again(tmp_path):
     assert torch.equal(one.default_priority, other.default_priority)
 
 
+def test_priorities_of_more_transitions_than_there_is_room_for_are_refused(any_tree):
+    large, small = (PrioritizedSampler(size, alpha=0.7, beta=0.5) for size in (12, 10))
+    large.update_priority(torch.arange(12), torch.ones(12))
+    with pytest.raises(SettingError, match=r"max_capacity=10 is less than the 12 .* works: 12"):
+        small.load_state_dict(large.state_dict())
+
+
 def test_a_state_is_no_larger_than_what_was_written():
     sampler = PrioritizedSampler(1_000_000, alpha=0.6, beta=0.4)
     sampler.update_priority(torch.arange(30), torch.rand(30))
