@@ -173,7 +173,8 @@ class VectorCollector(StepsCollector):
         return super()._prepared()
 
     def _collect_steps(self, steps: int) -> TensorDictBase:
-        self.goes_on = self._is_where_it_was and not self.reset_at_each_iter
+        left = self._left
+        self.goes_on = left is not None and self.env.is_at(left) and not self.reset_at_each_iter
         if not self.goes_on:  # of episodes that others began it would count only the rest
             self.env.abandon()
             self._restart()
@@ -183,7 +184,7 @@ class VectorCollector(StepsCollector):
             with self._actor.begin(self.policy_steps, steps, buffer.actions):
                 alone = steps == 1  # its reward alone is normalised in a third of the time
                 rollout(self.env, self._actor, buffer.rows, schedule, rewards=alone)
-            self._left = self.env.start()
+            self._left = buffer.rows[-1][1].observation
             if not alone:
                 self.env.normalize_rewards(buffer.whole)
             buffer.end(self._episode_ids)
@@ -198,11 +199,6 @@ class VectorCollector(StepsCollector):
         batch = self._batches.take(outputs, self._episode_ids)
         self._count(buffer)
         return batch if self.storing_device.type == "cpu" else batch.to(self.storing_device)
-
-    @property
-    def _is_where_it_was(self) -> bool:
-        """Whether nobody has stepped, reset or seeded the environments since the last batch."""
-        return self._left is not None and self.env.is_at(self._left)
 
     def _begin(self, steps: int) -> RolloutBuffer:
         """Return memory for the next batch, ready to be written to."""
@@ -315,7 +311,7 @@ class VectorCollector(StepsCollector):
         self._take_in()
         state = super().state_dict()
         state["statistics"] = self._statistics.state_dict()
-        state["goes_on"] = self._is_where_it_was
+        state["goes_on"] = self._left is not None and self.env.is_at(self._left)
         state["episode_ids"] = self._episode_ids.present.tolist()
         state["actor"] = self._actor.state_dict()
         state["env"] = self.env.full_state()
