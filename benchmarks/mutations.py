@@ -618,7 +618,7 @@ MUTATIONS = [
         "kit/collectors/rollout.py", "tests/collectors",
         ("        if doubtful and buffer.has_infinite():", "        if False:"),
         ("buffer.doubtful_actions() | outputs if doubtful else outputs", "outputs"),
-        ("return self._left is not None and", "return self._left is None or"),
+        ("left is not None and self.env.is_at(left)", "left is not None"),
     ),
     *_of(
         "kit/dialects/pyrado.py", "tests/test_dialects_in_runs.py",
@@ -627,6 +627,35 @@ MUTATIONS = [
     *_of(
         "kit/trainer/checks.py", "tests/test_trainer.py tests/test_evaluate.py tests/hooks",
         ("isinstance(env, VectorEnv) and env.normalizer is not running", "False"),
+    ),
+    *_of(
+        "kit/update/groups.py", "tests/test_update.py -k no_optimiser_has",
+        ("    if stay:", "    if False:"),
+    ),
+    *_of(
+        "kit/trainer/trainer.py", "tests/test_trainer.py",
+        (
+            "        if not goes_on:\n            self._close",
+            "        if False:\n            self._close",
+        ),
+        ("made * (self.plan.update_epochs or 1) / due if at_once else 1", "1"),
+        ("                close(self._prefill[..., -1])", "                pass"),
+    ),
+    *_of(
+        "kit/trainer/updates.py", "tests/test_stages.py tests/test_neutrality.py",
+        ('due_alone=not stages["optimizer"]', "due_alone=False"),
+    ),
+    *_of(
+        "kit/collectors/tensor.py", "tests/collectors/test_stepped_by_others.py",
+        ("self.goes_on = self._left == self._writes and not anew", "self.goes_on = not anew"),
+    ),
+    *_of(
+        "kit/buffers/n_step.py", "tests/buffers",
+        ("reward is None or reward.is_floating_point()", "True"),
+    ),
+    *_of(
+        "kit/buffers/batches.py", "tests/buffers tests/test_checkpoint.py",
+        ('if (saved := state_dict.get("size", size)) != size:', "if False:"),
     ),
 ]  # fmt: skip
 
