@@ -187,6 +187,14 @@ def test_the_command_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_a_command_looks_for_garbage_again_once_it_has_imported():
+    code = (
+        "import gc, sys; from kit.__main__ import main; sys.argv = ['kit', 'steps', 'words']; "
+        "main(); sys.exit(not gc.isenabled())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_it_can_be_run_as_a_module():
     words = [sys.executable, "-m", "kit", "steps", "words"]
     assert "tianshou" in subprocess.run(words, check=True, capture_output=True, text=True).stdout

@@ -79,12 +79,11 @@ def make_collector(
         return make(env, policy, **_amounts(plan), **kwargs)
     if make is TensorCollector:
         env = _written_in_torch(env, device)
-    called_as: str = getattr(getattr(make, "__init__", None), "__module__", None) or ""
-    if isinstance(make, type) and called_as.startswith("torchrl."):
+    written_in: str = getattr(getattr(make, "__init__", None), "__module__", None) or ""
+    if isinstance(make, type) and written_in.startswith("torchrl."):
         works = "give a function (env, policy, **arguments) that makes one"
-        raise SettingError(
-            "collector", make.__name__, "takes other arguments than the kit's", works
-        )
+        why = "takes other arguments than the kit's"
+        raise SettingError("collector", make.__name__, why, works)
     return make(env, policy, **_amounts(plan), **kwargs)
 
 
