@@ -618,7 +618,7 @@ MUTATIONS = [
         "kit/collectors/rollout.py", "tests/collectors",
         ("        if doubtful and buffer.has_infinite():", "        if False:"),
         ("buffer.doubtful_actions() | outputs if doubtful else outputs", "outputs"),
-        ("left is not None and self.env.is_at(left)", "left is not None"),
+        ("self.goes_on = self.env.is_at(self._left)", "self.goes_on = self._left is not None"),
     ),
     *_of(
         "kit/dialects/pyrado.py", "tests/test_dialects_in_runs.py",

@@ -173,8 +173,7 @@ class VectorCollector(StepsCollector):
         return super()._prepared()
 
     def _collect_steps(self, steps: int) -> TensorDictBase:
-        left = self._left
-        self.goes_on = left is not None and self.env.is_at(left) and not self.reset_at_each_iter
+        self.goes_on = self.env.is_at(self._left) and not self.reset_at_each_iter
         if not self.goes_on:  # of episodes that others began it would count only the rest
             self.env.abandon()
             self._restart()
@@ -311,7 +310,7 @@ class VectorCollector(StepsCollector):
         self._take_in()
         state = super().state_dict()
         state["statistics"] = self._statistics.state_dict()
-        state["goes_on"] = self._left is not None and self.env.is_at(self._left)
+        state["goes_on"] = self.env.is_at(self._left)
         state["episode_ids"] = self._episode_ids.present.tolist()
         state["actor"] = self._actor.state_dict()
         state["env"] = self.env.full_state()
@@ -449,7 +448,7 @@ class EpisodeCollector(KitCollector):
 
     def _see_others(self) -> None:
         """Take note where others have stepped: of their episodes it would play only the rest."""
-        if self.env.is_started and not (self._left is not None and self.env.is_at(self._left)):
+        if self.env.is_started and not self.env.is_at(self._left):
             self._strayed[...] = True
 
     def _checked_outputs(self, buffer: EpisodeBuffer, spans: Sequence[Span]) -> Tensors:

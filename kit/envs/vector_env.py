@@ -190,7 +190,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """Let all envs begin new episodes before the next step, whatever they are doing."""
         self._now.started = False
 
-    def is_at(self, observation: Arrays) -> bool:
+    def is_at(self, observation: Arrays | None) -> bool:
         """Whether the present observation is here still: nobody has stepped or reset the envs."""
         here = self._now.started and self._now.observation is observation
         return here and self.backend.is_where_it_was

@@ -173,7 +173,7 @@ class TorchRLBackend(EnvBackend):
     @property
     def is_where_it_was(self) -> bool:
         """Whether an environment of the kit below is; others do not say who has stepped them."""
-        return self._own is None or (self._left is not None and self._own.is_at(self._left))
+        return self._own is None or self._own.is_at(self._left)
 
     @property
     def learns(self) -> str | None:
