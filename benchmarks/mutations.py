@@ -618,7 +618,6 @@ MUTATIONS = [
         "kit/collectors/rollout.py", "tests/collectors",
         ("        if doubtful and buffer.has_infinite():", "        if False:"),
         ("buffer.doubtful_actions() | outputs if doubtful else outputs", "outputs"),
-        ("self.goes_on = self.env.is_at(self._left)", "self.goes_on = self._left is not None"),
     ),
     *_of(
         "kit/dialects/pyrado.py", "tests/test_dialects_in_runs.py",
@@ -644,6 +643,10 @@ MUTATIONS = [
     *_of(
         "kit/trainer/updates.py", "tests/test_stages.py tests/test_neutrality.py",
         ('due_alone=not stages["optimizer"]', "due_alone=False"),
+    ),
+    *_of(
+        "kit/collectors/rollout.py", "tests/collectors/test_stepped_by_others.py",
+        ("self.goes_on = self.env.is_at(self._left)", "self.goes_on = self._left is not None"),
     ),
     *_of(
         "kit/collectors/tensor.py", "tests/collectors/test_stepped_by_others.py",
