@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import struct
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -272,15 +273,28 @@ def test_a_run_is_whole_in_csv_wandb_and_tensorboard_at_once(tmp_path):
     assert set(scalars) == {name for row in history for name in row if name[0] != "_"}
     assert scalars["policy_steps"] == [(n, float(n)) for n in (16, 32, 48, 64)]
     assert [step for step, _ in scalars["evaluation/return"]] == [32, 64]
+    texts = {name: textwrap.dedent(text) for name, text in tensorboard_texts(run).items()}
+    assert texts == {"plan": trainer.plan.table(), "ledger": trainer.plan.table(ledger)}
 
 
-def tensorboard_scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+def tensorboard_events(run: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # Hyperparameters have a folder of their own below.
     folder = min((path.parent for path in run.rglob("events.out.*")), key=lambda p: len(p.parts))
     events = EventAccumulator(str(folder))
     events.Reload()
+    return events
+
+
+def tensorboard_texts(run: Path) -> dict[str, str]:
+    events = tensorboard_events(run)
+    shown = {tag: events.Tensors(tag)[-1].tensor_proto for tag in events.Tags()["tensors"]}
+    return {tag.removesuffix("/text_summary"): t.string_val[0].decode() for tag, t in shown.items()}
+
+
+def tensorboard_scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+    events = tensorboard_events(run)
     tags = events.Tags()["scalars"]
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import os
 import secrets
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,10 @@ class TensorBoardLogger(TorchRLLogger):
         """Log all metrics of a row."""
         super().log_row(row)
         self._next = int(row.get(self.axis, 0)) + 1
+
+    def log_text(self, name: str, text: str) -> None:
+        """Show a text; indented, it is left as it is by Markdown, which TensorBoard reads."""
+        self.logger.experiment.add_text(name, textwrap.indent(text, "    "), self._next)
 
     def state_dict(self) -> dict[str, Any]:
         """The first step without a row."""
