@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -309,18 +309,9 @@ class Experiment:
     ) -> Trainer:
         cfg = self.cfg
         checks.parts(given)
-        hooks = checks.listed("hooks", wired.pop("hooks", ()))
-        theirs = checks.listed("hooks", given.pop("hooks", ()))
+        own, theirs = (checks.listed("hooks", of.pop("hooks", ())) for of in (wired, given))
+        hooks = self._hooks(own, theirs)
         loggers = checks.listed("logger", given.pop("logger", ()))
-        if isinstance(cfg, OffPolicyConfig) and (cfg.standardize_reward or cfg.reward_scale != 1):
-            hooks.append(ScaleReward(cfg.reward_scale, cfg.standardize_reward))
-        if cfg.time_limit is not None:
-            hooks.append(TimeLimit(cfg.time_limit))
-        if cfg.keep_best and not any(isinstance(hook, BestPolicy) for hook in theirs):
-            hooks.append(BestPolicy())
-        if cfg.stop_at_return is not None:
-            hooks.append(StopWhen("evaluation/return", reached=cfg.stop_at_return))
-        hooks += theirs
         if isinstance(loss := getattr(wired.get("update"), "loss_module", None), nn.Module):
             loss.to(cfg.device)  # with its value estimator, which TorchRL makes on the CPU
         chosen = {**wired, **given}
@@ -332,26 +323,9 @@ class Experiment:
         chosen["collector"] = self._collector(env, policy, chosen)
         if "evaluate" not in chosen:
             chosen["evaluate"] = self.make_evaluator(env, policy)
-        run, of_sweep = self._run, SWEEP_JOB.get()
-        named = f"{self.name} on {cfg.env.id}"
-        title = f"{named}, seed {cfg.seed}"
-        title += f", {of_sweep[1]}" if of_sweep and of_sweep[1] else ""
+        run = self._run
         with contextlib.nullcontext() if run is None else run.taken() as self.folder:
-            around: dict[str, Any] = {
-                "log_every": cfg.log_every,
-                "checkpoint_every": cfg.checkpoint_every,
-                "progress": cfg.progress and title,
-                "hooks": [*self._written(), *hooks],
-                "logger": [*self._loggers(), *loggers],
-            }
-            if run is not None and self.folder is not None:
-                around |= {
-                    "hooks": [run, LearningCurve(self.folder, named), *around["hooks"]],
-                    "folder": self.folder,
-                    "config": run.config,
-                    "resume_from": run.checkpoint,
-                }
-            trainer = Trainer(self.plan, **{**around, **chosen})
+            trainer = Trainer(self.plan, **{**self._around(hooks, loggers), **chosen})
             start = cfg.start_from if run is None else run.config["start_from"]
             if start is not None and (run is None or run.checkpoint is None):
                 folder = start_from(trainer, start, cfg, self.name)
@@ -359,6 +333,41 @@ class Experiment:
                     run.config["start_from"] = str(folder)
         trainer.numbers.threads = cfg.threads
         return trainer
+
+    def _hooks(self, own: Sequence[Any], theirs: Sequence[Any]) -> list[Any]:
+        """The hooks of the recipe, those that settings ask for, and those of the caller."""
+        cfg, hooks = self.cfg, [*own]
+        if isinstance(cfg, OffPolicyConfig) and (cfg.standardize_reward or cfg.reward_scale != 1):
+            hooks.append(ScaleReward(cfg.reward_scale, cfg.standardize_reward))
+        if cfg.time_limit is not None:
+            hooks.append(TimeLimit(cfg.time_limit))
+        if cfg.keep_best and not any(isinstance(hook, BestPolicy) for hook in theirs):
+            hooks.append(BestPolicy())
+        if cfg.stop_at_return is not None:
+            hooks.append(StopWhen("evaluation/return", reached=cfg.stop_at_return))
+        return [*hooks, *theirs]
+
+    def _around(self, hooks: Sequence[Any], loggers: Sequence[Any]) -> dict[str, Any]:
+        """What surrounds the algorithm: rows, checkpoints, progress, and the run's folder."""
+        cfg, run, of_sweep = self.cfg, self._run, SWEEP_JOB.get()
+        named = f"{self.name} on {cfg.env.id}"
+        title = f"{named}, seed {cfg.seed}"
+        title += f", {of_sweep[1]}" if of_sweep and of_sweep[1] else ""
+        around: dict[str, Any] = {
+            "log_every": cfg.log_every,
+            "checkpoint_every": cfg.checkpoint_every,
+            "progress": cfg.progress and title,
+            "hooks": [*self._written(), *hooks],
+            "logger": [*self._loggers(), *loggers],
+        }
+        if run is not None and self.folder is not None:
+            around |= {
+                "hooks": [run, LearningCurve(self.folder, named), *around["hooks"]],
+                "folder": self.folder,
+                "config": run.config,
+                "resume_from": run.checkpoint,
+            }
+        return around
 
     def _check_buffer(self, buffer: Any) -> None:
         """Refuse a replay buffer of the caller's whose returns are not those of the settings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,12 +83,17 @@ class _Rows:
 
     def bytes_at(self, rows: slice) -> Tensor:
         """Where rows are, byte by byte."""
-        return self.tensor[rows].view(-1).view(torch.uint8)
+        size = self._bytes.numel() // len(self.tensor)
+        return self._bytes[rows.start * size : rows.stop * size]
+
+    @functools.cached_property
+    def _bytes(self) -> Tensor:
+        return self.tensor.view(-1).view(torch.uint8)
 
     def read(self, index: Tensor, places: NDArray[np.int64] | None) -> Tensor:
         """Copy the rows of an index, given as a tensor and, on the host, as an array."""
         if self.array is None or places is None:
-            return self.tensor[index]
+            return self.tensor.index_select(0, index)
         return torch.from_numpy(self.array.take(places, 0))
 
 

@@ -180,47 +180,66 @@ def _limits(hint: Any) -> Limits | NamesSchedule | None:
 
 
 def _plain_value(path: str, value: Any, hint: Any) -> Any:
+    """A value of a field that is no group, as its type has it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        value, limits = _plain_value(path, value, arguments[0]), _limits(hint)
-        if isinstance(limits, Limits) and isinstance(value, list):
-            if len(value) > limits.high:
-                raise SettingError(path, value, f"has more than {limits.high} entries")
-        elif limits is not None:
-            limits.check(path, value)
-        return value
+        return _within_limits(path, _plain_value(path, value, arguments[0]), _limits(hint))
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        for option in (a for a in arguments if a is not type(None)):
-            bare = typing.get_args(option)[0] if hasattr(option, "__metadata__") else option
-            try:
-                _plain_value(path, value, bare)
-            except SettingError:
-                continue
-            return _plain_value(path, value, option)  # whose limits may refuse it
-        raise _wrong(path, value, _called(hint))
+        return _one_of(path, value, hint)
     if origin is Literal:
         for choice in arguments:
             if type(choice) is type(value) and choice == value:
                 return value
         raise SettingError(path, value, "is not a choice", nearest_first(value, _words(arguments)))
     if origin in (list, tuple):
-        if not isinstance(value, (list, tuple)):
-            raise _no_list(path, value, arguments[0])
-        entries = _entries(hint) or [arguments[0]] * len(value)
-        if len(value) != len(entries):
-            works = f"give {_called(hint)}"
-            raise SettingError(path, value, f"is not a list of {len(entries)} entries", works)
-        return origin([_plain_value(path, item, entry) for item, entry in zip(value, entries)])
+        return origin(_listed(path, value, hint))
     if origin is dict or hint is dict:
-        if not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
-            raise _wrong(path, value, "a mapping such as {name: value}")
-        of = arguments[1] if arguments else Any
-        if of is Any:
-            return dict(value)
-        return {name: _plain_value(f"{path}.{name}", item, of) for name, item in value.items()}
+        return _mapped(path, value, arguments[1] if arguments else Any)
     return _scalar(path, value, hint)
+
+
+def _within_limits(path: str, value: Any, limits: Limits | NamesSchedule | None) -> Any:
+    if isinstance(limits, Limits) and isinstance(value, list):
+        if len(value) > limits.high:
+            raise SettingError(path, value, f"has more than {limits.high} entries")
+    elif limits is not None:
+        limits.check(path, value)
+    return value
+
+
+def _one_of(path: str, value: Any, hint: Any) -> Any:
+    """A value of the first of several types that it fits; the limits of this one hold."""
+    options = typing.get_args(hint)
+    if value is None and type(None) in options:
+        return None
+    for option in (one for one in options if one is not type(None)):
+        bare = typing.get_args(option)[0] if hasattr(option, "__metadata__") else option
+        try:
+            _plain_value(path, value, bare)
+        except SettingError:
+            continue
+        return _plain_value(path, value, option)
+    raise _wrong(path, value, _called(hint))
+
+
+def _listed(path: str, value: Any, hint: Any) -> list[Any]:
+    """The entries of a list or a tuple."""
+    if not isinstance(value, (list, tuple)):
+        raise _no_list(path, value, typing.get_args(hint)[0])
+    entries = _entries(hint) or [typing.get_args(hint)[0]] * len(value)
+    if len(value) != len(entries):
+        works = f"give {_called(hint)}"
+        raise SettingError(path, value, f"is not a list of {len(entries)} entries", works)
+    return [_plain_value(path, item, entry) for item, entry in zip(value, entries)]
+
+
+def _mapped(path: str, value: Any, hint: Any) -> dict[str, Any]:
+    """The entries of a mapping, each of the type ``hint``."""
+    if not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
+        raise _wrong(path, value, "a mapping such as {name: value}")
+    if hint is Any:
+        return dict(value)
+    return {name: _plain_value(f"{path}.{name}", item, hint) for name, item in value.items()}
 
 
 def _entries(hint: Any) -> list[Any]:
@@ -232,25 +251,30 @@ def _entries(hint: Any) -> list[Any]:
 
 def _scalar(path: str, value: Any, hint: Any) -> Any:
     """A number, a text or a truth value; texts and numbers become each other without a loss."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if hint is Any:
         return value
-    with contextlib.suppress(OverflowError):  # 10**400 as float, infinity as int
-        if hint is float and is_number and value == value:
-            return float(value)
-        if hint is int and is_number and value == value and value == int(value):
-            return int(value)
-    if hint is float and is_number and value != value:
-        raise SettingError(path, value, "is not a number")
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if is_number and hint in (int, float):
+        return _number(path, value, hint)
     if hint is str and (is_number or isinstance(value, str)):
         if "\0" not in (text := value if isinstance(value, str) else show(value)):
             return text
         raise SettingError(path, value, "has a null character", "leave it out")
-    if hint is bool and isinstance(value, bool):
-        return value
-    if isinstance(hint, type) and hint not in _CALLED and isinstance(value, hint):
+    is_plain = hint in _CALLED and hint is not bool
+    if isinstance(hint, type) and not is_plain and isinstance(value, hint):
         return value
     raise _wrong(path, value, _called(hint))
+
+
+def _number(path: str, value: Any, kind: type[int] | type[float]) -> int | float:
+    """A real number of this kind, if it is one."""
+    if value == value:
+        with contextlib.suppress(OverflowError):  # 10**400 as float, infinity as int
+            if kind is float or value == int(value):
+                return kind(value)
+    elif kind is float:
+        raise SettingError(path, value, "is not a number")
+    raise _wrong(path, value, _called(kind))
 
 
 def _wrong(path: str, value: Any, wanted: str) -> SettingError:

@@ -104,36 +104,16 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
         SettingError: if a field contradicts a changed setting of the recipe, or is not at the
             library's default and the recipe has no setting of that meaning.
     """
-    said = given.resolved(algo)
-    theirs = type(given)(algo=said.algo, version=said.version).resolved()
-    own = changed(given)
-    values: dict[str, Any] = {}
-    kept: list[str] = []
+    said, own = given.resolved(algo), changed(given)
     unchanged = type(config)() if said.library_defaults else None
+    values: dict[str, Any] = {}
     for name, use in _uses_for(said).items():
         if name in own:
             values |= _taken(name, own[name], use, said, config)
-        elif isinstance(use, Acts) and flat(theirs)[name] is not None:
-            value, ours = flat(theirs)[name], _setting(config, use.setting)
-            of_default = _meant(use, value, theirs)
-            meant = None if of_default is None else of_default[use.setting]
-            if of_default is not None and ours not in ([], [meant]):
-                if unchanged is not None and ours == _setting(unchanged, use.setting):
-                    values |= {name: v for name, v in of_default.items() if _setting(config, name)}
-                    continue
-                here = f"here {use.setting}={ours[0]}"
-                if ours == [value]:  # the same number in another formula
-                    here = f"that is {use.setting}={meant}, here {ours[0]}"
-                kept.append(f"{name}={value} ({here})")
-    unsaid = []
-    for name, wanted in said.UNSAID.get(str(said.algo), {}).items():
-        ours = _setting(config, name)
-        if name in values or ours in ([], [wanted]):
-            continue
-        if unchanged is not None and ours == _setting(unchanged, name):
-            values[name] = wanted
-        else:
-            unsaid.append(f"{name}={wanted} (here {ours[0]})")
+    of_defaults, kept = _defaults(said, own, config, unchanged)
+    values = {**values, **of_defaults, **values}  # what was asked for wins
+    of_unsaid, unsaid = _unsaid(said, values, config, unchanged)
+    values |= of_unsaid
     taken = ", ".join(f"{name}={value}" for name, value in values.items())
     lines = [f"taken from {given.NAME}: {taken}"] if taken else []
     if kept:
@@ -143,6 +123,53 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
     if (kept or unsaid) and not said.library_defaults:
         lines.append(f"(steps.library_defaults=true takes these over from {given.NAME})")
     return values, lines
+
+
+def _defaults(
+    said: Dialect, own: Collection[str], config: Any, unchanged: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """The values that the library's defaults act as, and those of them that do not act.
+
+    Args:
+        said: resolved settings of the library.
+        own: names of the fields that are no defaults.
+        config: settings of the recipe.
+        unchanged: the same with its own defaults; ``None``: the library's defaults do not act.
+    """
+    values: dict[str, Any] = {}
+    kept = []
+    theirs = type(said)(algo=said.algo, version=said.version).resolved()
+    for name, use in _uses_for(said).items():
+        value = flat(theirs)[name]
+        if name in own or not isinstance(use, Acts) or value is None:
+            continue
+        ours, meant = _setting(config, use.setting), _meant(use, value, theirs)
+        if meant is None or ours in ([], [meant[use.setting]]):
+            continue
+        if unchanged is not None and ours == _setting(unchanged, use.setting):
+            values |= {name: v for name, v in meant.items() if _setting(config, name)}
+            continue
+        here = f"here {use.setting}={ours[0]}"
+        if ours == [value]:  # the same number in another formula
+            here = f"that is {use.setting}={meant[use.setting]}, here {ours[0]}"
+        kept.append(f"{name}={value} ({here})")
+    return values, kept
+
+
+def _unsaid(
+    said: Dialect, values: Collection[str], config: Any, unchanged: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """As :func:`_defaults`, of what the library does and has no field for."""
+    taken, left = {}, []
+    for name, wanted in said.UNSAID.get(str(said.algo), {}).items():
+        ours = _setting(config, name)
+        if name in values or ours in ([], [wanted]):
+            continue
+        if unchanged is not None and ours == _setting(unchanged, name):
+            taken[name] = wanted
+        else:
+            left.append(f"{name}={wanted} (here {ours[0]})")
+    return taken, left
 
 
 def _uses_for(said: Dialect) -> dict[str, Acts | Refused]:
