@@ -427,27 +427,11 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
         plain = [_with_start(base, plain, one, job.recipe) for one in plain]
         _check_sweep(base, plain, job.config_class)
         sweep = new_sweep(Path(_runs_of_all(base, plain)), job.recipe.name)
-    node = {
-        **base,
-        "hydra": {
-            "run": {"dir": "."},
-            "output_subdir": None,
-            "sweep": {"dir": str(sweep or "."), "subdir": "."},
-            "job": {"chdir": False},
-        },
-        "defaults": [
-            "_self_",
-            {"override hydra/job_logging": "disabled"},
-            {"override hydra/hydra_logging": "disabled"},
-        ],
-    }
-    ConfigStore.instance().store(name=name, node=node)
+    ConfigStore.instance().store(name=name, node=_node(base, sweep))
     logging.getLogger("hydra").setLevel(logging.ERROR)
-    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [job.recipe.name, *plain]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise what is wrong instead of printing it and leaving
     try:
-        hydra.main(version_base="1.3", config_path=None, config_name=name)(job)()
+        with _command_line([job.recipe.name, *plain]):
+            hydra.main(version_base="1.3", config_path=None, config_name=name)(job)()
         if job.failed:
             raise job.failed[0]
     except (HydraException, OmegaConfBaseException) as error:
@@ -459,6 +443,28 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
                 print(f"\n{table}")
             with contextlib.suppress(OSError):
                 sweep.rmdir()  # if Hydra has not come to write there
+
+
+def _node(base: dict[str, Any], sweep: Path | None) -> dict[str, Any]:
+    """Settings and their defaults for Hydra, which writes no files and no log of its own."""
+    own = {
+        "run": {"dir": "."},
+        "output_subdir": None,
+        "sweep": {"dir": str(sweep or "."), "subdir": "."},
+        "job": {"chdir": False},
+    }
+    logs = [{f"override hydra/{log}": "disabled"} for log in ("job_logging", "hydra_logging")]
+    return {**base, "hydra": own, "defaults": ["_self_", *logs]}
+
+
+@contextlib.contextmanager
+def _command_line(arguments: list[str]) -> Iterator[None]:
+    """Let Hydra find these arguments, and raise what is wrong instead of printing and leaving."""
+    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = arguments, "1"
+    try:
+        yield
+    finally:
         sys.argv = argv
         del os.environ["HYDRA_FULL_ERROR"]
         if full is not None:
