@@ -125,7 +125,7 @@ class Experiment:
         if self._run is not None:  # another library's settings may say another number
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
-        self._discounts: nn.Module | None = None  # a loss of the user's, of n-step returns
+        self._discounts: nn.Module | None = None  # a loss that is no recipe's, of n-step returns
         self.plan.remarks.extend(taken)
         self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
         if cfg.threads is not None:
@@ -231,7 +231,7 @@ class Experiment:
         in_precision(loss, self.cfg.precision, self.cfg.device)
         if mistakable:
             self._tried = str(given), own, loss
-        known = make.__module__.startswith(("torchrl.", "kit."))
+        known = given == own or make.__module__.startswith("kit.")  # not all of TorchRL's do
         self._discounts = None if known or getattr(self.cfg, "n_step", 1) == 1 else loss
         return loss
 

@@ -294,6 +294,12 @@ def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused():
     recipes.sac.build(sac(n_step=1), make_loss=OneStep)
 
 
+def test_a_loss_of_torchrl_that_does_not_read_them_is_refused():
+    with pytest.raises(SettingError, match="n_step=3 joins steps, and REDQLoss does not read how"):
+        recipes.sac.build(sac(n_step=3, loss="REDQLoss"))
+    recipes.sac.build(sac(n_step=3, loss="kit.losses:REDQLoss"))
+
+
 def test_a_loss_of_ones_own_draws_the_random_numbers_of_the_recipes():
     numbers = []
     for loss in ("SACLoss", f"{__name__}:OwnSAC"):
