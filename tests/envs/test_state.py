@@ -468,6 +468,21 @@ def test_environments_in_workers_draw_what_their_process_would_have_drawn():
         one.close()
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (3, 1)])
+def test_environments_go_on_in_another_number_of_workers(before, after):
+    def made(workers):
+        return make_env(DrawsFromTheProcess, 3, vectorization="async", num_workers=workers, seed=3)
+
+    env, again = made(before), made(after)
+    env.start()
+    assert again.load_full_state(env.full_state())
+    result = again.new_step()
+    again.step_arrays({"action": np.zeros(3, np.int64)}, result)
+    assert len({*result.observation["observation"].ravel()}) == 3  # no two draw the same
+    for one in (env, again):
+        one.close()
+
+
 @pytest.mark.parametrize("collector", ["vector", "async"])
 def test_a_resumed_run_draws_from_the_generators_of_its_process_as_it_would_have(
     collector, tmp_path

@@ -469,7 +469,10 @@ class _Served:
     def set_full_states(self, states: list[Any]) -> None:
         """Restore the states of :meth:`full_states`."""
         self.backend.set_full_states(states)
-        restore_process(states[0]["process"])
+        if "process" in states[0]:
+            restore_process(states[0]["process"])
+        else:  # its env was not the first of a process: there were others
+            seed_process(states[0]["seed"])
 
     def reset(self, seeds: Sequence[int] | None, mask: Mask | None) -> None:
         """Begin episodes."""
