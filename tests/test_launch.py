@@ -162,6 +162,18 @@ def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
 
 
+def test_one_run_is_not_made_by_each_of_several_processes(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does
+    monkeypatch.setattr(sys, "argv", ["ppo", *SHORT])
+    with pytest.raises(SystemExit):
+        main(recipes.ppo.Config, recipes.ppo.build)
+    error = "WORLD_SIZE='2' processes were started, and each would make the same run"
+    assert capsys.readouterr().err.startswith(f"\nerror: {error}")
+    assert runs() == []
+    ppo(*SHORT)  # arguments of the caller, who knows which process it is
+    assert len(runs()) == 1
+
+
 def test_settings_that_another_sweeper_chooses_are_checked_run_by_run(capsys):
     with pytest.raises(SystemExit):
         ppo(*SHORT, "--multirun", "seed=0,-1", "hydra/sweeper=basic")

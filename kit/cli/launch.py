@@ -63,10 +63,21 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
         if "--help" in arguments or "-h" in arguments:
             print(help_text(config_class, _vocabulary(_chosen(arguments))))
         else:
+            if argv is None:
+                _check_alone()
             base = _base(config_class, recipe, arguments)
             arguments = _without_commas(arguments)
             _check_names(base, arguments, _mappings(config_class))
             _compose(base, arguments, _Job(recipe, config_class, build))
+
+
+def _check_alone() -> None:
+    """Refuse to be one of several processes with this command line, as ``torchrun`` starts them."""
+    if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
+        why = "processes were started, and each would make the same run: runs do not train together"
+        works = "start one, without torchrun; unset WORLD_SIZE where their command lines differ"
+        hint = "several runs: --multirun seed=0,1 hydra/launcher=joblib"
+        raise SettingError("WORLD_SIZE", count, why, works, hint)
 
 
 class _Job:
