@@ -246,6 +246,24 @@ def test_an_environment_that_cannot_be_reset_is_a_fault_after_all_restarts(worke
         env.start()
 
 
+@pytest.mark.parametrize("collector", ["vector", "async"])
+def test_processes_start_in_those_of_joblib(collector):
+    joblib = pytest.importorskip("joblib")
+
+    def steps():
+        from kit.collectors import AsyncCollector, VectorCollector
+        from kit.envs import make_env
+        from kit.testing.counter import COUNTER
+
+        kind = {"vector": VectorCollector, "async": AsyncCollector}[collector]
+        made = kind(make_env(COUNTER, 2, vectorization="async", num_workers=1), steps_per_env=4)
+        made.collect()
+        made.shutdown()
+        return made.policy_steps
+
+    assert joblib.Parallel(n_jobs=2)(joblib.delayed(steps)() for _ in "ab") == [8, 8]
+
+
 def test_an_environment_that_cannot_be_made_leaves_no_process(workers):
     class OnlyHere(Steps):
         """Can be made in this process alone."""

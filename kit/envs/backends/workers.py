@@ -395,16 +395,19 @@ def how_it_ended(process: Any) -> str:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the main module while processes are spawned.
+    """Hide the main module and the way this process was started while processes are spawned.
 
-    Each would import it again, and with it torch: seconds and half a gigabyte for every env. The
-    processes do not need it: what they make is sent by value.
+    Each would import the module again, and with it torch: seconds and half a gigabyte for every
+    env. The processes do not need it: what they make is sent by value. They would also start
+    processes in the way of this one, which of joblib's is one that they do not know.
     """
-    main = sys.modules["__main__"]
+    main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
     sys.modules["__main__"] = types.ModuleType("__main__")
+    multiprocessing.set_start_method("spawn", force=True)
     try:
         yield
     finally:
+        multiprocessing.set_start_method(method, force=True)
         sys.modules["__main__"] = main
 
 
