@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode
+from torchrl.envs import GymEnv, StepCounter, TransformedEnv
 
+from kit.collectors import VectorCollector
 from kit.envs import VectorEnv, make_env
 from kit.envs.vector_env import env_seeds
 from kit.steps import SettingError
@@ -105,6 +107,52 @@ def test_what_was_returned_is_not_changed_by_later_steps():
         steps.append((step, step.observation["observation"].copy()))
     assert (first == kept).all()
     assert all((step.observation["observation"] == copy).all() for step, copy in steps)
+
+
+class CountsInPlace(Counts):
+    """Shows all observations of its life in one array."""
+
+    def __init__(self, length: int = 3) -> None:
+        super().__init__(length)
+        self.shown = np.zeros(2, np.float32)
+
+    def _seen(self):
+        self.shown[:] = super()._seen()
+        return self.shown
+
+
+gym.register("CountsInPlace-v0", CountsInPlace)
+
+IN_ONE_ARRAY = {
+    "sync": lambda: make_env(CountsInPlace),
+    "gymnasium": lambda: make_env(
+        gym.vector.SyncVectorEnv([CountsInPlace], autoreset_mode=AutoresetMode.DISABLED)
+    ),
+    "torchrl": lambda: make_env(GymEnv("CountsInPlace-v0")),
+    "torchrl, transformed": lambda: make_env(
+        TransformedEnv(GymEnv("CountsInPlace-v0"), StepCounter())
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", IN_ONE_ARRAY)
+def test_last_observations_are_kept_where_first_ones_are_written_to_the_same_array(kind):
+    batch = VectorCollector(IN_ONE_ARRAY[kind](), None, steps_per_env=6).collect()
+    assert batch["next", "observation"][0, :, 1].tolist() == [1, 2, 3, 1, 2, 3]
+    assert batch["observation"][0, :, 1].tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_last_observations_that_gymnasium_loses_are_refused():
+    vector = gym.vector.SyncVectorEnv([CountsInPlace], autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(SettingError, match=r"autoreset_mode.* loses last .*what works: DISABLED"):
+        VectorCollector(make_env(vector), None, steps_per_env=6).collect()
+
+
+def test_infos_that_are_no_dictionary_are_refused():
+    vector = gym.vector.SyncVectorEnv(unequal(), autoreset_mode=AutoresetMode.DISABLED)
+    env = make_env(gym.wrappers.vector.DictInfoToList(vector))
+    with pytest.raises(SettingError, match=r"env\.info=.*leave DictInfoToList out"):
+        env.start()
 
 
 def test_a_vector_environment_that_spends_a_step_on_resets_is_refused():

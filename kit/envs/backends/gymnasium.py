@@ -56,9 +56,12 @@ class GymnasiumBackend(EnvBackend):
         options = None if mask is None or mask.all() else {"reset_mask": mask}
         seed = None if seeds is None else list(seeds)
         try:
-            first, _ = self.vector.reset(seed=seed, options=options)
+            first, info = self.vector.reset(seed=seed, options=options)
         except FAULTS as error:
             raise fault_of(self.name, None, error, "reset()") from error
+        if not isinstance(info, Mapping):
+            why = "is no dictionary of arrays, which final observations are read from"
+            raise SettingError("env.info", type(info).__name__, why, "leave DictInfoToList out")
         rows: Any = ... if mask is None else mask
         for leaf in self.observation_leaves:
             observation[leaf.key][rows] = leaf.of(first)[rows]
@@ -97,10 +100,19 @@ class GymnasiumBackend(EnvBackend):
         """Replace first observations of new episodes by the last ones of those that ended."""
         if "final_info" in info and "env_steps" in info["final_info"]:
             result.env_steps[ended] = info["final_info"]["env_steps"][ended]
+        core = self.vector.unwrapped
+        first = core._env_obs if isinstance(core, gym.vector.SyncVectorEnv) else None
         for number in np.flatnonzero(ended):
             last = info["final_obs"][number]
-            for leaf in self.observation_leaves:
-                result.next_observation[leaf.key][number] = leaf.of(last)
+            values = [leaf.of(last) for leaf in self.observation_leaves]
+            if first is not None and all(
+                _are_one_array(value, leaf.of(first[number]))
+                for leaf, value in zip(self.observation_leaves, values)
+            ):
+                why = "loses last observations: the environment writes first ones to the same array"
+                raise SettingError("autoreset_mode", "SAME_STEP", why, ["DISABLED"])
+            for leaf, value in zip(self.observation_leaves, values):
+                result.next_observation[leaf.key][number] = value
 
     @property
     def learns(self) -> str | None:
@@ -138,6 +150,11 @@ class GymnasiumBackend(EnvBackend):
         """Close the vector environment and its processes."""
         with contextlib.suppress(Exception):
             self.vector.close()
+
+
+def _are_one_array(one: Any, other: Any) -> bool:
+    both = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return both and np.shares_memory(one, other)
 
 
 class NativeBackend(GymnasiumBackend):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import Composite
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, GymWrapper
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.backends.torchrl_layers import (
@@ -84,6 +84,7 @@ class TorchRLBackend(EnvBackend):
         self._left: Arrays | None = None  # the last observation of an environment of the kit below
         below = base_env_of(env)
         self._own = below if isinstance(below, VectorEnv) else None
+        self._shows_arrays = isinstance(below, GymWrapper) and not env.batch_dims
         if self._own is not None and self._own.normalizer is not None:
             name = "observation" if self._own.normalizer.observation else "reward"
             why = "below transforms would go on learning in evaluations, and change returns"
@@ -124,7 +125,7 @@ class TorchRLBackend(EnvBackend):
             shape = self.env.full_action_spec[key].shape
             given.set(key, torch.from_numpy(values).reshape(shape).to(self.env.device))
         try:
-            stepped, self._root = self.env.step_and_maybe_reset(given)
+            stepped, self._root = self._step_and_reset(given)
         except FAULTS as error:
             raise fault_of(self.name, None, error, "step()") from error
         self._left = None if self._own is None else self._own.start()
@@ -143,6 +144,21 @@ class TorchRLBackend(EnvBackend):
             scalars = {text_of(key): self._row(following, key) for key in self._scalars}
             self.infos = infos_of_arrays(scalars, result.terminated | result.truncated)
         return None
+
+    def _step_and_reset(self, given: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """As ``step_and_maybe_reset``; the last observation is a copy.
+
+        TorchRL shows the arrays of one Gymnasium environment, which may write the first observation
+        of the next episode to them.
+        """
+        if not self._shows_arrays:
+            return self.env.step_and_maybe_reset(given)  # type: ignore[no-any-return]
+        stepped = self.env.step(given)
+        stepped.set("next", stepped.get("next").clone())
+        present = self.env._step_mdp(stepped)
+        if self.env._post_step_mdp_hooks is not None:
+            stepped, present = self.env._post_step_mdp_hooks(stepped, present)
+        return stepped, self.env.maybe_reset(present)
 
     def _write(self, tensordict: TensorDictBase, arrays: Arrays) -> None:
         for leaf in self.observation_leaves:
