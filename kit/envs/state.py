@@ -106,7 +106,8 @@ class Shared:
     """What environments share: attributes of their classes, and globals that their methods name.
 
     It is no part of the state of one environment. Those of Gymnasium and of the kit keep none
-    there; layers that offer ``load_state_dict`` are trusted to have it in their state.
+    there; layers that offer ``load_state_dict`` are trusted to have it in their state. Spaces that
+    an environment holds as its own, too, are part of its state, and seeded with it.
 
     Args:
         env: one of them, before it is reset.
@@ -116,6 +117,8 @@ class Shared:
         own = [type(layer) for layer in layers(env) if not hasattr(layer, "load_state_dict")]
         bases = {base: None for kind in own for base in kind.__mro__}
         self._classes = [base for base in bases if package(base) not in _SHARE_NOTHING]
+        held_too = (value for layer in layers(env) for value in layer.__dict__.values())
+        self._spaces = [value for value in held_too if isinstance(value, gym.Space)]
         self._before = dict(self._seen()) if self._classes else {}
 
     def check(self) -> None:
@@ -132,6 +135,8 @@ class Shared:
     def _seen(self) -> Iterator[tuple[str, str]]:
         """Names and what they hold, as far as it can be described."""
         for where, name, value in self._places():
+            if any(value is space for space in self._spaces):
+                continue
             with contextlib.suppress(CannotCapture):
                 yield f"{where}.{name}", repr(Encoder((), self._classes)(value, name))
 

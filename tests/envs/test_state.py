@@ -643,6 +643,38 @@ def test_state_that_environments_share_is_said_and_turns_exact_resume_off(make):
     assert not again.load_full_state(state)
 
 
+class DrawsFromAPlaceOfItsClass(Keeps):
+    """Draws from a space that all environments share, which is seeded as that of each."""
+
+    place = Box(-1, 1, (1,), np.float64)
+
+    def begin(self) -> None:
+        self.observation_space = self.place
+
+    def next(self) -> float:
+        return float(self.place.sample()[0])
+
+
+def test_spaces_of_a_class_that_environments_hold_are_part_of_their_state():
+    env = make_env(DrawsFromAPlaceOfItsClass, 2, seed=3)
+    env.start()
+    state = env.full_state()
+    assert state["not_resumable"] == ""
+
+    def observed() -> list:
+        seen = []
+        for _ in range(7):
+            result = env.new_step()
+            env.step_arrays({"action": np.zeros(2, np.int64)}, result)
+            seen.append(result.next_observation["observation"].tolist())
+        return seen
+
+    went_on = observed()
+    env = make_env(DrawsFromAPlaceOfItsClass, 2, seed=4)
+    assert env.load_full_state(state)
+    assert observed() == went_on
+
+
 class HoldsConstants(Keeps):
     """Holds much that never changes."""
 
