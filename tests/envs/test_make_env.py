@@ -158,6 +158,10 @@ def test_infos_that_are_no_dictionary_are_refused():
 def test_a_vector_environment_that_spends_a_step_on_resets_is_refused():
     with pytest.raises(SettingError, match="spends a policy step on each reset"):
         made_by_gymnasium(AutoresetMode.NEXT_STEP)
+    env = GymEnv("CartPole-v1", num_envs=2)
+    with pytest.raises(SettingError, match="of AsyncVectorEnv spends a policy step on each reset"):
+        make_env(env)
+    env.close()
 
 
 class Sampling(gym.Env):

@@ -21,6 +21,20 @@ from kit.steps.errors import SettingError
 AutoresetMode = gym.vector.AutoresetMode
 
 
+def resets_by_mask(vector: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
+    """Whether a vector environment resets when it is asked; otherwise it does in the same step.
+
+    Raises:
+        SettingError: if it spends a step on a reset.
+    """
+    mode = vector.metadata.get("autoreset_mode")
+    if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
+        why = f"of {type(vector).__name__} spends a policy step on each reset"
+        works = ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"]
+        raise SettingError("autoreset_mode", mode, why, works)
+    return bool(mode == AutoresetMode.DISABLED)
+
+
 class GymnasiumBackend(EnvBackend):
     """Any Gymnasium vector environment that resets in the same step, or lets itself be reset.
 
@@ -37,12 +51,7 @@ class GymnasiumBackend(EnvBackend):
 
     def __init__(self, vector: gym.vector.VectorEnv[Any, Any, Any], name: str = "env") -> None:
         self.vector = vector
-        mode = vector.metadata.get("autoreset_mode")
-        self._resets_by_mask = mode == AutoresetMode.DISABLED
-        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-            why = f"of {type(vector).__name__} spends a policy step on each reset"
-            works = ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"]
-            raise SettingError("autoreset_mode", mode, why, works)
+        self._resets_by_mask = resets_by_mask(vector)
         self._describe(
             name, vector.num_envs, vector.single_observation_space, vector.single_action_space
         )

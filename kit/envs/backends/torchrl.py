@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import gymnasium as gym
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, GymWrapper
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
+from kit.envs.backends.gymnasium import resets_by_mask
 from kit.envs.backends.torchrl_layers import (
     base_env_of,
     frame_skip_of,
@@ -48,7 +50,8 @@ class TorchRLBackend(EnvBackend):
 
     Raises:
         SettingError: if it has several batch dimensions, several rewards or ends, or an environment
-            of the kit below normalises or is below a frame skip.
+            of the kit below normalises or is below a frame skip, or a vector environment of
+            Gymnasium below spends a step on a reset.
     """
 
     uses_torch = True
@@ -84,6 +87,10 @@ class TorchRLBackend(EnvBackend):
         self._left: Arrays | None = None  # the last observation of an environment of the kit below
         below = base_env_of(env)
         self._own = below if isinstance(below, VectorEnv) else None
+        if isinstance(below, GymWrapper) and isinstance(below._env, gym.vector.VectorEnv):
+            resets_by_mask(
+                below._env
+            )  # refuses GymEnv(id, num_envs=...), which shows zeros as last
         self._shows_arrays = isinstance(below, GymWrapper) and not env.batch_dims
         if self._own is not None and self._own.normalizer is not None:
             name = "observation" if self._own.normalizer.observation else "reward"
