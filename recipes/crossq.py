@@ -34,16 +34,18 @@ class Config(NetworkConfig, OffPolicyConfig):
     steps: OffPolicySteps = field(
         default_factory=lambda: OffPolicySteps(total_policy_steps=20_000, learning_starts=500)
     )
-    loss: str = "CrossQLoss"
-    """Loss of torchrl.objectives, or module:Class."""
+    loss: str = "kit.losses:CrossQLoss"
+    """Loss as module:Class, or a name from torchrl.objectives."""
     num_critics: Networks = 2
     """Number of Q-networks; targets use the minimum over them."""
     policy_delay: Count = 3
     """Gradient steps of the critics for each one of actor and temperature."""
+    renorm_actor: bool = True
+    """Whether the actor has batch renormalisation as well, as in the authors' program."""
     momentum: UnitInterval = 0.01
-    """Weight of a minibatch in the running statistics of the critics."""
+    """Weight of a minibatch in the running statistics of a network."""
     renorm_warmup: Natural = 100_000
-    """Gradient steps with batch normalisation, before running statistics renormalise."""
+    """Minibatches of a network with batch normalisation, before running ones renormalise."""
     initial_alpha: Positive = 1.0
     """Initial entropy temperature."""
     fixed_alpha: bool = False
@@ -60,10 +62,14 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire CrossQ; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="crossq")
     env = experiment.make_env(actions="continuous")
-    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation)
-    statistics: dict[str, Any] = {"momentum": cfg.momentum, "warmup_steps": cfg.renorm_warmup}
-    shape: dict[str, Any] = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
-    critic = make_action_value(env, **shape, after=lambda n: [BatchRenorm(n, **statistics)])
+
+    def renorm(width: int) -> list[BatchRenorm]:
+        return [BatchRenorm(width, momentum=cfg.momentum, warmup_steps=cfg.renorm_warmup)]
+
+    sizes, of_actor = cfg.hidden_sizes, renorm if cfg.renorm_actor else None
+    actor = sac.make_policy(env, sizes, cfg.activation, after=of_actor)
+    actor.eval()  # it acts by running statistics, but in its own loss
+    critic = make_action_value(env, sizes, cfg.activation, after=renorm)
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
     alpha = sac.temperature(env, cfg)
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)

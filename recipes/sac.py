@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensordict.nn import TensorDictModuleBase
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
@@ -42,10 +41,10 @@ class Config(NetworkConfig, OffPolicyConfig):
     """Learning rate of Adam for actor, critics and temperature."""
 
 
-def make_policy(env: VectorEnv, sizes: list[int], activation: str) -> TensorDictModuleBase:
+def make_policy(env: VectorEnv, sizes: list[int], activation: str, **layers: Any) -> Any:
     """The actor: normal distributions, squashed to the bounds of the action."""
     how: Any = {"continuous": "tanh_normal", "orthogonal": False, "return_log_prob": False}
-    return make_actor(env, sizes, activation, **how).select_out_keys("action")
+    return make_actor(env, sizes, activation, **how, **layers).select_out_keys("action")
 
 
 def temperature(env: VectorEnv, cfg: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torchrl.modules import (
 )
 from torchrl.objectives import LossModule, SoftUpdate
 
-from kit.losses import DroQLoss, TD3Loss
+from kit.losses import CrossQLoss, DroQLoss, TD3Loss
 from kit.modules import BatchRenorm
 
 OBSERVATIONS, ACTIONS = 4, 2
@@ -40,8 +40,8 @@ def net(inputs: int, outputs: int, kind: type[nn.Sequential] = nn.Sequential) ->
     return kind(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
 
 
-def normal_actor() -> ProbabilisticActor:
-    network = nn.Sequential(net(OBSERVATIONS, 2 * ACTIONS), NormalParamExtractor())
+def normal_actor(*first: nn.Module) -> ProbabilisticActor:
+    network = nn.Sequential(*first, net(OBSERVATIONS, 2 * ACTIONS), NormalParamExtractor())
     return ProbabilisticActor(
         TensorDictModule(network, ["observation"], ["loc", "scale"]),
         in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True,
@@ -159,7 +159,7 @@ def _droq() -> LossModule:
 def _crossq() -> LossModule:
     network = Joined(BatchRenorm(6), nn.Linear(6, 8), nn.ReLU(), BatchRenorm(8), nn.Linear(8, 1))
     critic = ValueOperator(network, ["observation", "action"])
-    return objectives.CrossQLoss(normal_actor(), critic)
+    return CrossQLoss(normal_actor(BatchRenorm(OBSERVATIONS)), critic)
 
 
 def _tqc() -> LossModule:

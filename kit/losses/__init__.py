@@ -1,5 +1,6 @@
 """Losses that TorchRL lacks, or that need a correction."""
 
+from kit.losses.crossq import CrossQLoss
 from kit.losses.distributional import CategoricalDQNLoss, DQNLoss, QuantileDQNLoss
 from kit.losses.dreamerv1 import DreamerV1Loss
 from kit.losses.dreamerv3 import DreamerV3Loss
@@ -13,7 +14,7 @@ from kit.losses.svpg import SteinGradients
 from kit.losses.td3 import TD3Loss
 
 __all__ = [
-    "CQLLoss", "CategoricalDQNLoss", "DQNLoss", "DiscreteSACLoss", "DreamerV1Loss", "DreamerV3Loss",
-    "DroQLoss", "KLPENPPOLoss", "LikelihoodBCLoss", "Plan2ExploreLoss", "QuantileDQNLoss",
-    "REDQLoss", "SteinGradients", "TD3Loss", "losses_due",
+    "CQLLoss", "CategoricalDQNLoss", "CrossQLoss", "DQNLoss", "DiscreteSACLoss", "DreamerV1Loss",
+    "DreamerV3Loss", "DroQLoss", "KLPENPPOLoss", "LikelihoodBCLoss", "Plan2ExploreLoss",
+    "QuantileDQNLoss", "REDQLoss", "SteinGradients", "TD3Loss", "losses_due",
 ]  # fmt: skip

@@ -8,8 +8,9 @@ from typing import Any
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl import objectives
-from torchrl.objectives import CrossQLoss, SACLoss, TD3BCLoss
+from torchrl.objectives import SACLoss, TD3BCLoss
 
+from kit.losses.crossq import CrossQLoss
 from kit.losses.sac import DroQLoss
 from kit.losses.td3 import TD3Loss
 
@@ -17,6 +18,7 @@ _CRITICS: dict[type[nn.Module], str] = {
     objectives.TD3Loss: "value_loss",
     TD3Loss: "value_loss",
     TD3BCLoss: "qvalue_loss",
+    objectives.CrossQLoss: "qvalue_loss",
     CrossQLoss: "qvalue_loss",
     SACLoss: "qvalue_v2_loss",
     DroQLoss: "qvalue_v2_loss",

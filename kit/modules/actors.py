@@ -29,7 +29,7 @@ from kit.modules.heads import (
     parameter_keys,
     vector_shape,
 )
-from kit.modules.networks import linear
+from kit.modules.networks import Layers, linear
 from kit.modules.recurrent import Recurrent
 from kit.steps import SettingError
 from kit.steps.errors import one_of
@@ -43,6 +43,7 @@ def make_actor(
     continuous: Continuous = "normal",
     initial_log_std: float = 0.0,
     body: TensorDictModule | Recurrent | None = None,
+    after: Layers | None = None,
     orthogonal: bool = True,
     return_log_prob: bool = True,
 ) -> ProbabilisticActor | Actor:
@@ -62,19 +63,20 @@ def make_actor(
         initial_log_std: initial log standard deviation of ``normal``.
         body: module that writes ``features``, shared with a critic, of :func:`make_body` or any
             whose ``out_features`` is their number; ``None``: a network of its own.
+        after: layers after the joined observations and after each activation; not with ``body``.
         orthogonal: whether weights start orthogonal, the last layer's with gain 0.01.
         return_log_prob: whether the policy writes the log-probability of its actions.
 
     Raises:
         SettingError: if an action is of a kind this policy cannot choose, or cannot be masked; or
-            if ``body`` writes no ``features``, or does not say how many.
+            if ``body`` writes no ``features``, does not say how many, or comes with ``after``.
     """
     one_of("continuous", continuous, get_args(Continuous))
     if continuous == "deterministic":
         if body is not None:
             works = "leave body out: a deterministic policy has a network of its own"
             raise SettingError("body", type(body).__name__, "cannot be shared", works)
-        return _deterministic(env, hidden_sizes, activation, orthogonal)
+        return _deterministic(env, hidden_sizes, activation, orthogonal, after)
     kinds = continuous, initial_log_std
     heads = {leaf.key: head_of(env, leaf, *kinds) for leaf in of_make_env(env).action_leaves}
     columns = sum(head.columns for head in heads.values())
@@ -83,11 +85,14 @@ def make_actor(
     kind = MaskedHeads if masks else Heads
     if body is None:
         sizes = (columns, hidden_sizes, activation, orthogonal, 0.01)
-        keys, network = observation_network(env, *sizes, masks)
+        keys, network = observation_network(env, *sizes, masks, after=after)
         module: TensorDictModuleBase = TensorDictModule(
             kind(network, list(heads.values())), in_keys=[*keys, *masks], out_keys=parameters
         )
     else:
+        if after is not None:
+            why = "is for a network of the actor's own, and body is given"
+            raise SettingError("after", after, why, "give the body such layers")
         last = linear(features_of(body), columns, 0.01 if orthogonal else None)
         head = kind(last, list(heads.values()))
         module = TensorDictSequential(
@@ -111,14 +116,18 @@ def make_actor(
 
 
 def _deterministic(
-    env: Any, hidden_sizes: Sequence[int], activation: str, orthogonal: bool
+    env: Any,
+    hidden_sizes: Sequence[int],
+    activation: str,
+    orthogonal: bool,
+    after: Layers | None,
 ) -> Actor:
     leaf = only_action(env, "Box", "a deterministic policy", "make_q_network")
     action_masks(env, 0)
     spec = env.full_action_spec[leaf.key]
     head = Scaled(vector_shape(tuple(spec.shape[1:])), *bounds_of(leaf, spec))
     sizes = (head.columns, hidden_sizes, activation, orthogonal, 0.01)
-    keys, network = observation_network(env, *sizes)
+    keys, network = observation_network(env, *sizes, after=after)
     return Actor(Heads(network, [head]), in_keys=keys, out_keys=[leaf.key], spec=spec[0].clone())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torchrl import objectives
 from torchrl.modules import BatchRenorm1d
 
 from kit.losses import DroQLoss
@@ -54,12 +56,40 @@ def test_in_evaluation_the_running_statistics_normalise_and_stay():
     assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
 
 
-def test_a_step_of_crossq_takes_one_batch_into_the_statistics_of_every_critic():
-    loss = make_loss("CrossQLoss, batch renormalisation")
+CROSSQ = "CrossQLoss, batch renormalisation"
+
+
+def statistics(loss, network, name):
+    state = loss.state_dict()
+    return [v.clone() for key, v in state.items() if key.startswith(network) and name in key]
+
+
+def test_a_step_of_crossq_takes_one_batch_into_the_statistics_of_actor_and_every_critic():
+    loss = make_loss(CROSSQ)
     for count in range(1, 4):
-        loss(minibatch_for("CrossQLoss"))
-        seen = [value for name, value in loss.state_dict().items() if name.endswith("batches")]
-        assert [value.tolist() for value in seen] == [[count, count]] * 2
+        loss(minibatch_for(CROSSQ))
+        seen = [value.tolist() for value in statistics(loss, "", "batches")]
+        assert seen == [count, [count, count], [count, count]]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_actor_of_crossq_learns_by_minibatches_and_acts_by_running_statistics(training):
+    loss, minibatch = make_loss(CROSSQ), minibatch_for(CROSSQ)
+    actor, observation = loss.actor_network, minibatch["observation"]
+    actor.train(training)
+    torch.manual_seed(0)
+    value, _ = loss.qvalue_loss(minibatch)
+    assert statistics(loss, "actor", "batches") == [0]
+    loss.actor_loss(minibatch)
+    assert statistics(loss, "actor", "batches") == [1]
+    (mean,) = statistics(loss, "actor", "running_mean")
+    torch.testing.assert_close(mean, actor.module[0].module[0].momentum * observation.mean(0))
+    assert actor.training == training
+
+    theirs = make_loss(CROSSQ)
+    theirs.actor_network.eval()
+    torch.manual_seed(0)
+    assert value == objectives.CrossQLoss.qvalue_loss(theirs, minibatch)[0]
 
 
 def test_the_actor_of_droq_ascends_the_mean_of_the_critics():
