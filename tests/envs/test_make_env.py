@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from torchrl.envs import GymEnv, StepCounter, TransformedEnv
 
 from kit.collectors import VectorCollector
-from kit.envs import VectorEnv, make_env
+from kit.envs import EnvironmentFault, VectorEnv, make_env
 from kit.envs.vector_env import env_seeds
 from kit.steps import SettingError
 from tests.envs.odd_envs import CountsFromStart, ManySpaces, Steps
@@ -162,6 +162,40 @@ def test_a_vector_environment_that_spends_a_step_on_resets_is_refused():
     with pytest.raises(SettingError, match="of AsyncVectorEnv spends a policy step on each reset"):
         make_env(env)
     env.close()
+
+
+class Vector(gym.vector.VectorEnv):
+    """Two envs whose episodes end in the third step; flags are lists."""
+
+    def __init__(self, mode: AutoresetMode | None) -> None:
+        self.num_envs, self.metadata = 2, {"autoreset_mode": mode} if mode else {}
+        self.single_observation_space = gym.spaces.Box(0.0, 9.0, (1,), np.float32)
+        self.single_action_space = gym.spaces.Discrete(2)
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros((2, 1), np.float32), {}
+
+    def step(self, actions):
+        self.steps += 1
+        ended = [self.steps == 3] * 2
+        return np.full((2, 1), self.steps, np.float32), np.ones(2), ended, [False] * 2, {}
+
+
+def test_a_vector_environment_of_ones_own_may_return_flags_as_lists():
+    env = make_env(Vector(AutoresetMode.DISABLED))
+    batch = VectorCollector(env, None, steps_per_env=4).collect()
+    assert batch["next", "terminated"][..., 0].tolist() == [[False, False, True, False]] * 2
+    assert batch["next", "observation"][..., 0].tolist() == [[1, 2, 3, 1]] * 2
+
+
+def test_one_that_does_not_say_when_it_resets_or_what_it_saw_last_is_refused():
+    with pytest.raises(SettingError, match="missing in the metadata of Vector: when it resets"):
+        make_env(Vector(None))
+    collector = VectorCollector(make_env(Vector(AutoresetMode.SAME_STEP)), None, steps_per_env=4)
+    with pytest.raises(EnvironmentFault, match=r"without its last observation, info"):
+        collector.collect()
 
 
 class Sampling(gym.Env):

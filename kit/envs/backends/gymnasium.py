@@ -25,11 +25,13 @@ def resets_by_mask(vector: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
     """Whether a vector environment resets when it is asked; otherwise it does in the same step.
 
     Raises:
-        SettingError: if it spends a step on a reset.
+        SettingError: if it spends a step on a reset, or does not say when it resets.
     """
-    mode = vector.metadata.get("autoreset_mode")
+    mode, name = vector.metadata.get("autoreset_mode"), type(vector).__name__
     if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-        why = f"of {type(vector).__name__} spends a policy step on each reset"
+        why = f"of {name} spends a policy step on each reset"
+        if mode is None:
+            why = f"is missing in the metadata of {name}: when it resets is not known"
         works = ["AutoresetMode.SAME_STEP", "AutoresetMode.DISABLED"]
         raise SettingError("autoreset_mode", mode, why, works)
     return bool(mode == AutoresetMode.DISABLED)
@@ -84,7 +86,8 @@ class GymnasiumBackend(EnvBackend):
         except FAULTS as error:
             raise fault_of(self.name, None, error, "step()") from error
         result.reward[...] = reward
-        for name, flags in (("terminated", terminated), ("truncated", truncated)):
+        for name, given in (("terminated", terminated), ("truncated", truncated)):
+            flags = np.asarray(given)
             if flags.dtype != np.bool_ and not np.isin(flags, (0, 1)).all():
                 raise EnvironmentFault(self.name, None, f"returned {flags} as {name}")
             getattr(result, name)[...] = flags
@@ -109,6 +112,9 @@ class GymnasiumBackend(EnvBackend):
         """Replace first observations of new episodes by the last ones of those that ended."""
         if "final_info" in info and "env_steps" in info["final_info"]:
             result.env_steps[ended] = info["final_info"]["env_steps"][ended]
+        if "final_obs" not in info:
+            why = "ended an episode without its last observation, info['final_obs']"
+            raise EnvironmentFault(self.name, None, why)
         core = self.vector.unwrapped
         first = core._env_obs if isinstance(core, gym.vector.SyncVectorEnv) else None
         for number in np.flatnonzero(ended):
