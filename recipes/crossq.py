@@ -11,10 +11,10 @@ from typing import Any
 
 from kit.config import (
     Count,
+    CriticNetworkConfig,
     Decay,
     Finite,
     Natural,
-    NetworkConfig,
     Networks,
     Positive,
     UnitInterval,
@@ -27,7 +27,7 @@ from recipes import sac
 
 
 @dataclass
-class Config(NetworkConfig, OffPolicyConfig):
+class Config(CriticNetworkConfig, OffPolicyConfig):
     """Settings of CrossQ."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
@@ -66,10 +66,10 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     def renorm(width: int) -> list[BatchRenorm]:
         return [BatchRenorm(width, momentum=cfg.momentum, warmup_steps=cfg.renorm_warmup)]
 
-    sizes, of_actor = cfg.hidden_sizes, renorm if cfg.renorm_actor else None
-    actor = sac.make_policy(env, sizes, cfg.activation, after=of_actor)
+    of_actor = renorm if cfg.renorm_actor else None
+    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation, after=of_actor)
     actor.eval()  # it acts by running statistics, but in its own loss
-    critic = make_action_value(env, sizes, cfg.activation, after=renorm)
+    critic = make_action_value(env, cfg.critic_sizes, cfg.activation, after=renorm)
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
     alpha = sac.temperature(env, cfg)
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)

@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import HiddenSizes, NetworkConfig, NotNegative, Positive, UnitInterval
+from kit.config import CriticNetworkConfig, HiddenSizes, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.modules.exploration import GaussianNoise, half_range
@@ -22,7 +22,7 @@ from kit.update import Update
 
 
 @dataclass
-class Config(NetworkConfig, OffPolicyConfig):
+class Config(CriticNetworkConfig, OffPolicyConfig):
     """Settings of DDPG."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
@@ -45,7 +45,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     env = experiment.make_env(actions="continuous")
     sizes, activation, sigma = cfg.hidden_sizes, cfg.activation, float(cfg.exploration_noise)
     actor = make_actor(env, sizes, activation, continuous="deterministic", orthogonal=False)
-    critic = make_action_value(env, sizes, activation)
+    critic = make_action_value(env, cfg.critic_sizes, activation)
     noise = GaussianNoise(
         spec=env.full_action_spec, sigma_init=sigma, sigma_end=sigma, std=half_range(env)
     )

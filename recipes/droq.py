@@ -44,7 +44,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation)
     critic = make_action_value(
         env,
-        cfg.hidden_sizes,
+        cfg.critic_sizes,
         cfg.activation,
         before=lambda width: [Dropout(cfg.dropout), LayerNorm(width)],
     )

@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import NetworkConfig, Networks, Positive, UnitInterval
+from kit.config import CriticNetworkConfig, Networks, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_action_value, make_actor, make_value
 from kit.trainer import Trainer
@@ -20,7 +20,7 @@ from kit.update import Update
 
 
 @dataclass
-class Config(NetworkConfig, OfflineConfig):
+class Config(CriticNetworkConfig, OfflineConfig):
     """Settings of IQL."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
@@ -51,8 +51,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_action_value(env, sizes, activation),
-        make_value(env, sizes, activation, orthogonal=False),
+        make_action_value(env, cfg.critic_sizes, activation),
+        make_value(env, cfg.critic_sizes, activation, orthogonal=False),
         num_qvalue_nets=cfg.num_critics,
         expectile=cfg.expectile,
         temperature=cfg.temperature,

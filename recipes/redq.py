@@ -56,7 +56,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_action_value(env, cfg.hidden_sizes, cfg.activation),
+        make_action_value(env, cfg.critic_sizes, cfg.activation),
         num_qvalue_nets=cfg.num_critics,
         sub_sample_len=cfg.num_target_critics,
         loss_function="l2",

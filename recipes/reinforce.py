@@ -53,7 +53,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire REINFORCE; ``make_loss`` replaces ``cfg.loss``, ``parts`` the parts of the trainer."""
     experiment = Experiment(cfg, algorithm="reinforce")
     if not cfg.baseline:
-        of_values = ("gae_lambda", "critic_coeff", "critic_loss", "anneal_critic", "shared_body")
+        of_critic = ("critic_coeff", "critic_hidden_sizes", "critic_loss", "anneal_critic")
+        of_values = (*of_critic, "gae_lambda", "shared_body")
         checks.unused(cfg, of_values, "baseline=false estimates no values")
     env = experiment.make_env()
     actor, critic = make_actor_critic(env, **cfg.networks)

@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Finite, NetworkConfig, Networks, Positive, UnitInterval, checks
+from kit.config import CriticNetworkConfig, Finite, Networks, Positive, UnitInterval, checks
 from kit.envs import VectorEnv
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
@@ -21,7 +21,7 @@ from kit.update import Update
 
 
 @dataclass
-class Config(NetworkConfig, OffPolicyConfig):
+class Config(CriticNetworkConfig, OffPolicyConfig):
     """Settings of SAC."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
@@ -70,7 +70,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     experiment = Experiment(cfg, algorithm="sac")
     env = experiment.make_env(actions="continuous")
     actor = make_policy(env, cfg.hidden_sizes, cfg.activation)
-    critic = make_action_value(env, cfg.hidden_sizes, cfg.activation)
+    critic = make_action_value(env, cfg.critic_sizes, cfg.activation)
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2", **temperature(env, cfg)}
     loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form)
     loss.make_value_estimator(gamma=cfg.gamma)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, HiddenSizes, NetworkConfig, Networks, Positive, UnitInterval
+from kit.config import Count, CriticNetworkConfig, HiddenSizes, Networks, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
 from kit.hooks import AnnealLearningRate
 from kit.modules import make_actor, make_q_network
@@ -26,7 +26,7 @@ from kit.update import Update
 
 
 @dataclass
-class Config(NetworkConfig, OffPolicyConfig):
+class Config(CriticNetworkConfig, OffPolicyConfig):
     """Settings of SAC for discrete actions."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(num_envs=1))
@@ -61,13 +61,13 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire discrete SAC; ``make_loss`` replaces ``cfg.loss``, ``parts`` parts of the trainer."""
     experiment = Experiment(cfg, algorithm="discrete_sac")
     env = experiment.make_env(actions="discrete")
-    shape: dict[str, Any] = {"hidden_sizes": cfg.hidden_sizes, "activation": cfg.activation}
-    actor = make_actor(env, **shape, orthogonal=False, return_log_prob=False)
+    how: Any = {"orthogonal": False, "return_log_prob": False}
+    actor = make_actor(env, cfg.hidden_sizes, cfg.activation, **how)
     masks = action_masks(env, int(env.action_spec.n))
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_q_network(env, **shape),
+        make_q_network(env, cfg.critic_sizes, cfg.activation),
         action_space="categorical",
         num_qvalue_nets=cfg.num_critics,
         alpha_init=cfg.initial_alpha,

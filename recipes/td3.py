@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, NetworkConfig, NotNegative, Positive, UnitInterval
+from kit.config import Count, CriticNetworkConfig, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.modules.exploration import GaussianNoise, half_range
@@ -22,7 +22,7 @@ from kit.update import Update
 
 
 @dataclass
-class Config(NetworkConfig, OffPolicyConfig):
+class Config(CriticNetworkConfig, OffPolicyConfig):
     """Settings of TD3."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
@@ -55,7 +55,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_action_value(env, sizes, activation),
+        make_action_value(env, cfg.critic_sizes, activation),
         action_spec=env.action_spec[0],
         policy_noise=cfg.policy_noise * unit,
         noise_clip=cfg.noise_clip * unit,

@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Adam
 from torchrl.objectives import SoftUpdate
 
-from kit.config import Count, NetworkConfig, NotNegative, Positive, UnitInterval
+from kit.config import Count, CriticNetworkConfig, NotNegative, Positive, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OfflineConfig, main
 from kit.modules import make_action_value, make_actor
 from kit.modules.exploration import half_range
@@ -21,7 +21,7 @@ from kit.update import Update
 
 
 @dataclass
-class Config(NetworkConfig, OfflineConfig):
+class Config(CriticNetworkConfig, OfflineConfig):
     """Settings of TD3+BC."""
 
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
@@ -55,7 +55,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_action_value(env, sizes, activation),
+        make_action_value(env, cfg.critic_sizes, activation),
         action_spec=env.action_spec[0],
         alpha=cfg.alpha,
         policy_noise=cfg.policy_noise * unit,

@@ -47,7 +47,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     loss = experiment.make_loss(
         make_loss or cfg.loss,
         actor,
-        make_action_value(env, cfg.hidden_sizes, cfg.activation, outputs=cfg.num_quantiles),
+        make_action_value(env, cfg.critic_sizes, cfg.activation, outputs=cfg.num_quantiles),
         num_qvalue_nets=cfg.num_critics,
         top_quantiles_to_drop_per_net=cfg.dropped_quantiles,
         **sac.temperature(env, cfg),

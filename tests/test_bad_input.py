@@ -129,6 +129,8 @@ REFUSED = {
     "ppo_recurrent recurrent_size=20000": "recurrent_size=20000 is more than 16384; what "
     "works: 16384",
     "redq steps.sequence_length=1": "steps.sequence_length=1 makes sequences of which each is a",
+    "ppo shared_body=true critic_hidden_sizes=[8]": "critic_hidden_sizes=[8] is of layers that the "
+    "critic does not have: it shares the actor's; what works: null.",
     "ppo_pixels frame_stack=2000": "frame_stack=2000 is more than 1000; what works: 1000",
     "rainbow atoms=1": "atoms=1 is less than 2; what works: 2",
     "crossq beta_1=1": "beta_1=1.0 is more than 0.9999; what works: 0.9999",

@@ -158,6 +158,7 @@ EFFECTS: dict[str, Effect] = {
     "buffer_folder": Effect(".", part("buffer.buffer.storage.folder")),
     # networks
     "hidden_sizes": Effect([6]),
+    "critic_hidden_sizes": Effect([6]),
     "activation": Effect("silu"),
     "shared_body": Effect(None),
     "initial_log_std": Effect(-2.0, weights, PENDULUM),

@@ -377,6 +377,7 @@ def test_a_loss_by_name_is_tried_on_sequences_that_go_on_after_the_burn_in(loss)
             r"anneal_critic='linear' has no effect: baseline=false estimates no values",
         ),
         ("reinforce", {"baseline": False, "shared_body": True}, r"shared_body=True has no effect"),
+        ("reinforce", {"baseline": False, "critic_hidden_sizes": [8]}, r"\[8\] has no effect"),
         ("trpo", {"learning_rate": 0.1}, r"learning_rate=0\.1 has no effect: the length"),
         (
             "trpo",

@@ -178,14 +178,28 @@ class OfflineConfig(RunConfig):
 
 @dataclass
 class NetworkConfig:
-    """Settings of the networks of most recipes with critics of actions, besides their algorithm."""
+    """Settings of the networks of most recipes whose losses share none, besides their algorithm."""
 
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of actor and critics."""
+    """Widths of the hidden layers."""
     activation: str = "relu"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     max_grad_norm: Positive | None = None
     """Maximum norm of the gradient; null: unclipped."""
+
+
+@dataclass
+class CriticNetworkConfig(NetworkConfig):
+    """The same of recipes with critics of actions."""
+
+    critic_hidden_sizes: HiddenSizes | None = None
+    """Widths of the hidden layers of the critics; null: as hidden_sizes, those of the actor."""
+
+    @property
+    def critic_sizes(self) -> list[int]:
+        """Widths of the hidden layers of the critics."""
+        own = self.critic_hidden_sizes
+        return self.hidden_sizes if own is None else own
 
 
 @dataclass
@@ -194,6 +208,8 @@ class ActorCriticConfig(OnPolicyConfig):
 
     hidden_sizes: HiddenSizes = field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of actor and critic."""
+    critic_hidden_sizes: HiddenSizes | None = None
+    """Widths of the hidden layers of the critic; null: as hidden_sizes."""
     activation: str = "tanh"
     """Activation: tanh, sigmoid_tanh (faster on a CPU), relu, elu, silu, gelu."""
     shared_body: bool = False
@@ -229,8 +245,8 @@ class ActorCriticConfig(OnPolicyConfig):
     @property
     def networks(self) -> dict[str, Any]:
         """Arguments of :func:`~kit.modules.make_actor_critic`."""
-        names = ("hidden_sizes", "activation", "shared_body", "initial_log_std", "device")
-        return {name: getattr(self, name) for name in names}
+        names = ("hidden_sizes", "critic_hidden_sizes", "activation", "shared_body", "device")
+        return {name: getattr(self, name) for name in (*names, "initial_log_std")}
 
     @property
     def normalize_minibatch(self) -> bool:

@@ -56,20 +56,33 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # fmt: on
 
 
-def _hidden_sizes(value: Any, settings: Any) -> Any:
-    """``net_arch`` of ``policy_kwargs``, as one list for actor and critics."""
+def _hidden_sizes(value: Any, settings: Any) -> list[int]:
+    """``net_arch`` of ``policy_kwargs``: the actor's widths."""
+    return _net_arch(value, settings)[0]
+
+
+def _critic_hidden_sizes(value: Any, settings: Any) -> list[int] | None:
+    """``net_arch`` of ``policy_kwargs``: the critics' widths, if they are others."""
+    actor, critic = _net_arch(value, settings)
+    return None if critic == actor else critic
+
+
+def _net_arch(value: Any, settings: Any) -> tuple[list[int], list[int]]:
+    """Widths of actor and critics: one list, or a list each."""
     sizes = value.get("net_arch") if isinstance(value, Mapping) else value
     if sizes is None and not {*value} - {"net_arch"}:
         works = "leave it out, or use {net_arch: [64, 64]}"
         raise SettingError("policy_kwargs", value, "names no widths of hidden layers", works)
-    both = {"pi", "vf" if settings.family == ON_POLICY else "qf"}
-    if isinstance(sizes, Mapping) and {*sizes} == both and settings.algo != "dqn":
-        sizes, other = sizes.values()
-        sizes = sizes if sizes == other else None
-    if {*value} != {"net_arch"} or not isinstance(sizes, (list, tuple)):
-        why = "is more than the widths of hidden layers, the same for actor and critic"
-        raise SettingError("policy_kwargs", value, why, "use {net_arch: [64, 64]}")
-    return [*sizes]
+    of_critic = "vf" if settings.family == ON_POLICY else "qf"
+    each: list[Any] = [sizes, sizes]
+    if isinstance(sizes, Mapping) and {*sizes} == {"pi", of_critic} and settings.algo != "dqn":
+        each = [sizes["pi"], sizes[of_critic]]
+    if {*value} != {"net_arch"} or not all(isinstance(one, (list, tuple)) for one in each):
+        why, works = "is more than the widths of hidden layers", "use {net_arch: [64, 64]}"
+        if settings.algo != "dqn":
+            works += f" or {{net_arch: {{pi: [64, 64], {of_critic}: [64, 64]}}}}"
+        raise SettingError("policy_kwargs", value, why, works)
+    return [*each[0]], [*each[1]]
 
 
 def _target_period(value: Any, settings: Any) -> int:
@@ -216,7 +229,9 @@ class SB3(WrappedDialect):
         "recipes make their networks from hidden_sizes, as MlpPolicy", accepted=("MlpPolicy",)
     )
     """class of networks; ``MlpPolicy`` is what recipes make."""
-    policy_kwargs: Mapping[str, Any] | None = acts("hidden_sizes", None, _hidden_sizes)
+    policy_kwargs: Mapping[str, Any] | None = acts(
+        "hidden_sizes", None, _hidden_sizes, also=Acts("critic_hidden_sizes", _critic_hidden_sizes)
+    )
     """arguments of the networks: ``{net_arch: [64, 64]}``, widths of the hidden layers."""
     gamma: float = acts("gamma")
     """discount."""

@@ -136,6 +136,7 @@ def make_actor_critic(
     hidden_sizes: Sequence[int] = (64, 64),
     activation: str = "tanh",
     *,
+    critic_hidden_sizes: Sequence[int] | None = None,
     shared_body: bool = False,
     initial_log_std: float = 0.0,
     device: torch.device | str = "cpu",
@@ -147,6 +148,7 @@ def make_actor_critic(
         env: the environment.
         hidden_sizes: widths of the hidden layers of each.
         activation: name of the activation between them.
+        critic_hidden_sizes: widths of the critic's; ``None``: the same.
         shared_body: whether they share their hidden layers.
         initial_log_std: initial log standard deviation of continuous actions.
         device: where they are.
@@ -154,15 +156,21 @@ def make_actor_critic(
 
     Raises:
         SettingError: if a recurrent body is not shared: collectors keep the policy's hidden state
-            alone.
+            alone; or if the critic's widths are given and the layers are shared.
     """
     shape: dict[str, Any] = {"hidden_sizes": hidden_sizes, "activation": activation}
+    of_critic = dict(shape)
+    if critic_hidden_sizes is not None:
+        of_critic["hidden_sizes"] = critic_hidden_sizes
+        if shared_body:
+            why = "is of layers that the critic does not have: it shares the actor's"
+            raise SettingError("critic_hidden_sizes", [*critic_hidden_sizes], why, [None])
     if body.get("recurrent") and not shared_body:
         why = "leaves the critic without the hidden state, which collectors keep for the policy"
         raise SettingError("shared_body", False, why, [True])
     own = shared_body or body
     first = make_body(env, **shape, **body) if own else None
-    second = make_body(env, **shape, **body) if body and not shared_body else first
+    second = make_body(env, **of_critic, **body) if body and not shared_body else first
     actor = make_actor(env, **shape, body=first, initial_log_std=initial_log_std).to(device)
-    critic = make_value(env, **shape, body=second).to(device)
+    critic = make_value(env, **of_critic, body=second).to(device)
     return actor, critic

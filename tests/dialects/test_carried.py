@@ -29,6 +29,7 @@ class Recipe:
 
     env: Env = field(default_factory=Env)
     hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
+    critic_hidden_sizes: list[int] | None = None
     learning_rate: float = 1e-3
     anneal: str = "linear"
     gamma: float = 0.99
@@ -112,6 +113,11 @@ def test_what_the_library_has_by_default_changes_no_recipe(name):
         (Sheeprl(algo="ppo", dense_units=32), {"hidden_sizes": [32, 32]}),
         (Sheeprl(algo="ppo", dense_units=8, mlp_layers=3), {"hidden_sizes": [8, 8, 8]}),
         (SB3(policy_kwargs={"net_arch": [32]}), {"hidden_sizes": [32]}),
+        (SB3(policy_kwargs={"net_arch": {"pi": [8], "vf": [8]}}), {"hidden_sizes": [8]}),
+        (
+            SB3(policy_kwargs={"net_arch": {"pi": [8], "vf": [4]}}),
+            {"hidden_sizes": [8], "critic_hidden_sizes": [4]},
+        ),
         (SB3(policy="MlpPolicy", target_kl=0.1), {"target_kl": 0.1}),
         (Pyrado(algo="ppo", critic=GAE(lamda=0.5)), {"gae_lambda": 0.5}),
         (Pyrado(algo="a2c", vfcn_coeff=0.8), {"critic_coeff": 0.4}),
@@ -286,11 +292,13 @@ def test_the_kits_own_words_take_nothing():
         ),
         (Nip(clip_value=0.5), r"clip_value=0\.5 of nip is clip_value, which this recipe does not"),
         (SB3(policy="CnnPolicy"), "policy='CnnPolicy' .*MlpPolicy"),
-        (SB3(policy_kwargs={"net_arch": {"pi": [8], "vf": [4]}}), "the same for actor and critic"),
-        (SB3(policy_kwargs={"net_arch": {"pi": [8]}}), "the same for actor and critic"),
-        (SB3(algo="ppo", policy_kwargs={"net_arch": {"pi": [8], "qf": [8]}}), "the same for actor"),
-        (SB3(algo="sac", policy_kwargs={"net_arch": {"pi": [8], "vf": [8]}}), "the same for actor"),
-        (SB3(algo="dqn", policy_kwargs={"net_arch": {"pi": [8], "qf": [8]}}), "the same for actor"),
+        (SB3(policy_kwargs={"net_arch": {"pi": [8]}}), "more than the widths of hidden layers"),
+        (SB3(algo="ppo", policy_kwargs={"net_arch": {"pi": [8], "qf": [8]}}), r"\{pi: .*, vf: "),
+        (SB3(algo="sac", policy_kwargs={"net_arch": {"pi": [8], "vf": [8]}}), r"\{pi: .*, qf: "),
+        (
+            SB3(algo="dqn", policy_kwargs={"net_arch": {"pi": [8], "qf": [8]}}),
+            r"net_arch: .*64\]\}",
+        ),
         (SB3(policy_kwargs={"net_arch": 8}), r"policy_kwargs=\{'net_arch': 8\} is more than"),
         (SB3(policy_kwargs={"net_arch": None}), r"policy_kwargs=\{'net_arch': None\} names no wid"),
         (SB3(policy_kwargs={}), r"policy_kwargs=\{\} names no widths"),
