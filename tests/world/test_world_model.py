@@ -118,6 +118,20 @@ def test_unbounded_actions_stay_as_they_are():
     torch.testing.assert_close(code.decode(action), action)
 
 
+def test_the_largest_floats_are_no_bounds_to_scale_by():
+    limit = np.finfo(np.float32).max
+    code = ActionCode(env_of(action=spaces.Box(-limit, limit, (2,))))
+    action = torch.tensor([[-30.0, 4.5]])
+    torch.testing.assert_close(code.encode(action), action)
+    torch.testing.assert_close(code.decode(action), action)
+
+
+def test_a_number_between_equal_bounds_stays_there():
+    code = ActionCode(env_of(action=spaces.Box(np.float32([3, -2]), np.float32([3, 2]))))
+    assert torch.equal(code.decode(torch.tensor([[0.7, 0.5]])), torch.tensor([[3.0, 1.0]]))
+    assert code.encode(torch.tensor([[3.0, 1.0], [0.0, 0.0]])).isfinite().all(), "nor where none is"
+
+
 def test_choices_are_one_hot():
     code = ActionCode(env_of())
     action = torch.arange(4)

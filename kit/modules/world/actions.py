@@ -24,7 +24,7 @@ class ActionCode(nn.Module):
     """Turns an environment's actions into vectors and back.
 
     Choices are one-hot; numbers between bounds are scaled to [-1, 1], unbounded ones stay as they
-    are.
+    are, also those between bounds whose distance float32 cannot hold.
 
     Args:
         env: the environment.
@@ -41,6 +41,7 @@ class ActionCode(nn.Module):
     low: Tensor
     high: Tensor
     bounded: Tensor
+    width: Tensor
 
     def __init__(self, env: Any) -> None:
         super().__init__()
@@ -66,17 +67,20 @@ class ActionCode(nn.Module):
         else:
             self.features = leaves[0].shape[0]
             low, high = torch.as_tensor(space.low).float(), torch.as_tensor(space.high).float()
-            bounded = low.isfinite() & high.isfinite()
+            bounded = (high - low).isfinite()  # the largest floats are no bounds to scale by
             low, high = (torch.where(bounded, b, s) for b, s in ((low, -1.0), (high, 1.0)))
             self.register_buffer("bounded", bounded)
         self.register_buffer("low", low)
         self.register_buffer("high", high)
+        # Between equal bounds there is one number alone: nothing to scale by.
+        width = torch.where(high > low, high - low, 1.0)
+        self.register_buffer("width", width, persistent=False)
 
     def encode(self, action: Tensor) -> Tensor:
         """Vectors ``[..., features]`` of the environment's actions."""
         if self.discrete:
             return one_hot(action, self.features)
-        return (action - self.low) / (self.high - self.low) * 2 - 1
+        return (action - self.low) / self.width * 2 - 1
 
     def decode(self, code: Tensor) -> Tensor:
         """The environment's actions of vectors ``[..., features]``; beyond bounds, the bounds."""
