@@ -40,7 +40,7 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     """Number of Q-networks; targets use the minimum over them."""
     policy_delay: Count = 3
     """Gradient steps of the critics for each one of actor and temperature."""
-    renorm_actor: bool = True
+    renorm_actor: bool = False
     """Whether the actor has batch renormalisation as well, as in the authors' program."""
     momentum: UnitInterval = 0.01
     """Weight of a minibatch in the running statistics of a network."""

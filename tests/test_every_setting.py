@@ -228,7 +228,7 @@ EFFECTS: dict[str, Effect] = {
     "optimizer": Effect("adam"),
     "body_lr_factor": Effect(0.1, weights, {"shared_body": True}),
     "momentum": Effect(0.9),
-    "renorm_actor": Effect(False),
+    "renorm_actor": Effect(True),
     "renorm_warmup": Effect(3),
     "beta_1": Effect(0.99),
     "learning_rate": Effect(0.05),
