@@ -951,6 +951,16 @@ def test_an_optimiser_over_parameters_that_no_loss_reaches_is_refused():
     refused(loss, delayed, "that loss_b does not reach", every={"loss_b": 10})
 
 
+def test_inference_mode_in_which_nothing_learns_is_refused_by_its_name():
+    loss = Parts()
+    with torch.inference_mode(), pytest.raises(SettingError, match="is called in torch"):
+        Update(loss, Adam([loss.a, loss.b]))(TensorDict({"x": torch.ones(3)}, [3]))
+    with torch.inference_mode():
+        loss = Parts()
+    with pytest.raises(SettingError, match=r"over weights that were made in torch.inference_mode"):
+        Update(loss, Adam([loss.a, loss.b]))
+
+
 def test_weights_that_losses_reach_and_no_optimiser_has_are_refused_unless_they_are_frozen():
     loss = Parts()
     message = r"optimizer='SGD' would never change b, which loss_a and loss_b reach; give it"

@@ -23,6 +23,8 @@ FastPolicy = Literal["auto", "exact", "module"]
 
 _OF_SHAPES = ("shape", "size", "channels")
 """Words of PyTorch's errors where a network is given something of another shape."""
+_OF_TYPES = ("dtype", "scalar type", "Input type")
+"""Those where it is given something of another type."""
 IS_INIT = "is_init"
 """Key under which a policy finds whether an observation is the first of its episode."""
 
@@ -234,7 +236,7 @@ class PolicyRunner:
         except (TypeError, AttributeError, RuntimeError) as error:
             if plain and isinstance(self.policy, nn.Module):
                 raise self._takes_no_tensordict(f"raised {type(error).__name__}") from error
-            if not self._written and any(word in str(error) for word in _OF_SHAPES):
+            if not self._written and any(word in str(error) for word in _OF_SHAPES + _OF_TYPES):
                 raise self._is_of_another(given, error) from error
             raise
         if plain and not isinstance(result, TensorDictBase):
@@ -242,10 +244,17 @@ class PolicyRunner:
         return result
 
     def _is_of_another(self, given: TensorDictBase, error: Exception) -> SettingError:
-        shapes = ", ".join(f"{key} {tuple(given[key].shape)}" for key in self._given)
+        found = [(key, given[key]) for key in self._given]
         what = str(error).splitlines()[0]
-        why = f"does not take the observations of this environment, {shapes}: {what}"
-        works = "make it for this environment, as make_actor(env) does"
+        if any(word in what for word in _OF_TYPES):
+            shown = ", ".join(
+                f"{key} {str(one.dtype).removeprefix('torch.')}" for key, one in found
+            )
+            works = "convert them in the policy (x.float()), or its weights (policy.float())"
+        else:
+            shown = ", ".join(f"{key} {tuple(one.shape)}" for key, one in found)
+            works = "make it for this environment, as make_actor(env) does"
+        why = f"does not take the observations of this environment, {shown}: {what}"
         return SettingError("policy", type(self.policy).__name__, why, works)
 
     def _takes_no_tensordict(self, what: str) -> SettingError:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from kit.steps.counting import counting_rule
-from kit.steps.errors import Count, Natural, SettingError
+from kit.steps.errors import Count, Natural, SettingError, whole_number
 from kit.steps.every import multiples_crossed
 from kit.steps.minibatches import LastMinibatch, Permutation, permutation
 
@@ -441,7 +441,8 @@ class PlannedCounts:
         Raises:
             SettingError: if ``iteration`` is not in the plan, or the plan is not exact.
         """
-        if not 0 <= iteration <= self.iterations:
+        iteration = whole_number("iteration", iteration)
+        if iteration > self.iterations:
             raise SettingError("iteration", iteration, "is not in the plan", [0, self.iterations])
         steps = self.policy_steps_after(iteration)
         gradient_steps = self.gradient_steps_after(iteration)

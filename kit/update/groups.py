@@ -51,6 +51,9 @@ def groups_of(
         if closure is not None and closure.default is closure.empty:
             why = "computes the loss several times in one step, and here it is computed once"
             raise SettingError("optimizer", type(one).__name__, why, ["Adam", "RMSprop", "SGD"])
+        if any(p.is_inference() for group in one.param_groups for p in group["params"]):
+            why = "is over weights that were made in torch.inference_mode(), which never learn"
+            raise SettingError("optimizer", type(one).__name__, why, "make networks outside of it")
         given = [name for name, optimizer in named.items() if optimizer is one]
         names = tuple(filter(None, given))
         periods = {whole_number(f"every.{name}", every.get(name, 1), 1) for name in given}

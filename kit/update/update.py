@@ -461,6 +461,9 @@ class Update(OptimizationStepper):
 
     def _check(self, due: Due, losses: TensorDictBase) -> None:
         """Refuse optimisers that do not fit the losses, before they step for the first time."""
+        if torch.is_inference_mode_enabled():
+            why = "is called in torch.inference_mode(), where PyTorch computes no gradients"
+            raise SettingError("update", type(self).__name__, why, "train outside of it")
         names = losses_among(losses.keys())
         if not names:
             why = "has no entry named loss..., which would be minimised"

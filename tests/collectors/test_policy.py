@@ -374,3 +374,10 @@ def test_a_policy_of_another_environment_is_refused(fast_policy):
     )
     with pytest.raises(SettingError, match=r"policy='Prob.* observation \(2, 4\).* 6x64\); make"):
         next(iter(collector))
+
+
+def test_a_policy_of_another_type_than_its_observations_is_refused():
+    env = make_env("CartPole-v1", 2)
+    collector = VectorCollector(env, make_actor(env).double(), frames_per_batch=4, total_frames=8)
+    with pytest.raises(SettingError, match=r"observation float32: .* Float and Double; convert"):
+        next(iter(collector))

@@ -89,6 +89,12 @@ def test_episodes_of_unknown_length_leave_the_counts_open():
         plan.after(1)
 
 
+@pytest.mark.parametrize("iteration", [1.5, -1, 4])
+def test_an_iteration_that_is_not_in_the_plan_is_refused(iteration):
+    with pytest.raises(SettingError, match="iteration="):
+        StepPlan(iterations=3).after(iteration)
+
+
 def test_a_prefill_that_is_the_first_iteration_trains():
     plan = StepPlan(
         iterations=3,
