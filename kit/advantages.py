@@ -253,14 +253,18 @@ class GAE(torchrl_value.GAE):
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Add advantages, value targets and values to a batch ``[num_envs, steps]`` or ``[steps]``.
 
-        Calls with parameters, as a loss makes them, are left to TorchRL's implementation.
+        Calls with parameters, as a loss makes them, are left to TorchRL's implementation, and so
+        are batches whose names say that another dimension than the last is the time.
 
         Raises:
-            SettingError: if there are parameters, and a setting that TorchRL does not have.
+            SettingError: if such a call meets a setting that TorchRL does not have.
         """
+        elsewhere = _time_of(tensordict) != tensordict.ndim - 1
         if args or kwargs:
             self._refuse_own("estimates by given parameters", "call it with a batch alone")
-        if args or kwargs or self._asks_for_torchrls():
+        elif elsewhere:
+            self._refuse_own("estimates of batches without time last", "transpose the batch")
+        if args or kwargs or elsewhere or self._asks_for_torchrls():
             return super().forward(tensordict, *args, **kwargs)
         if self._traced is None:
             self._traced = Traced(self._written, self, self.value_network, name="GAE")
@@ -329,6 +333,12 @@ def _takes_rows(network: Any) -> bool:
     """Whether a network has a layer to which the second dimension is that of the features."""
     modules = network.modules() if isinstance(network, nn.Module) else ()
     return any(isinstance(one, (_NormBase, nn.GroupNorm, nn.Flatten)) for one in modules)
+
+
+def _time_of(batch: TensorDictBase) -> int:
+    """The dimension that is the time: the one of this name, else the last."""
+    names = list(batch.names)
+    return names.index("time") if "time" in names else batch.ndim - 1
 
 
 def _like(values: Tensor, given: Tensor, name: Any) -> Tensor:
@@ -435,7 +445,7 @@ class RewardToGo(nn.Module):
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add returns and advantages to a batch ``[num_envs, steps]`` or ``[steps]``."""
-        reward, time = tensordict.get(("next", "reward")), tensordict.ndim - 1
+        reward, time = tensordict.get(("next", "reward")), _time_of(tensordict)
         done = _like(reward, tensordict.get(("next", "done")), "done").movedim(time, -1)
         factors = self.gamma * (~done).to(reward.dtype)
         returns = discounted_suffix_sums(reward.movedim(time, -1), factors).movedim(-1, time)

@@ -279,6 +279,25 @@ def test_settings_that_only_torchrl_has_estimate_as_torchrl_does(name):
     assert name == "differentiable" or not torch.allclose(usual, expected)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda value: GAE(gamma=0.9, lmbda=0.8, value_network=value), lambda _: RewardToGo(gamma=0.9)],
+)
+def test_time_is_the_dimension_of_this_name(make):
+    estimator, batch = make(network(double=True)), batch_of(4, 5)
+    batch.names = [None, "time"]
+    swapped = batch.transpose(0, 1).contiguous()
+    expected = estimator(batch)["advantage"]
+    assert torch.allclose(estimator(swapped)["advantage"].transpose(0, 1), expected)
+
+
+def test_settings_that_torchrl_lacks_need_time_last():
+    estimator, batch = GAE(gamma=0.9, value_network=network(), n_step=3), batch_of(4, 5)
+    batch.names = ["time", None]
+    with pytest.raises(SettingError, match="n_step=3 has no effect on estimates of batches with"):
+        estimator(batch)
+
+
 @pytest.mark.parametrize("own", [{"n_step": 3}, {"standardize": "batch"}])
 def test_what_torchrls_estimates_would_leave_out_is_refused(own):
     (name,) = own
