@@ -285,6 +285,7 @@ def test_a_class_is_found_by_name_by_full_name_or_given():
     [
         ("ClipPPOLos", "loss='ClipPPOLos' is not in torchrl.objectives; what works: ClipPPOLoss"),
         ("kit.steps:StepPlam", "loss='kit.steps:StepPlam' is not in kit.steps; what works: StepP"),
+        ("3", "is not in torchrl.objectives; what works: A2CLoss or ACTLoss or BCLoss"),
         ("nowhere_at_all:Loss", "cannot be imported: No module named 'nowhere_at_all'"),
     ],
 )

@@ -29,7 +29,8 @@ def resolve(name: str | Any, package: str) -> Any:
     except ImportError as error:
         raise SettingError("loss", name, f"cannot be imported: {error}") from None
     if not hasattr(module, attribute):
-        known = [entry for entry in dir(module) if not entry.startswith("_")]
+        names = [entry for entry in dir(module) if not entry.startswith("_")]
+        known = [entry for entry in names if isinstance(getattr(module, entry, None), type)]
         works = nearest_first(attribute, known)[:3]
         raise SettingError("loss", name, f"is not in {module.__name__}", works)
     return getattr(module, attribute)
