@@ -14,11 +14,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
 import kit.cli.run_folder
 import recipes.ppo
+import recipes.rainbow
 import recipes.sac
 from kit.cli.lock import RunLock
 from kit.cli.run_folder import new_sweep
@@ -456,12 +459,57 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(SettingError, match=r"start_from=.* is not a run folder"):
         recipes.ppo.build(recipes.ppo.Config(start_from="elsewhere", **settings))
     first.run()
-    reason = r"^start_from=.* cannot be loaded: loss_module.*\(9\) must match.* the same networks"
+    reason = r"^start_from=.* has other networks: .*\[8\] there and of shape \[9\] here; .*same net"
     with pytest.raises(SettingError, match=reason):
         recipes.ppo.build(recipes.ppo.Config(hidden_sizes=[9], start_from="latest", **settings))
     same = {"hidden_sizes": [8], "start_from": "latest", **settings}
     with pytest.raises(SettingError, match="use collector=vector"):
         recipes.ppo.build(recipes.ppo.Config(collector="async", **same))
+
+
+class Numbers(gym.Env[Any, Any]):
+    """Observations and actions of so many numbers, with such bounds."""
+
+    def __init__(self, seen: int = 2, chosen: int = 1, high: float = 2.0) -> None:
+        self.observation_space = gym.spaces.Box(-1, 1, (seen,), np.float32)
+        self.action_space = gym.spaces.Box(-high, high, (chosen,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.uniform(-1, 1, self.observation_space.shape).astype(np.float32), {}
+
+    def step(self, action):
+        observation, info = self.reset()
+        return observation, 0.0, False, True, info
+
+
+gym.register("kit/Numbers-v0", Numbers)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "name"),
+    [({"chosen": 1}, {"chosen": 2}, "scale"), ({"seen": 1}, {"seen": 3}, "weight")],
+)
+def test_weights_are_not_repeated_for_more_numbers(theirs, mine, name, tmp_path):
+    """TensorDict copies one row of weights into two."""
+    build(tiny_config(tmp_path, env=EnvConfig("kit/Numbers-v0", num_envs=2, kwargs=theirs))).run()
+    env = EnvConfig("kit/Numbers-v0", num_envs=2, kwargs=mine)
+    with pytest.raises(SettingError, match=rf"^start_from=.* has other networks: \S*{name} is "):
+        build(tiny_config(tmp_path, env=env, start_from="latest"))
+
+
+@pytest.mark.parametrize("theirs", [True, False])
+def test_weights_of_other_names_are_refused(theirs, tmp_path):
+    """TensorDict passes over names that it does not have: the networks would stay untrained."""
+    settings: dict[str, Any] = {
+        "env": EnvConfig(num_envs=1), "hidden_sizes": [8], "runs": str(tmp_path),
+        "steps": OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16),
+        "progress": False,
+    }  # fmt: skip
+    recipes.rainbow.build(recipes.rainbow.Config(noisy=theirs, **settings)).run()
+    other = recipes.rainbow.Config(noisy=not theirs, start_from="latest", **settings)
+    with pytest.raises(SettingError, match=r"^start_from=.* has other networks: .* none"):
+        recipes.rainbow.build(other)
 
 
 def test_settings_of_a_run_that_starts_from_another_are_its_own(tmp_path):

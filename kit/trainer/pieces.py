@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from tensordict import MemoryMappedTensor
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torchrl.checkpoint import StateDictCheckpointAdapter
+from torchrl.objectives import LossModule
 
 from kit.buffers.disk import zeros_on_disk
 from kit.config.memory import memory_of_machine
@@ -64,10 +66,42 @@ class StateFile(StateDictCheckpointAdapter):  # type: ignore[misc, unused-ignore
         return state
 
     def load(self, component: Any, path: Path, **kwargs: Any) -> Any:
-        """Restore a part from its files; there is no other place to look for them."""
+        """Restore a part from its files; there is no other place to look for them.
+
+        Raises:
+            SettingError: if they are the weights of other networks.
+        """
         saved = torch.load(path / self.state_torch, weights_only=True, map_location=_here)
         state = _together(saved, path)
+        if isinstance(component, LossModule):
+            _check_weights(component, state, path)
         component.load_state_dict(state, *kwargs["args"], **kwargs["kwargs"])
+
+
+_ANY = "of any shape"
+
+
+def _check_weights(loss: LossModule, state: dict[str, Any], path: Path) -> None:
+    """Refuse weights of other networks, of which TensorDict takes what it can.
+
+    It repeats those that fit by broadcasting (of one action for two of them), passes over those of
+    which it has none, and leaves its own as they are where none are given.
+    """
+    own: dict[str, Any] = loss.state_dict(keep_vars=True)  # of lazy ones there are no others
+    there, here = ({n: _described(v) for n, v in some.items()} for some in (state, own))
+    for name in sorted(own.keys() | state.keys()):
+        found, wanted = there.get(name, "none"), here.get(name, "none")
+        if wanted not in (found, _ANY):
+            why = f"has other networks: {name} is {found} there and {wanted} here"
+            works = "build the trainer as it was built when this was written"
+            raise SettingError("checkpoint", str(path), why, works)
+
+
+def _described(value: Any) -> str:
+    """What of a state is the same whatever was learnt."""
+    if not isinstance(value, Tensor):
+        return "there"
+    return _ANY if is_lazy(value) else f"of shape {[*value.shape]}"
 
 
 def _here(storage: Any, location: str) -> Any:
