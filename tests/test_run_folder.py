@@ -18,11 +18,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 import kit.cli.run_folder
 import recipes.ppo
 import recipes.rainbow
 import recipes.sac
+import recipes.td3
 from kit.cli.lock import RunLock
 from kit.cli.run_folder import new_sweep
 from kit.cli.saved_runs import find_run
@@ -510,6 +512,19 @@ def test_weights_of_other_names_are_refused(theirs, tmp_path):
     other = recipes.rainbow.Config(noisy=not theirs, start_from="latest", **settings)
     with pytest.raises(SettingError, match=r"^start_from=.* has other networks: .* none"):
         recipes.rainbow.build(other)
+
+
+def test_bounds_of_actions_are_those_of_the_environment_that_is_played(tmp_path):
+    settings: dict[str, Any] = {
+        "hidden_sizes": [8], "runs": str(tmp_path), "progress": False,
+        "steps": OffPolicySteps(total_policy_steps=40, learning_starts=20, minibatch_size=8),
+    }  # fmt: skip
+    first, second = (EnvConfig("kit/Numbers-v0", 1, kwargs={"high": high}) for high in (2.0, 0.5))
+    recipes.td3.build(recipes.td3.Config(env=first, **settings)).run()
+    config = recipes.td3.Config(env=second, start_from="latest", **settings)
+    actor, _ = recipes.td3.build(config).evaluate.policy.module  # the other is noise, which clips
+    rows = TensorDict({"observation": torch.full((1, 2), 1e6)}, [1])
+    assert actor(rows)["action"].abs() == 0.5
 
 
 def test_settings_of_a_run_that_starts_from_another_are_its_own(tmp_path):

@@ -88,22 +88,22 @@ class _TanhNormal(Parameters):
 
 
 class Scaled(Parameters):
-    """Actions of a deterministic policy: the columns of a network, scaled to the bounds by tanh."""
+    """Actions of a deterministic policy: the columns of a network, scaled to the bounds by tanh.
+
+    The bounds are no buffers: weights of another run come without those of its environment.
+    """
 
     names = ("action",)
-    centre: Tensor
-    half_range: Tensor
 
     def __init__(self, shape: Sequence[int], low: Tensor, high: Tensor) -> None:
-        super().__init__(math.prod(shape))
+        bounds = {"centre": (high + low) / 2, "half_range": (high - low) / 2}
+        super().__init__(math.prod(shape), **bounds)
         self.shape = tuple(shape)
-        self.register_buffer("centre", (high + low) / 2)
-        self.register_buffer("half_range", (high - low) / 2)
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
         """Return the action."""
-        columns = _shaped(columns, self.shape)
-        return (torch.addcmul(self.centre, columns.tanh(), self.half_range),)
+        centre, half_range = self.keywords["centre"], self.keywords["half_range"]
+        return (torch.addcmul(centre, _shaped(columns, self.shape).tanh(), half_range),)
 
 
 def _shaped(columns: Tensor, shape: tuple[int, ...]) -> Tensor:

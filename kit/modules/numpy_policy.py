@@ -28,7 +28,7 @@ from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActo
 
 from kit.fast.traced import Traced
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
-from kit.modules.heads import Heads
+from kit.modules.heads import Heads, Scaled
 from kit.modules.host_copy import HostCopy
 from kit.modules.networks import Flatten, FlattenMLP, SigmoidTanh
 from kit.modules.numpy_samplers import (
@@ -345,7 +345,7 @@ def _greedy(policy: Any, noise: Any, num_envs: int) -> _Parts:
 def _deterministic(policy: Any, noise: Any, num_envs: int) -> _Parts:
     """Return the parts of a deterministic actor, to whose actions noise may be added."""
     head, bounds = _only_head(policy), None
-    if not hasattr(head, "centre") or len(head.shape) != 1:
+    if type(head) is not Scaled or len(head.shape) != 1:
         raise NotInNumpy("its action is not one vector between bounds")
     if noise is not None:
         spec = noise.spec["action"]

@@ -230,7 +230,8 @@ class ScaledSampler(Sampler):
         super().__init__(head, num_envs)
         self._noise, self._bounds = noise, bounds
         self.draws_any = noise is not None
-        self._centre, self._half = head.centre.numpy()[None], head.half_range.numpy()[None]
+        scaled = head.keywords
+        self._centre, self._half = (scaled[n].numpy()[None] for n in ("centre", "half_range"))
 
     def refresh(self) -> None:
         """Read mean and deviation of the noise."""
