@@ -386,6 +386,12 @@ class Normalizer:
             same = "normalise the same observations"
             works = same if here and there else [bool(there)]
             raise SettingError(f"env.normalize_{kind}", bool(here), why, works)
+        for name, moments in self._named():
+            shape, loaded = [*moments.mean.shape], [*np.shape(state_dict[name]["mean"])]
+            if shape != loaded:  # PyTorch would repeat those of one number
+                why = f"has an {name} of shape {shape} here and {loaded} in what is loaded"
+                works = "use an environment with the same observations"
+                raise SettingError("env.normalize_observation", True, why, works)
 
     def _named(self) -> list[tuple[str, Moments]]:
         named = [(f"observation {key}", value) for key, value in self.observation.items()]

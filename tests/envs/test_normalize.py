@@ -168,6 +168,17 @@ def test_statistics_are_saved_and_come_back_bit_by_bit():
     assert len(third.normalizer.returns) == 5
 
 
+def test_statistics_of_observations_of_another_shape_are_refused():
+    first, second = (make_env(id, normalize_observation=True) for id in (Noisy, "CartPole-v1"))
+    saved = second.normalizer.state_dict()
+    with pytest.raises(SettingError, match=r"of shape \[3\] here and \[4\] in what is loaded"):
+        first.normalizer.load_state_dict(saved)
+    saved["observation observation"] = {"mean": [5.0], "var": [1.0], "count": 1.0}
+    with pytest.raises(SettingError, match=r"of shape \[3\] here and \[1\] in what"):
+        first.normalizer.load_state_dict(saved)
+    assert not first.normalizer.observation["observation"].mean.any()
+
+
 def test_evaluating_with_somebody_elses_statistics_leaves_them_alone():
     train, _ = made(normalize_observation=True, normalize_reward=True)
     test, _ = made(copies=4, normalize_observation=True, normalize_reward=True)
