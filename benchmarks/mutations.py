@@ -598,7 +598,29 @@ MUTATIONS = [
     *_of(
         "kit/dialects/sb3.py", "tests/dialects tests/test_dialects_in_runs.py",
         ("lambda value, given: of_each_env(value, given.n_envs)", "lambda value, given: value"),
-        ("sizes = sizes if sizes == other else None", "pass"),
+        ("return None if critic == actor else critic", "return None"),
+    ),
+    *_of(
+        "kit/losses/crossq.py", "tests/modules/test_renorm.py tests/test_off_policy_recipes.py",
+        ("with _in_training(self.actor_network, False):", "if True:"),
+        ("with _in_training(self.actor_network, True):", "if True:"),
+        ('how["weights"] = self._maybe_get_priority_weight(tensordict)', "pass"),
+    ),
+    *_of(
+        "kit/trainer/pieces.py", "tests/test_run_folder.py -k other",
+        ("            _check_weights(component, state, path)\n", "            pass\n"),
+    ),
+    *_of(
+        "kit/envs/normalize.py", "tests/envs/test_normalize.py",
+        ("if shape != loaded:", "if len(shape) != len(loaded):"),
+    ),
+    *_of(
+        "kit/advantages.py", "tests/test_advantages.py",
+        ('names.index("time") if "time" in names else batch.ndim - 1', "batch.ndim - 1"),
+    ),
+    *_of(
+        "kit/modules/actors.py", "tests/test_every_setting.py -k critic_hidden",
+        ('of_critic["hidden_sizes"] = critic_hidden_sizes', "pass"),
     ),
     *_of(
         "kit/modules/host_copy.py", "tests/test_on_a_device.py -k numpy",

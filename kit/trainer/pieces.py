@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import MemoryMappedTensor
+from tensordict import MemoryMappedTensor, TensorDictParams
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torchrl.checkpoint import StateDictCheckpointAdapter
@@ -85,13 +85,16 @@ def _check_weights(loss: LossModule, state: dict[str, Any], path: Path) -> None:
     """Refuse weights of other networks, of which TensorDict takes what it can.
 
     It repeats those that fit by broadcasting (of one action for two of them), passes over those of
-    which it has none, and leaves its own as they are where none are given.
+    which it has none, and leaves its own as they are where none are given. Other parts of a loss
+    are PyTorch's, which refuses, or made later, as an estimator of values.
     """
+    parts = loss.named_modules()
+    lenient = tuple(f"{name}." for name, part in parts if isinstance(part, TensorDictParams))
     own: dict[str, Any] = loss.state_dict(keep_vars=True)  # of lazy ones there are no others
     there, here = ({n: _described(v) for n, v in some.items()} for some in (state, own))
     for name in sorted(own.keys() | state.keys()):
         found, wanted = there.get(name, "none"), here.get(name, "none")
-        if wanted not in (found, _ANY):
+        if name.startswith(lenient) and wanted not in (found, _ANY):
             why = f"has other networks: {name} is {found} there and {wanted} here"
             works = "build the trainer as it was built when this was written"
             raise SettingError("checkpoint", str(path), why, works)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from kit.steps import SettingError
@@ -51,7 +52,8 @@ def groups_of(
         if closure is not None and closure.default is closure.empty:
             why = "computes the loss several times in one step, and here it is computed once"
             raise SettingError("optimizer", type(one).__name__, why, ["Adam", "RMSprop", "SGD"])
-        if any(p.is_inference() for group in one.param_groups for p in group["params"]):
+        weights = [weight for group in one.param_groups for weight in group["params"]]
+        if any(weight.is_inference() for weight in weights if not is_lazy(weight)):
             why = "is over weights that were made in torch.inference_mode(), which never learn"
             raise SettingError("optimizer", type(one).__name__, why, "make networks outside of it")
         given = [name for name, optimizer in named.items() if optimizer is one]
