@@ -88,9 +88,8 @@ class TorchRLBackend(EnvBackend):
         below = base_env_of(env)
         self._own = below if isinstance(below, VectorEnv) else None
         if isinstance(below, GymWrapper) and isinstance(below._env, gym.vector.VectorEnv):
-            resets_by_mask(
-                below._env
-            )  # refuses GymEnv(id, num_envs=...), which shows zeros as last
+            # Refuses GymEnv(id, num_envs=...): a step for each reset, zeros as last observations.
+            resets_by_mask(below._env)
         self._shows_arrays = isinstance(below, GymWrapper) and not env.batch_dims
         if self._own is not None and self._own.normalizer is not None:
             name = "observation" if self._own.normalizer.observation else "reward"
