@@ -11,14 +11,13 @@ default this one), ``--sheeprl`` one with sheeprl, which runs its own benchmark 
 A2C, and ``dreamer_v3_5`` in the kit's size ``tiny`` (both imagine from all records). One PyTorch
 thread.
 
-The table is of an AMD EPYC (Zen 5), whose large products are oneDNN's; but Pong is of a Zen 4, and
-DreamerV3 of another Zen 5 and older than the code. Cases were measured in different hours; factors
-are over the kit's runs of the same hour. In PPO and DQN with one CartPole each side has a Python of
-its own: where pandas and h5py are installed, as beside Stable-Baselines3, tensordict imports them
-in 0.2 seconds. Some days before, on an Intel, whose large products are
-MKL's, the factors were: PPO 3.83, A2C 2.84, PPO with 8 environments 2.53, HalfCheetah 3.29,
-recurrent PPO 7.15, DQN 2.07, SAC 2.59, TD3 1.47; on a Zen 4 DQN 2.19, TD3 1.29, PPO with 8
-environments 2.31.
+The table is of an AMD EPYC (Zen 5), whose large products are oneDNN's; but Pong is of a Zen 4.
+Cases were measured in different hours; factors are over the kit's runs of the same hour. In
+DreamerV3, and in PPO and DQN with one CartPole, each side has a Python of its own: where pandas and
+h5py are installed, as beside Stable-Baselines3, tensordict imports them in 0.2 seconds. Some days
+before, on an Intel, whose large products are MKL's, the factors were: PPO 3.83, A2C 2.84, PPO with
+8 environments 2.53, HalfCheetah 3.29, recurrent PPO 7.15, DQN 2.07, SAC 2.59, TD3 1.47; on a Zen 4
+DQN 2.19, TD3 1.29, PPO with 8 environments 2.31.
 """
 
 from __future__ import annotations
@@ -199,7 +198,7 @@ def main(cases: Sequence[str] = (), rounds: int = 3, **pythons: str) -> Path:
     path = RESULTS / "end_to_end.md"
     for case in cases or CASES:
         rows = measure(case, given, rounds)
-        path = _write({**_known(), case: rows}, rounds)
+        path = _write({**_known(), case: rows})
         print("\n".join(" | ".join(row) for row in rows), flush=True)
     return path
 
@@ -215,9 +214,9 @@ def _known() -> dict[str, list[list[str]]]:
     return found
 
 
-def _write(rows: dict[str, list[list[str]]], rounds: int) -> Path:
+def _write(rows: dict[str, list[list[str]]]) -> Path:
     in_order = [row for case in CASES for row in rows.get(case, [])]
-    text = f"{__doc__}\n{machine(THREADS)}; medians of {rounds} rounds.\n\n"
+    text = f"{__doc__}\n{machine(THREADS)}; medians of the runs.\n\n"
     return write_results(
         "end_to_end", "End to end, beside others", text + markdown_table(HEADER, in_order)
     )
