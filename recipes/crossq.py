@@ -20,7 +20,9 @@ from kit.config import (
     UnitInterval,
 )
 from kit.experiment import EnvConfig, Experiment, OffPolicyConfig, OffPolicySteps, main
+from kit.losses import CrossQLoss
 from kit.modules import BatchRenorm, make_action_value
+from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update
 from recipes import sac
@@ -70,9 +72,11 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation, after=of_actor)
     actor.eval()  # it acts by running statistics, but in its own loss
     critic = make_action_value(env, cfg.critic_sizes, cfg.activation, after=renorm)
-    form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2"}
-    alpha = sac.temperature(env, cfg)
-    loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form, **alpha)
+    form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2", **sac.temperature(env, cfg)}
+    loss = experiment.make_loss(make_loss or cfg.loss, actor, critic, **form)
+    if cfg.renorm_actor and not isinstance(loss, CrossQLoss):
+        why = "needs a loss that takes minibatches into the actor's running statistics"
+        raise SettingError("renorm_actor", True, why, "use loss=kit.losses:CrossQLoss")
     loss.make_value_estimator(gamma=cfg.gamma)
     owned = sac.optimizers(loss, lr=cfg.learning_rate, betas=(cfg.beta_1, 0.999))
     update = Update(

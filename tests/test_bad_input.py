@@ -133,6 +133,8 @@ REFUSED = {
     "critic does not have: it shares the actor's; what works: null.",
     "ppo_pixels frame_stack=2000": "frame_stack=2000 is more than 1000; what works: 1000",
     "rainbow atoms=1": "atoms=1 is less than 2; what works: 2",
+    "crossq renorm_actor=true loss=CrossQLoss": "renorm_actor=True needs a loss that takes "
+    "minibatches into the actor's running statistics; use loss=kit.losses:CrossQLoss",
     "crossq beta_1=1": "beta_1=1.0 is more than 0.9999; what works: 0.9999",
     "ppo collector_kwargs.exploration_type=3": "exploration_type=3 is no exploration type; what "
     "works: mode",

@@ -18,8 +18,8 @@ class CrossQLoss(objectives.CrossQLoss):
 
     Next actions come from the running statistics of such an actor, and its own loss takes the
     minibatch into them, whether the actor is in training or acts by these statistics; in TorchRL's
-    one mode holds for both. The importance weights of
-    priorities, which TorchRL's does not read, weigh all losses, as in its ``SACLoss``.
+    one mode holds for both. The importance weights of priorities, which TorchRL's does not read,
+    weigh all losses, as in its ``SACLoss``.
     """
 
     @dataclass
@@ -49,9 +49,10 @@ class CrossQLoss(objectives.CrossQLoss):
 
 @contextlib.contextmanager
 def _in_training(module: nn.Module, mode: bool) -> Iterator[None]:
-    before = module.training
+    before = [(part, part.training) for part in module.modules()]
     module.train(mode)
     try:
         yield
     finally:
-        module.train(before)
+        for part, training in before:  # some may be frozen
+            part.training = training

@@ -7,9 +7,10 @@ import warnings
 import numpy as np
 import pytest
 from gymnasium import spaces
+from torch import nn
 
 from kit.envs import make_env
-from kit.modules import make_actor
+from kit.modules import make_actor, make_body
 from kit.steps import SettingError
 from tests.tiny import Guess, on_policy_plan, ppo_trainer
 
@@ -94,6 +95,21 @@ def test_between_equal_bounds_none_is_drawn_but_a_deterministic_one_is_chosen():
         make_actor(env, continuous="tanh_normal")
     actor = make_actor(env, continuous="deterministic")
     assert actor(env.reset())["action"][0, 1] == 2
+
+
+@pytest.mark.parametrize("continuous", ["tanh_normal", "deterministic"])
+def test_layers_after_inputs_and_activations_are_the_actors_own(continuous):
+    env = make_env("Pendulum-v1")
+    how = {"continuous": continuous, "after": lambda width: [nn.LayerNorm(width)]}
+    widths = [one.normalized_shape for one in make_actor(env, (5, 6), **how).modules()
+              if isinstance(one, nn.LayerNorm)]  # fmt: skip
+    assert widths == [(3,), (5,), (6,)]
+
+
+def test_they_are_refused_with_a_body_that_has_its_own():
+    env = make_env("CartPole-v1")
+    with pytest.raises(SettingError, match=r"after=.* body is given; give the body such layers"):
+        make_actor(env, body=make_body(env, (4,)), after=lambda width: [nn.LayerNorm(width)])
 
 
 def test_an_action_without_a_number_is_refused():

@@ -85,6 +85,10 @@ def test_the_actor_of_crossq_learns_by_minibatches_and_acts_by_running_statistic
     (mean,) = statistics(loss, "actor", "running_mean")
     torch.testing.assert_close(mean, actor.module[0].module[0].momentum * observation.mean(0))
     assert actor.training == training
+    layers = [*actor.module[0].module]
+    layers[1].train(not training)  # frozen, or not
+    loss(minibatch)
+    assert [one.training for one in layers[:3]] == [training, not training, training]
 
     theirs = make_loss(CROSSQ)
     theirs.actor_network.eval()
