@@ -11,6 +11,7 @@ import gymnasium as gym
 from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiCollector
 from torchrl.data import ImmutableDatasetWriter
 from torchrl.envs import EnvBase
@@ -77,10 +78,21 @@ def loggers_as_list(loggers: Any) -> list[Any]:
     return found
 
 
-def in_learning_rates(modules: Mapping[str, Any]) -> Iterator[Refusal]:
-    """PyTorch schedulers among the registered hooks, of learning rates set by another hook."""
+def in_learning_rates(update: Any, modules: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Hooks that set a learning rate that another sets, or that of an idle optimiser."""
+    groups = update.groups if isinstance(update, Update) else ()
+    stepping = [group.optimizer for group in groups]
+    trained = {id(weight) for group in groups for weight in group.parameters}
     for hook in modules.values():
         optimizer = getattr(getattr(hook, "scheduler", None), "optimizer", None)
+        owners = [value.owner for value in hook.values] if isinstance(hook, Anneal) else [optimizer]
+        for owner in owners:
+            # A hook may step one of its own, but not with these weights.
+            own = owner.param_groups if isinstance(owner, Optimizer) else ()
+            weights = {id(weight) for group in own for weight in group["params"]}
+            if weights & trained and not any(owner is one for one in stepping):
+                why = "is of an optimiser that steps nothing: that of the update has its weights"
+                yield "hook", type(hook).__name__, why, "give it the optimiser of the update"
         for name, other in modules.items():
             if optimizer and isinstance(other, Anneal) and other.sets(optimizer, "lr"):
                 why = f"sets the learning rate that {name} sets too"

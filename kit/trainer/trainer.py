@@ -138,7 +138,7 @@ class Trainer(ResumableTrainer):
         if progress and Console not in registered:
             self.add(Console(progress if isinstance(progress, str) else ""))
         checks.refuse(
-            checks.in_learning_rates(self.registered_modules),
+            checks.in_learning_rates(update, self.registered_modules),
             checks.in_updates(plan, update, self.loss_module, advantage, self.stages),
             checks.in_networks(update, collector, evaluate, advantage),
             checks.in_priorities(self.buffer, self.loss_module),
@@ -164,7 +164,7 @@ class Trainer(ResumableTrainer):
             EnvironmentFault: if an environment fails.
         """
         checks.refuse(
-            checks.in_learning_rates(self.registered_modules),
+            checks.in_learning_rates(self.update, self.registered_modules),
             checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
             checks.in_rewards(self.buffer, self.stages),
             checks.in_counts(self.collector, self.ledger),

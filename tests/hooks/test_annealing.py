@@ -7,6 +7,7 @@ import torch
 from tensordict.nn import TensorDictSequential
 from torchrl.data import Bounded, OneHot
 from torchrl.modules import EGreedyModule
+from torchrl.trainers import LRSchedulerHook
 
 from kit.hooks import Anneal, AnnealExploration, AnnealLearningRate
 from kit.modules.exploration import GaussianNoise, OrnsteinUhlenbeckNoise
@@ -242,6 +243,23 @@ def test_a_value_that_another_hook_sets_is_not_silently_overruled():
     trainer.register_op("post_optim", halve)
     with pytest.raises(HookError, match=r"learning_rate=0\.5 was set by something else"):
         trainer.run()
+
+
+@pytest.mark.parametrize("by_pytorch", [False, True])
+def test_the_learning_rate_of_an_optimiser_that_steps_nothing_is_not_annealed(by_pytorch):
+    trainer = ppo_trainer(on_policy_plan())
+    same_weights = torch.optim.Adam(trainer.loss_module.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(same_weights, 0.5)
+    trainer.add(LRSchedulerHook(scheduler) if by_pytorch else AnnealLearningRate(same_weights))
+    with pytest.raises(SettingError, match="is of an optimiser that steps nothing"):
+        trainer.run()
+
+
+def test_the_learning_rate_of_an_optimiser_that_a_hook_steps_is_annealed():
+    trainer = ppo_trainer(on_policy_plan(), log_every=16)
+    own = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    trainer.add(AnnealLearningRate(own))
+    assert [row["schedule/learning_rate"] for row in rows_of(trainer)] == [1.0, 0.75, 0.5, 0.25]
 
 
 def test_a_named_schedule_is_not_begun_in_the_middle_of_a_run(tmp_path):
