@@ -31,6 +31,7 @@ from kit.config import checks
 from kit.envs import make_env
 from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig, OfflineSteps
+from kit.hooks import Evaluator
 from kit.losses import CQLLoss
 from kit.modules import make_action_value, make_actor
 from kit.modules.world import LatentActor, Player, make_world_model
@@ -694,6 +695,17 @@ def test_a_share_of_actions_is_random_without_a_warning(tmp_path, random):
     count = int((~same).sum())
     assert count in {0.0: range(1), 0.5: range(20, 41), 1.0: range(59, 61)}[random]
     run.close()
+
+
+@pytest.mark.parametrize("kind", ["DETERMINISTIC", "RANDOM"])
+def test_actions_are_sampled_where_evaluations_sample_them(kind):
+    env = make_env("Pendulum-v1", 1, max_episode_steps=30, seed=1)
+    policy = make_actor(env, (8,), continuous="tanh_normal")
+    evaluator = Evaluator(env.make_again(), policy, exploration_type=ExplorationType[kind])
+    rows = _played(env, evaluator, 1, 0.0, 1)
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        likeliest = policy(rows.select("observation"))["action"]
+    assert torch.allclose(rows["action"], likeliest, atol=1e-4) == (kind == "DETERMINISTIC")
 
 
 def test_a_world_model_remembers_the_random_action_that_was_executed():

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.envs.utils import ExplorationType
 
 from kit.buffers.dataset_writer import DatasetWriter
 from kit.cli.launch import errors_in_one_line
@@ -30,7 +29,7 @@ from kit.steps import SettingError
 
 
 def record(run: SavedRun, folder: Path, *, episodes: int, random: float, seed: int) -> int:
-    """Play whole episodes with deterministic actions, and write them; return policy steps.
+    """Play whole episodes with the actions of evaluations, and write them; return policy steps.
 
     Args:
         run: whose policy acts.
@@ -78,7 +77,7 @@ def _played(
         frames_per_batch=1,
         seed=seed,
         device=own.device,
-        exploration_type=ExplorationType.DETERMINISTIC,
+        exploration_type=own.exploration_type,
         # Which of the two acts is decided on the host, step by step.
         fast_policy="module" if random else "exact",
     )
