@@ -202,7 +202,8 @@ class VectorCollector(StepsCollector):
     def _begin(self, steps: int) -> RolloutBuffer:
         """Return memory for the next batch, ready to be written to."""
         buffer, shown = self._buffer, self._batches is not None and not self._batches.copied
-        if buffer is None or buffer.steps != steps or self._gives_away:
+        kept = self._gives_away or (shown and not self.reuse)  # who got the last batch may keep it
+        if buffer is None or buffer.steps != steps or kept:
             self._take_in()
             numpy = self._actor.numpy
             buffer = RolloutBuffer(self.env, steps, None if numpy is None else numpy.actions)

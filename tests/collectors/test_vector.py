@@ -342,6 +342,16 @@ def test_memory_may_be_shared_from_one_batch_to_the_next():
     assert collector.env_steps == copied.env_steps == 48
 
 
+def test_the_last_batch_of_shared_memory_stays_once_it_is_not_shared():
+    collector = steps(steps_per_env=2, reuse=True)
+    collector.collect()
+    last = collector.collect()
+    before = last.clone()
+    collector.reuse = False
+    collector.collect()
+    assert_same(last.to_dict(), before.to_dict())
+
+
 def test_what_a_receiver_writes_is_in_no_later_batch():
     collector, copied = steps(1, steps_per_env=1), steps(1, steps_per_env=1)
     for number in range(12):
