@@ -971,6 +971,18 @@ def test_weights_that_losses_reach_and_no_optimiser_has_are_refused_unless_they_
     assert torch.equal(loss.b, before)
 
 
+@pytest.mark.parametrize("compile", ["auto", False])
+def test_weights_that_are_freed_in_the_middle_of_a_run_are_refused_without_an_optimiser(compile):
+    loss = Parts()
+    loss.b.requires_grad_(False)
+    update = Update(loss, SGD([loss.a], lr=1.0), compile=compile)
+    for _ in range(4):
+        update(TensorDict({"x": torch.ones(3)}, [3]))
+    loss.b.requires_grad_(True)
+    with pytest.raises(SettingError, match="optimizer='SGD' would never change b"):
+        update(TensorDict({"x": torch.ones(3)}, [3]))
+
+
 RETURNED = {
     "a tensor": (lambda a: a.sum(), "returns a Tensor, not a TensorDict; return TensorDict"),
     "several tensors": (lambda a: (a.sum(), a.mean()), "returns a tuple, not a TensorDict"),

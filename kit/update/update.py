@@ -161,7 +161,8 @@ class Update(OptimizationStepper):
             raise SettingError("compile", compile, "is not a way to run", ways)
         self.compile = compile
         self.optimizer_step_count = 0
-        self._checked: set[int] = set()
+        self._checked: set[int] = set()  # groups, with the weights that are trained
+        self._trained: set[int] = set()
         self._owned: list[list[int]] = []  # parameters of each group, by which losses were recorded
         self._traced: dict[tuple[Due, str], Traced] = {}
         self._fixed: dict[Due, Traced] = {}  # whole steps, as long as nothing changes
@@ -449,6 +450,10 @@ class Update(OptimizationStepper):
 
     def _differentiate(self, due: Due, losses: TensorDictBase) -> Gradients:
         """The gradients of the parameters of all groups that are due."""
+        trained = {id(one) for one in self.loss_module.parameters() if one.requires_grad}
+        if trained != self._trained:  # some may have been freed, which no optimiser has
+            self._trained = trained
+            self._checked.clear()
         if not self._checked.issuperset(due):
             self._check(due, losses)
         gradients: list[Tensor | None] = []
@@ -460,7 +465,7 @@ class Update(OptimizationStepper):
         return {number: value for number, value in enumerate(gradients) if value is not None}
 
     def _check(self, due: Due, losses: TensorDictBase) -> None:
-        """Refuse optimisers that do not fit the losses, before they step for the first time."""
+        """Refuse optimisers that do not fit the losses or the weights that are trained."""
         if torch.is_inference_mode_enabled():
             why = "is called in torch.inference_mode(), where PyTorch computes no gradients"
             raise SettingError("update", type(self).__name__, why, "train outside of it")
