@@ -67,6 +67,17 @@ def test_gradients_are_computed_where_their_vector_is(executor, widths):
     assert not {"aten.view.default", "aten.t.default"} & {*other.operations}
 
 
+def test_memory_of_its_own_is_taken_apart_once():
+    def function(x):
+        first, second = torch.split(x * 2, [3, 5])
+        return [first + 1, second.sum()]
+
+    recording, other, expected = with_memory(function, numbers(8))
+    assert all(map(torch.equal, EXECUTORS["interpreter"](other)(numbers(8)), expected))
+    assert "aten.split_with_sizes.default" in recording.operations
+    assert "aten.split_with_sizes.default" not in other.operations
+
+
 def test_a_product_is_not_computed_where_it_might_be_rounded_otherwise():
     _, other, _ = gradients(network(4, 3, 16, 2), numbers(32, 4))  # 12, 3, 48, 16, 32, 2
     # What comes after the three numbers begins at no multiple of 64 bytes.

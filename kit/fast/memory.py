@@ -106,6 +106,8 @@ class _Planner:
                 self._fill_vector(node)
             else:
                 self._write_to_own(node)
+        for node in [one for one in self.own if one.op == "call_function" and not one.users]:
+            self.graph.erase_node(node)  # its views have all been made
 
     # ------------------------------------------------------------------ results
     def _write_to_own(self, node: fx.Node) -> None:
