@@ -137,6 +137,7 @@ class DirectRows:
             and not self.writer.tracks_generations
         )
         self._once = self.storage if isinstance(self.storage, ObservationStorage) else None
+        self._hindsight = buffer if isinstance(buffer, HindsightReplayBuffer) else None
         self._transforms = buffer._transform.transforms
         self._shown: Any = None
         self._rows: dict[tuple[str, ...], _Rows] = {}
@@ -216,8 +217,8 @@ class DirectRows:
         self.writer._cursor = end % self.storage.max_size
         self.writer._write_count += count
         self._tell(start, end)
-        if isinstance(self.buffer, HindsightReplayBuffer):
-            self.buffer.note(batch.get(self.buffer.end_key).reshape(batch.shape).t())
+        if self._hindsight is not None:
+            self._hindsight.note(batch.get(self._hindsight.end_key).reshape(batch.shape).t())
         return True
 
     def _bring(self, rows: slice, values: Mapping[tuple[str, ...], Tensor]) -> None:
@@ -263,29 +264,29 @@ class DirectRows:
             count: minibatches, at most; the others are for another call.
             keys: of the entries that will be read; empty: all. Others may be left out.
         """
-        if not self.filled:
+        if not (filled := self.filled):
             return []
         fitting = 1 if self._prioritized else AT_ONCE // (size * self._row_bytes)
-        return self._drawn(size, max(min(count, fitting), 1), self._rows_read(keys))
+        return self._drawn(size, max(min(count, fitting), 1), self._rows_read(keys), filled)
 
     def _rows_read(self, keys: Sequence[Any]) -> dict[tuple[str, ...], _Rows]:
         """The entries of the storage that will be read."""
         known, found = self._read
         if keys is not known:
             paths = {path_of(key) for key in keys}
-            all_of_them = not keys or isinstance(self.buffer, HindsightReplayBuffer)
+            all_of_them = not keys or self._hindsight is not None
             found = {p: one for p, one in self._rows.items() if all_of_them or p in paths}
             self._read = keys, found
         return found
 
     def _drawn(
-        self, size: int, several: int, read: dict[tuple[str, ...], _Rows]
+        self, size: int, several: int, read: dict[tuple[str, ...], _Rows], filled: int
     ) -> list[TensorDictBase]:
         storage, sampler, rows = self.storage, self.buffer._sampler, several * size
         told: dict[str, Any] = {}
         if type(sampler) is RandomSampler:  # which checks much
             on = {"generator": storage._rng, "device": storage.device}
-            index = torch.randint(0, self.filled, (rows,), **on)
+            index = torch.randint(0, filled, (rows,), **on)
         else:
             index, told = sampler.sample(storage, rows)
         places = index.numpy() if on_host(index) else None
@@ -296,9 +297,9 @@ class DirectRows:
         drawn["index",] = index
         parts = [drawn] if several == 1 else _parts(drawn, size)
         minibatches = [nested(part, [size]) for part in parts]
-        if isinstance(self.buffer, HindsightReplayBuffer):
+        if self._hindsight is not None:
             for minibatch in minibatches:
-                self.buffer.relabel(minibatch, minibatch["index"])
+                self._hindsight.relabel(minibatch, minibatch["index"])
         return minibatches
 
     def update_priority(self, minibatch: TensorDictBase, errors: Tensor) -> None:

@@ -134,9 +134,9 @@ def test_minibatches_that_are_drawn_at_once_are_those_of_single_draws(kind, each
     draws: list[int] = []
     draw = DirectRows._drawn
 
-    def counting(self, size, several, read):
+    def counting(self, size, several, *others):
         draws.append(several)
-        return draw(self, size, several, read)
+        return draw(self, size, several, *others)
 
     monkeypatch.setattr(DirectRows, "_drawn", counting)
     found = {}
