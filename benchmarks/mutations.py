@@ -144,14 +144,18 @@ MUTATIONS = [
     ),
     *_of(
         "kit/trainer/trainer.py", "tests/test_trainer.py tests/test_stages.py",
-        ("            due -= made\n", "            due -= 1\n"),
         ("batch = torch.cat([self._prefill, batch], dim=-1)", "pass"),
-        ("self._drawn += len(minibatches)", "self._drawn += 0"),
         ("            self.update.advance(self.policy_steps)", "            pass"),
-        ("            self.ledger.skipped(unseen, due)", "            pass"),
         ("        self.ledger.verify(self.plan)\n", ""),
         ("        if due.row:", "        if not due.row:"),
-        ('        self.stages.fire("post_epoch")\n', ""),
+    ),
+    *_of(
+        "kit/trainer/update_phase.py", "tests/test_trainer.py tests/test_stages.py",
+        ("            due -= made\n", "            due -= 1\n"),
+        ("self._drawn += len(minibatches)", "self._drawn += 0"),
+        ("            trainer.ledger.skipped(unseen, due)", "            pass"),
+        ('            trainer.stages.fire("post_epoch")\n', ""),
+        ("made * (trainer.plan.update_epochs or 1) / due if at_once else 1", "1"),
     ),
     *_of(
         "kit/envs/single_env.py", "tests/envs/test_action_repeat.py tests/envs/test_make_env.py",
@@ -659,7 +663,6 @@ MUTATIONS = [
             "        if not goes_on:\n            self._close",
             "        if False:\n            self._close",
         ),
-        ("made * (self.plan.update_epochs or 1) / due if at_once else 1", "1"),
         ("                close(self._prefill[..., -1])", "                pass"),
     ),
     *_of(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.trainers import EarlyStopping, TargetNetUpdaterHook
 
 from kit.buffers import Minibatches
@@ -40,6 +41,8 @@ class TorchRLProtocol:
         journal: rows of metrics so far.
         stages: where hooks are registered.
         registered_modules: objects whose state is part of checkpoints, by name.
+        last_metrics: of the last gradient step, on the device.
+        skips_rest_of_update: whether the present update ends after its present epoch.
         stop_reason: why the run ended before its plan; ``None`` otherwise.
         last_checkpoint: that was written or read; ``None`` if there is none.
         clip_norm: where TorchRL's steppers and optimiser hooks clip gradients: the update's.
@@ -79,7 +82,8 @@ class TorchRLProtocol:
         self.last_checkpoint: Path | None = None
         self._stop_training = False
         self._save_requested = False
-        self._skip_phase = False
+        self.skips_rest_of_update = False
+        self.last_metrics: Mapping[str, Tensor] | None = None
         self._log_dict: defaultdict[str, list[Any]] = defaultdict(list)
 
     # ------------------------------------------------------------------ registration
@@ -135,7 +139,7 @@ class TorchRLProtocol:
 
     def skip_rest_of_update(self) -> None:
         """End this update phase after this epoch; gradient steps still due count as skipped."""
-        self._skip_phase = True
+        self.skips_rest_of_update = True
 
     def compute_loss(self, sub_batch: TensorDictBase, method: str | None = None) -> Any:
         """The losses of a minibatch, or the result of a method of the loss module."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
 from torchrl.data import ReplayBuffer
 from torchrl.trainers import OptimizationStepper, TrainerHookBase
@@ -23,15 +22,14 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
 from kit.hooks.policy import BestPolicy, SavePolicy
 from kit.logging.loggers import RowLogger
-from kit.logging.metrics import MetricMeans
-from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
+from kit.steps import Due, RunSchedule, StepLedger, StepPlan
 from kit.trainer import checks
 from kit.trainer.batches import counted
 from kit.trainer.checkpoint import make_parts_when_loaded
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.stages import is_of_the_kit
-from kit.trainer.updates import Undisturbed, entries_may_be_left_out, gradient_step
+from kit.trainer.update_phase import UpdatePhase
 from kit.update import Update
 
 
@@ -75,7 +73,6 @@ class Trainer(ResumableTrainer):
 
     Attributes:
         ledger: counts so far.
-        last_metrics: of the last gradient step, on the device.
         stop_reason: why the run ended before its plan; ``None`` otherwise.
 
     Raises:
@@ -121,10 +118,8 @@ class Trainer(ResumableTrainer):
         # Now, as collectors of TorchRL drop their environments at the end.
         self._transforms = normalization_of_transforms(collector=collector, evaluate=evaluate)
         self._released = self._complete = self._started = False
-        self.last_metrics: Mapping[str, Tensor] | None = None
         self._prefill: TensorDictBase | None = None
-        self._phase_metrics = MetricMeans()
-        self._undisturbed = Undisturbed(self)
+        self._phase = UpdatePhase(self)
         if isinstance(update, Update):
             vary = not (plan.is_exact if plan.on_policy else plan.offline)
             update.shapes_vary = vary and plan.minibatch_size is None
@@ -214,7 +209,7 @@ class Trainer(ResumableTrainer):
             if self.plan.prefill_in_first_batch:
                 self._prefill = batch
             else:
-                self._store(batch)
+                self._phase.store(batch)
         if self.schedule.initial_evaluations and not self._stop_training:
             self.evaluations(self.schedule.initial_evaluations)
             self.write_row()
@@ -247,84 +242,13 @@ class Trainer(ResumableTrainer):
 
     @with_own_numbers
     def train(self, batch: TensorDictBase, due: int) -> None:
-        """Make the gradient steps that are due, epoch by epoch."""
+        """Make the gradient steps that are due, epoch by epoch; without any, store the batch."""
         if not due:
-            self._store(batch)
+            self._phase.store(batch)
             return
         began = time.perf_counter()
-        self._skip_phase, self._drawn = False, 0
-        if self.stages["post_optim_complete_log"]:
-            self._phase_metrics = MetricMeans()
-        self.stages.fire("pre_optim_steps")
-        if self.advantage is not None:
-            given, batch = batch, self.advantage(batch)
-            estimated = (batch, given, self.advantage, self.loss_module, self.stages)
-            checks.refuse(checks.in_estimated(*estimated))
-        made: int | None = None
-        while due and not self._skip_phase:
-            self.log("pre_epoch_log", batch)
-            processed = self.stages.pipe("pre_epoch", batch)
-            if made is None or self.stages["pre_epoch"]:
-                self._fill(processed)
-            before, made = made, self._train_epoch(due)
-            if before == made == 0:
-                name = type(self.buffer).__name__
-                raise SettingError("buffer", name, "has no minibatch to train on")
-            due -= made
-            self.log("post_epoch_log", batch)
-            self.stages.fire("post_epoch")
-        if due:
-            unseen = self.plan.unseen_samples(self.ledger.iterations + 1, self._drawn)
-            self.ledger.skipped(unseen, due)
-            self._pass_over(due)
-        if self.stages["post_optim_complete_log"]:
-            steps, means = self.ledger.local_gradient_steps, self._phase_metrics.peek()
-            self.log("post_optim_complete_log", steps, TensorDict(means))
+        self._phase.run(batch, due)
         self.journal.spent("update", began)
-
-    def _store(self, batch: TensorDictBase) -> None:
-        """Give a batch to the buffer of which nothing is trained on now."""
-        self._fill(batch if self.plan.on_policy else self.stages.pipe("pre_epoch", batch))
-
-    def _fill(self, batch: TensorDictBase) -> None:
-        """Give a batch to the buffer; of one that is used up now, the keys that will be read."""
-        if self.plan.offline:
-            return
-        keys: Sequence[Any] = ()
-        if self.plan.on_policy and entries_may_be_left_out(self):
-            keys = getattr(self.update, "keys_read", ())
-        self.buffer.extend(batch, keys)
-
-    def _train_epoch(self, due: int) -> int:
-        """Make the gradient steps of one update epoch, at most ``due``; return how many."""
-        made = 0
-        with self._undisturbed:
-            for drawn in self.buffer.epoch(self.plan, due):
-                try:
-                    minibatches = [self.stages.pipe("process_optim_batch", m) for m in drawn]
-                except StopIteration:  # how TorchRL's replay buffer hook says that a pass has ended
-                    break
-                self.last_metrics = gradient_step(self, minibatches)
-                self.journal.metrics.add(self.last_metrics)
-                if self.stages["post_optim_complete_log"]:
-                    self._phase_metrics.add(self.last_metrics)
-                self.ledger.updated(sum(minibatch.numel() for minibatch in minibatches))
-                self._drawn += len(minibatches)
-                made += 1
-                self.stages.fire("post_optim")
-                self.log("post_optim_log", minibatches[-1])
-        if self.plan.on_policy and made:
-            at_once = isinstance(self.buffer, ReplayBatches)  # it draws those of all epochs
-            share = made * (self.plan.update_epochs or 1) / due if at_once else 1
-            self.ledger.update_epochs += max(round(share), 1)
-        return made
-
-    def _pass_over(self, due: int) -> None:
-        """Draw the minibatches of gradient steps left out: the permutation goes on behind them."""
-        drawn = due if self.plan.last_minibatch == "carry" else 0
-        while drawn and due:
-            drawn = sum(1 for _ in self.buffer.epoch(self.plan, due))
-            due -= drawn
 
     @with_own_numbers
     def finish_iteration(self, batch: TensorDictBase, due: Due) -> None:
