@@ -44,11 +44,12 @@ class Config(OffPolicyConfig):
     epsilon_start: UnitInterval = 1.0
     """Probability of a random action at first."""
     epsilon_end: UnitInterval = 0.04
-    """Probability of a random action after the exploration phase."""
+    """Probability of a random action after the exploration phase; what epsilon_decay approaches."""
     exploration_share: Share = 0.16
     """Share of the run in which epsilon falls linearly."""
     epsilon_decay: UnitInterval | None = None
-    """Factor of epsilon from an iteration to the next; null: it falls linearly."""
+    """Factor of what epsilon has above epsilon_end, from an iteration to the next; null: it falls
+    linearly."""
     tau: UnitInterval | None = None
     """Polyak coefficient of the target network; null: 0.005, or 1 if it is updated more rarely."""
     target_update_every: Count = 1

@@ -294,7 +294,7 @@ def test_an_epsilon_that_would_rise_is_refused(name):
     how = {"noisy": False} if name == "rainbow" else {}
     with pytest.raises(SettingError, match=r"epsilon_end=0.04 is above epsilon_start=0.01"):
         built(name, epsilon_start=0.01, **how)
-    built(name, epsilon_start=0.01, epsilon_decay=0.9, **how).shutdown()
+    built(name, epsilon_start=0.01, epsilon_decay=0.9, epsilon_end=0.0, **how).shutdown()
 
 
 def test_the_sign_of_a_sum_of_rewards_is_not_learned_from():

@@ -85,6 +85,9 @@ def _epochs(value: Any, settings: Any) -> int:
 _EPOCHS = Acts("critic_epochs", lambda _, settings: _epochs(settings.critic.num_epoch, settings))
 """What gives the critic an optimiser of its own in recipes, for settings of it."""
 
+_FLOOR = Acts("epsilon_end", lambda factor, given: given.eps_init if factor == 1 else 0.05)
+"""What epsilon approaches: ``eps_final`` of pyrado's exploration, which DQL leaves as it is."""
+
 
 @dataclass
 class GAE:
@@ -185,9 +188,9 @@ class Pyrado(WrappedDialect):
     """factor of the rewards (SAC)."""
     eps_init: float = acts("epsilon_start", 1.0, only="dql")
     """first probability of a random action (DQL)."""
-    eps_schedule_gamma: float | None = acts("epsilon_decay", only="dql")
-    """factor of that probability per iteration (DQL), which pyrado asks for; ``None``: the
-    recipe's schedule."""
+    eps_schedule_gamma: float | None = acts("epsilon_decay", only="dql", also=_FLOOR)
+    """factor per iteration of what that probability has above 0.05 (DQL), which pyrado asks for;
+    ``None``: the recipe's schedule."""
     eps_clip: float = acts("clip_epsilon", 0.1, only=_CLIPPED)
     """clip range of the probability ratio (PPO, PPO2)."""
     vfcn_coeff: float = acts("critic_coeff", 0.5, lambda value, _: value / 2, only=_JOINT)
@@ -418,12 +421,6 @@ class Pyrado(WrappedDialect):
             "Each evaluation is 100 rollouts before the update; a logger that is passed makes them "
             "whenever it prints, and eval_intvl is ignored: say logger_print_intvl."
         )
-        decay = self.eps_schedule_gamma
-        if self.algo == "dql" and decay not in (None, 1):
-            yield (
-                f"eps_schedule_gamma={decay:g} multiplies epsilon from the second iteration on; "
-                "pyrado's falls from the third on, and not below 0.05."
-            )
         if self.algo == "sac":
             own = 3 if self.learn_ent_coeff else 2
             yield f"One gradient step of SAC is a step of each of {own} optimisers."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -336,6 +337,12 @@ class AnnealExploration(Anneal):
             start, end = (float(getattr(module, f"{noise}_{which}")) for which in ("init", "end"))
             self.values.append(_Value(module, noise, start=start, end=end))
 
+    def _resolve(self, trainer: HookedTrainer) -> None:
+        """As in :class:`Anneal`; a decay begins with the first iteration that explores."""
+        if isinstance(self.schedule, Decay) and trainer.plan.prefill_is_iteration:
+            self.schedule = dataclasses.replace(self.schedule, begin=1)
+        super()._resolve(trainer)
+
 
 def scales_of(module: nn.Module) -> list[str]:
     """Names of the scales of exploration noise that a module has."""
@@ -351,17 +358,17 @@ def anneal_epsilon(explore: nn.Module, cfg: Any) -> AnnealExploration:
         cfg: settings with ``epsilon_start`` and ``epsilon_decay``, or ``exploration_share``.
 
     Raises:
-        SettingError: if epsilon would rise, or settings of the linear fall are given beside
+        SettingError: if epsilon would rise, or the share of the linear fall is given beside
             ``epsilon_decay``.
     """
+    if cfg.epsilon_end > cfg.epsilon_start:
+        why = f"is above epsilon_start={cfg.epsilon_start}, and epsilon falls"
+        raise SettingError("epsilon_end", cfg.epsilon_end, why, [cfg.epsilon_start])
     if cfg.epsilon_decay is None:
-        if cfg.epsilon_end > cfg.epsilon_start:
-            why = f"is above epsilon_start={cfg.epsilon_start}, and epsilon falls"
-            raise SettingError("epsilon_end", cfg.epsilon_end, why, [cfg.epsilon_start])
         return AnnealExploration(explore, share_of_run=cfg.exploration_share)
-    without_end = f"epsilon_decay={cfg.epsilon_decay} has no end"
-    checks.unused(cfg, ("epsilon_end", "exploration_share"), without_end)
-    falling = Decay(cfg.epsilon_start, cfg.epsilon_decay)
+    without_end = f"epsilon_decay={cfg.epsilon_decay} falls throughout the run"
+    checks.unused(cfg, ("exploration_share",), without_end)
+    falling = Decay(cfg.epsilon_start, cfg.epsilon_decay, cfg.epsilon_end)
     return AnnealExploration(explore, falling, counter="iterations")
 
 

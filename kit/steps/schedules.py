@@ -98,20 +98,24 @@ class Exponential(_Ramp):
 
 @dataclass(frozen=True)
 class Decay:
-    """``start`` times a constant factor per unit of the counter, without end."""
+    """What lies above ``end`` has a constant factor per unit of the counter."""
 
     start: float
     """value when the counter is 0."""
     factor: float
-    """value at a count over that at the count before."""
+    """distance from ``end`` at a count over that at the count before."""
+    end: float = 0.0
+    """value that is approached."""
+    begin: int = 0
+    """count until which the value stays at ``start``."""
 
     def __post_init__(self) -> None:
-        for field in ("start", "factor"):
+        for field in ("start", "factor", "end"):
             object.__setattr__(self, field, real_number(field, getattr(self, field)))
 
     def __call__(self, count: int) -> float:
         """The value at ``count``."""
-        return self.start * self.factor ** max(count, 0)
+        return self.end + (self.start - self.end) * self.factor ** max(count - self.begin, 0)
 
 
 @dataclass(frozen=True)

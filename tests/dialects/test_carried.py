@@ -193,10 +193,22 @@ def test_pyrados_rewards_and_temperature_act_in_sac():
 
 def test_pyrados_epsilon_acts_in_dqn():
     given = Pyrado(algo="dql", eps_init=0.5, eps_schedule_gamma=0.99)
-    assert carry(given, dqn.Config())[0] == {"epsilon_start": 0.5, "epsilon_decay": 0.99}
+    falls = {"epsilon_start": 0.5, "epsilon_decay": 0.99, "epsilon_end": 0.05}
+    assert carry(given, dqn.Config())[0] == falls
     assert given.algorithm_for("dqn", "off_policy") == "dql"
     constant = Pyrado(algo="dql", eps_schedule_gamma=1.0)
-    assert carry(constant, dqn.Config())[0] == {"epsilon_decay": 1.0}
+    assert carry(constant, dqn.Config())[0] == {"epsilon_decay": 1.0, "epsilon_end": 1.0}
+
+
+def test_pyrados_epsilon_falls_from_its_first_exploring_iteration_towards_a_twentieth():
+    """Values of ``EpsGreedyExplStrat`` as its sampler saw them: the first iteration is random."""
+    given = Pyrado(algo="dql", eps_schedule_gamma=0.5, memory_size=40, num_init_memory_steps=20,
+                   num_updates_per_step=1, batch_size=8, min_rollouts=1, max_iter=6,
+                   env_max_steps=20, eval_intvl=100)  # fmt: skip
+    trainer = dqn.build(dqn.Config(steps=given, runs=None, progress=False))
+    (hook,) = [h for n, h in trainer.registered_modules.items() if n == "anneal_exploration"]
+    seen = [value.schedule(count) for value in hook.values for count in range(1, 6)]
+    assert seen == pytest.approx([1.0, 0.525, 0.2875, 0.16875, 0.109375])
 
 
 def test_noise_has_the_same_unit_in_sb3_cleanrl_and_the_recipes():

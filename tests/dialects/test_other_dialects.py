@@ -31,13 +31,6 @@ class TestPyrado:
         (note,) = [note for note in settings.notes() if note.startswith("target_update_intvl")]
         assert told in note
 
-    @pytest.mark.parametrize(("decay", "told"), [(0.5, 1), (1.0, 0), (None, 0)])
-    def test_where_epsilon_falls_otherwise_is_told(self, decay, told):
-        settings = Pyrado(algo="dql", eps_schedule_gamma=decay, env_max_steps=20, min_steps=20,
-                          memory_size=100, batch_size=8)  # fmt: skip
-        notes = [note for note in settings.notes() if "pyrado's falls from the third on" in note]
-        assert len(notes) == told
-
     def test_whole_rollouts_are_sampled_until_both_minima_are_met(self):
         settings = {"algo": "ppo", "max_iter": 2, "env_max_steps": 20}
         assert Pyrado(min_steps=50, **settings).to_plan().frames_per_batch == 60
