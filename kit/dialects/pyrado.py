@@ -82,6 +82,26 @@ def _epochs(value: Any, settings: Any) -> int:
     return whole_number("critic.num_epoch", own, at_least=1)
 
 
+def _norm(value: Any, settings: Any) -> Any:
+    """The largest norm of gradients, where recipes clip those of the same networks together.
+
+    They have one norm for each optimiser: of the critic's own it is the policy's, too.
+    """
+    policy, critic = settings.max_grad_norm, settings.critic.max_grad_norm
+    if settings.algo == "ppo" and policy != critic:
+        why = f"is the policy's, and critic.max_grad_norm={critic} the critic's: recipes have one"
+        raise SettingError("max_grad_norm", policy, why, "give both the same value")
+    if settings.algo not in ("dql", "ppo"):
+        alone = "each network" if settings.algo == "ppo2" else "the policy"
+        why = f"of {settings.algo} clips the gradients of {alone} alone, recipes those of all"
+        raise SettingError("max_grad_norm", value, why, "leave it out, or use the recipe's own")
+    return value
+
+
+def _critic_norm(value: Any, settings: Any) -> Any:
+    return _norm(_of_critic("max_grad_norm")(value, settings), settings)
+
+
 _EPOCHS = Acts("critic_epochs", lambda _, settings: _epochs(settings.critic.num_epoch, settings))
 """What gives the critic an optimiser of its own in recipes, for settings of it."""
 
@@ -105,8 +125,8 @@ class GAE:
     """whether advantages get mean 0 and standard deviation 1; in PPO2 they always do."""
     standardizer: Literal["RunningStandardizer"] | None = acts("normalize_over", None, _rows)
     """``RunningStandardizer``: of all advantages so far; ``None``: of those of each batch."""
-    max_grad_norm: float | None = refused("the policy's max_grad_norm is the critic's, too")
-    """largest norm of the gradients; ``None``: any."""
+    max_grad_norm: float | None = acts("max_grad_norm", None, _critic_norm, also=_EPOCHS)
+    """largest norm of the gradients of the critic's own updates (PPO); ``None``: any."""
     lr: float = acts("critic_learning_rate", 5e-4, _of_critic("lr"), also=_EPOCHS)
     """learning rate."""
     lr_scheduler: str | None = refused("use anneal")
@@ -199,8 +219,9 @@ class Pyrado(WrappedDialect):
     """weight of the entropy (PPO2, A2C)."""
     std_init: float = acts("initial_log_std", 1.0, _log_std, only=ON_POLICY)
     """first standard deviation of the actions."""
-    max_grad_norm: float | None = acts("max_grad_norm")
-    """largest norm of the gradients; ``None``: the algorithm's default, or any."""
+    max_grad_norm: float | None = acts("max_grad_norm", None, _norm)
+    """largest norm of the policy's gradients, in PPO2 also of the critic's; ``None``: the
+    algorithm's default, or any."""
     lr: float = acts("learning_rate")
     """learning rate."""
     lr_scheduler: str | None = refused("use anneal")
@@ -423,4 +444,7 @@ class Pyrado(WrappedDialect):
         )
         if self.algo == "sac":
             own = 3 if self.learn_ent_coeff else 2
-            yield f"One gradient step of SAC is a step of each of {own} optimisers."
+            yield (
+                f"One gradient step of SAC is a step of each of {own} optimisers; "
+                f"max_grad_norm={self.max_grad_norm:g} clips the gradients of the policy alone."
+            )

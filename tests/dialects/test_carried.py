@@ -191,6 +191,30 @@ def test_pyrados_rewards_and_temperature_act_in_sac():
     assert "standardize_rew=True" in " ".join(carry(Pyrado(algo="sac"), sac.Config())[1])
 
 
+@pytest.mark.parametrize(
+    ("recipe", "given", "message"),
+    [
+        (sac, {"algo": "sac", "max_grad_norm": 1.0}, "max_grad_norm=1.0 of sac .*the policy alone"),
+        (a2c, {"algo": "a2c", "max_grad_norm": 1.0}, "max_grad_norm=1.0 of a2c .*the policy alone"),
+        (ppo, {"algo": "ppo2", "max_grad_norm": 1.0}, "max_grad_norm=1.0 of ppo2 .*each network"),
+        (ppo, {"algo": "ppo", "max_grad_norm": 1.0}, "critic.max_grad_norm=None .* give both"),
+        (a2c, {"algo": "a2c", "critic": GAE(max_grad_norm=1.0)}, "critic.max_grad_norm.*no effect"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_pyrado_clips_otherwise_is_refused(recipe, given, message):
+    with pytest.raises(SettingError, match=message):
+        carry(Pyrado(**given), recipe.Config(), given["algo"])
+
+
+def test_pyrados_largest_norms_act_where_recipes_clip_the_same_gradients():
+    assert carry(Pyrado(algo="dql", max_grad_norm=1.0), dqn.Config())[0] == {"max_grad_norm": 1.0}
+    both = Pyrado(algo="ppo", max_grad_norm=1.0, critic=GAE(max_grad_norm=1.0))
+    assert carry(both, ppo.Config(), "ppo")[0] == {"max_grad_norm": 1.0, "critic_epochs": 10}
+    told = Pyrado(algo="sac", min_rollouts=1, env_max_steps=9, memory_size=500).notes()[-1]
+    assert told.endswith("max_grad_norm=5 clips the gradients of the policy alone.")
+
+
 def test_pyrados_epsilon_acts_in_dqn():
     given = Pyrado(algo="dql", eps_init=0.5, eps_schedule_gamma=0.99)
     falls = {"epsilon_start": 0.5, "epsilon_decay": 0.99, "epsilon_end": 0.05}
