@@ -215,6 +215,22 @@ def test_pyrados_largest_norms_act_where_recipes_clip_the_same_gradients():
     assert told.endswith("max_grad_norm=5 clips the gradients of the policy alone.")
 
 
+def test_sheeprls_a2c_clips_the_gradient_of_a_sum():
+    given = Sheeprl(algo="a2c", max_grad_norm=4.0, num_envs=2, rollout_steps=5)
+    assert carry(given, a2c.Config(), "a2c")[0]["max_grad_norm"] == 0.4
+    assert carry(Sheeprl(algo="ppo", max_grad_norm=4.0), ppo.Config(), "ppo")[0] == {
+        "max_grad_norm": 4.0
+    }
+
+
+@pytest.mark.parametrize("version", ["0.5.7", "0.5.0"])
+def test_a_value_loss_of_clipped_values_alone_is_refused(version):
+    with pytest.raises(SettingError, match=r"clip_vloss=True of .* takes the loss of clipped"):
+        carry(Sheeprl(algo="ppo", clip_vloss=True, version=version), ppo.Config(), "ppo")
+    given = Sheeprl(algo="ppo", clip_vloss=True)
+    assert carry(given, ppo.Config(), "ppo")[0] == {"clip_value": True}
+
+
 def test_pyrados_epsilon_acts_in_dqn():
     given = Pyrado(algo="dql", eps_init=0.5, eps_schedule_gamma=0.99)
     falls = {"epsilon_start": 0.5, "epsilon_decay": 0.99, "epsilon_end": 0.05}

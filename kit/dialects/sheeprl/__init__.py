@@ -55,6 +55,20 @@ def _anneal(value: Any, settings: Any) -> str:
     return linear_or_constant(value and not ignored, settings)
 
 
+def _clip_value(value: Any, settings: Any) -> Any:
+    """The clip range of the value; up to 0.5.7 the loss is not the greater of both."""
+    if value and settings.version in ("0.5.7", "0.5.0"):
+        why = f"of {settings.version} takes the loss of clipped values alone, recipes the greater"
+        raise SettingError("clip_vloss", value, why, [False], "or version=0.8.4")
+    return range_or_none(value, settings)
+
+
+def _norm(value: Any, settings: Any) -> float | None:
+    """The largest norm of a mean gradient; A2C sums the losses of all transitions."""
+    rows = settings.num_envs * settings.rollout_steps if settings.algo == "a2c" else 1
+    return value / rows if value else None
+
+
 def _hidden_sizes(value: Any, settings: Any) -> list[int]:
     return [settings.dense_units] * settings.mlp_layers
 
@@ -175,7 +189,7 @@ class Sheeprl(Dialect):
     """weight of longer advantage estimates (PPO, A2C)."""
     clip_coef: float = acts("clip_epsilon", only=_PPOS)
     """clipping range of the probability ratio (PPO)."""
-    clip_vloss: bool = acts("clip_value", None, range_or_none, only=_PPOS)
+    clip_vloss: bool = acts("clip_value", None, _clip_value, only=_PPOS)
     """whether the value is clipped, too, in the same range (PPO)."""
     normalize_advantages: bool = acts("normalize_advantage", only=_PPOS)
     """whether advantages get mean 0 and deviation 1 in each minibatch (PPO)."""
@@ -183,10 +197,9 @@ class Sheeprl(Dialect):
     """weight of the entropy (PPO, A2C)."""
     vf_coef: float = acts("critic_coeff", only=ON_POLICY)
     """weight of the value loss (PPO, A2C)."""
-    max_grad_norm: float = acts(
-        "max_grad_norm", None, lambda value, _: value or None, only=ON_POLICY
-    )
-    """largest norm of the gradient (PPO, A2C); 0: any."""
+    max_grad_norm: float = acts("max_grad_norm", None, _norm, only=ON_POLICY)
+    """largest norm of the gradient (PPO, A2C), which in A2C is a sum over the transitions of a
+    process, not a mean as in recipes; 0: any."""
     dense_units: Count = acts("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
     """width of the hidden layers (PPO, A2C)."""
     mlp_layers: Natural = acts("hidden_sizes", None, _hidden_sizes, only=ON_POLICY)
