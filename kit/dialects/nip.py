@@ -18,8 +18,15 @@ from kit.steps.plan import StepPlan
 
 
 def _one_factor(value: Any, settings: Any) -> float:
-    """The factor of the hidden layers, which actor and critic share."""
+    """The factor of the hidden layers, which actor and critic share.
+
+    The code has one for each of its agents, and reads this one nowhere.
+    """
     factors = settings.body_lr_factor
+    if settings.version != "documented":
+        why = "is read nowhere in nip, whose agents have factors of their own"
+        works = "leave it out, or use body_lr_factor of the recipe"
+        raise SettingError("body_lr_factor", factors.to_dict(), why, works)
     if factors.actor != factors.critic:
         why = f"differs from body_lr_factor.critic={factors.critic}: here they have one factor"
         raise SettingError("body_lr_factor.actor", factors.actor, why, [factors.critic])
@@ -273,6 +280,11 @@ class Nip(WrappedDialect):
                 f"{frames % size} opens the next epoch, and later epochs straddle two permutations."
             )
         rounds = self.max_message_rounds
+        if self.normalize_observations:
+            yield (
+                "Statistics of observations are fixed before training; those of recipes go on, up "
+                "to num_normalization_steps of the kit if that is given."
+            )
         if rounds is not None and self.normalize_observations:
             batched, total = self.normalization_frames(plan.num_envs, rounds)
             yield (

@@ -47,7 +47,14 @@ _UNSAID: dict[str, dict[str, Any]] = {
 
 
 def _rows(value: Any, settings: Any) -> str | None:
-    """The rows over which pyrado's ``RunningStandardizer`` standardises advantages."""
+    """The rows over which ``RunningStandardizer`` is documented to standardise advantages.
+
+    The code takes mean and variance of the means of batches, and leaves the first batch as it is.
+    """
+    if value and settings.version != "documented":
+        why = "takes the mean and the variance of the means of batches, not of all advantages"
+        works = "leave it out; normalize_over=running of the recipe takes those of all"
+        raise SettingError("critic.standardizer", value, why, works)
     return "running" if value else None
 
 
@@ -385,6 +392,8 @@ class Pyrado(WrappedDialect):
     def _notes(self, plan: StepPlan) -> Iterator[str]:
         if plan.iterations == 0:
             yield f"max_iter={self.max_iter} is accepted and trains nothing."
+        if self.algo in _JOINT:
+            yield "Targets of the critic are sums of rewards to the end, whatever critic.lamda."
         if self.min_steps is not None and self.min_rollouts is not None:
             yield "min_steps and min_rollouts must both be met."
         if self.rollout_length is None:
@@ -400,12 +409,22 @@ class Pyrado(WrappedDialect):
                 "counted."
             )
         yield from (self._on_policy_notes if plan.on_policy else self._value_based_notes)(plan)
+        if self.env_max_steps is not None:
+            yield (
+                f"A rollout cut after env_max_steps={self.env_max_steps} counts as terminated: "
+                "its last value is not bootstrapped, as it is in recipes."
+            )
 
     def _on_policy_notes(self, plan: StepPlan) -> Iterator[str]:
         if self.algo == "ppo":
             own = self.critic_gradient_steps(plan.frames_per_batch) if plan.is_exact else 0
             count = f" {own}" if own else ""
             yield f"The critic makes{count} gradient steps of its own in each iteration, first."
+            if self.critic.standardize_adv:
+                yield (
+                    "Targets of the critic are its values plus standardised advantages; those of "
+                    "recipes are not standardised."
+                )
         elif self.algo == "ppo2":
             yield (
                 "Policy and critic share one optimiser; the critic's epochs and batches are unused."

@@ -446,6 +446,11 @@ class Sampling:
                 "these counts are those of a run that never does. Give test_return where it is "
                 "known."
             )
+            if INITIAL_TESTS[self.version]:
+                yield (
+                    "An initial test that reaches stop_rew ends the run after the first epoch, "
+                    "whatever its test; recipes ask the tests after epochs alone."
+                )
         yield from self._start_notes()
         yield from self._schedule_notes()
         yield from self._ratio_notes() if self.family == OFF_POLICY else self._batch_notes()
