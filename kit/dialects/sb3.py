@@ -245,7 +245,10 @@ class SB3(WrappedDialect):
         also=Acts("anneal_clip", _schedule),
     )
     """clipping range of the probability ratio (PPO), constant; ``lin_0.2``: falls linearly."""
-    clip_range_vf: float | None = acts("clip_value", only="ppo")
+    clip_range_vf: float | None = refused(
+        "its value loss is of clipped values alone, that of clip_value the greater of both",
+        only="ppo",
+    )
     """clipping range of the value (PPO); ``None``: not clipped."""
     normalize_advantage: bool = acts("normalize_advantage", only=ON_POLICY)
     """whether advantages get mean 0 and deviation 1 in each minibatch (PPO, A2C)."""
@@ -261,7 +264,8 @@ class SB3(WrappedDialect):
     max_grad_norm: float = acts("max_grad_norm", only=(ON_POLICY, "dqn"))
     """largest norm of the gradient (PPO, A2C, DQN)."""
     target_kl: float | None = acts("target_kl", only="ppo")
-    """KL divergence beyond 1.5 times of which an update stops (PPO); ``None``: never."""
+    """KL divergence beyond 1.5 times of which an update stops (PPO), asked before each gradient
+    step, and in recipes after each epoch; ``None``: never."""
     tau: float = acts("tau", only=OFF_POLICY)
     """Polyak coefficient of the target networks (off-policy)."""
     target_entropy: Any = acts(
@@ -446,6 +450,8 @@ class SB3(WrappedDialect):
             yield f"batch_size={size} is more than a rollout, which makes one minibatch."
         elif self.algo == "ppo" and size is not None and rollout % size:
             yield f"The last minibatch of each epoch has {rollout % size} transitions, not {size}."
+        if self.target_kl is not None:
+            yield "target_kl is asked before each gradient step; recipes ask it after each epoch."
 
     def _off_policy_notes(self, plan: StepPlan) -> Iterator[str]:
         every, unit = self.frequency()

@@ -226,6 +226,11 @@ def test_sheeprls_a2c_clips_the_gradient_of_a_sum():
     }
 
 
+def test_the_value_loss_that_sb3_clips_is_not_the_greater_of_both():
+    with pytest.raises(SettingError, match=r"clip_range_vf=0.3 .* of clipped values alone"):
+        carry(SB3(algo="ppo", clip_range_vf=0.3), ppo.Config(), "ppo")
+
+
 @pytest.mark.parametrize("version", ["0.5.7", "0.5.0"])
 def test_a_value_loss_of_clipped_values_alone_is_refused(version):
     with pytest.raises(SettingError, match=r"clip_vloss=True of .* takes the loss of clipped"):

@@ -160,7 +160,9 @@ def test_offline_an_epoch_is_gradient_steps():
 def test_a_reward_that_ends_the_run_is_a_number():
     with pytest.raises(SettingError, match="stop_rew='many' is not a number"):
         Tianshou(stop_rew="many").to_plan()
-    assert any("stop_rew=3 ends the run" in note for note in Tianshou(stop_rew=3.0).notes())
+    told = " ".join(Tianshou(stop_rew=3.0).notes())
+    assert "stop_rew=3 ends the run" in told
+    assert "An initial test that reaches stop_rew ends" in told
 
 
 def test_the_buffer_holds_equally_many_transitions_of_each_environment():

@@ -192,8 +192,8 @@ def test_another_version_of_the_same_library_keeps_what_does_not_count():
 @pytest.mark.parametrize(
     ("source", "target", "left_out"),
     [
-        (SB3(algo="ppo", clip_range_vf=0.3), CleanRL, {"clip_range_vf": 0.3}),  # it has a flag
-        (CleanRL(algo="ppo", clip_vloss=True), SB3, {"clip_vloss": True}),  # it has a number
+        (SB3(algo="ppo", clip_range_vf=0.3), CleanRL, {"clip_range_vf": 0.3}),  # another loss
+        (CleanRL(algo="ppo", clip_vloss=True), SB3, {"clip_vloss": True}),  # another loss
         (Sheeprl(algo="ppo", max_grad_norm=0.0), SB3, {"max_grad_norm": 0.0}),  # None: its default
         (SB3(algo="sac", buffer_size=100), Dreamer, {"buffer_size": 100}),  # not one batch
     ],
