@@ -461,6 +461,8 @@ class Pyrado(WrappedDialect):
             "Each evaluation is 100 rollouts before the update; a logger that is passed makes them "
             "whenever it prints, and eval_intvl is ignored: say logger_print_intvl."
         )
+        if self.algo == "dql":
+            yield "Its optimiser is RMSprop, that of recipes is Adam."
         if self.algo == "sac":
             own = 3 if self.learn_ent_coeff else 2
             yield (

@@ -31,6 +31,13 @@ class TestPyrado:
         (note,) = [note for note in settings.notes() if note.startswith("target_update_intvl")]
         assert told in note
 
+    def test_what_it_does_otherwise_and_has_no_field_for_is_told(self):
+        told = " ".join(Pyrado(algo="ppo", min_steps=20, env_max_steps=20).notes())
+        assert "values plus standardised advantages" in told
+        assert "env_max_steps=20 counts as terminated" in told
+        told = " ".join(Pyrado(algo="a2c", min_steps=20, env_max_steps=20).notes())
+        assert "sums of rewards to the end, whatever critic.lamda" in told
+
     def test_whole_rollouts_are_sampled_until_both_minima_are_met(self):
         settings = {"algo": "ppo", "max_iter": 2, "env_max_steps": 20}
         assert Pyrado(min_steps=50, **settings).to_plan().frames_per_batch == 60
