@@ -18,15 +18,8 @@ from kit.steps.plan import StepPlan
 
 
 def _one_factor(value: Any, settings: Any) -> float:
-    """The factor of the hidden layers, which actor and critic share.
-
-    The code has one for each of its agents, and reads this one nowhere.
-    """
+    """The factor of the hidden layers, which actor and critic share."""
     factors = settings.body_lr_factor
-    if settings.version != "documented":
-        why = "is read nowhere in nip, whose agents have factors of their own"
-        works = "leave it out, or use body_lr_factor of the recipe"
-        raise SettingError("body_lr_factor", factors.to_dict(), why, works)
     if factors.actor != factors.critic:
         why = f"differs from body_lr_factor.critic={factors.critic}: here they have one factor"
         raise SettingError("body_lr_factor.actor", factors.actor, why, [factors.critic])
@@ -279,6 +272,8 @@ class Nip(WrappedDialect):
                 f"An epoch is {frames // size} minibatches, not a pass: the smaller one of "
                 f"{frames % size} opens the next epoch, and later epochs straddle two permutations."
             )
+        if self.body_lr_factor is not None and self.version != "documented":
+            yield "body_lr_factor acts here; nip's agents have factors of their own."
         rounds = self.max_message_rounds
         if self.normalize_observations:
             yield (

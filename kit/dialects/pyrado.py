@@ -47,14 +47,7 @@ _UNSAID: dict[str, dict[str, Any]] = {
 
 
 def _rows(value: Any, settings: Any) -> str | None:
-    """The rows over which ``RunningStandardizer`` is documented to standardise advantages.
-
-    The code takes mean and variance of the means of batches, and leaves the first batch as it is.
-    """
-    if value and settings.version != "documented":
-        why = "takes the mean and the variance of the means of batches, not of all advantages"
-        works = "leave it out; normalize_over=running of the recipe takes those of all"
-        raise SettingError("critic.standardizer", value, why, works)
+    """The rows over which pyrado's ``RunningStandardizer`` standardises advantages."""
     return "running" if value else None
 
 
@@ -90,19 +83,19 @@ def _epochs(value: Any, settings: Any) -> int:
 
 
 def _norm(value: Any, settings: Any) -> Any:
-    """The largest norm of gradients, where recipes clip those of the same networks together.
+    """The largest norm of gradients.
 
-    They have one norm for each optimiser: of the critic's own it is the policy's, too.
+    Recipes have one for each optimiser: of the critic's own (PPO) it is the policy's, too.
     """
     policy, critic = settings.max_grad_norm, settings.critic.max_grad_norm
     if settings.algo == "ppo" and policy != critic:
         why = f"is the policy's, and critic.max_grad_norm={critic} the critic's: recipes have one"
         raise SettingError("max_grad_norm", policy, why, "give both the same value")
-    if settings.algo not in ("dql", "ppo"):
-        alone = "each network" if settings.algo == "ppo2" else "the policy"
-        why = f"of {settings.algo} clips the gradients of {alone} alone, recipes those of all"
-        raise SettingError("max_grad_norm", value, why, "leave it out, or use the recipe's own")
     return value
+
+
+_CLIPPED_ALONE = {"ppo2": "each network", "a2c": "the policy", "sac": "the policy"}
+"""Whose gradients ``max_grad_norm`` clips where these are not those of an optimiser."""
 
 
 def _critic_norm(value: Any, settings: Any) -> Any:
@@ -394,6 +387,11 @@ class Pyrado(WrappedDialect):
             yield f"max_iter={self.max_iter} is accepted and trains nothing."
         if self.algo in _JOINT:
             yield "Targets of the critic are sums of rewards to the end, whatever critic.lamda."
+        if self.max_grad_norm is not None and self.algo in _CLIPPED_ALONE:
+            yield (
+                f"max_grad_norm={self.max_grad_norm:g} clips the gradients of "
+                f"{_CLIPPED_ALONE[self.algo]} alone, that of recipes those of each optimiser."
+            )
         if self.min_steps is not None and self.min_rollouts is not None:
             yield "min_steps and min_rollouts must both be met."
         if self.rollout_length is None:
@@ -424,6 +422,11 @@ class Pyrado(WrappedDialect):
                 yield (
                     "Targets of the critic are its values plus standardised advantages; those of "
                     "recipes are not standardised."
+                )
+            if self.critic.standardizer and self.version != "documented":
+                yield (
+                    "RunningStandardizer takes mean and variance of the means of batches and "
+                    "leaves the first as it is; recipes take those of all advantages."
                 )
         elif self.algo == "ppo2":
             yield (
@@ -465,7 +468,4 @@ class Pyrado(WrappedDialect):
             yield "Its optimiser is RMSprop, that of recipes is Adam."
         if self.algo == "sac":
             own = 3 if self.learn_ent_coeff else 2
-            yield (
-                f"One gradient step of SAC is a step of each of {own} optimisers; "
-                f"max_grad_norm={self.max_grad_norm:g} clips the gradients of the policy alone."
-            )
+            yield f"One gradient step of SAC is a step of each of {own} optimisers."

@@ -172,11 +172,10 @@ def test_a_deviation_that_has_no_logarithm_is_refused(deviation):
 
 
 def test_pyrados_running_standardizer_normalises_over_all_batches():
-    given = {"algo": "ppo", "critic": {"standardizer": "RunningStandardizer"}}
-    documented = Pyrado(**given, version="documented")
-    assert carry(documented, ppo.Config(), "ppo")[0] == {"normalize_over": "running"}
-    with pytest.raises(SettingError, match=r"standardizer=.* the variance of the means of batches"):
-        carry(Pyrado(**given), ppo.Config(), "ppo")
+    critic = {"standardizer": "RunningStandardizer"}
+    given = Pyrado(algo="ppo", critic=critic, min_steps=9, env_max_steps=9)
+    assert carry(given, ppo.Config(), "ppo")[0] == {"normalize_over": "running"}
+    assert "mean and variance of the means of batches" in " ".join(given.notes())
     with pytest.raises(SettingError, match=r"critic.standardizer='Mine' .*: RunningStandardizer"):
         carry(Pyrado(algo="ppo", critic=GAE(standardizer="Mine")), ppo.Config(), "ppo")
 
@@ -195,27 +194,27 @@ def test_pyrados_rewards_and_temperature_act_in_sac():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "given", "message"),
+    ("given", "whose"),
     [
-        (sac, {"algo": "sac", "max_grad_norm": 1.0}, "max_grad_norm=1.0 of sac .*the policy alone"),
-        (a2c, {"algo": "a2c", "max_grad_norm": 1.0}, "max_grad_norm=1.0 of a2c .*the policy alone"),
-        (ppo, {"algo": "ppo2", "max_grad_norm": 1.0}, "max_grad_norm=1.0 of ppo2 .*each network"),
-        (ppo, {"algo": "ppo", "max_grad_norm": 1.0}, "critic.max_grad_norm=None .* give both"),
-        (a2c, {"algo": "a2c", "critic": GAE(max_grad_norm=1.0)}, "critic.max_grad_norm.*no effect"),
+        (Pyrado(algo="sac", min_rollouts=1, env_max_steps=9, memory_size=500), "the policy"),
+        (Pyrado(algo="a2c", max_grad_norm=5.0, min_steps=9, env_max_steps=9), "the policy"),
+        (Pyrado(algo="ppo2", max_grad_norm=5.0, min_steps=9, env_max_steps=9), "each network"),
     ],
-    ids=str,
-)  # fmt: skip
-def test_what_pyrado_clips_otherwise_is_refused(recipe, given, message):
-    with pytest.raises(SettingError, match=message):
-        carry(Pyrado(**given), recipe.Config(), given["algo"])
+    ids=["sac", "a2c", "ppo2"],
+)
+def test_whose_gradients_pyrado_clips_is_told_where_recipes_clip_those_of_others(given, whose):
+    assert f"max_grad_norm=5 clips the gradients of {whose} alone" in " ".join(given.notes())
 
 
-def test_pyrados_largest_norms_act_where_recipes_clip_the_same_gradients():
-    assert carry(Pyrado(algo="dql", max_grad_norm=1.0), dqn.Config())[0] == {"max_grad_norm": 1.0}
+def test_the_largest_norms_of_pyrados_policy_and_critic_act_if_they_are_the_same():
     both = Pyrado(algo="ppo", max_grad_norm=1.0, critic=GAE(max_grad_norm=1.0))
     assert carry(both, ppo.Config(), "ppo")[0] == {"max_grad_norm": 1.0, "critic_epochs": 10}
-    told = " ".join(Pyrado(algo="sac", min_rollouts=1, env_max_steps=9, memory_size=500).notes())
-    assert "max_grad_norm=5 clips the gradients of the policy alone." in told
+    assert carry(Pyrado(algo="dql", max_grad_norm=1.0), dqn.Config())[0] == {"max_grad_norm": 1.0}
+    with pytest.raises(SettingError, match=r"max_grad_norm=1.0 .* give both the same value"):
+        carry(Pyrado(algo="ppo", max_grad_norm=1.0), ppo.Config(), "ppo")
+    unused = Pyrado(algo="a2c", critic=GAE(max_grad_norm=1.0))
+    with pytest.raises(SettingError, match=r"critic.max_grad_norm.*no effect"):
+        carry(unused, a2c.Config(), "a2c")
 
 
 def test_sheeprls_a2c_clips_the_gradient_of_a_sum():
