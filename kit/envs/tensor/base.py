@@ -273,11 +273,8 @@ class TensorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
 
     def _play(self, episodes: EpisodeState, action: Tensor) -> tuple[EpisodeState, TensorStep]:
         """Hold the action for all its repeats; nothing restarts."""
-        if action.shape != self._action_shape:
-            # Broadcasting could accept it, and step every env with every action.
-            raise SettingError(
-                "action.shape", tuple(action.shape), "is another shape", [self._action_shape]
-            )
+        # Broadcasting could accept another, and step every env with every action.
+        _demand_shape("action.shape", action, self._action_shape)
         if self.num_actions and action.is_floating_point():
             why = "is no type of actions that are chosen by their number"
             raise SettingError("action.dtype", action.dtype, why, [torch.int64])
