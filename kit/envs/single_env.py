@@ -102,7 +102,6 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
     def __init__(self, env: gym.Env[Any, Any], repeat: int) -> None:
         super().__init__(env)
         self.repeat = whole_number("action_repeat", repeat, at_least=1)
-        self.env_steps = 0
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Make up to ``repeat`` env steps; ``info["env_steps"]`` says how many."""
@@ -115,7 +114,6 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unuse
             total += float(reward)
             if terminated or truncated or not self._is_allowed(action, observation):
                 break
-        self.env_steps = made
         info["env_steps"] = made
         return observation, total, terminated, truncated, info
 

@@ -119,7 +119,7 @@ class Shared:
         self._classes = [base for base in bases if package(base) not in _SHARE_NOTHING]
         held_too = (value for layer in layers(env) for value in layer.__dict__.values())
         self._spaces = [value for value in held_too if isinstance(value, gym.Space)]
-        self._before = dict(self._seen()) if self._classes else {}
+        self._before = dict(self._seen())
 
     def check(self) -> None:
         """Look whether it has changed.
@@ -127,8 +127,7 @@ class Shared:
         Raises:
             CannotCapture: if it has.
         """
-        now = dict(self._seen()) if self._classes else {}
-        for name, seen in now.items():
+        for name, seen in dict(self._seen()).items():
             if self._before.get(name) != seen:
                 raise CannotCapture(f"{name} changes, which all environments of a process share")
 
