@@ -56,6 +56,11 @@ class Leaf:
     dtype: np.dtype[Any]
     """type in which it is stored."""
 
+    @property
+    def is_action_mask(self) -> bool:
+        """Whether it says which actions are allowed, by its name."""
+        return path_of(self.key)[-1] == "action_mask"
+
     @cached_property
     def start(self) -> NDArray[Any] | None:
         """Smallest value of a Discrete or MultiDiscrete space, stored as 0; ``None``: it is 0."""

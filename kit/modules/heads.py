@@ -12,6 +12,7 @@ from torchrl.data import Binary, Bounded, MultiCategorical, Unbounded
 from torchrl.data import Categorical as CategoricalSpec
 from torchrl.modules import TanhNormal
 
+from kit.envs.spaces import path_of
 from kit.modules.distributions import Categorical, MultiDiscrete, Normal
 from kit.steps import SettingError
 
@@ -177,7 +178,7 @@ def action_masks(env: Any, choices: int) -> list[Any]:
         SettingError: if there is a mask that does not fit the action.
     """
     for leaf in env.observation_leaves:
-        if "action_mask" not in (leaf.key, leaf.key[-1]):
+        if not leaf.is_action_mask:
             continue
         if leaf.shape == (choices,):
             return [leaf.key]
@@ -191,11 +192,7 @@ def parameter_keys(heads: dict[Any, Parameters]) -> list[Any]:
     """The keys of the parameters of all actions, in the order of their heads."""
     if len(heads) == 1:
         return list(next(iter(heads.values())).names)
-    keys: list[Any] = []
-    for key, head in heads.items():
-        path = key if isinstance(key, tuple) else (key,)
-        keys += [("params", *path, name) for name in head.names]
-    return keys
+    return [("params", *path_of(key), name) for key, head in heads.items() for name in head.names]
 
 
 def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float) -> Parameters:

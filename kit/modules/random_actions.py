@@ -45,8 +45,8 @@ class RandomActions:
     def __init__(self, env: ActsOn) -> None:
         self._env = env
         self._keys = [leaf.key for leaf in env.action_leaves]
-        observed = [leaf.key for leaf in env.observation_leaves]
-        self._mask = next((key for key in observed if "action_mask" in (key, key[-1])), None)
+        masks = (leaf.key for leaf in env.observation_leaves if leaf.is_action_mask)
+        self._mask = next(masks, None)
         self._ahead: list[Tensors] = []  # the next one last
         self._alike: bool | None = None
 

@@ -46,7 +46,7 @@ class ActionCode(nn.Module):
     def __init__(self, env: Any) -> None:
         super().__init__()
         leaves = env.action_leaves
-        if any("action_mask" in (leaf.key, leaf.key[-1]) for leaf in env.observation_leaves):
+        if any(leaf.is_action_mask for leaf in env.observation_leaves):
             why = "masks actions, and no world model here forbids any"
             works = "use env.kwargs.action_mask=false, or another recipe"
             raise SettingError("env.id", env.name, why, works)
