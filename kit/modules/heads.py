@@ -75,6 +75,7 @@ class _TanhNormal(Parameters):
     names = ("loc", "scale")
     distribution = TanhNormal
     least, most = -5.0, 2.0
+    middle, half_range = (most + least) / 2, (most - least) / 2
 
     def __init__(self, shape: Sequence[int], low: Tensor, high: Tensor) -> None:
         size = math.prod(shape)
@@ -83,8 +84,7 @@ class _TanhNormal(Parameters):
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
         loc, raw = columns.split(self.size, dim=-1)  # type: ignore[no-untyped-call]
-        middle, half = (self.most + self.least) / 2, (self.most - self.least) / 2
-        scale = (middle + half * raw.tanh()).exp()
+        scale = (self.middle + self.half_range * raw.tanh()).exp()
         return _shaped(loc, self.shape), _shaped(scale, self.shape)
 
 

@@ -141,8 +141,8 @@ class _TanhNormal(Sampler):
     def _one(self, columns: Array, noise: Array, out: Array | None) -> Array:
         """Sample a single number."""
         (mean, raw), head, limit = columns[0].tolist(), self.head, float(self._limit)
-        middle, half = (head.most + head.least) / 2, (head.most - head.least) / 2
-        value = math.tanh(mean + math.exp(middle + half * math.tanh(raw)) * noise.item())
+        deviation = math.exp(head.middle + head.half_range * math.tanh(raw))
+        value = math.tanh(mean + deviation * noise.item())
         out = np.empty(self.shape, np.float32) if out is None else out
         out[...] = self._bounds[0] + self._bounds[1] * min(max(value, -limit), limit)
         return out
@@ -152,8 +152,8 @@ class _TanhNormal(Sampler):
             return self._one(columns, noise, out)
         size, head = self.head.size, self.head
         scale = tanh(columns[:, size:])
-        scale *= (head.most - head.least) / 2
-        scale += (head.most + head.least) / 2
+        scale *= head.half_range
+        scale += head.middle
         exp(scale, scale)
         multiply(scale, noise, scale)
         add(scale, columns[:, :size], scale)
