@@ -211,29 +211,23 @@ class NumpyPolicy:
         Returns:
             By key, ``[num_envs, steps, ...]``, without actions that were written elsewhere.
         """
-        if self._into is None:
-            actions = _stacked(self._actions)
-        elif self._keeps_columns:
-            actions = torch.from_numpy(self._into.swapaxes(0, 1))
-        else:
-            return {}
+        into = self._into
         if not self._keeps_columns:
-            return {self.key: actions}
+            return {self.key: _stacked(self._actions)} if into is None else {}
+        actions = _stacked(self._actions) if into is None else torch.from_numpy(into.swapaxes(0, 1))
         with torch.no_grad():
             self._densities.refresh()
             written = self._densities({"columns": _stacked(self._columns), "action": actions})
         found = {**written, self.key: actions}
-        written_here = self.out_keys if self._into is None else set(self.out_keys) - {self.key}
-        return {key: found[key] for key in self.out_keys if key in written_here}
+        return {key: found[key] for key in self.out_keys if into is None or key != self.key}
 
     def _written(self, inputs: Any) -> dict[Any, Tensor]:
         """Parameters of the distribution and, where they are asked for, log-probabilities."""
         actions = inputs["action"]
         parameters = self._head(inputs["columns"])
-        names = self.policy.module[0].out_keys
-        result = TensorDict(dict(zip(names, parameters)), actions.shape[:2])
-        written = dict(zip(names, parameters))
+        written = dict(zip(self.policy.module[0].out_keys, parameters))
         if self._sampling.return_log_prob:
+            result = TensorDict(written, actions.shape[:2])
             log_prob = self._sampling.get_dist(result).log_prob(actions)
             written[self._sampling.log_prob_key] = log_prob
         return written
