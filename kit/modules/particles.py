@@ -105,9 +105,8 @@ def _check(plan: StepPlan, count: int) -> None:
             near = [value - value % count, value - value % count + count]
             why = f"is not as many for each of {count} particles"
             raise SettingError(field, value, why, [n for n in near if n])
-    across = {"sequence_length": None, "last_minibatch": "smaller"}
-    for field, works in across.items():
-        value = getattr(plan, field)
-        if value != works and (field != "last_minibatch" or value == "carry"):
-            why = "cuts batches across the environments of several particles"
-            raise SettingError(f"steps.{field}", value, why, [works])
+    why = "cuts batches across the environments of several particles"
+    if plan.sequence_length is not None:
+        raise SettingError("steps.sequence_length", plan.sequence_length, why, [None])
+    if plan.last_minibatch == "carry":
+        raise SettingError("steps.last_minibatch", "carry", why, ["smaller"])
