@@ -25,10 +25,8 @@ def stages(shape: tuple[int, ...]) -> int:
         SettingError: if it cannot be halved so, or has its channels first.
     """
     if shape[0] <= 4 < shape[-1]:
-        why, works = (
-            "is an image with its channels first",
-            "move them last: np.moveaxis(image, 0, -1)",
-        )
+        why = "is an image with its channels first"
+        works = "move them last: np.moveaxis(image, 0, -1)"
         raise SettingError("observation", list(shape), why, works)
     count = int(math.log2(max(min(shape[:2]) / SMALLEST, 1)))
     if not count or any(side % 2**count for side in shape[:2]):
@@ -79,10 +77,8 @@ class ImageEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Vectors ``[..., out_features]`` of images ``[..., height, width, channels]``."""
-        leading = image.shape[:-3]
-        pixels = image.flatten(0, -4) if len(leading) != 1 else image
-        found = self.layers(pixels.movedim(-1, 1) - 0.5)
-        return found.reshape(*leading, self.out_features)  # type: ignore[no-any-return]
+        found = self.layers(image.flatten(0, -4).movedim(-1, 1) - 0.5)
+        return found.reshape(*image.shape[:-3], self.out_features)  # type: ignore[no-any-return]
 
 
 class ImageDecoder(nn.Module):

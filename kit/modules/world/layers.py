@@ -149,18 +149,16 @@ class _Bins(Dense):
 class TwoHot(nn.Module):
     """Numbers as distributions over bins that are spaced exponentially (Hafner et al. 2025, eq. 8).
 
-    Args:
-        bins: number of bins, odd: ``symexp`` of equal distances from -20 to 20.
-
     Attributes:
-        bins: their values, ``[bins]``, exactly symmetric around 0.
+        bins: their values, ``[255]``: ``symexp`` of equal distances from -20 to 20, exactly
+            symmetric around 0.
     """
 
     bins: Tensor
 
-    def __init__(self, bins: int = 255) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        below = symexp(torch.linspace(-20, 0, bins // 2 + 1))
+        below = symexp(torch.linspace(-20, 0, 128))
         self.register_buffer("bins", torch.cat([below, -below[:-1].flip(0)]))
 
     def head(self, features: int, units: int, layers: int) -> nn.Module:

@@ -36,6 +36,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
     """
 
     DETER, STOCH, ACTION = "_deter", "_stoch", "_previous_action"
+    HIDDEN = (DETER, STOCH, ACTION)
 
     def __init__(
         self,
@@ -47,9 +48,8 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.exploration_noise = exploration_noise
         self.world_model, self.actor = world_model, actor
-        hidden = [self.DETER, self.STOCH, self.ACTION]
-        self.in_keys = [*world_model.observation_keys, *hidden]
-        self.out_keys: list[Any] = [world_model.code.key, *(("next", key) for key in hidden)]
+        self.in_keys = [*world_model.observation_keys, *self.HIDDEN]
+        self.out_keys: list[Any] = [world_model.code.key, *(("next", key) for key in self.HIDDEN)]
         initial = world_model.rssm.packed(world_model.rssm.initial(1)) if stored_latents else {}
         self.stored = {name: torch.zeros_like(value[0]) for name, value in initial.items()}
         self.out_keys += [("latent", name) for name in self.stored]
@@ -58,8 +58,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         """The hidden state with which episodes begin: zeros."""
         rssm = self.world_model.rssm
         widths = (rssm.deter, rssm.stoch, rssm.action_features)
-        keys = (self.DETER, self.STOCH, self.ACTION)
-        specs = {key: Unbounded((width,)) for key, width in zip(keys, widths)}
+        specs = {key: Unbounded((width,)) for key, width in zip(self.HIDDEN, widths)}
         return TensorDictPrimer(specs, expand_specs=True)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
