@@ -62,12 +62,13 @@ class CQLLoss(objectives.CQLLoss):
         actions = [self.low + (self.high - self.low) * uniform]
         density = -(self.high - self.low).log().sum()
         densities = [density.expand(self.num_random, *tensordict.batch_size)]
-        with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+        with (
+            torch.no_grad(),
+            set_exploration_type(ExplorationType.RANDOM),
+            self.actor_network_params.to_module(self.actor_network, preserve_module_state=False),
+        ):
             for rows in (states, tensordict["next"].select(*keys)):
-                with self.actor_network_params.to_module(
-                    self.actor_network, preserve_module_state=False
-                ):
-                    policy = self.actor_network.get_dist(rows.copy())
+                policy = self.actor_network.get_dist(rows.copy())
                 actions.append(policy.rsample((self.num_random,)))
                 densities.append(policy.log_prob(actions[-1]))
         candidates = torch.cat(actions)
