@@ -313,12 +313,7 @@ class _Worker:
     pipe: Connection
 
     def __init__(
-        self,
-        how: bytes,
-        memory: _SharedMemory,
-        first: int,
-        last: int,
-        step_timeout: float | None = None,
+        self, how: bytes, memory: _SharedMemory, first: int, last: int, step_timeout: float | None
     ) -> None:
         self.how, self.memory, self.envs = how, memory, slice(first, last)
         self.answer: dict[int, Any] = {}
