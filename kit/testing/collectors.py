@@ -77,7 +77,7 @@ def check_collector(
     known = tuple(PROMISES)
     names = [one_of("promises", name, known) for name in (promises or known)]
     for case in world.cases if cases is None else cases:
-        trial = Trial(make, replace(case), world, exact_resume)
+        trial = Trial(make, case, world, exact_resume)
         for trial.promise in names:
             PROMISES[trial.promise](trial)
     return names
