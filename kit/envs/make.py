@@ -253,13 +253,13 @@ def _together(
         assert isinstance(id, EnvSpec)
         return make_native(id, num_envs, limit, kwargs)
     id = id.id if isinstance(id, EnvSpec) else id
+    seed = env_seeds(seed, num_envs)[0]
     if vectorization == "envpool":
         from kit.envs.backends.envpool import EnvPoolBackend
 
-        return EnvPoolBackend(id, num_envs, env_seeds(seed, num_envs)[0], limit, kwargs)
+        return EnvPoolBackend(id, num_envs, seed, limit, kwargs)
     from kit.envs.tensor import TensorBackend, make_tensor_env
 
-    seed = env_seeds(seed, num_envs)[0]
     kwargs = {"device": device, "max_episode_steps": limit, "seed": seed, **kwargs}
     try:
         env = make_tensor_env(id, num_envs, action_repeat=options.action_repeat, **kwargs)
