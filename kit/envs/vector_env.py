@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, derived_seed
 from kit.envs.episodes import Episode, EpisodeStatistics, Infos
 from kit.envs.hanging import StepWatch
 from kit.envs.normalize import Normalizer
@@ -356,8 +356,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         """Begin new episodes, other than those with which this run or its continuations began."""
         self._begun_again += 1
         if self._first_seed is not None:
-            entropy = (self._first_seed, self._begun_again, 0)
-            self._seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+            self._seed = derived_seed(self._first_seed, self._begun_again, 0)
         self._now.started = False
         self.restart()
 

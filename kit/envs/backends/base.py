@@ -222,9 +222,9 @@ def infos_of_arrays(info: Mapping[str, Any], ended: Mask) -> dict[int, dict[str,
     return found
 
 
-def rebuilt_seed(seed: int, faults: int) -> int:
-    """Return the seed of an env that was rebuilt: the same in every run with the same faults."""
-    return int(np.random.SeedSequence((seed, faults)).generate_state(1, np.uint32)[0])
+def derived_seed(*numbers: int) -> int:
+    """Return a seed made of whole numbers: the same in every run in which these are the same."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def hold(rows: Any, result: StepArrays, present: Arrays) -> None:

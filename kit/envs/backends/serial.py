@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, info_numbers, rebuilt_seed
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, derived_seed, hold, info_numbers
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.single_env import ActionRepeat, close_quietly, seed_spaces
 from kit.envs.spaces import Arrays
@@ -196,7 +196,7 @@ class SerialBackend(EnvBackend):
             self._recovered(fault_of(self.name, self.first + number, error, call))
             close_quietly(self.envs[number])
             self._rebuilt[number] += 1
-            self._next_seeds[number] = rebuilt_seed(self._seeds[number], self._rebuilt[number])
+            self._next_seeds[number] = derived_seed(self._seeds[number], self._rebuilt[number])
             try:
                 self.envs[number] = self.make()
                 self._since_made[number] = held(self.envs[number])

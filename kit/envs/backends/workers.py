@@ -27,7 +27,7 @@ import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 from numpy.typing import NDArray
 
-from kit.envs.backends.base import EnvBackend, Mask, StepArrays, hold, rebuilt_seed
+from kit.envs.backends.base import EnvBackend, Mask, StepArrays, derived_seed, hold
 from kit.envs.backends.serial import MakeCopy, SerialBackend
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.hanging import end_process, is_main_thread, is_parents_affair
@@ -199,7 +199,7 @@ class WorkersBackend(EnvBackend):
         while True:
             self._recovered(fault)
             worker.start()
-            seeds = [rebuilt_seed(seed, self.faults) for seed in self._seeds[worker.envs]]
+            seeds = [derived_seed(seed, self.faults) for seed in self._seeds[worker.envs]]
             try:
                 self._receive(worker)
                 worker.send("reset", seeds, None)
