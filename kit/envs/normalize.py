@@ -379,9 +379,8 @@ class Normalizer:
             here, there = ({n for n in names if n.startswith(kind)} for names in (own, state_dict))
             if here == there or (kind == "reward" and not here):
                 continue
-            found = (
-                ", ".join(sorted(name.removeprefix(f"{kind} ") for name in there)) or f"no {kind}"
-            )
+            names = sorted(name.removeprefix(f"{kind} ") for name in there)
+            found = ", ".join(names) or f"no {kind}"
             why = f"is not as in what is loaded, which has statistics of {found}"
             same = "normalise the same observations"
             works = same if here and there else [bool(there)]

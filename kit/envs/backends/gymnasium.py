@@ -154,10 +154,8 @@ class GymnasiumBackend(EnvBackend):
     def set_full_states(self, states: list[Any]) -> None:
         """Restore the states of :meth:`full_states`."""
         if isinstance(self.vector, gym.vector.SyncVectorEnv):
-            for env, state, since_made in zip(
-                self.vector.envs, states, self._since_made, strict=True
-            ):
-                restore(env, state, since_made)
+            for parts in zip(self.vector.envs, states, self._since_made, strict=True):
+                restore(*parts)
         else:
             self.vector.set_attr("full_state", states)
 

@@ -155,9 +155,8 @@ class LatentActor(Behaviour):
         """Encoded actions, ``[..., action features]``, without gradients."""
         columns = columns.detach()
         if self.code.discrete:
-            return sample_one_hot(
-                columns.exp(), torch.rand(columns.shape[:-1], device=columns.device)
-            )
+            uniform = torch.rand(columns.shape[:-1], device=columns.device)
+            return sample_one_hot(columns.exp(), uniform)
         mean, deviation = columns.chunk(2, -1)
         return torch.addcmul(mean, deviation, torch.randn_like(mean))
 
