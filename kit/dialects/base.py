@@ -19,6 +19,9 @@ ON_POLICY, OFF_POLICY, OFFLINE = "on_policy", "off_policy", "offline"
 COUNTS_AS = {ON_POLICY: "ppo", OFF_POLICY: "sac"}
 """The algorithm as which a family is counted, for recipes that a library does not have."""
 
+RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
+"""Entries of ``UNSAID`` for a library that normalises neither observations nor rewards."""
+
 Difference = tuple[str, Any, Any]
 """A setting of a plan, its wanted value, and the nearest one of the dialect."""
 

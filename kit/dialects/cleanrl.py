@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
+from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect
 from kit.dialects.fields import (
     acts,
     counts,
@@ -69,14 +69,13 @@ _TD3S, _DDPGS = ("td3", "td3_continuous_action"), ("ddpg", "ddpg_continuous_acti
 _ONE_RATE = (ON_POLICY, *_DQNS, *(name for name in _DELAYED if name not in _SACS))
 
 
-_RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
 _NETWORKS: dict[str, Any] = {"hidden_sizes": [64, 64], "activation": "tanh"}
-_OF_CRITICS: dict[str, Any] = {**_RAW, "n_step": 1, "max_grad_norm": None, "activation": "relu"}
+_OF_CRITICS: dict[str, Any] = {**RAW, "n_step": 1, "max_grad_norm": None, "activation": "relu"}
 _OF_DQN = {**_OF_CRITICS, "double_dqn": False, "dueling": False, "anneal": "constant"}
 _UNSAID: dict[str, dict[str, Any]] = {
-    "ppo": _RAW | _NETWORKS,
-    "ppo_continuous_action": dict.fromkeys(_RAW, True) | _NETWORKS,
-    "ppo_atari": _RAW | {"hidden_sizes": [512], "activation": "relu"},
+    "ppo": RAW | _NETWORKS,
+    "ppo_continuous_action": dict.fromkeys(RAW, True) | _NETWORKS,
+    "ppo_atari": RAW | {"hidden_sizes": [512], "activation": "relu"},
     "dqn": _OF_DQN | {"hidden_sizes": [120, 84]},
     "dqn_atari": _OF_DQN | {"hidden_sizes": [512]},
 } | {name: _OF_CRITICS | {"hidden_sizes": [256, 256]} for name in _DELAYED}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from math import log
 from typing import Any, ClassVar, Literal
 
-from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect
+from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
 from kit.steps.errors import Count, Natural, SettingError, nearest_first, real_number, whole_number
 from kit.steps.plan import StepPlan
@@ -32,17 +32,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-_RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
-_ON_POLICY = _RAW | {
+_ON_POLICY = RAW | {
     "anneal": "constant", "max_grad_norm": None, "critic_loss": "l2", "normalize_over": "batch",
 }  # fmt: skip
 _UNSAID: dict[str, dict[str, Any]] = {
     "a2c": _ON_POLICY | {"optimizer": "rmsprop"},
     "ppo": _ON_POLICY | {"entropy_coeff": 0.0, "clip_value": None, "target_kl": None},
     "ppo2": _ON_POLICY | {"clip_value": True, "target_kl": None},
-    "dql": _RAW
+    "dql": RAW
     | {"anneal": "constant", "n_step": 1, "double_dqn": False, "dueling": False, "tau": 1.0},
-    "sac": _RAW | {"n_step": 1},
+    "sac": RAW | {"n_step": 1},
 }
 
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from math import gcd
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from kit.dialects.base import OFF_POLICY, ON_POLICY, WrappedDialect, trains
+from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect, trains
 from kit.dialects.fields import Acts, acts, counts, fact, of_each_env, refused
 from kit.steps.errors import (
     LARGEST,
@@ -144,19 +144,15 @@ def _schedule(value: Any, settings: Any) -> str | None:
     return "linear" if str(value).startswith("lin_") else None
 
 
-_RAW: dict[str, Any] = {
-    "env.normalize_observation": False,
-    "env.normalize_reward": False,
-}
-_UNSAID_ACTOR_CRITIC: dict[str, Any] = {**_RAW, "anneal": "constant", "hidden_sizes": [64, 64]}
+_UNSAID_ACTOR_CRITIC: dict[str, Any] = {**RAW, "anneal": "constant", "hidden_sizes": [64, 64]}
 _CRITICS: dict[str, Any] = {"n_step": 1, "activation": "relu"}
 _UNSAID: dict[str, dict[str, Any]] = {
     "ppo": _UNSAID_ACTOR_CRITIC | {"activation": "tanh"},
     "a2c": _UNSAID_ACTOR_CRITIC | {"activation": "tanh"},
     "dqn": _UNSAID_ACTOR_CRITIC | _CRITICS | {"double_dqn": False, "dueling": False},
-    "sac": {**_RAW, **_CRITICS, "hidden_sizes": [256, 256]},
-    "td3": {**_RAW, **_CRITICS, "hidden_sizes": [400, 300], "exploration_noise": 0.0},
-    "ddpg": {**_RAW, **_CRITICS, "hidden_sizes": [400, 300], "exploration_noise": 0.0},
+    "sac": {**RAW, **_CRITICS, "hidden_sizes": [256, 256]},
+    "td3": {**RAW, **_CRITICS, "hidden_sizes": [400, 300], "exploration_noise": 0.0},
+    "ddpg": {**RAW, **_CRITICS, "hidden_sizes": [400, 300], "exploration_noise": 0.0},
 }
 
 

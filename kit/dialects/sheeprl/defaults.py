@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.dialects.base import RAW
+
 DREAMERS = ("dreamer_v1", "dreamer_v2", "dreamer_v3")
 P2E = tuple(f"p2e_dv{n}_{phase}" for n in (1, 2, 3) for phase in ("exploration", "finetuning"))
 SEQUENCES = (*DREAMERS, *P2E)
@@ -101,15 +103,14 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 """`configs/exp`, `configs/algo` and `configs/env` of v0.5.7, as far as they set what is counted; an
 experiment chooses among the others."""
 
-_RAW: dict[str, Any] = {"env.normalize_observation": False, "env.normalize_reward": False}
-_OF_PPO = _RAW | {"activation": "tanh", "critic_loss": "l2", "target_kl": None}
-_OF_SAC = _RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
+_OF_PPO = RAW | {"activation": "tanh", "critic_loss": "l2", "target_kl": None}
+_OF_SAC = RAW | {"activation": "relu", "n_step": 1, "max_grad_norm": None}
 UNSAID: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("ppo", "ppo_decoupled"), _OF_PPO),
-    "a2c": _RAW | {"activation": "tanh", "normalize_advantage": False, "optimizer": "rmsprop"},
+    "a2c": RAW | {"activation": "tanh", "normalize_advantage": False, "optimizer": "rmsprop"},
     **dict.fromkeys(("sac", "droq", "sac_decoupled"), _OF_SAC | {"learning_rate": 3e-4}),
     "sac_ae": _OF_SAC,
-    **dict.fromkeys(SEQUENCES, _RAW),
+    **dict.fromkeys(SEQUENCES, RAW),
 }
 """What the code up to July 2024 does: no wrapper normalises, no update stops early."""
 
