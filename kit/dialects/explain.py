@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, is_dataclass
 from textwrap import fill
 from typing import Any
 
@@ -48,15 +48,15 @@ class Explanation:
 
     def to_dict(self, iterations: int = 12) -> dict[str, Any]:
         """The explanation as plain values (JSON)."""
-        plan = self.plan
-        listed_here = listed(plan, iterations) if plan.is_exact else []
-        rows = [iteration_row(plan, k) for k in listed_here if k is not None]
+        plan, rows = self.plan, None
+        if plan.is_exact:
+            rows = [iteration_row(plan, k) for k in listed(plan, iterations) if k is not None]
         return {
             "title": self.title,
             "settings": plain(self.settings),
             "plan": plan.to_dict(),
             "totals": asdict(plan.after(plan.iterations)) if can_count(plan) else None,
-            "iterations": rows if plan.is_exact else None,
+            "iterations": rows,
             "notes": self.notes,
         }
 
@@ -167,8 +167,8 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings as JSON values."""
     made: dict[str, Any] = {}
     for name, value in settings.items():
-        if hasattr(value, "__dataclass_fields__"):
-            value = {f.name: getattr(value, f.name) for f in fields(value)}
+        if is_dataclass(value):
+            value = {**vars(value)}
         made[name] = value if isinstance(value, (int, float, str, dict, list)) else str(value)
     return made
 

@@ -51,11 +51,12 @@ class Translation:
         if not self.differences:
             return "\n".join([*parts, "", "The same plan", plan_text(plan)])
         parts += ["", f"Not expressible in {target.LIBRARY}"]
-        parts += [f"- {sentence}" for sentence in difference_sentences(self.differences)]
+        parts += [
+            f"- {name.replace('_', ' ')}: {_text(wanted)} wanted, {_text(nearest)} is nearest"
+            for name, wanted, nearest in relevant(self.differences)
+        ]
         names = getattr(self.source, "NAME", "kit"), self.target.NAME
-        parts += ["", "Totals", counts_table(plan, self.target.to_plan(), names)]
-        first = first_difference(plan, self.target.to_plan(), names)
-        return "\n".join([*parts, "", first] if first else parts)
+        return "\n".join([*parts, "", "Totals", _side_by_side(plan, self.target.to_plan(), names)])
 
     def other_settings(self) -> dict[str, tuple[Any, Any]]:
         """Settings that do not count and differ, at their defaults in most cases, by name."""
@@ -149,14 +150,6 @@ def _algorithm(source: Dialect, target: type[Dialect]) -> dict[str, str]:
     return {}
 
 
-def difference_sentences(differences: list[Difference]) -> list[str]:
-    """Each difference in a sentence."""
-    return [
-        f"{name.replace('_', ' ')}: {_text(wanted)} wanted, {_text(nearest)} is nearest"
-        for name, wanted, nearest in relevant(differences)
-    ]
-
-
 def relevant(differences: list[Difference]) -> list[Difference]:
     """The differences without details of evaluations that only one of two runs makes."""
     evaluations = {name: (one, other) for name, one, other in differences}.get("evaluations")
@@ -179,18 +172,19 @@ def compare_text(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
     if not differences:
         return "Identical runs, count by count.\n\n" + plan_text(one)
     rows = [(n.replace("_", " "), _text(a), _text(b)) for n, a, b in relevant(differences)]
-    parts = [text_table(("difference", *names), rows), "", counts_table(one, other, names)]
-    first = first_difference(one, other, names)
-    return "\n".join([*parts, "", first] if first else parts)
+    table = text_table(("difference", *names), rows)
+    return f"{table}\n\n{_side_by_side(one, other, names)}"
 
 
-def counts_table(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
-    """The totals of two runs side by side."""
+def _side_by_side(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
+    """The totals of two runs, and the first iteration in which they differ, if it is known."""
     ours, theirs = totals(one), totals(other)
-    return text_table(("", *names), [(label, ours[label], theirs[label]) for label in ours])
+    table = text_table(("", *names), [(label, ours[label], theirs[label]) for label in ours])
+    first = _first_difference(one, other, names)
+    return f"{table}\n\n{first}" if first else table
 
 
-def first_difference(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
+def _first_difference(one: StepPlan, other: StepPlan, names: tuple[str, str]) -> str:
     """A sentence on the first iteration with other counts; empty if there is none."""
     if not (one.is_exact and other.is_exact):
         return ""
