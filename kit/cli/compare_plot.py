@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kit.cli.comparison import Comparison, Group, SeedCurve
 from kit.logging.picture import BLUE, curve_axes, save_picture
+from kit.steps.table import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +61,7 @@ DRAWN = (BAND, BETWEEN, ALONE)
 
 
 def _label(group: Group) -> str:
-    seeds = f"{len(group.runs)} seed{'s' if len(group.runs) > 1 else ''}"
+    seeds = plural(len(group.runs), "seed")
     return fill(f"{group.name} ({seeds})" if group.name else seeds, 95)
 
 

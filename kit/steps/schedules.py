@@ -166,6 +166,8 @@ SCHEDULES: dict[str, Callable[[float, float, int], Schedule]] = {
     "exponential": Exponential,
 }
 
+_OF_SHARES = ("warmup 0.1 linear", "piecewise 0.5 0.1")
+
 
 def make_schedule(
     kind: str, start: float, end: float, duration: int, field: str = "schedule"
@@ -207,7 +209,7 @@ def _named(kind: str, start: float, end: float, duration: int, field: str) -> Sc
         return Piecewise(boundaries, [start, *(start * factor for factor in factors)])
     if kind not in SCHEDULES:
         ramps = [name for name in sorted(SCHEDULES) if name != "exponential" or end > 0]
-        works = [*ramps, "warmup 0.1 linear", "piecewise 0.5 0.1"]
+        works = [*ramps, *_OF_SHARES]
         raise SettingError(field, kind, "is not a schedule", nearest_first(kind, works))
     return SCHEDULES[kind](start, end, duration)
 
@@ -217,7 +219,7 @@ def _shares(field: str, kind: str, words: Sequence[str]) -> list[float]:
     shares = [_number(field, kind, word) for word in words]
     if not shares or not all(0 < share < 1 for share in shares):
         why = "has a share of the run that is not between 0 and 1"
-        raise SettingError(field, kind, why, ["warmup 0.1 linear", "piecewise 0.5 0.1"])
+        raise SettingError(field, kind, why, _OF_SHARES)
     return shares
 
 
@@ -225,5 +227,4 @@ def _number(field: str, kind: str, word: str) -> float:
     try:
         return float(word)
     except ValueError:
-        works = ["warmup 0.1 linear", "piecewise 0.5 0.1"]
-        raise SettingError(field, kind, f"has {word!r} for a number", works) from None
+        raise SettingError(field, kind, f"has {word!r} for a number", _OF_SHARES) from None

@@ -85,11 +85,11 @@ def _setting_rows(plan: PlannedCounts) -> list[Row]:
             rows.append(("minibatches of an iteration", sizes or "none"))
         else:
             rows.append(("update epochs", number(plan.update_epochs)))
-    elif plan.replay_ratio is not None:
-        rows.append(("gradient steps per policy step", str(plan.replay_ratio)))
-        rows.append(("minibatch", number(plan.minibatch_size) or "the whole buffer"))
-    elif plan.gradient_steps_per_iteration is not None:
-        rows.append(("gradient steps per iteration", number(plan.gradient_steps_per_iteration)))
+    elif plan.trains:
+        if plan.replay_ratio is not None:
+            rows.append(("gradient steps per policy step", str(plan.replay_ratio)))
+        else:
+            rows.append(("gradient steps per iteration", number(plan.gradient_steps_per_iteration)))
         rows.append(("minibatch", number(plan.minibatch_size) or "the whole buffer"))
     if plan.counting != "exact":
         rows.append(("gradient steps counted like", plan.counting))

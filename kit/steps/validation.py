@@ -53,11 +53,9 @@ _DERIVED = frozenset({"collects_episodes", "offline", "is_exact", "frames_per_ba
 def _error(
     plan: PlannedCounts, field: str, why: str, works: Any = (), hint: str = ""
 ) -> SettingError:
-    return SettingError(field, _plain(getattr(plan, field)), why, works, hint)
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Fraction) else value
+    value = getattr(plan, field)
+    given = str(value) if isinstance(value, Fraction) else value
+    return SettingError(field, given, why, works, hint)
 
 
 def _collection(plan: PlannedCounts) -> None:
@@ -84,7 +82,7 @@ def _updates(plan: PlannedCounts) -> None:
     rules = ("update_epochs", "replay_ratio", "gradient_steps_per_iteration")
     given = [rule for rule in rules if getattr(plan, rule) is not None]
     if len(given) > 1:
-        first = f"{given[0]}={_plain(getattr(plan, given[0]))}"
+        first = f"{given[0]}={getattr(plan, given[0])}"
         why = f"contradicts {first}: both say how many gradient steps"
         raise _error(plan, given[1], why, [None], f"or leave out {given[0]}")
     if not isinstance(plan.counting, str):
