@@ -210,7 +210,7 @@ class Experiment:
         Raises:
             SettingError: if there is no such loss, or it does not take what the recipe gives it.
         """
-        make = resolve(given, "torchrl.objectives")
+        make = resolve(given)
         defaults = type(self.cfg)()
         own = getattr(defaults, "loss", "the recipe's")
         checks.loss_class(given, make)

@@ -277,7 +277,7 @@ def test_another_librarys_steps_are_made_from_their_name():
 # ---------------------------------------------------------------------- names
 def test_a_class_is_found_by_name_by_full_name_or_given():
     for name in ("ClipPPOLoss", "torchrl.objectives:ClipPPOLoss", ClipPPOLoss):
-        assert resolve(name, "torchrl.objectives") is ClipPPOLoss
+        assert resolve(name) is ClipPPOLoss
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_class_is_found_by_name_by_full_name_or_given():
 )
 def test_a_name_that_is_nowhere_is_refused_with_the_nearest(name, message):
     with pytest.raises(SettingError) as raised:
-        resolve(name, "torchrl.objectives")
+        resolve(name)
     assert message in str(raised.value)
 
 

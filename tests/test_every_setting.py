@@ -470,7 +470,7 @@ def derive_loss(recipe: str) -> None:
     """Make ``Other``, the same loss as the recipe's by another name."""
     name = _module(recipe).Config().loss
     name = {"bc": "BCLoss", "rainbow": "kit.losses:CategoricalDQNLoss"}.get(recipe, name)
-    globals()["Other"] = type("Other", (resolve(name, "torchrl.objectives"),), {})
+    globals()["Other"] = type("Other", (resolve(name),), {})
 
 
 WRITES = (

@@ -10,13 +10,12 @@ from typing import Any
 from kit.steps.errors import SettingError, nearest_first
 
 
-def resolve(name: str | Any, package: str) -> Any:
+def resolve(name: str | Any) -> Any:
     """Import a loss by the name of its class or function.
 
     Args:
-        name: an attribute of ``package`` (``ClipPPOLoss``), a full name (``my_module:MyLoss``), or
-            the class itself.
-        package: module of short names.
+        name: one of TorchRL's losses (``ClipPPOLoss``), a full name (``my_module:MyLoss``), or the
+            class itself.
 
     Raises:
         SettingError: if there is none; the nearest spelling comes first.
@@ -25,7 +24,7 @@ def resolve(name: str | Any, package: str) -> Any:
         return name
     module_name, _, attribute = name.rpartition(":")
     try:
-        module = importlib.import_module(module_name or package)
+        module = importlib.import_module(module_name or "torchrl.objectives")
     except ImportError as error:
         raise SettingError("loss", name, f"cannot be imported: {error}") from None
     if not hasattr(module, attribute):
