@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
-from kit.dialects.fields import check_values, fact, same_value, uses
-from kit.steps.errors import Count, SettingError, nearest_first, one_of
+from kit.dialects.fields import check_group, fact, same_value, uses
+from kit.steps.errors import Count, SettingError, check_types, nearest_first, one_of
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 
@@ -134,11 +134,11 @@ class Dialect(ABC):
         for name, value in made._defaults().items():
             if getattr(made, name) is None:
                 setattr(made, name, value)
-        check_values(made)
+        check_types(made)
         for group, inner in self.GROUPS.items():
             if isinstance(given := getattr(made, group), inner):
                 setattr(made, group, copy.copy(given))
-                check_values(getattr(made, group), group)
+                check_group(group, getattr(made, group))
         return made
 
     def _algorithm(self, algo: Any) -> str:

@@ -101,21 +101,16 @@ def same_value(one: Any, other: Any) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def check_values(settings: Any, group: str = "") -> None:
-    """Check the annotated fields of a dialect or of a group of its settings, numbers included.
-
-    Args:
-        settings: a dataclass; its integers are made of floats without a fraction.
-        group: name of the group, for messages: ``critic.gamma``.
+def check_group(group: str, settings: Any) -> None:
+    """:func:`~kit.steps.errors.check_types` of a group, whose fields have dotted names in errors.
 
     Raises:
-        SettingError: at the first field that cannot work.
+        SettingError: at the first field that cannot work: ``critic.gamma``.
     """
-    prefix = f"{group}." if group else ""
     try:
         check_types(settings)
     except SettingError as error:
-        name = f"{prefix}{error.field}"
+        name = f"{group}.{error.field}"
         raise SettingError(name, error.value, error.why, error.works, error.hint) from None
 
 

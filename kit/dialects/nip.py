@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from kit.dialects.base import ON_POLICY, WrappedDialect
 from kit.dialects.fields import acts, counts, fact, linear_or_constant, range_or_none, refused
-from kit.steps.errors import Count, Natural, SettingError, nearest_first, real_number
+from kit.steps.errors import Count, Natural, SettingError, check_fields, real_number
 from kit.steps.plan import StepPlan
 
 
@@ -356,13 +356,10 @@ def _settings(
         raise SettingError(f"{prefix}_type", named, "is another class", [wanted])
     for extra in ("_package_version", "_package_name"):
         settings.pop(extra, None)
-    known = [f.name for f in fields(cls)]
-    for name in settings.keys() - known if ignore_extra_keys else ():
-        del settings[name]
-    for name, value in settings.items():
-        if name not in known:
-            nearest = nearest_first(name, known)[:3]
-            raise SettingError(f"{prefix}{name}", value, "is no parameter", nearest)
+    if ignore_extra_keys:
+        known = {f.name for f in fields(cls)}
+        return {name: value for name, value in settings.items() if name in known}
+    check_fields(settings, cls, "is no parameter", prefix)
     return settings
 
 

@@ -9,13 +9,13 @@ A2C, PPO, PPO2, DQL, SAC and SVPG; ``GAE`` has those of the advantage estimator 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import log
 from typing import Any, ClassVar, Literal
 
 from kit.dialects.base import OFF_POLICY, ON_POLICY, RAW, WrappedDialect
 from kit.dialects.fields import Acts, acts, counts, fact, refused
-from kit.steps.errors import Count, Natural, SettingError, nearest_first, real_number, whole_number
+from kit.steps.errors import Count, Natural, SettingError, check_fields, real_number, whole_number
 from kit.steps.plan import StepPlan
 
 EVALUATION_ROLLOUTS = 100
@@ -240,11 +240,7 @@ class Pyrado(WrappedDialect):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.critic, Mapping):
-            known = [f.name for f in fields(GAE)]
-            for name, value in self.critic.items():
-                if name not in known:
-                    nearest = nearest_first(name, known)[:3]
-                    raise SettingError(f"critic.{name}", value, "is not a setting", nearest)
+            check_fields(self.critic, GAE, "is not a setting", "critic.")
             self.critic = GAE(**self.critic)
         if not isinstance(self.critic, GAE):
             raise SettingError("critic", self.critic, "is no GAE", "use GAE(num_epoch=10)")

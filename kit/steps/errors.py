@@ -7,7 +7,7 @@ import operator
 import os
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -130,6 +130,14 @@ def nearest_first(value: Any, choices: Sequence[str]) -> list[str]:
 
     close = get_close_matches(str(value)[:100], choices, n=3, cutoff=0.6)
     return close + [choice for choice in choices if choice not in close]
+
+
+def check_fields(values: Mapping[str, Any], cls: type, why: str, prefix: str = "") -> None:
+    """Refuse names that are no field of the dataclass ``cls``; the nearest spelling comes first."""
+    known = [f.name for f in fields(cls)]
+    for name, value in values.items():
+        if name not in known:
+            raise SettingError(f"{prefix}{name}", value, why, nearest_first(name, known)[:3])
 
 
 def real_number(

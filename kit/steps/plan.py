@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kit.steps.counts import PlannedCounts
-from kit.steps.errors import SettingError, nearest_first
+from kit.steps.errors import check_fields
 from kit.steps.ledger import StepLedger
 from kit.steps.same_run import run_key
 from kit.steps.table import plan_table
@@ -69,11 +69,7 @@ class StepPlan(PlannedCounts):
         Raises:
             SettingError: if a key is no field of a plan, or a value is invalid.
         """
-        known = [f.name for f in fields(cls)]
-        for name in values:
-            if name not in known:
-                works = nearest_first(name, known)[:3]
-                raise SettingError(name, values[name], "is not a setting of a plan", works)
+        check_fields(values, cls, "is not a setting of a plan")
         return cls(**values)
 
     def replace(self, **changes: Any) -> StepPlan:
