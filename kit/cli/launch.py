@@ -89,7 +89,7 @@ class _Job:
 
     def __init__(self, recipe: Recipe, config_class: type[RunConfig], build: Build) -> None:
         self.recipe, self.config_class, self.build = recipe, config_class, build
-        self.home: int | None = os.getpid()
+        self.is_elsewhere = False
         self.failed: list[Exception] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,7 +112,7 @@ class _Job:
             if of_sweep:
                 note(Path(hydra.sweep.dir), hydra.job.num, overrides, trainer)
         except Exception as error:
-            if self.home is None:
+            if self.is_elsewhere:
                 raise  # Hydra brings it home
             self.failed.append(error)  # Hydra would wrap it
         finally:
@@ -123,7 +123,7 @@ def _job_elsewhere(recipe: Recipe, config_class: str, build: str) -> _Job:
     """Make a job in a process that a launcher started."""
     module = recipe.load()
     job = _Job(recipe, getattr(module, config_class), getattr(module, build))
-    job.home = None
+    job.is_elsewhere = True
     stop_with_parent()
     return job
 
