@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from textwrap import fill
 from typing import Any
 
@@ -165,12 +165,8 @@ def iteration_table(plan: StepPlan, most: int) -> str:
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings as JSON values."""
-    made: dict[str, Any] = {}
-    for name, value in settings.items():
-        if is_dataclass(value):
-            value = {**vars(value)}
-        made[name] = value if isinstance(value, (int, float, str, dict, list)) else str(value)
-    return made
+    kept = (int, float, str, dict, list)
+    return {n: value if isinstance(value, kept) else str(value) for n, value in settings.items()}
 
 
 def shown(value: Any) -> str:

@@ -411,13 +411,11 @@ class SB3(WrappedDialect):
                 f"The run overshoots total_timesteps={asked:,} by {over:,}: whole rollouts of "
                 f"{plan.frames_per_batch:,}."
             )
-        if over and plan.on_policy and asked:
+        if over and plan.on_policy:
             yield (
                 "A schedule of the remaining progress would end below zero: progress is "
                 f"{1 - plan.total_policy_steps / asked:.3g} at the last update."
             )
-        elif over and plan.on_policy:
-            yield "A schedule of the remaining progress would divide by zero."
         if self.eval_freq is not None and self.n_envs > 1:
             yield (
                 f"eval_freq counts vector steps: {self.eval_freq:,} of them are "
