@@ -218,7 +218,8 @@ def differing_meanings(source: Dialect, target: Dialect) -> dict[str, tuple[Any,
 
 def _meanings(settings: Dialect) -> dict[str, Any]:
     """The recipe's settings that all fields mean, and those that the library has no field for."""
-    said, values = settings.resolved(), flat(settings.resolved())
+    said = settings.resolved()
+    values = flat(said)
     found = dict(said.UNSAID.get(str(said.algo), {}))
     for name, use in _uses_for(said).items():
         if values[name] is not None:

@@ -194,11 +194,11 @@ class CleanRL(WrappedDialect):
     def _plan(self) -> dict[str, Any]:
         if self.family == ON_POLICY:
             return self._ppo()
-        if self.num_envs != 1 and str(self.algo).startswith(("dqn", "ddpg")):
+        if self.num_envs != 1 and self.algo in (*_DQNS, *_DDPGS):
             name = str(self.algo).partition("_")[0].upper()
             why = f"is not supported by CleanRL's {name}"
             raise SettingError("num_envs", self.num_envs, why, [1])
-        return self._dqn() if str(self.algo).startswith("dqn") else self._sac()
+        return self._dqn() if self.algo in _DQNS else self._sac()
 
     def _ppo(self) -> dict[str, Any]:
         batch = self.num_envs * self.num_steps
@@ -267,7 +267,7 @@ class CleanRL(WrappedDialect):
             if self.anneal_lr:
                 yield "anneal_lr ends at lr / iterations in the last iteration, not at 0."
             return
-        dqn = str(self.algo).startswith("dqn")
+        dqn = self.algo in _DQNS
         first = plan.policy_steps_after(plan.first_training_iteration)
         first += self.train_frequency - 1 if dqn else 0
         yield f"Training begins strictly after learning_starts: with policy step {first:,}."

@@ -6,9 +6,8 @@ from typing import Any
 
 from kit.dialects.base import RAW
 
-DREAMERS = ("dreamer_v1", "dreamer_v2", "dreamer_v3")
 P2E = tuple(f"p2e_dv{n}_{phase}" for n in (1, 2, 3) for phase in ("exploration", "finetuning"))
-SEQUENCES = (*DREAMERS, *P2E)
+SEQUENCES = ("dreamer_v1", "dreamer_v2", "dreamer_v3", *P2E)
 
 # `configs/algo` and `configs/exp` of 0.8.4; the totals of Plan2Explore's finetuning, `gamma` of
 # Dreamer and `buffer.size` are those of every release up to July 2024.
