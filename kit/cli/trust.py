@@ -40,10 +40,10 @@ def check_names(
         SettingError: naming the setting, its module, and how to trust it.
     """
     for name, value in flat(config).items():
-        module, colon, _ = str(value).partition(":") if isinstance(value, str) else ("", "", "")
-        if name in _NO_MODULES or not colon or name.startswith(_ARGUMENTS):
+        names_module = isinstance(value, str) and ":" in value
+        if not names_module or name in _NO_MODULES or name.startswith(_ARGUMENTS):
             continue
-        package = module.partition(".")[0]
+        package = value.partition(":")[0].partition(".")[0]
         if package not in {*trust, *_OWN, *_environments()} and not _is_of_project(
             package, folder, recipe.parent
         ):
