@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torchrl.collectors import BaseCollector, Collector
 from torchrl.envs import EnvBase
@@ -16,6 +15,7 @@ from kit.collectors.base import KitCollector
 from kit.collectors.policy import Policy, is_recurrent
 from kit.collectors.rollout import EpisodeCollector, VectorCollector
 from kit.collectors.tensor import TensorCollector
+from kit.envs.backends.base import derived_seed
 from kit.envs.tensor import TENSOR_ENVS, TensorBackend
 from kit.envs.vector_env import VectorEnv
 from kit.steps import SettingError, StepPlan
@@ -131,9 +131,7 @@ _OTHER_SETTINGS = {
 
 def process_seed(seed: int, rank: int) -> int:
     """Return the seed of a process: that of the run for the first one."""
-    if rank == 0:
-        return seed
-    return int(np.random.SeedSequence((seed, rank)).generate_state(1, np.uint32)[0])
+    return derived_seed(seed, rank) if rank else seed
 
 
 def _named(collector: str | Callable[..., BaseCollector]) -> Any:

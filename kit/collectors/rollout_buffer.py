@@ -504,7 +504,7 @@ class MaskCheck:
 
     def __init__(self, env: VectorEnv) -> None:
         self._name = env.name
-        masks = [one for one in env.observation_leaves if path_of(one.key)[-1] == "action_mask"]
+        masks = [one for one in env.observation_leaves if one.is_action_mask]
         space = env.action_leaves[0].space
         self._key = masks[0].key if masks else None
         choices: Any = np.ravel(space.nvec) if isinstance(space, MultiDiscrete) else []

@@ -20,7 +20,7 @@ from kit.collectors.base import RandomNumbers
 from kit.collectors.rollout import Schedule, rollout
 from kit.collectors.rollout_buffer import Row, first_infinite
 from kit.config.devices import usable_device
-from kit.envs.backends.base import StepArrays
+from kit.envs.backends.base import StepArrays, derived_seed
 from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
@@ -109,7 +109,7 @@ class Evaluator:
     def play(self, number: int = 0) -> list[Episode]:
         """Play the episodes of one evaluation and return them."""
         env = self.env
-        seed = int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0])
+        seed = derived_seed(self.seed, number)
         env.set_seed(seed)
         schedule = _Shares(env, self.episodes)
         self._actor.restart()

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncColl
 from torchrl.envs import TransformedEnv
 
 from kit.collectors.base import KitCollector
+from kit.envs.backends.base import derived_seed
 from kit.envs.backends.torchrl_layers import base_env_of, filled
 from kit.envs.episodes import Episode
 from kit.envs.errors import EnvironmentFault
@@ -272,8 +272,7 @@ class TorchRLBatches(CountedBatches):
         self._ended, self._env_steps = int(state_dict["ended"]), int(state_dict["env_steps"])
         # Other episodes than those with which the run began.
         self._begun_again = int(state_dict["begun_again"]) + 1
-        entropy = (torch.initial_seed(), self._begun_again)
-        self.collector.set_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
+        self.collector.set_seed(derived_seed(torch.initial_seed(), self._begun_again))
         self.collector.reset()
 
 
