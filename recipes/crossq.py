@@ -43,7 +43,8 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     policy_delay: Count = 3
     """Gradient steps of the critics for each one of actor and temperature."""
     renorm_actor: bool = False
-    """Whether the actor has batch renormalisation as well, as in the authors' program."""
+    """Whether the actor is that of the authors' program: batch renormalisation as well, and log
+    deviations clipped to [-20, 2]."""
     momentum: UnitInterval = 0.01
     """Weight of a minibatch in the running statistics of a network."""
     renorm_warmup: Natural = 100_000
@@ -68,8 +69,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     def renorm(width: int) -> list[BatchRenorm]:
         return [BatchRenorm(width, momentum=cfg.momentum, warmup_steps=cfg.renorm_warmup)]
 
-    of_actor = renorm if cfg.renorm_actor else None
-    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation, after=of_actor)
+    own = {"after": renorm, "continuous": "clipped_tanh_normal"} if cfg.renorm_actor else {}
+    actor = sac.make_policy(env, cfg.hidden_sizes, cfg.activation, **own)
     actor.eval()  # it acts by running statistics, but in its own loss
     critic = make_action_value(env, cfg.critic_sizes, cfg.activation, after=renorm)
     form = {"num_qvalue_nets": cfg.num_critics, "loss_function": "l2", **sac.temperature(env, cfg)}

@@ -41,10 +41,10 @@ class Config(CriticNetworkConfig, OffPolicyConfig):
     """Learning rate of Adam for actor, critics and temperature."""
 
 
-def make_policy(env: VectorEnv, sizes: list[int], activation: str, **layers: Any) -> Any:
+def make_policy(env: VectorEnv, sizes: list[int], activation: str, **changes: Any) -> Any:
     """The actor: normal distributions, squashed to the bounds of the action."""
     how: Any = {"continuous": "tanh_normal", "orthogonal": False, "return_log_prob": False}
-    return make_actor(env, sizes, activation, **how, **layers).select_out_keys("action")
+    return make_actor(env, sizes, activation, **{**how, **changes}).select_out_keys("action")
 
 
 def temperature(env: VectorEnv, cfg: Any) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def make_actor(
         hidden_sizes: widths of the hidden layers; those of ``body`` where one is given.
         activation: name of the activation between them.
         continuous: ``normal``: unbounded, with one learned deviation for all states (actions are
-            clipped); ``tanh_normal``: squashed to the bounds, deviation learned for each state;
+            clipped); ``tanh_normal``: squashed to the bounds, deviation learned for each state, its
+            logarithm kept in [-5, 2] by a tanh; ``clipped_tanh_normal``: clipped to [-20, 2];
             ``deterministic``: one action, scaled to the bounds by tanh (for TD3 and DDPG).
         initial_log_std: initial log standard deviation of ``normal``.
         body: module that writes ``features``, shared with a critic, of :func:`make_body` or any

@@ -16,7 +16,7 @@ from kit.envs.spaces import path_of
 from kit.modules.distributions import Categorical, MultiDiscrete, Normal
 from kit.steps import SettingError
 
-Continuous = Literal["normal", "tanh_normal", "deterministic"]
+Continuous = Literal["normal", "tanh_normal", "clipped_tanh_normal", "deterministic"]
 
 
 class Parameters(nn.Module):
@@ -84,8 +84,24 @@ class _TanhNormal(Parameters):
 
     def forward(self, columns: Tensor) -> tuple[Tensor, ...]:
         loc, raw = columns.split(self.size, dim=-1)  # type: ignore[no-untyped-call]
-        scale = (self.middle + self.half_range * raw.tanh()).exp()
+        scale = self._log_deviation(raw).exp()
         return _shaped(loc, self.shape), _shaped(scale, self.shape)
+
+    def _log_deviation(self, raw: Tensor) -> Tensor:
+        return self.middle + self.half_range * raw.tanh()
+
+
+class ClippedTanhNormal(_TanhNormal):
+    """The logarithm of the deviation is clipped to [-20, 2], as in CrossQ (Bhatt et al. 2024).
+
+    Of an actor with batch renormalisation, whose columns grow fast, a tanh saturates: four of five
+    runs of CrossQ on Hopper stood still.
+    """
+
+    least, most = -20.0, 2.0
+
+    def _log_deviation(self, raw: Tensor) -> Tensor:
+        return raw.clamp(self.least, self.most)
 
 
 class Scaled(Parameters):
@@ -201,7 +217,8 @@ def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float)
     Args:
         env: the environment.
         leaf: the action.
-        continuous: its distribution, if it is continuous: ``normal`` or ``tanh_normal``.
+        continuous: its distribution, if it is continuous: ``normal``, ``tanh_normal`` or
+            ``clipped_tanh_normal``.
         initial_log_std: initial log standard deviation of ``normal``.
 
     Raises:
@@ -236,7 +253,8 @@ def head_of(env: Any, leaf: Any, continuous: Continuous, initial_log_std: float)
             raise SettingError(
                 "action_space", leaf.space, why, "leave that number out in a wrapper"
             )
-        return _TanhNormal(shape, low, high)
+        clipped = continuous == "clipped_tanh_normal"
+        return (ClippedTanhNormal if clipped else _TanhNormal)(shape, low, high)
     why = f"({leaf.key}) is not a kind of action that this policy can choose"
     kinds = ["Discrete", "MultiDiscrete", "MultiBinary", "Box of real numbers"]
     raise SettingError("action_space", leaf.space or type(spec).__name__, why, kinds)

@@ -28,7 +28,7 @@ from torchrl.modules import Actor, EGreedyModule, ProbabilisticActor, QValueActo
 
 from kit.fast.traced import Traced
 from kit.modules.exploration import EpsilonGreedy, GaussianNoise
-from kit.modules.heads import Heads, Scaled
+from kit.modules.heads import ClippedTanhNormal, Heads, Scaled
 from kit.modules.host_copy import HostCopy
 from kit.modules.networks import Flatten, FlattenMLP, SigmoidTanh
 from kit.modules.numpy_samplers import (
@@ -280,7 +280,11 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
         head = _only_head(policy.module[0])
         chosen = policy.module[1].distribution_class
         known = chosen is head.distribution and chosen in OF_DISTRIBUTIONS
-        if not known or len(getattr(head, "shape", (1,))) != 1:
+        if (
+            isinstance(head, ClippedTanhNormal)
+            or not known
+            or len(getattr(head, "shape", (1,))) != 1
+        ):
             raise NotInNumpy(f"its distribution is {getattr(chosen, '__name__', chosen)}")
         sampler = OF_DISTRIBUTIONS[head.distribution](head, num_envs)
         network = policy.module[0].module.network

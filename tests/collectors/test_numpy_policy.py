@@ -359,6 +359,13 @@ def test_other_policies_stay_with_pytorch_and_the_reason_is_known(kind, explorat
     assert collector.policy_path.reason
 
 
+def test_deviations_that_are_clipped_stay_with_pytorch():
+    env = make_env("Pendulum-v1", 2)
+    collector = VectorCollector(env, make_actor(env, continuous="clipped_tanh_normal"))
+    collector.collect()
+    assert collector.policy_path.name == "program"
+
+
 def test_one_step_batches_are_never_written_again():
     ours, _ = pair("normal", steps_per_env=1)
     batches = [ours.collect() for _ in range(140)]  # more than one allocation

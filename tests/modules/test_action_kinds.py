@@ -78,7 +78,7 @@ def test_so_are_bits_in_two_dimensions():
         make_actor(env)
 
 
-@pytest.mark.parametrize("continuous", ["tanh_normal", "deterministic"])
+@pytest.mark.parametrize("continuous", ["tanh_normal", "clipped_tanh_normal", "deterministic"])
 @pytest.mark.parametrize("high", [np.inf, 3e38])
 def test_actions_are_not_squashed_to_bounds_whose_distance_is_infinite(continuous, high):
     env = make_env(lambda: Guess(spaces.Box(-high, high, (1,))))

@@ -129,7 +129,26 @@ def test_a_deterministic_actor_of_other_actions_is_refused(space):
         make_actor(make_env(lambda: Guess(space)), continuous="deterministic")
 
 
-@pytest.mark.parametrize("continuous", ["deterministic", "tanh_normal", "normal"])
+@pytest.mark.parametrize(
+    ("continuous", "log_deviation"),
+    [
+        ("tanh_normal", lambda raw: -1.5 + 3.5 * raw.tanh()),
+        ("clipped_tanh_normal", lambda raw: raw.clamp(-20.0, 2.0)),
+    ],
+)
+def test_deviations_of_squashed_actions_are_kept_in_a_range(continuous, log_deviation):
+    actor = make_actor(make_env("Pendulum-v1"), continuous=continuous)
+    head = actor.module[0].module.heads[0]
+    columns = torch.stack([torch.arange(7.0), torch.linspace(-30.0, 5.0, 7)], -1)
+    loc, scale = head(columns)
+    assert torch.equal(loc, columns[:, :1])
+    torch.testing.assert_close(scale, log_deviation(columns[:, 1:]).exp())
+    assert actor.get_dist(TensorDict({"observation": torch.zeros(1, 3)}, [1])).low == -2
+
+
+@pytest.mark.parametrize(
+    "continuous", ["deterministic", "tanh_normal", "clipped_tanh_normal", "normal"]
+)
 def test_a_continuous_action_without_a_dimension_is_refused(continuous):
     env = make_env(lambda: Guess(spaces.Box(-1, 1, (), np.float32)))
     with pytest.raises(SettingError, match=r"shape=\(\) has no dimension.*what works: \(1,\)"):

@@ -9,6 +9,8 @@ from torchrl.modules import BatchRenorm1d
 
 from kit.losses import DroQLoss
 from kit.modules import BatchRenorm
+from kit.modules.heads import ClippedTanhNormal
+from recipes import crossq
 from tests.losses import make_loss, minibatch_for
 
 MOMENTUM, EPS, WARMUP = 0.1, 1e-3, 4
@@ -94,6 +96,14 @@ def test_the_actor_of_crossq_learns_by_minibatches_and_acts_by_running_statistic
     theirs.actor_network.eval()
     torch.manual_seed(0)
     assert value == objectives.CrossQLoss.qvalue_loss(theirs, minibatch)[0]
+
+
+@pytest.mark.parametrize("authors", [True, False])
+def test_the_authors_actor_has_renormalisation_and_clips_its_log_deviations(authors):
+    trainer = crossq.build(crossq.Config(renorm_actor=authors, runs=None, progress=False))
+    actor = trainer.loss_module.actor_network
+    assert any(isinstance(one, BatchRenorm) for one in actor.modules()) == authors
+    assert any(isinstance(one, ClippedTanhNormal) for one in actor.modules()) == authors
 
 
 def test_the_actor_of_droq_ascends_the_mean_of_the_critics():
