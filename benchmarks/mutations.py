@@ -685,6 +685,32 @@ MUTATIONS = [
         "kit/buffers/batches.py", "tests/buffers tests/test_checkpoint.py",
         ('if (saved := state_dict.get("size", size)) != size:', "if False:"),
     ),
+    *_of(
+        "kit/trainer/checks.py", "tests/hooks/test_annealing.py",
+        ("if weights & trained and not any(owner is one for one in stepping):", "if False:"),
+        ("if weights & trained and not any(", "if weights and not any("),
+    ),
+    *_of("kit/update/update.py", "tests/test_update.py", ("self._checked.clear()", "pass")),
+    *_of(
+        "kit/collectors/rollout.py", "tests/collectors/test_vector.py",
+        ("self._gives_away or (shown and not self.reuse)", "self._gives_away"),
+    ),
+    *_of(
+        "kit/cli/record.py", "tests/test_offline_recipes.py -k sampled",
+        ("exploration_type=own.exploration_type,", ""),
+    ),
+    *_of(
+        "kit/modules/heads.py", "tests/modules/test_actors.py",
+        ("return raw.clamp(self.least, self.most)", "return raw"),
+    ),
+    *_of(
+        "kit/fast/memory.py", "tests/test_own_memory.py",
+        ('one.op == "call_function" and not one.users', "False"),
+    ),
+    *_of(
+        "kit/hooks/annealing.py", "tests/dialects tests/hooks/test_annealing.py",
+        ("dataclasses.replace(self.schedule, begin=1)", "self.schedule"),
+    ),
 ]  # fmt: skip
 
 
