@@ -22,7 +22,7 @@ from kit.dialects import (
 )
 from kit.experiment import EnvConfig
 from kit.steps import SettingError
-from recipes import ppo, reinforce, sac
+from recipes import dqn, ppo, reinforce, sac
 
 EPISODE = 7  # policy steps of every episode of the environment below
 
@@ -317,3 +317,12 @@ def test_pyrados_longest_rollout_is_the_time_limit_of_the_environment():
     ledger = trainer.run()
     assert (ledger.policy_steps, ledger.episodes) == (120, 6)
     assert ledger.compare(trainer.plan) == []
+
+
+def test_what_would_train_too_early_is_not_told_of_a_field_that_its_words_lack() -> None:
+    steps = Tianshou(step_per_epoch=100, num_epochs=1, step_per_collect=2, num_train_envs=2,
+                     batch_size=8, update_per_step=0.5, start_timesteps=0)  # fmt: skip
+    with pytest.raises(
+        SettingError, match=r"n_step=3 needs 4 .* starts after 1; .* or train later"
+    ):
+        dqn.build(dqn.Config(steps=steps, n_step=3, runs=None, progress=False))

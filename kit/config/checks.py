@@ -75,8 +75,10 @@ def learning(plan: StepPlan, cfg: RunConfig) -> None:
     if first in too_early:
         have = plan.policy_steps_after(first) // envs
         why = f"needs {needed} policy steps of each environment, and training starts after {have}"
-        works, hint = [max(have - needed + value, 1)], f"or steps.learning_starts={needed * envs}"
-        raise SettingError(field, value, why, works, hint)
+        # The words of another library may have another one for it.
+        has_field = hasattr(cfg.steps, "learning_starts")
+        hint = f"or steps.learning_starts={needed * envs}" if has_field else "or train later"
+        raise SettingError(field, value, why, [max(have - needed + value, 1)], hint)
 
 
 # ---------------------------------------------------------------------- the machine
