@@ -94,8 +94,8 @@ class _TanhNormal(Parameters):
 class ClippedTanhNormal(_TanhNormal):
     """The logarithm of the deviation is clipped to [-20, 2], as in CrossQ (Bhatt et al. 2024).
 
-    The range of the tanh, whose slope is 3.5, spreads deviations more from state to state. Of actors
-    with batch renormalisation four of five runs of CrossQ on Hopper stood still with it.
+    The slope of the tanh's range, 3.5, spreads deviations more from state to state. Of actors with
+    batch renormalisation four of five runs of CrossQ on Hopper stood still with it.
     """
 
     least, most = -20.0, 2.0
