@@ -48,8 +48,7 @@ class Config(OffPolicyConfig):
     exploration_share: Share = 0.16
     """Share of the run in which epsilon falls linearly."""
     epsilon_decay: UnitInterval | None = None
-    """Factor of what epsilon has above epsilon_end, from an iteration to the next; null: it falls
-    linearly."""
+    """Factor of epsilon's distance from epsilon_end per iteration; null: it falls linearly."""
     tau: UnitInterval | None = None
     """Polyak coefficient of the target network; null: 0.005, or 1 if it is updated more rarely."""
     target_update_every: Count = 1
@@ -80,7 +79,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
     targets = make_target_updater(loss, cfg.tau, every)
     update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
-    hooks = [AnnealLearningRate(optimizer, cfg.anneal), anneal_epsilon(explore, cfg)]
+    epsilon = anneal_epsilon(explore, cfg, experiment.plan)
+    hooks = [AnnealLearningRate(optimizer, cfg.anneal), epsilon]
     buffer = experiment.make_replay_buffer()
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
 

@@ -77,7 +77,8 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
     targets = make_target_updater(loss, cfg.tau, every)
     update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
-    hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal), anneal_epsilon(explore, cfg)]
+    epsilon = anneal_epsilon(explore, cfg, experiment.plan)
+    hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal), epsilon]
     buffer = experiment.make_replay_buffer()
     if cfg.clip_reward and cfg.n_step > 1:
         why = f"takes the sign of sums of n_step={cfg.n_step} rewards, not of each reward"

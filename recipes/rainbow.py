@@ -66,7 +66,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     if not cfg.noisy:
         start, end = cfg.epsilon_start, min(cfg.epsilon_start, cfg.epsilon_end)
         explore = EpsilonGreedy(env, eps_init=start, eps_end=end)
-        hooks.append(anneal_epsilon(explore, cfg))
+        hooks.append(anneal_epsilon(explore, cfg, experiment.plan))
         policy = TensorDictSequential(network, explore)
     sampler = None
     if cfg.priority_exponent:

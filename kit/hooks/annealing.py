@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -337,12 +336,6 @@ class AnnealExploration(Anneal):
             start, end = (float(getattr(module, f"{noise}_{which}")) for which in ("init", "end"))
             self.values.append(_Value(module, noise, start=start, end=end))
 
-    def _resolve(self, trainer: HookedTrainer) -> None:
-        """As in :class:`Anneal`; a decay begins with the first iteration that explores."""
-        if isinstance(self.schedule, Decay) and trainer.plan.prefill_is_iteration:
-            self.schedule = dataclasses.replace(self.schedule, begin=1)
-        super()._resolve(trainer)
-
 
 def scales_of(module: nn.Module) -> list[str]:
     """Names of the scales of exploration noise that a module has."""
@@ -350,12 +343,13 @@ def scales_of(module: nn.Module) -> list[str]:
     return [one for one in names if hasattr(module, one) and hasattr(module, f"{one}_end")]
 
 
-def anneal_epsilon(explore: nn.Module, cfg: Any) -> AnnealExploration:
+def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExploration:
     """The hook that lowers epsilon as the settings of DQN say.
 
     Args:
         explore: the module of the policy that acts at random with probability epsilon.
         cfg: settings with ``epsilon_start`` and ``epsilon_decay``, or ``exploration_share``.
+        plan: of the run; a decay begins after an iteration that fills the buffer at random.
 
     Raises:
         SettingError: if epsilon would rise, or the share of the linear fall is given beside
@@ -366,9 +360,10 @@ def anneal_epsilon(explore: nn.Module, cfg: Any) -> AnnealExploration:
         raise SettingError("epsilon_end", cfg.epsilon_end, why, [cfg.epsilon_start])
     if cfg.epsilon_decay is None:
         return AnnealExploration(explore, share_of_run=cfg.exploration_share)
-    without_end = f"epsilon_decay={cfg.epsilon_decay} falls throughout the run"
-    checks.unused(cfg, ("exploration_share",), without_end)
-    falling = Decay(cfg.epsilon_start, cfg.epsilon_decay, cfg.epsilon_end)
+    without_share = f"epsilon_decay={cfg.epsilon_decay} falls throughout the run"
+    checks.unused(cfg, ("exploration_share",), without_share)
+    begin = int(plan.prefill_is_iteration)
+    falling = Decay(cfg.epsilon_start, cfg.epsilon_decay, cfg.epsilon_end, begin)
     return AnnealExploration(explore, falling, counter="iterations")
 
 

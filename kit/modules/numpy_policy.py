@@ -280,12 +280,10 @@ def _parts(policy: Any, num_envs: int, samples: bool) -> _Parts:
         head = _only_head(policy.module[0])
         chosen = policy.module[1].distribution_class
         known = chosen is head.distribution and chosen in OF_DISTRIBUTIONS
-        if (
-            isinstance(head, ClippedTanhNormal)
-            or not known
-            or len(getattr(head, "shape", (1,))) != 1
-        ):
+        if not known or len(getattr(head, "shape", (1,))) != 1:
             raise NotInNumpy(f"its distribution is {getattr(chosen, '__name__', chosen)}")
+        if isinstance(head, ClippedTanhNormal):
+            raise NotInNumpy("its log deviations are clipped")
         sampler = OF_DISTRIBUTIONS[head.distribution](head, num_envs)
         network = policy.module[0].module.network
         return _Parts(network, _only_input(policy.module[0]), sampler, head)

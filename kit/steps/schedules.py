@@ -112,6 +112,7 @@ class Decay:
     def __post_init__(self) -> None:
         for field in ("start", "factor", "end"):
             object.__setattr__(self, field, real_number(field, getattr(self, field)))
+        whole_number("begin", self.begin)
 
     def __call__(self, count: int) -> float:
         """The value at ``count``."""

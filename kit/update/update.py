@@ -161,7 +161,7 @@ class Update(OptimizationStepper):
             raise SettingError("compile", compile, "is not a way to run", ways)
         self.compile = compile
         self.optimizer_step_count = 0
-        self._checked: set[int] = set()  # groups, with the weights that are trained
+        self._checked: set[int] = set()  # groups, with the weights that have been trained so far
         self._trained: set[int] = set()
         self._owned: list[list[int]] = []  # parameters of each group, by which losses were recorded
         self._traced: dict[tuple[Due, str], Traced] = {}
@@ -451,8 +451,8 @@ class Update(OptimizationStepper):
     def _differentiate(self, due: Due, losses: TensorDictBase) -> Gradients:
         """The gradients of the parameters of all groups that are due."""
         trained = {id(one) for one in self.loss_module.parameters() if one.requires_grad}
-        if trained != self._trained:  # some may have been freed, which no optimiser has
-            self._trained = trained
+        if not trained <= self._trained:  # those that were freed may be in no optimiser
+            self._trained |= trained
             self._checked.clear()
         if not self._checked.issuperset(due):
             self._check(due, losses)

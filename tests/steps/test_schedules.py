@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kit.steps import (
     Constant,
     Cosine,
+    Decay,
     Exponential,
     Linear,
     Piecewise,
@@ -48,6 +49,11 @@ def test_pieces_change_at_their_boundaries():
     assert [pieces(count) for count in (0, 9, 10, 19, 20, 10**9)] == [3, 3, 2, 2, 1, 1]
 
 
+def test_a_decay_begins_when_it_is_told_and_approaches_its_end():
+    assert [Decay(1.0, 0.5)(count) for count in range(4)] == [1.0, 0.5, 0.25, 0.125]
+    assert [Decay(1.0, 0.5, 0.5, 2)(count) for count in range(5)] == [1.0, 1.0, 1.0, 0.75, 0.625]
+
+
 def test_schedules_by_name():
     assert make_schedule("constant", 0.5, 0.0, 10)(99) == 0.5
     assert make_schedule("linear", 1.0, 0.0, 4)(1) == 0.75
@@ -61,6 +67,8 @@ def test_schedules_by_name():
         (lambda: Linear(0.0, "low", 10), "end"),
         (lambda: Linear(1.0, 0.0, 0), "duration"),
         (lambda: Exponential(1.0, 0.0, 10), "end"),
+        (lambda: Decay(1.0, "slow"), "factor"),
+        (lambda: Decay(1.0, 0.5, begin=-1), "begin"),
         (lambda: Piecewise([10], [1.0]), "values"),
         (lambda: Piecewise([10, 10], [1.0, 2.0, 3.0]), "boundaries"),
         (lambda: make_schedule("lineal", 1.0, 0.0, 10), "schedule"),
