@@ -3,13 +3,13 @@
     python -m benchmarks.end_to_end [case ...] [--rounds 3] [--peers PYTHON] [--sheeprl PYTHON]
 
 Equal tasks, networks, counts of policy and gradient steps; everything that is on by default is on
-(the kit: run folder, CSV, progress, checkpoint, curve, in PPO and A2C normalised observations), and
-each policy is evaluated for 10 episodes at the end (sheeprl's for one). Start and imports count. In
-the first round every library runs once; further rounds are interleaved runs of the kit and the
-fastest peer. ``--peers`` is a Python that has Stable-Baselines3, sb3-contrib and tianshou (by
-default this one), ``--sheeprl`` one with sheeprl, which runs its own benchmark settings of PPO and
-A2C, and ``dreamer_v3_5`` in the kit's size ``tiny`` (both imagine from all records). One PyTorch
-thread.
+(the kit: run folder, CSV, progress, checkpoint, curve), but observations and rewards are normalised
+nowhere, and each policy is evaluated for 10 episodes at the end (sheeprl's for one). Start and
+imports count. In the first round every library runs once; further rounds are interleaved runs of
+the kit and the fastest peer. ``--peers`` is a Python that has Stable-Baselines3, sb3-contrib and
+tianshou (by default this one), ``--sheeprl`` one with sheeprl, which runs its own benchmark
+settings of PPO and A2C, and ``dreamer_v3_5`` in the kit's size ``tiny`` (both imagine from all
+records). One PyTorch thread.
 
 The table is of an AMD EPYC (Zen 5), whose large products are oneDNN's; but Pong is of a Zen 4.
 Cases were measured in different hours; factors are over the kit's runs of the same hour. In those
@@ -39,7 +39,8 @@ TREE = Path(__file__).parents[1]
 THREADS = 1
 
 _COMMON = ["progress=true", "steps.evaluation_every=null", "steps.evaluation_episodes=10"]
-_PPO = ["learning_rate=3e-4", "anneal=constant"]
+_AS_THEY_ARE = ["env.normalize_observation=false", "env.normalize_reward=false"]
+_PPO = ["learning_rate=3e-4", "anneal=constant", *_AS_THEY_ARE]
 _PONG = ["env.id=ale_py:PongNoFrameskip-v4", "env.kwargs.max_num_frames_per_episode=4000"]
 _WORLD = "algo.world_model"
 _DREAMER = (
@@ -78,8 +79,8 @@ CASES = {
     ),
     "A2C, CartPole": Case(
         ("a2c", "env.num_envs=1", "steps.steps_per_env=5", "learning_rate=7e-4",
-         "gamma=0.99", "normalize_advantage=false", "entropy_coeff=0", "steps.rounding=up"),
-        65_536, 3.0, ("a2c_benchmarks",),
+         "gamma=0.99", "normalize_advantage=false", "entropy_coeff=0", "steps.rounding=up",
+         *_AS_THEY_ARE), 65_536, 3.0, ("a2c_benchmarks",),
     ),
     "PPO, 8 x CartPole": Case(
         ("ppo", "env.num_envs=8", "steps.steps_per_env=128", "steps.update_epochs=4",
@@ -96,7 +97,8 @@ CASES = {
     "DQN, CartPole": Case(
         ("dqn", "steps.steps_per_env=4", "steps.learning_starts=1000", "steps.replay_ratio=1/4",
          "steps.minibatch_size=64", "n_step=1", "double_dqn=false", "target_update_every=125",
-         "learning_rate=1e-4", "buffer_size=50_000", "hidden_sizes=[64,64]"), 50_000, 2.5,
+         "learning_rate=1e-4", "anneal=constant", "buffer_size=50_000",
+         "hidden_sizes=[64,64]"), 50_000, 2.5,
     ),
     "SAC, 4 x LunarLanderContinuous": Case(
         ("sac", "env.id=LunarLanderContinuous-v3", "env.num_envs=4", "steps.replay_ratio=1/4",
@@ -229,6 +231,8 @@ if __name__ == "__main__":
     parser.add_argument("--peers", default=sys.executable)
     parser.add_argument("--sheeprl")
     given = parser.parse_args()
+    if unknown := set(given.cases) - set(CASES):
+        parser.error(f"no case is called {min(unknown)!r}; there are {'; '.join(CASES)}")
     others = dict.fromkeys(("stable_baselines3", "tianshou"), given.peers)
     if given.sheeprl:
         others["sheeprl"] = given.sheeprl
