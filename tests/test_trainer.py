@@ -147,6 +147,15 @@ def test_batches_that_a_hook_is_given_are_its_own(stage):
         assert_same(batch.to_dict(), copy.to_dict())
 
 
+@pytest.mark.parametrize("stage", ["batch_process", "pre_epoch"])
+@pytest.mark.parametrize("other", [lambda b: b[:1], lambda b: torch.cat([b, b])])
+def test_hooks_keep_the_transitions_that_update_epochs_are_planned_for(stage, other):
+    trainer = ppo_trainer(on_policy_plan())
+    trainer.register_op(stage, other)
+    with pytest.raises(SettingError, match=f"stage='{stage}' has hooks that returned"):
+        trainer.run()
+
+
 class KeepingTransform(Transform):
     """Keeps the transitions that a replay buffer stores."""
 

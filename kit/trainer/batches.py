@@ -81,7 +81,7 @@ class CountedBatches:
             self.collector.reuse = self._may_share()
         random_before = self.collector.random_policy_steps
         batch = next(iterator)
-        self.collected = _size(batch)
+        self.collected = size_of(batch)
         self.collected_at_random = self.collector.random_policy_steps - random_before
         return batch
 
@@ -211,7 +211,7 @@ class TorchRLBatches(CountedBatches):
             batch = batch.unsqueeze(0)
         elif batch.ndim > 2:  # of several workers
             batch = batch.flatten(0, -2)
-        self.collected = _size(batch)
+        self.collected = size_of(batch)
         # TorchRL takes random actions until this many are reached, batch by batch.
         random = getattr(self.collector, "init_random_frames", None) or 0
         self.collected_at_random = self.collected if self._policy_steps < random else 0
@@ -289,7 +289,7 @@ class _NoCollector(KitCollector):
         """Nothing to release."""
 
 
-def _size(batch: TensorDictBase) -> int:
+def size_of(batch: TensorDictBase) -> int:
     """Policy steps of a batch, without padding."""
     mask = entry(batch, ("collector", "mask"))
     return batch.batch_size.numel() if mask is None else int(mask.sum())

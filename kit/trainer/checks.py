@@ -29,6 +29,7 @@ from kit.hooks.annealing import Anneal
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import SettingError, StepLedger, StepPlan
+from kit.trainer.batches import size_of
 from kit.trainer.stages import Stages
 from kit.update import TrustRegion, Update
 
@@ -453,6 +454,18 @@ def in_estimated(
     if key is not None and not adds and entry(batch, key) is None:
         why = f"wrote no {key!r} and leaves {_unestimated(loss_module)}"
         yield "advantage", name, why, "write it, or name it: loss.set_keys(advantage=...)"
+
+
+def in_processed(
+    plan: StepPlan, stage: str, before: int, batch: TensorDictBase
+) -> Iterator[Refusal]:
+    """What hooks have made of a batch: update epochs over more or fewer transitions than planned.
+
+    As many gradient steps would be made, and so other epochs.
+    """
+    if plan.on_policy and (after := size_of(batch)) != before:
+        why = f"has hooks that returned {after} transitions for the {before} of a batch"
+        yield "stage", stage, why, "return as many: update epochs are planned for all of them"
 
 
 def _in_trust_regions(plan: StepPlan) -> Iterator[Refusal]:

@@ -226,7 +226,10 @@ class Trainer(ResumableTrainer):
         self.journal.spent("collect", began)
         random = self.batches.collected_at_random
         self.ledger.collected(self.batches.collected, 0, 0, random_policy_steps=random)
-        batch = self.stages.pipe("batch_process", batch)
+        if self.stages["batch_process"]:
+            batch = self.stages.pipe("batch_process", batch)
+            collected = self.batches.collected
+            checks.refuse(checks.in_processed(self.plan, "batch_process", collected, batch))
         self.log("pre_steps_log", batch)
         if self._prefill is not None:
             if not goes_on:

@@ -11,6 +11,7 @@ from kit.buffers import ReplayBatches
 from kit.logging.metrics import MetricMeans
 from kit.steps import SettingError
 from kit.trainer import checks
+from kit.trainer.batches import size_of
 from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.updates import Undisturbed, entries_may_be_left_out, gradient_step
 
@@ -53,9 +54,8 @@ class UpdatePhase:
         made: int | None = None
         while due and not trainer.skips_rest_of_update:
             trainer.log("pre_epoch_log", batch)
-            processed = trainer.stages.pipe("pre_epoch", batch)
             if made is None or trainer.stages["pre_epoch"]:
-                self._fill(processed)
+                self._fill(self._processed(batch))
             before, made = made, self._epoch(due)
             if before == made == 0:
                 name = type(trainer.buffer).__name__
@@ -78,6 +78,16 @@ class UpdatePhase:
         parts = (estimated, batch, trainer.advantage, trainer.loss_module, trainer.stages)
         checks.refuse(checks.in_estimated(*parts))
         return estimated
+
+    def _processed(self, batch: TensorDictBase) -> TensorDictBase:
+        """The batch as hooks before an update epoch return it."""
+        trainer = self.trainer
+        if not trainer.stages["pre_epoch"]:
+            return batch
+        before = size_of(batch)
+        processed: TensorDictBase = trainer.stages.pipe("pre_epoch", batch)
+        checks.refuse(checks.in_processed(trainer.plan, "pre_epoch", before, processed))
+        return processed
 
     def _fill(self, batch: TensorDictBase) -> None:
         """Give a batch to the buffer; of one that is used up now, the keys that will be read."""
