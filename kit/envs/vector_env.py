@@ -122,7 +122,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
         Args:
             mask: envs that begin one; ``None``: all. Seeds are used up by the first reset of all.
         """
-        observation = self._now.observation
+        observation = {**self._now.observation}  # the same arrays; is_at() sees that it is another
         if mask is None or not self._now.started:
             mask = None
             # What is seen at present belongs to a batch, which must not change.

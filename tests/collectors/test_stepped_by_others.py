@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from torchrl.envs import StepCounter, TransformedEnv
 
@@ -58,6 +59,18 @@ def test_episodes_begin_anew_after_others_stepped(kind, meddle, steps):
         collector.collect()
     assert lengths(collector)[:2] == [10, 10]
     assert numbers(before).isdisjoint(numbers(after))
+
+
+@pytest.mark.parametrize("kind", [VectorCollector, EpisodeCollector])
+def test_episodes_begin_anew_after_others_reset_some(kind):
+    env = environment(kind)
+    collector = made(kind, env)
+    collector.collect()
+    collector.take_episodes()
+    env.restart(np.array([True, False]))
+    for _ in range(2):
+        collector.collect()
+    assert lengths(collector)[:2] == [10, 10]
 
 
 @MEDDLE
