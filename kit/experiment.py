@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from torch import nn
 from torchrl.collectors import BaseCollector
 
-from kit.buffers import NStep, ReplayBatches, as_minibatches, make_replay_buffer
+from kit.buffers import NStep, PrioritizedSampler, ReplayBatches, as_minibatches, make_replay_buffer
 from kit.buffers.datasets import (
     StoredBatches,
     are_left_unread,
@@ -45,6 +45,7 @@ from kit.config.plan import AnyConfig, make_plan
 from kit.dialects.carried import take
 from kit.envs import VectorEnv, make_env
 from kit.hooks import (
+    Anneal,
     BestPolicy,
     Evaluator,
     Hook,
@@ -126,6 +127,8 @@ class Experiment:
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
         self._discounts: nn.Module | None = None  # a loss that is no recipe's, of n-step returns
+        self._squares = False  # whether the loss writes the squares of errors
+        self._sampler: PrioritizedSampler | None = None  # that of the settings
         self.plan.remarks.extend(taken)
         self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
         if cfg.threads is not None:
@@ -229,6 +232,7 @@ class Experiment:
             loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
         checks.target_networks(loss, make, own, updated=hasattr(defaults, "tau"))
         in_precision(loss, self.cfg.precision, self.cfg.device)
+        self._squares = checks.writes_squares(loss)
         if mistakable:
             self._tried = str(given), own, loss
         known = given == own or make.__module__.startswith("kit.")  # not all of TorchRL's do
@@ -236,7 +240,9 @@ class Experiment:
         return loss
 
     def make_replay_buffer(self, **changes: Any) -> ReplayBatches:
-        """Make the replay buffer, with the discount and the device of the settings.
+        """Make the replay buffer, with the discount, the device and the priorities of the settings.
+
+        Made after the loss, whose errors are the priorities.
 
         Args:
             **changes: arguments of :func:`~kit.buffers.make_replay_buffer` that differ.
@@ -256,6 +262,12 @@ class Experiment:
             "stacked_frames": cfg.stacked_frames,
             "folder": cfg.buffer_folder,
         }
+        if not cfg.priority_exponent:
+            checks.unused(cfg, ("importance_exponent",), "priority_exponent=0 draws uniformly")
+        elif "sampler" not in changes:
+            alpha = cfg.priority_exponent / (2 if self._squares else 1)
+            self._sampler = PrioritizedSampler(cfg.buffer_size, alpha, cfg.importance_exponent)
+            settings["sampler"] = self._sampler
         return make_replay_buffer(**{**settings, **changes})
 
     def make_dataset(self, env: VectorEnv) -> StoredBatches:
@@ -310,6 +322,8 @@ class Experiment:
         cfg = self.cfg
         checks.parts(given)
         own, theirs = (checks.listed("hooks", of.pop("hooks", ())) for of in (wired, given))
+        if "buffer" in given:
+            self._sampler = None
         hooks = self._hooks(own, theirs)
         loggers = checks.listed("logger", given.pop("logger", ()))
         if isinstance(loss := getattr(wired.get("update"), "loss_module", None), nn.Module):
@@ -339,6 +353,9 @@ class Experiment:
         cfg, hooks = self.cfg, [*own]
         if isinstance(cfg, OffPolicyConfig) and (cfg.standardize_reward or cfg.reward_scale != 1):
             hooks.append(ScaleReward(cfg.reward_scale, cfg.standardize_reward))
+        if self._sampler is not None and self._sampler.beta:
+            rises = Anneal(self._sampler, "_beta", "linear", end=1.0, name="importance_exponent")
+            hooks.append(rises)
         if cfg.time_limit is not None:
             hooks.append(TimeLimit(cfg.time_limit))
         if cfg.keep_best and not any(isinstance(hook, BestPolicy) for hook in theirs):

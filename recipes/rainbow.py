@@ -12,10 +12,9 @@ from typing import Any, Literal
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
 
-from kit.buffers import PrioritizedSampler
-from kit.config import Atoms, Finite, NotNegative, UnitInterval, checks
+from kit.config import Atoms, Finite, NotNegative, checks
 from kit.experiment import Experiment, main
-from kit.hooks import Anneal, AnnealLearningRate, anneal_epsilon
+from kit.hooks import AnnealLearningRate, anneal_epsilon
 from kit.modules import make_q_network
 from kit.modules.exploration import EpsilonGreedy
 from kit.trainer import Trainer
@@ -42,9 +41,6 @@ class Config(dqn.Config):
     support: list[Finite] = field(default_factory=lambda: [0.0, 100.0])
     """Smallest and largest return of the support of c51."""
     priority_exponent: NotNegative = 0.5
-    """Exponent of errors as priorities (Schaul et al. 2016); 0: minibatches are uniform."""
-    importance_exponent: UnitInterval = 0.4
-    """Exponent of the weights that correct priorities; it rises to 1 during the run."""
 
 
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
@@ -68,18 +64,12 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         explore = EpsilonGreedy(env, eps_init=start, eps_end=end)
         hooks.append(anneal_epsilon(explore, cfg, experiment.plan))
         policy = TensorDictSequential(network, explore)
-    sampler = None
-    if cfg.priority_exponent:
-        sampler = PrioritizedSampler(
-            cfg.buffer_size, cfg.priority_exponent, cfg.importance_exponent
-        )
-        hooks.append(Anneal(sampler, "_beta", "linear", end=1.0, name="importance_exponent"))
     limits: dict[str, Any] = {"max_grad_norm": cfg.max_grad_norm, "compile": cfg.compile}
     every = cfg.target_update_every
     targets = make_target_updater(loss, cfg.tau, every)
     update = Update(loss, optimizer, **limits, target_updater=targets, target_update_every=every)
     policy = policy.select_out_keys("action").to(cfg.device)
-    buffer = experiment.make_replay_buffer(sampler=sampler)
+    buffer = experiment.make_replay_buffer()
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)
 
 
@@ -92,8 +82,6 @@ def _refuse_unused(cfg: Config) -> None:
         checks.unused(cfg, ("support",), f"head={cfg.head} has none")
     if cfg.head == "value":
         checks.unused(cfg, ("atoms",), "head=value estimates no distribution")
-    if not cfg.priority_exponent:
-        checks.unused(cfg, ("importance_exponent",), "priority_exponent=0 draws uniformly")
 
 
 if __name__ == "__main__":

@@ -189,8 +189,8 @@ EFFECTS: dict[str, Effect] = {
     "num_target_critics": Effect(1),
     "dropout": Effect(0.5),
     "noisy": Effect(False),
-    "priority_exponent": Effect(0.0),
-    "importance_exponent": Effect(1.0),
+    "priority_exponent": Effect(2.0),
+    "importance_exponent": Effect(1.0, given={"priority_exponent": 1.0}),
     # world models
     "size": Effect("tiny"),
     "imagination_horizon": Effect(2),

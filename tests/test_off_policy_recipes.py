@@ -120,6 +120,24 @@ def test_priorities_are_absolute_errors_where_torchrl_writes_their_squares(name,
     torch.testing.assert_close(rows["td_error"].square(), squared["td_error"])
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_samples_by_priority_on_demand(name):
+    trainer = built(name, priority_exponent=0.6)
+    sampler = trainer.replay_buffer.sampler
+    squares = name in ("dqn", "ddpg")  # half the exponent of a square is the same
+    assert (sampler._alpha, sampler.beta) == (0.3 if squares else 0.6, 0.4)
+    assert trainer.run().gradient_steps
+    assert sampler.beta == 1
+
+
+def test_importance_weights_are_left_out_on_demand_and_refused_without_priorities():
+    trainer = built("sac", priority_exponent=0.6, importance_exponent=0.0)
+    trainer.run()
+    assert trainer.replay_buffer.sampler.beta == 0
+    with pytest.raises(SettingError, match=r"importance_exponent=1\.0 has no effect: priority_exp"):
+        built("sac", importance_exponent=1.0)
+
+
 def test_a_loss_that_does_not_read_importance_weights_is_refused_with_them():
     with pytest.raises(SettingError, match=r"beta=0\.4 .* CrossQLoss does not read; .*works: 0"):
         prioritized("crossq", beta=0.4, loss="CrossQLoss")

@@ -293,6 +293,12 @@ def one_action_loss(make: Callable[..., Any], networks: Sequence[Any]) -> None:
         raise SettingError("loss", loss_name(make), why, works)
 
 
+def writes_squares(loss: nn.Module) -> bool:
+    """Whether the ``td_error`` of a loss, from which priorities come, is the error's square."""
+    squares = (objectives.DQNLoss, objectives.DDPGLoss, objectives.TD3Loss, objectives.REDQLoss)
+    return type(loss) in squares
+
+
 def loss_name(make: Callable[..., Any]) -> str:
     """The name of a class or function in messages."""
     return str(getattr(make, "__name__", type(make).__name__))

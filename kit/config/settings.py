@@ -155,6 +155,11 @@ class OffPolicyConfig(ReplayConfig):
     """Whether rewards of a minibatch get mean 0 and deviation 1, before they are scaled."""
     n_step: Count = 1
     """Rewards summed into one before bootstrapping (n-step returns)."""
+    priority_exponent: NotNegative = 0.0
+    """Exponent of errors as priorities (Schaul et al. 2016); 0: minibatches are uniform."""
+    importance_exponent: UnitInterval = 0.4
+    """Exponent of the weights that correct priorities; it rises to 1 during the run. 0: there are
+    none."""
     store_next_observation: bool = True
     """Whether the buffer stores both observations of a transition; false: each one once."""
     stacked_frames: Frames = 1
