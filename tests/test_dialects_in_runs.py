@@ -232,6 +232,36 @@ def test_discount_target_and_buffer_of_pyrado_reach_sac() -> None:
     assert trainer.replay_buffer._storage.max_size == 200
 
 
+SB3_DQN = {"algo": "dqn", "total_timesteps": 120, "batch_size": 4, "target_update_interval": 40}
+CLEANRL_DQN = {"algo": "dqn", "total_timesteps": 120, "batch_size": 4, "train_frequency": 4}
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "told"),
+    [
+        (SB3(**SB3_DQN, learning_starts=10), 48, "first at 48 timesteps, not at a multiple of 40"),
+        (SB3(**SB3_DQN, learning_starts=10, gradient_steps=-1), 48, "first at 48 timesteps"),
+        (SB3(**SB3_DQN, learning_starts=3), 40, ""),
+        (CleanRL(**CLEANRL_DQN, learning_starts=10, target_network_frequency=40), 49,
+         "first at global step 48, not at a multiple of 40"),
+        (CleanRL(**CLEANRL_DQN, learning_starts=40, target_network_frequency=40), 81, ""),
+    ],
+)  # fmt: skip
+def test_where_recipes_first_update_a_target_is_told_if_the_library_does_it_elsewhere(
+    steps: Any, first: int, told: str
+) -> None:
+    updated: list[int] = []
+    config = small(dqn, steps)
+    config.env.id = "CartPole-v1"
+    trainer = dqn.build(config)
+    copy = trainer.update._update_targets
+    trainer.update._update_targets = lambda: (updated.append(trainer.policy_steps), copy())
+    trainer.run()
+    assert updated[0] == first
+    notes = " ".join(steps.notes())
+    assert told in notes if told else "ecipes" not in notes
+
+
 @pytest.mark.parametrize(("reward", "epochs"), [(-1e9, 1), (1.0, 3)])
 def test_tianshous_run_ends_after_the_first_epoch_whose_test_reaches_its_reward(
     reward: float, epochs: int

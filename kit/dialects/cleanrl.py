@@ -276,5 +276,24 @@ class CleanRL(WrappedDialect):
                 f"total_timesteps and learning_starts count vector steps of {self.num_envs} "
                 f"environments: {plan.total_policy_steps:,} policy steps."
             )
+        yield from self._target_notes(first - 1, self.train_frequency if dqn else 1)
         if dqn:
             yield "Random actions come from epsilon-greedy exploration and are not counted."
+
+    def _target_notes(self, first: int, every: int) -> Iterator[str]:
+        """When recipes first update targets, where that is not when the file does.
+
+        Args:
+            first: global step of the first gradient step, counted from 0.
+            every: global steps between gradient steps.
+        """
+        period = self.target_network_frequency
+        if period is None or period % every:  # a recipe says so
+            return
+        updated = first // self.num_envs + period - every
+        if updated % period:
+            yield (
+                f"target_network_frequency: recipes count the {period // every:,} gradient steps, "
+                f"and update the targets first at global step {updated:,}, not at a multiple of "
+                f"{period:,}."
+            )

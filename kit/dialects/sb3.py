@@ -87,9 +87,13 @@ def _net_arch(value: Any, settings: Any) -> tuple[list[int], list[int]]:
 
 def _target_period(value: Any, settings: Any) -> int:
     """Gradient steps between target updates; DQN's interval is in timesteps."""
-    if settings.algo != "dqn":
-        return int(value)
     envs, rollout, updates = settings.n_envs, settings.rollout(), settings.gradient_steps
+    if settings.algo != "dqn":  # counted anew in each call of train(), whose first step updates
+        steps = rollout if updates < 0 else max(updates, 1)
+        if value < steps and steps % value:
+            why = f"counts anew in each rollout, and does not divide its {steps} gradient steps"
+            raise SettingError("target_update_interval", value, why, [gcd(value, steps), steps])
+        return int(min(value, steps))
     timesteps: int = max(value // envs, 1) * envs  # of whole vector steps
     if updates <= 0:  # one for each timestep, or none at all
         return timesteps
@@ -204,7 +208,8 @@ class SB3(WrappedDialect):
     target_update_interval: Count = acts(
         "target_update_every", None, _target_period, only=("sac", "dqn")
     )
-    """timesteps (DQN) or gradient steps (SAC) between target updates."""
+    """timesteps (DQN), or gradient steps of one call of ``train()`` (SAC), between target
+    updates."""
     policy_delay: Count = acts("policy_delay", only=("td3", "ddpg"))
     """gradient steps of the critic per step of the actor (TD3, DDPG)."""
     target_policy_noise: float = acts("policy_noise", only="td3")
@@ -477,6 +482,30 @@ class SB3(WrappedDialect):
             yield (
                 f"The target network is updated every {calls:,} vector steps, also before training "
                 "begins."
+            )
+            yield from self._target_notes(plan)
+        elif self.algo == "sac" and self.target_update_interval > 1:
+            yield (
+                f"target_update_interval={self.target_update_interval} counts anew in each call of "
+                "train(), whose first gradient step updates the targets."
+            )
+
+    def _target_notes(self, plan: StepPlan) -> Iterator[str]:
+        """When recipes first update DQN's target, where that is not when the library does."""
+        interval, steps = self.target_update_interval, self.gradient_steps
+        try:
+            period = _target_period(interval, self)
+        except SettingError:  # a recipe says so
+            return
+        if not (steps and trains(plan)):
+            return
+        each = plan.frames_per_batch if steps < 0 else steps
+        first = plan.policy_steps_after(plan.first_training_iteration - 1 + -(-period // each))
+        every = max(interval // self.n_envs, 1) * self.n_envs
+        if first % every:
+            yield (
+                f"Recipes count gradient steps: they update it after every {period:,}, and first "
+                f"at {first:,} timesteps, not at a multiple of {every:,}."
             )
 
 

@@ -305,6 +305,22 @@ def test_a_target_period_between_two_gradient_steps_is_refused_with_the_nearest(
         carry(given, dqn.Config(), "dqn")
 
 
+@pytest.mark.parametrize(
+    ("steps", "interval", "every"), [(1, 2, 1), (4, 2, 2), (4, 9, 4), (-1, 5, 5), (-1, 12, 10)]
+)
+def test_the_target_period_of_sac_counts_anew_in_each_rollout(steps, interval, every):
+    given = SB3(algo="sac", train_freq=10, gradient_steps=steps, target_update_interval=interval)
+    made = translate(given, CleanRL).target
+    assert made.target_network_frequency == every
+    assert "counts anew in each call of train()" in " ".join(given.notes())
+
+
+def test_a_target_period_of_sac_that_does_not_divide_a_rollout_is_no_period():
+    given = SB3(algo="sac", train_freq=10, gradient_steps=-1, target_update_interval=4)
+    with pytest.raises(SettingError, match=r"does not divide its 10 .* works: 2 or 10"):
+        carry(given, dqn.Config(), "sac")
+
+
 def test_a_target_period_over_episodes_of_unknown_length_is_refused():
     given = SB3(algo="dqn", train_freq=(1, "episode"), target_update_interval=400)
     with pytest.raises(SettingError, match="episode_length=None is needed"):
