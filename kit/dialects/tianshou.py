@@ -282,9 +282,7 @@ class Tianshou2(TianshouSettings):
 
     @staticmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
-        made = _sampling_from(plan, settings.get("algo"))
-        made.repeat = made.repeat or 1
-        return _said(made, Tianshou2)
+        return _said(_sampling_from(plan, settings.get("algo")), Tianshou2)
 
 
 def _renamed(old: type[Any], new: type[Any]) -> dict[str, str]:

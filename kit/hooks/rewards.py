@@ -21,8 +21,8 @@ class ScaleReward(Hook):
     Args:
         scale: factor of the rewards (Haarnoja et al. 2018, section 5.2): the larger, the less the
             entropy counts beside them.
-        standardize: whether they get mean 0 and standard deviation 1 before that, over the
-            minibatch.
+        standardize: whether they get mean 0 and standard deviation 1 before that, that of the
+            minibatch as a sample (n - 1), as PyTorch's and pyrado's.
 
     Raises:
         SettingError: if the scale is not positive.
@@ -40,7 +40,8 @@ class ScaleReward(Hook):
         """Replace the rewards of a minibatch, which belongs to the gradient step alone."""
         reward = minibatch.get(_REWARD)
         if self.standardize:
-            deviation, mean = torch.std_mean(reward, correction=0)
+            of_sample = min(reward.numel() - 1, 1)  # a single reward has no deviation
+            deviation, mean = torch.std_mean(reward, correction=of_sample)
             reward = (reward - mean) / deviation.clamp_min(_LEAST)
         return minibatch.set(_REWARD, reward * self.scale)
 

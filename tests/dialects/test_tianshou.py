@@ -208,3 +208,9 @@ def test_what_its_linear_learning_rate_counts_is_told_where_it_does_not_end_at_z
     told = [text for text in given.notes() if "linear learning rate" in text]
     assert len(told) == (note is not None)
     assert not told or note in told[0]
+
+
+def test_no_pass_over_a_batch_is_none_in_tianshou_2():
+    plan = Tianshou2(algo="ppo", num_training_envs=2, update_step_num_repetitions=0).to_plan()
+    assert Tianshou2.from_plan(plan).update_step_num_repetitions == 0
+    assert Tianshou2.from_plan(plan).to_plan() == plan

@@ -29,7 +29,8 @@ def test_rewards_are_scaled():
 
 def test_rewards_of_a_minibatch_are_standardised_and_then_scaled():
     found = ScaleReward(3.0, standardize=True).scaled(minibatch([1.0, 3.0]))
-    assert rewards_of(found) == [-3.0, 3.0]
+    assert rewards_of(found) == pytest.approx([-3 / 2**0.5, 3 / 2**0.5])  # as pyrado: n - 1
+    assert rewards_of(ScaleReward(standardize=True).scaled(minibatch([7.0]))) == [0.0]
 
 
 def test_equal_rewards_are_standardised_to_zero():
