@@ -162,15 +162,28 @@ def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
 
 
-def test_one_run_is_not_made_by_each_of_several_processes(capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does
+@pytest.mark.parametrize("count", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
+def test_one_run_is_not_made_by_each_of_several_processes(capsys, monkeypatch, count):
+    monkeypatch.setenv(count, "2")  # as torchrun, srun and mpirun do
     monkeypatch.setattr(sys, "argv", ["ppo", *SHORT])
     with pytest.raises(SystemExit):
         main(recipes.ppo.Config, recipes.ppo.build)
-    error = "WORLD_SIZE='2' processes were started, and each would make the same run"
+    error = f"{count}='2' processes were started, and each would make the same run"
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
     assert runs() == []
     ppo(*SHORT)  # arguments of the caller, who knows which process it is
+    assert len(runs()) == 1
+
+
+def test_one_process_of_a_job_with_several_tasks_runs(monkeypatch):
+    for name, value in {
+        "SLURM_NTASKS": "4",
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_NUM_TASKS": "1",
+    }.items():
+        monkeypatch.setenv(name, value)  # as in a script of sbatch
+    monkeypatch.setattr(sys, "argv", ["ppo", *SHORT])
+    main(recipes.ppo.Config, recipes.ppo.build)
     assert len(runs()) == 1
 
 

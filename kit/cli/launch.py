@@ -71,13 +71,22 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
             _compose(base, arguments, _Job(recipe, config_class, build))
 
 
+_STARTED = {
+    "WORLD_SIZE": "torchrun", "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "PMI_SIZE": "mpiexec",
+}  # fmt: skip
+"""What counts the processes that a launcher has started; ``sbatch`` starts one, and sets none."""
+
+
 def _check_alone() -> None:
-    """Refuse to be one of several processes with this command line, as ``torchrun`` starts them."""
-    if (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
+    """Refuse to be one of several processes with this command line, as launchers start them."""
+    for name, launcher in _STARTED.items():
+        if (count := os.environ.get(name, "1")) in ("", "1"):
+            continue
         why = "processes were started, and each would make the same run: runs do not train together"
-        works = "start one, without torchrun; unset WORLD_SIZE where their command lines differ"
+        works = f"start one, without {launcher}; unset {name} where their command lines differ"
         hint = "several runs: --multirun seed=0,1 hydra/launcher=joblib"
-        raise SettingError("WORLD_SIZE", count, why, works, hint)
+        raise SettingError(name, count, why, works, hint)
 
 
 class _Job:
