@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 from kit.dialects.fields import check_group, fact, same_value, uses
-from kit.steps.errors import Count, SettingError, check_types, nearest_first, one_of
+from kit.steps.errors import Count, SettingError, check_types, one_of
 from kit.steps.plan import StepPlan
 from kit.steps.same_run import differing_settings
 
@@ -347,10 +347,15 @@ class Dialect(ABC):
     @classmethod
     def unknown(cls, name: str, value: Any, known: list[str]) -> SettingError:
         """The error of an unknown setting, with its name in this version or the nearest one."""
-        why, last = f"is not a setting of {cls.LIBRARY}", name.rpartition(".")[2]
+        from difflib import get_close_matches  # only for an error: importing it takes milliseconds
+
+        last = name.rpartition(".")[2]
         if last in cls.RENAMED:
-            return SettingError(name, value, f"{why} {cls().version}", [cls.RENAMED[last]])
-        return SettingError(name, value, why, nearest_first(last, known)[:4])
+            why = f"is not a setting of {cls.LIBRARY} {cls().version}"
+            return SettingError(name, value, why, [cls.RENAMED[last]])
+        why = f"is no setting of {cls.LIBRARY} that is known here"
+        near = get_close_matches(last[:100], known)
+        return SettingError(name, value, why, near or f"see `kit steps words {cls.NAME}`")
 
 
 @dataclass

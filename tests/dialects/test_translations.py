@@ -236,7 +236,16 @@ def test_the_algorithm_is_printed_where_the_settings_do_not_imply_it(capsys):
 
 def test_an_unknown_setting_of_the_target_is_refused(capsys):
     assert main(["translate", "sb3", "--to", "sheeprl", "gama=0.9"]) == 2
-    assert "gama=0.9 is not a setting of sheeprl; what works: gamma" in capsys.readouterr().err
+    why = "is no setting of sheeprl that is known here; what works: gamma"
+    assert f"gama=0.9 {why}" in capsys.readouterr().err
+
+
+def test_a_setting_of_a_library_that_is_not_known_here_is_not_called_none_of_it(capsys):
+    assert main(["explain", "sb3", "device=cpu"]) == 2
+    error = (
+        "device='cpu' is no setting of Stable-Baselines3 that is known here; see `kit steps words"
+    )
+    assert error in capsys.readouterr().err
 
 
 def test_a_setting_of_the_target_may_be_fixed_by_its_dotted_name(capsys):
