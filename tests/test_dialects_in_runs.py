@@ -22,7 +22,7 @@ from kit.dialects import (
 )
 from kit.experiment import EnvConfig
 from kit.steps import SettingError
-from recipes import dqn, ppo, reinforce, sac
+from recipes import dqn, ppo, ppo_recurrent, reinforce, sac
 
 EPISODE = 7  # policy steps of every episode of the environment below
 
@@ -232,6 +232,14 @@ def test_discount_target_and_buffer_of_pyrado_reach_sac() -> None:
     assert trainer.replay_buffer._storage.max_size == 200
 
 
+def test_sequences_are_said_in_the_kits_words() -> None:
+    given = SB3(total_timesteps=64, n_steps=8, n_epochs=1, batch_size=8)
+    with pytest.raises(
+        SettingError, match=r"steps\.sequence_length=None .* the kit's own steps, not"
+    ):
+        ppo_recurrent.build(small(ppo_recurrent, given))
+
+
 SB3_DQN = {"algo": "dqn", "total_timesteps": 120, "batch_size": 4, "target_update_interval": 40}
 CLEANRL_DQN = {"algo": "dqn", "total_timesteps": 120, "batch_size": 4, "train_frequency": 4}
 
@@ -259,7 +267,7 @@ def test_where_recipes_first_update_a_target_is_told_if_the_library_does_it_else
     trainer.run()
     assert updated[0] == first
     notes = " ".join(steps.notes())
-    assert told in notes if told else "ecipes" not in notes
+    assert told in notes if told else "ecipes count" not in notes
 
 
 @pytest.mark.parametrize(("reward", "epochs"), [(-1e9, 1), (1.0, 3)])

@@ -279,6 +279,7 @@ class CleanRL(WrappedDialect):
         yield from self._target_notes(first - 1, self.train_frequency if dqn else 1)
         if dqn:
             yield "Random actions come from epsilon-greedy exploration and are not counted."
+            yield "Its loss is the mean of squared errors, that of recipes the Huber loss."
 
     def _target_notes(self, first: int, every: int) -> Iterator[str]:
         """When recipes first update targets, where that is not when the file does.

@@ -449,6 +449,8 @@ class Sampling:
                     "An initial test that reaches stop_rew ends the run after the first epoch, "
                     "whatever its test; recipes ask the tests after epochs alone."
                 )
+        if self.names.algo == "dqn":
+            yield "Its loss is the mean of squared errors, that of recipes the Huber loss."
         yield from self._start_notes()
         yield from self._schedule_notes()
         yield from self._ratio_notes() if self.family == OFF_POLICY else self._batch_notes()

@@ -144,7 +144,8 @@ def check_sequences(sequence_length: int | None, burn_in: int = 0) -> None:
     """Refuse sequences without a step to train on after ``burn_in``, or with one step alone."""
     if sequence_length is None or sequence_length < 2:
         why = "leaves a recurrent network single steps, through which it learns to keep nothing"
-        raise SettingError("steps.sequence_length", sequence_length, why, [16])
+        hint = "it is a setting of the kit's own steps, not of those in another library's words"
+        raise SettingError("steps.sequence_length", sequence_length, why, [16], hint)
     if burn_in >= sequence_length:
         why = f"leaves no step of a sequence of {sequence_length} to train on"
         raise SettingError("burn_in", burn_in, why, [sequence_length // 2, 0])

@@ -297,6 +297,12 @@ def test_a_field_that_a_file_of_cleanrl_does_not_have_is_refused(algo, field):
     assert CleanRL(algo="td3").resolved().learning_rate == 3e-4
 
 
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_the_squared_loss_of_cleanrls_dqn_is_told(algo):
+    told = "mean of squared errors" in " ".join(CleanRL(algo=algo).notes())
+    assert told == (algo == "dqn")
+
+
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_a_critic_of_pyrado_is_its_settings(algo):
     with pytest.raises(SettingError, match="critic=3 is no GAE; use GAE"):

@@ -210,6 +210,12 @@ def test_what_its_linear_learning_rate_counts_is_told_where_it_does_not_end_at_z
     assert not told or note in told[0]
 
 
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_the_squared_loss_of_dqn_is_told(algo):
+    told = "mean of squared errors" in " ".join(Tianshou(algo=algo).notes())
+    assert told == (algo == "dqn")
+
+
 def test_no_pass_over_a_batch_is_none_in_tianshou_2():
     plan = Tianshou2(algo="ppo", num_training_envs=2, update_step_num_repetitions=0).to_plan()
     assert Tianshou2.from_plan(plan).update_step_num_repetitions == 0
