@@ -49,6 +49,8 @@ class Flatten(nn.Module):
 
     Attributes:
         out_features: width of the vector.
+        choices: of each input, how many choices each of its numbers has; ``None``: it has none.
+        parts: widths of what is joined, and whether it is one choice.
         is_vector: whether there is one input, and it is the vector, of floating-point numbers.
 
     Raises:
@@ -57,14 +59,16 @@ class Flatten(nn.Module):
 
     def __init__(self, specs: Sequence[Any]) -> None:
         super().__init__()
-        self._choices = [_choices(spec) for spec in specs]
+        self.choices = [_choices(spec) for spec in specs]
         self._shapes = [tuple(spec.shape[1:]) for spec in specs]
-        self.out_features = sum(
-            math.prod(shape) if choices is None else sum(choices)
-            for choices, shape in zip(self._choices, self._shapes)
-        )
+        self.parts = [
+            (width, choices is not None)
+            for choices, shape in zip(self.choices, self._shapes)
+            for width in choices or [math.prod(shape)]
+        ]
+        self.out_features = sum(width for width, _ in self.parts)
         self.is_vector = (
-            self._choices == [None]
+            self.choices == [None]
             and len(self._shapes[0]) == 1
             and specs[0].dtype.is_floating_point
         )
@@ -72,7 +76,7 @@ class Flatten(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return ``[..., out_features]``."""
         parts: list[Tensor] = []
-        for value, choices, shape in zip(inputs, self._choices, self._shapes):
+        for value, choices, shape in zip(inputs, self.choices, self._shapes):
             leading = value.shape[: value.ndim - len(shape)]
             if choices is None:
                 flat = value if len(shape) == 1 else value.reshape(*leading, -1)

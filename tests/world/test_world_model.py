@@ -148,3 +148,16 @@ def test_the_actors_distribution_is_the_one_it_samples(action):
     estimate, spread = -log_prob.mean(), log_prob.std() / 20_000**0.5
     assert abs(estimate - actor.entropy(columns)[0]) < 5 * spread + 1e-6
     assert (actor.log_prob(columns, actor.mode(columns))[0] >= log_prob - 1e-6).all()
+
+
+def test_choices_are_read_one_hot_and_predicted_by_their_probabilities():
+    model = make_world_model(env_of(spaces.Dict({"gear": CHOICE, "joints": NUMBERS})), "nano")
+    gear, joints = torch.tensor([1, 3]), torch.tensor([[5.0, 0.0, -1.0], [0.0, 2.0, 0.0]])
+    (target,) = targets = model.targets(TensorDict({"gear": gear, "joints": joints}, [2]))
+    numbers = joints.sign() * joints.abs().log1p()
+    assert torch.equal(target, torch.cat([torch.eye(4)[gear], numbers], -1))
+    features = torch.randn(2, model.features)
+    logits, predicted = model.decoder(features).split([4, 3], -1)
+    of_choice = torch.nn.functional.cross_entropy(logits, gear, reduction="none")
+    expected = of_choice + (predicted - numbers).square().sum(-1)
+    torch.testing.assert_close(model.reconstruction_error(features, targets), expected)

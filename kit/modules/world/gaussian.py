@@ -122,6 +122,9 @@ class GaussianWorldModel(WorldModel):
     def _scaled(self, vector: Tensor) -> Tensor:
         return vector
 
+    def _vector_error(self, predicted: Tensor, target: Tensor) -> Tensor:
+        return (predicted - target).square().sum(-1)
+
     def reward(self, features: Tensor) -> Tensor:
         """Expected reward that arrives with a latent, ``[...]``."""
         return self.reward_head(features).squeeze(-1)  # type: ignore[no-any-return]

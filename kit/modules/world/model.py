@@ -22,8 +22,9 @@ from kit.steps import SettingError
 class WorldModel(nn.Module):
     """Encoder, recurrent state-space model, decoder and heads of reward and continuation.
 
-    Vectors are read and predicted in symlog space, choices are one-hot vectors, images are scaled
-    to [0, 1] (Hafner et al. 2025, eqs. 3 and 9).
+    Vectors are read and predicted in symlog space, images are scaled to [0, 1] (Hafner et al. 2025,
+    eqs. 3 and 9). Choices are read one-hot and predicted by their probabilities, as in the authors'
+    code.
 
     Args:
         env: says what observations and actions are.
@@ -90,8 +91,11 @@ class WorldModel(nn.Module):
         """Observations as they are encoded and predicted: one vector, then images, ``[..., *]``."""
         found = []
         if self.vectors:
-            vectors = [tensordict.get(key) for key in self.vectors]
-            found.append(self._scaled(self.flatten(*vectors)))
+            vectors = [
+                value if choices else self._scaled(value.float())
+                for value, choices in zip(map(tensordict.get, self.vectors), self.flatten.choices)
+            ]
+            found.append(self.flatten(*vectors))
         return found + [tensordict.get(key).float() / 255 for key in self.images]
 
     def encode(self, targets: list[Tensor]) -> Tensor:
@@ -101,11 +105,24 @@ class WorldModel(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def reconstruction_error(self, features: Tensor, targets: list[Tensor]) -> Tensor:
-        """Squared errors of the predicted observations, summed over their entries, ``[...]``."""
-        decoders = [*([self.decoder] if self.vectors else []), *self.image_decoders]
+        """Errors of the predicted observations, summed over their entries, ``[...]``."""
+        images = zip(self.image_decoders, targets[1:] if self.vectors else targets)
         errors = [
-            (decoder(features) - target).square().flatten(features.ndim - 1).sum(-1)
-            for decoder, target in zip(decoders, targets)
+            (decoder(features) - image).square().flatten(features.ndim - 1).sum(-1)
+            for decoder, image in images
+        ]
+        if self.vectors:
+            errors.insert(0, self._vector_error(self.decoder(features), targets[0]))
+        total: Tensor = sum(errors[1:], errors[0])
+        return total
+
+    def _vector_error(self, predicted: Tensor, target: Tensor) -> Tensor:
+        """Squared errors of numbers and cross entropies of choices, ``[...]``."""
+        widths = [width for width, _ in self.flatten.parts]
+        columns = zip(torch.split(predicted, widths, -1), torch.split(target, widths, -1))
+        errors = [
+            -(seen * made.log_softmax(-1)).sum(-1) if choice else (made - seen).square().sum(-1)
+            for (made, seen), (_, choice) in zip(columns, self.flatten.parts)
         ]
         total: Tensor = sum(errors[1:], errors[0])
         return total
