@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import pickle
+from copy import deepcopy
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import ClassVar
@@ -1268,3 +1270,16 @@ def test_a_hook_of_another_trainer_is_refused():
     ppo_trainer(hooks=[kept]).run()
     with pytest.raises(SettingError, match="hook='BestPolicy' is a hook of another trainer"):
         ppo_trainer(hooks=[kept])  # its best may be the policy of the run before
+
+
+# ---------------------------------------------------------------------- copies
+@pytest.mark.parametrize("copied", [deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_what_cannot_be_copied_says_what_to_copy_instead(copied):
+    trainer = ppo_trainer()
+    trainer.run()
+    with pytest.raises(SettingError, match=r"'Trainer' cannot be copied.*trainer.loss_module"):
+        copied(trainer)
+    with pytest.raises(SettingError, match=r"'Update' cannot be copied.*update.state_dict\(\)"):
+        copied(trainer.update)
+    for part in (trainer.loss_module, trainer.collector.policy):
+        assert_same(copied(part).state_dict(), part.state_dict())

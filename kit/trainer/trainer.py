@@ -22,7 +22,7 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
 from kit.hooks.policy import BestPolicy, SavePolicy
 from kit.logging.loggers import RowLogger
-from kit.steps import Due, RunSchedule, StepLedger, StepPlan
+from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks
 from kit.trainer.batches import counted
 from kit.trainer.checkpoint import make_parts_when_loaded
@@ -288,6 +288,12 @@ class Trainer(ResumableTrainer):
         self.stages.fire("log_row", row)
 
     # ------------------------------------------------------------------ begin and end
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse copies."""
+        why = "cannot be copied or pickled: it has environments and files that are its own"
+        works = "copy.deepcopy(trainer.loss_module) has its networks, the hook BestPolicy the best"
+        raise SettingError("trainer", type(self).__name__, why, works)
+
     @contextlib.contextmanager
     def _lifecycle(self) -> Iterator[None]:
         """Start loggers and hooks; release everything at the end, whatever happens."""

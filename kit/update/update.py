@@ -556,6 +556,12 @@ class Update(OptimizationStepper):
         self._target_period.load_state_dict(state_dict["target_period"])
         self.optimizer_step_count = int(state_dict["optimizer_step_count"])
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse copies: TensorDict copies the weights of a loss apart from those of optimisers."""
+        why = "cannot be copied or pickled: the copy's optimisers would not have its loss's weights"
+        works = "copy.deepcopy(update.state_dict()) and that of its loss_module can be loaded again"
+        raise SettingError("update", type(self).__name__, why, works)
+
     def _stateful_changes(self) -> Any:
         """What changes gradients, or has the method that does; ``None`` if it has no state."""
         owner = getattr(self.change_gradients, "__self__", self.change_gradients)
