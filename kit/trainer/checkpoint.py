@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import textwrap
 import warnings
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -130,7 +131,7 @@ class Checkpoints:
             first: BaseException = error
             while (earlier := first.__cause__ or first.__context__) is not None:
                 first = earlier  # those around it print whole networks
-            reason = " ".join(str(first).split(". ")[0].split())
+            reason = textwrap.shorten(str(first).split(". ")[0], 200, placeholder=" ...")
             what = f"{part[1]}: " if part else ""
             why = f"cannot be loaded: {what}{type(first).__name__}: {reason}"
             raise SettingError("checkpoint", str(path), why, works) from error
