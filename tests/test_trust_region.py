@@ -27,7 +27,8 @@ SPACES: dict[str, gym.Space[Any]] = {
     "several discrete": gym.spaces.MultiDiscrete([2, 3]),
     "continuous": gym.spaces.Box(-np.ones(2, np.float32), np.ones(2, np.float32)),
 }
-kinds = pytest.mark.parametrize("kind", SPACES)
+kinds = pytest.mark.parametrize("kind", list(SPACES))
+SPACES["by name"] = gym.spaces.Dict({"gear": gym.spaces.Discrete(3), "gas": SPACES["continuous"]})
 
 
 class Still(gym.Env[Any, Any]):
@@ -128,6 +129,18 @@ def test_a_step_improves_within_the_bound_and_changes_the_policy_where_it_is(kin
     assert metrics["grad_norm"] > 0
     assert not torch.equal(vector(actor), start)
     assert [one.data_ptr() for one in actor.parameters()] == places
+
+
+def test_the_divergence_of_several_actions_is_the_sum_of_theirs():
+    actor, loss, batch = parts("by name")
+    with torch.no_grad():
+        old = actor.get_dist(batch).dists.values()
+    metrics = TrustRegion(loss, actor, max_kl=0.02)(batch)
+    new = actor.get_dist(batch).dists.values()
+    kl = sum(kl_divergence(*both).mean() for both in zip(old, new))
+    assert len(new) == 2
+    assert 0 < kl <= 0.02
+    torch.testing.assert_close(metrics["kl"], kl.detach())
 
 
 def test_the_step_does_not_depend_on_the_scale_of_advantages():

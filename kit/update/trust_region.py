@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import CompositeDistribution
 from torch import Tensor, nn
 from torch.distributions import Distribution, kl_divergence
 from torchrl.trainers import OptimizationStepper
@@ -175,7 +176,10 @@ class TrustRegion(OptimizationStepper):
             parameter.copy_(value)
 
 
-def _mean_divergence(one: Distribution, other: Distribution) -> Tensor:
+def _mean_divergence(one: Any, other: Any) -> Tensor:
+    if isinstance(one, CompositeDistribution):  # of several actions, each chosen on its own
+        parts = zip(one.dists.values(), other.dists.values())
+        return torch.stack([_mean_divergence(*both) for both in parts]).sum()
     try:
         return kl_divergence(one, other).mean()
     except NotImplementedError:
