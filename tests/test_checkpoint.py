@@ -413,6 +413,18 @@ def test_a_checkpoint_of_other_parts_is_refused(tmp_path):
     assert len(refused.value.why) < 300  # PyTorch names them all
 
 
+def test_a_folder_around_a_checkpoint_is_not_taken_for_a_damaged_one(tmp_path):
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, {"part": Part()})
+    dropped, _, path = [checkpoints.save(steps, {}) for steps in (8, 16, 24)]
+    for wrong in (tmp_path, folder, dropped):
+        with pytest.raises(SettingError, match=rf"is no checkpoint.* what works: {path}\.$"):
+            checkpoints.load(wrong)
+    with pytest.raises(SettingError, match=r"is no checkpoint.* give a folder checkpoint-"):
+        checkpoints.load(tmp_path / "elsewhere" / "nothing")
+    checkpoints.load(shutil.copytree(path, tmp_path / "under another name"))
+
+
 def test_versions_are_noted_and_another_one_is_loaded(tmp_path):
     path = Checkpoints(tmp_path, {"part": Part(5)}).save(8, {})
     manifest = json.loads((path / "manifest.json").read_text())

@@ -117,6 +117,7 @@ class Checkpoints:
             Damaged: if its files are not those that were written.
             SettingError: if it cannot be read, does not fit the parts, or has others.
         """
+        _check_named(path)
         check_whole(path)
         try:
             result = self._checkpoint.load(path)
@@ -176,6 +177,16 @@ class Checkpoints:
         for older in [path for path in _all_in(folder) if last and path <= last][:-keep]:
             older.rename(folder / f".{older.name}")
         _remove_hidden(folder)
+
+
+def _check_named(path: Path) -> None:
+    """Refuse what is no checkpoint, so that a run folder is not taken for a damaged one."""
+    with _readable(path):
+        if (path.name.startswith(_PREFIX) and path.is_dir()) or (path / _SUMS).exists():
+            return
+    found = [*_all_in(path.parent), *_all_in(path), *_all_in(path / "checkpoints")][-1:]
+    works = [str(one) for one in found] or f"give a folder {_PREFIX}... of a run's checkpoints"
+    raise SettingError("checkpoint", str(path), "is no checkpoint, or was dropped since", works)
 
 
 def _check_left_out(path: Path, names: list[str]) -> None:
