@@ -42,7 +42,7 @@ from kit.config.devices import usable_device
 from kit.config.parts import resolve
 from kit.config.plain import check
 from kit.config.plan import AnyConfig, make_plan
-from kit.dialects.carried import take
+from kit.dialects.carried import caveats, take
 from kit.envs import VectorEnv, make_env
 from kit.hooks import (
     Anneal,
@@ -129,7 +129,7 @@ class Experiment:
         self._discounts: nn.Module | None = None  # a loss that is no recipe's, of n-step returns
         self._squares = False  # whether the loss writes the squares of errors
         self._sampler: PrioritizedSampler | None = None  # that of the settings
-        self.plan.remarks.extend(taken)
+        self.plan.remarks.extend([*taken, *caveats(cfg.steps, self.algorithm, cfg.FAMILY)])
         self._outside, self._threads = OwnNumbers(), torch.get_num_threads()
         if cfg.threads is not None:
             torch.set_num_threads(cfg.threads)

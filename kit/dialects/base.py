@@ -273,9 +273,13 @@ class Dialect(ABC):
         """
 
     # ------------------------------------------------------------------ caveats
-    def notes(self) -> list[str]:
-        """Caveats of these settings, a sentence each."""
-        return [*self.resolved()._notes(self.to_plan())]
+    def notes(self, algo: str | None = None) -> list[str]:
+        """Caveats of these settings, a sentence each.
+
+        Args:
+            algo: algorithm or family, in place of the field ``algo``.
+        """
+        return [*self.resolved(algo)._notes(self.to_plan(algo))]
 
     @abstractmethod
     def _notes(self, plan: StepPlan) -> Iterable[str]:

@@ -14,7 +14,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import shlex
 from collections.abc import Collection, Iterator, Mapping
+from textwrap import wrap
 from typing import Any, Literal
 
 from kit.dialects.base import Dialect
@@ -23,6 +25,9 @@ from kit.steps.errors import SettingError, show
 from kit.steps.same_run import differing_settings
 
 Use = Literal["counts", "acts", "refused"]
+
+_WIDTH, _MOST_LINES = 100, 5
+"""Of caveats in the table of a run."""
 
 
 def use_of(cls: type[Dialect]) -> Iterator[tuple[str, Use, str]]:
@@ -86,6 +91,23 @@ def take(steps: Any, config: Any, algo: str | None = None, family: str | None = 
         *groups, last = name.split(".")
         setattr(functools.reduce(getattr, groups, config), last, value)
     return lines
+
+
+def caveats(steps: Any, algo: str | None = None, family: str | None = None) -> list[str]:
+    """Caveats of another library's settings as lines for the table of the run.
+
+    Where they are long it is one line, with the command that shows them.
+    """
+    if not isinstance(steps, Dialect):
+        return []
+    meant = steps.algorithm_for(algo, family)
+    notes = [f"{steps.NAME}: {note}" for note in steps.notes(meant)]
+    if sum(len(wrap(note, _WIDTH)) for note in notes) <= _MOST_LINES:
+        return notes
+    given = {"version": steps.version, "algo": meant, **changed(steps)}
+    words = [shlex.quote(f"{name}={value}") for name, value in given.items() if value is not None]
+    command = " ".join(["kit steps explain", steps.NAME, *words])
+    return [f"({len(notes)} caveats of these settings: {command})"]
 
 
 def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[str, Any], list[str]]:

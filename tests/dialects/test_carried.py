@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import pytest
 
+from kit.cli import steps as command
 from kit.dialects import DIALECTS, GAE, SB3, CleanRL, Nip, Pyrado, Sheeprl, Tianshou, dialect
-from kit.dialects.carried import carry, carry_over, flat, take, use_of
+from kit.dialects.carried import carry, carry_over, caveats, flat, take, use_of
 from kit.dialects.fields import Acts, uses
 from kit.dialects.translate import translate
 from kit.steps import SettingError
@@ -354,6 +356,23 @@ def test_the_table_names_the_defaults_that_a_recipe_does_not_follow():
 
 def test_the_kits_own_words_take_nothing():
     assert take({"total_policy_steps": 10}, Recipe(), "ppo") == []
+    assert caveats({"total_policy_steps": 10}, "ppo") == []
+
+
+def test_the_table_has_the_caveats_of_the_settings():
+    (note,) = caveats(SB3(n_steps=128, total_timesteps=2_048), "ppo", "on_policy")
+    assert note == "sb3: n_steps=128 is per environment: a rollout is 128 timesteps."
+
+
+def test_many_caveats_are_the_command_that_shows_them(capsys):
+    (line,) = caveats(Nip(steps_per_env_per_iteration=100, lr=0.5), "ppo", "on_policy")
+    count, words = re.fullmatch(
+        r"\((\d+) caveats of these settings: kit steps (.*)\)", line
+    ).groups()
+    assert command.main(shlex.split(words)) == 0
+    shown = capsys.readouterr().out
+    assert "steps_per_env_per_iteration=100 lr=0.5" in shown
+    assert shown.partition("Caveats\n")[2].count("\n- ") + 1 == int(count)
 
 
 # ---------------------------------------------------------------------- what is refused
