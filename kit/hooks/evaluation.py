@@ -38,8 +38,9 @@ class Evaluator:
 
     Every environment plays its share of the episodes, whether they are short or long, so short ones
     are not preferred. Environments and random numbers are seeded again for every evaluation, from
-    ``seed`` and its number: the same policy gives the same result, in a resumed run too. Running
-    normalisation is frozen, hidden state is reset where an episode begins. Training is not
+    ``seed`` and its number: the same policy gives the same result, in a resumed run too, where
+    ``reset(seed=...)`` decides all that an environment does (its state is in no checkpoint).
+    Running normalisation is frozen, hidden state is reset where an episode begins. Training is not
     disturbed: random numbers of all devices stay as they are.
 
     Args:
