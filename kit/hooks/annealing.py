@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +13,7 @@ from kit.config import checks
 from kit.hooks.base import Hook, HookedTrainer, Kind
 from kit.steps import Decay, Schedule, SettingError, make_schedule
 from kit.steps.counts import can_count
-from kit.steps.errors import real_number
+from kit.steps.errors import nearest_first, real_number
 
 if TYPE_CHECKING:
     from kit.steps import StepPlan
@@ -28,6 +29,14 @@ _ALONE = "leave one of the two out; recipes leave theirs out with anneal=constan
 def _readable(present: Any) -> float | None:
     on_device = isinstance(present, Tensor) and not present.is_cpu
     return None if on_device else float(present)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one, not NaN."""
+    try:
+        return not math.isnan(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 @dataclass
@@ -60,6 +69,20 @@ class _Value:
         """The number or the tensor as it is now."""
         holder = self.holder
         return holder[self.name] if isinstance(holder, dict) else getattr(holder, self.name)
+
+    def value_now(self) -> float:
+        """The number as it is now, with which a schedule given by name begins.
+
+        Raises:
+            SettingError: if it is no number.
+        """
+        present = self.get()
+        try:
+            return float(present)
+        except (TypeError, ValueError, RuntimeError):
+            kind = f"{type(self.owner).__name__}.{self.name}"
+            why = "is no number, with which a schedule given by name could begin"
+            raise SettingError(kind, present, why, "give an attribute that is one") from None
 
     def set(self, value: float) -> None:
         """Fill a tensor in place, replace a number."""
@@ -121,9 +144,11 @@ class Anneal(Hook):
         counter: str | None = None,
         name: str | None = None,
     ) -> None:
-        if not isinstance(target, (Optimizer, dict)) and not hasattr(target, attribute):
-            why = f"is not an attribute of {type(target).__name__}"
-            raise SettingError("attribute", attribute, why)
+        for holder in target.param_groups if isinstance(target, Optimizer) else [target]:
+            names = [*holder] if isinstance(holder, dict) else []
+            if attribute not in names and (names or not hasattr(holder, attribute)):
+                why = f"is not an attribute of {type(target).__name__}"
+                raise SettingError("attribute", attribute, why, nearest_first(attribute, names)[:3])
         if isinstance(schedule, str):
             make_schedule(schedule, 1.0, 1.0, 1_000)
         elif not callable(schedule):
@@ -187,7 +212,7 @@ class Anneal(Hook):
                 raise SettingError("hook", self.name, why, works)
             duration = round(_length(trainer.plan, self.counter) * self.share_of_run)
             for value in self.values:
-                start = float(value.get()) if value.start is None else value.start
+                start = value.value_now() if value.start is None else value.start
                 value.schedule = make_schedule(self.schedule, start, value.end, duration)
 
     def begin(self) -> None:
@@ -220,7 +245,7 @@ class Anneal(Hook):
                 self.value = value.readable()
             else:
                 self.value = asked = value.schedule(count)
-                if asked != asked:
+                if not _is_number(asked):
                     why = f"is what its schedule gives at {self.counter}={count}"
                     raise SettingError(self.label, asked, why, "give a schedule of numbers")
                 if asked != value.asked or value.written is None:  # most often it has ended

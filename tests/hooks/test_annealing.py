@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tensordict.nn import TensorDictSequential
@@ -135,8 +137,26 @@ def test_an_attribute_or_a_counter_that_does_not_exist_is_refused():
     schedule = make_schedule("constant", 1.0, 1.0, 1)
     with pytest.raises(SettingError, match="attribute='epsilon' is not an attribute of Clip"):
         Anneal(trainer.loss_module, "epsilon", schedule)
+    with pytest.raises(SettingError, match=r"attribute='weight_decy' is not .* weight_decay or"):
+        Anneal(trainer.optimizer, "weight_decy", "linear")
     with pytest.raises(SettingError, match="counter='steps' is not a counter"):
         trainer.add(Anneal(trainer.loss_module, "clip_epsilon", schedule, counter="steps"))
+
+
+def test_what_is_no_number_has_no_schedule_by_name():
+    trainer = ppo_trainer(on_policy_plan())
+    with pytest.raises(SettingError, match=r"Adam.betas=\(0.9, 0.999\) is no number"):
+        trainer.add(Anneal(trainer.optimizer, "betas", "linear"))
+
+
+@pytest.mark.parametrize("given", [None, "0.1", math.nan])
+def test_a_schedule_that_gives_no_number_is_named(given):
+    trainer = ppo_trainer(on_policy_plan())
+    trainer.add(Anneal(trainer.loss_module, "clip_epsilon", lambda count: given))
+    with pytest.raises(
+        HookError, match=r"clip_epsilon=.* is what its schedule gives at policy_ste"
+    ):
+        trainer.run()
 
 
 @pytest.mark.parametrize("counter", ["env_steps", "episodes", "update_epochs"])
