@@ -145,11 +145,19 @@ def test_a_run_resumed_from_before_its_first_row_drops_the_rows_that_are_there(t
         ("wandb", [CsvLogger, WandbLogger]),
         ("tensorboard, wandb", [CsvLogger, TensorBoardLogger, WandbLogger]),
         (["csv", "tensorboard"], [CsvLogger, TensorBoardLogger]),
+        ("wandb,tensorboard,wandb", [CsvLogger, WandbLogger, TensorBoardLogger]),
     ],
 )
 def test_loggers_are_chosen_by_name_and_rows_are_always_in_a_file(names, kinds, tmp_path):
     assert [type(logger) for logger in make_loggers(names, tmp_path)] == kinds
     assert not list(tmp_path.iterdir())  # nothing is written before the run begins
+
+
+def test_a_folder_may_be_a_text(tmp_path):
+    for one, other in zip(
+        *(make_loggers("wandb,tensorboard", f) for f in (tmp_path, f"{tmp_path}"))
+    ):
+        assert one.folder == other.folder
 
 
 def test_an_unknown_logger_names_the_nearest(tmp_path):

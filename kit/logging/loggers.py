@@ -170,16 +170,16 @@ class WandbLogger(TorchRLLogger):
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | str,
         project: str | None = None,
         name: str | None = None,
         id: str | None = None,
     ) -> None:
         super().__init__(self._make_wandb)
         self.id = id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-        self.folder = folder
+        self.folder = Path(folder)
         self.project = project or os.environ.get("WANDB_PROJECT") or "kit"
-        self.run_name = name or folder.name
+        self.run_name = name or self.folder.name
 
     def _make_wandb(self) -> Logger:
         import wandb
@@ -271,11 +271,11 @@ class TensorBoardLogger(TorchRLLogger):
         folder: run folder; events are below ``tensorboard``.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
         from torchrl.record.loggers.tensorboard import TensorboardLogger
 
         super().__init__(lambda: TensorboardLogger("tensorboard", str(folder)))
-        self.folder = folder / "tensorboard"
+        self.folder = Path(folder) / "tensorboard"
         self._next = 0
 
     def start(self) -> None:
@@ -345,12 +345,12 @@ LOGGERS = ("csv", "wandb", "tensorboard", "none")
 
 
 def make_loggers(
-    names: str | Sequence[str], folder: Path, *, run_name: str = ""
+    names: str | Sequence[str], folder: Path | str, *, run_name: str = ""
 ) -> list[RowLogger]:
     """Make the loggers called ``names``; the CSV file is always written.
 
     Args:
-        names: of ``LOGGERS``, several separated by commas.
+        names: of ``LOGGERS``, several separated by commas; each is made once.
         folder: run folder.
         run_name: name of the run in W&B, unless ``WANDB_NAME`` says another.
 
@@ -359,7 +359,7 @@ def make_loggers(
     """
     wanted = names.replace("+", ",").split(",") if isinstance(names, str) else list(names)
     loggers: list[RowLogger] = [CsvLogger(folder)]
-    for name in (entry.strip().lower() for entry in wanted):
+    for name in dict.fromkeys(entry.strip().lower() for entry in wanted):
         if name == "wandb":
             named = os.environ.get("WANDB_NAME") or run_name or None
             loggers.append(WandbLogger(folder, name=named))
@@ -371,7 +371,7 @@ def make_loggers(
     return loggers
 
 
-def _tensorboard(folder: Path) -> TensorBoardLogger:
+def _tensorboard(folder: Path | str) -> TensorBoardLogger:
     try:
         import tensorboard  # noqa: F401
     except ImportError:
