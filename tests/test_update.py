@@ -940,6 +940,19 @@ def test_a_loss_without_an_optimiser_is_refused_before_the_first_step():
     refused(loss, {"loss_a": SGD([loss.a], lr=1.0)}, message)
 
 
+def test_sparse_gradients_are_refused_before_the_first_step():
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(4, 1, sparse=True)
+
+        def forward(self, minibatch: TensorDictBase) -> TensorDict:
+            return TensorDict({"loss": self.rows(torch.arange(2)).sum()})
+
+    loss = Table()
+    refused(loss, SGD(loss.parameters(), lr=1.0), "loss_module='Table' gives sparse gradients")
+
+
 def test_an_optimiser_over_parameters_that_no_loss_reaches_is_refused():
     loss = Parts()
     refused(

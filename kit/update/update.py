@@ -481,7 +481,12 @@ class Update(OptimizationStepper):
         for group in (self.groups[number] for number in there):
             if all(not one.requires_grad for one in group.parameters):
                 continue  # frozen for now
-            if all(gradient is None for gradient in gradients_of(group, losses, retain_graph=True)):
+            found = gradients_of(group, losses, retain_graph=True)
+            if any(gradient is not None and gradient.is_sparse for gradient in found):
+                why = "gives sparse gradients, and optimisers here are given dense ones"
+                works = "make its embeddings with sparse=False"
+                raise SettingError("loss_module", type(self.loss_module).__name__, why, works)
+            if all(gradient is None for gradient in found):
                 name = group.name or type(group.optimizer).__name__
                 why = (
                     f"is over parameters that {' and '.join(group.losses or names)} does not reach"
