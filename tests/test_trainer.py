@@ -24,6 +24,7 @@ from torchrl.data import (
     TensorDictReplayBuffer,
 )
 from torchrl.envs import Transform
+from torchrl.objectives import SoftUpdate
 
 from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
 from kit.collectors import TensorCollector, VectorCollector
@@ -1270,6 +1271,25 @@ def test_a_hook_of_another_trainer_is_refused():
     ppo_trainer(hooks=[kept]).run()
     with pytest.raises(SettingError, match="hook='BestPolicy' is a hook of another trainer"):
         ppo_trainer(hooks=[kept])  # its best may be the policy of the run before
+
+
+# ---------------------------------------------------------------------- one after the other
+def test_targets_by_policy_steps_are_updated_in_a_second_run_too():
+    plan = off_policy_plan()
+    parts, another = sac_parts(plan), sac_parts(plan)
+    loss = parts["update"].loss_module
+    parts["update"] = another["update"] = Update(
+        loss,
+        torch.optim.Adam(loss.parameters(), lr=1e-2),
+        target_updater=SoftUpdate(loss, tau=0.5),
+        target_update_every="10 policy steps",
+    )
+    policy = parts["collector"].policy
+    another["collector"] = collector_of(plan, make_env("Pendulum-v1", 1), policy)
+    for own in (parts, another):
+        before = deepcopy(loss.target_qvalue_network_params)
+        Trainer(plan, **own).run()
+        assert not (loss.target_qvalue_network_params == before).all()
 
 
 # ---------------------------------------------------------------------- copies

@@ -211,8 +211,12 @@ class Anneal(Hook):
                 works = "add it before load(), or give a schedule such as Linear(1.0, 0.0, 10_000)"
                 raise SettingError("hook", self.name, why, works)
             duration = round(_length(trainer.plan, self.counter) * self.share_of_run)
-            for value in self.values:
-                start = value.value_now() if value.start is None else value.start
+            starts = [one.value_now() if one.start is None else one.start for one in self.values]
+            if not any(starts) and all(one.start is None and not one.end for one in self.values):
+                why = f"would go from 0 to 0 by the schedule {self.schedule!r}"
+                works = "set it anew, as after a run that has annealed it, or give end"
+                raise SettingError(self.label, 0.0, why, works)
+            for value, start in zip(self.values, starts):
                 value.schedule = make_schedule(self.schedule, start, value.end, duration)
 
     def begin(self) -> None:

@@ -123,6 +123,7 @@ class Trainer(ResumableTrainer):
         if isinstance(update, Update):
             vary = not (plan.is_exact if plan.on_policy else plan.offline)
             update.shapes_vary = vary and plan.minibatch_size is None
+            update.begin_run()
         elif isinstance(update, OptimizationStepper):
             update.register(self)
         for hook in checks.hooks_as_list(hooks):

@@ -288,6 +288,11 @@ class Update(OptimizationStepper):
         if self._target_counter == "gradient":
             self._targets_due(self.optimizer_step_count)
 
+    def begin_run(self) -> None:
+        """Count policy steps from 0 on: it may have been trained by a run before."""
+        if self._target_counter == "policy":
+            self._target_period.last = 0
+
     def advance(self, policy_steps: int) -> None:
         """Update the targets if it is their turn by policy steps; called once per iteration.
 

@@ -149,6 +149,14 @@ def test_what_is_no_number_has_no_schedule_by_name():
         trainer.add(Anneal(trainer.optimizer, "betas", "linear"))
 
 
+def test_a_learning_rate_that_an_earlier_run_has_annealed_to_0_is_refused():
+    trainer = ppo_trainer(on_policy_plan())
+    trainer.optimizer.param_groups[0]["lr"] = 0.0
+    with pytest.raises(SettingError, match=r"learning_rate=0.0 would go from 0 to 0"):
+        trainer.add(AnnealLearningRate(trainer.optimizer, "linear"))
+    trainer.add(AnnealLearningRate(trainer.optimizer, "linear", end=0.1))
+
+
 @pytest.mark.parametrize("given", [None, "0.1", math.nan])
 def test_a_schedule_that_gives_no_number_is_named(given):
     trainer = ppo_trainer(on_policy_plan())
