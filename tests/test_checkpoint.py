@@ -450,6 +450,14 @@ def test_a_trainer_without_a_part_whose_state_was_saved_is_refused(tmp_path):
         ppo_trainer(plan, resume_from=before.last_checkpoint)
 
 
+def test_a_new_run_does_not_replace_the_checkpoints_of_an_earlier_one(tmp_path):
+    ppo_trainer(on_policy_plan(), folder=tmp_path).run()
+    before = names(tmp_path / "checkpoints")
+    with pytest.raises(SettingError, match=r"has checkpoints of an earlier run, .* resume_from"):
+        ppo_trainer(on_policy_plan(), folder=tmp_path).run()
+    assert names(tmp_path / "checkpoints") == before
+
+
 def test_a_hook_with_a_state_that_is_left_out_is_said(tmp_path):
     stop = StopWhen("policy_steps", reached=32)
     before = ppo_trainer(hooks=[stop], folder=tmp_path, log_every=16)

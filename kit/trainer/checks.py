@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -166,6 +167,15 @@ def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
             why = "gives no state, which checkpoints need"
             works = f"use another {field}, or folder=None (in a recipe runs=null): no checkpoints"
             yield field, type(part).__name__, why, works
+
+
+def in_folder(folder: Path | None, last_checkpoint: Any) -> Iterator[Refusal]:
+    """A folder with checkpoints of an earlier run, which those of a new one would replace."""
+    if folder is None or last_checkpoint is not None:
+        return
+    if any(one.is_dir() for one in (folder / "checkpoints").glob("checkpoint-*")):
+        why = "has checkpoints of an earlier run, which would be lost"
+        yield "folder", str(folder), why, "give another folder, or resume_from one of them"
 
 
 def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:

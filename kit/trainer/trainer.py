@@ -312,6 +312,7 @@ class Trainer(ResumableTrainer):
     def _start(self) -> None:
         """Start loggers and hooks, unless they are: a loop of the caller's own does not say it."""
         if not self._started:
+            checks.refuse(checks.in_folder(self.folder, self.last_checkpoint))
             self._started = True
             done = getattr(self.ledger, self.plan.axis)
             self.journal.start(done, self.config, self.plan.table())
