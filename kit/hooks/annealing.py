@@ -249,11 +249,12 @@ class Anneal(Hook):
                 self.value = value.readable()
             else:
                 self.value = asked = value.schedule(count)
+                if asked == value.asked and value.written is not None:
+                    continue  # most often it has ended
                 if not _is_number(asked):
                     why = f"is what its schedule gives at {self.counter}={count}"
                     raise SettingError(self.label, asked, why, "give a schedule of numbers")
-                if asked != value.asked or value.written is None:  # most often it has ended
-                    value.set(asked)
+                value.set(asked)
 
     def log(self, batch: Any) -> dict[str, Any]:
         """The value of the iteration that has ended, as a metric."""
