@@ -221,6 +221,11 @@ def test_a_run_that_was_built_and_not_begun_gives_way_to_the_next(tmp_path):
 
 
 # ---------------------------------------------------------------------- what goes wrong
+def test_a_checkpoint_before_the_run_has_begun_is_an_error_that_says_so(tmp_path):
+    with pytest.raises(NotSaved, match="takes checkpoints once the run has begun"):
+        build(tiny_config(tmp_path)).save()
+
+
 class Removes(Hook):
     """Removes the run folder in the third iteration."""
 

@@ -133,12 +133,14 @@ class RunFolder(Hook):
         write_whole(self.folder / "plan.txt", self.trainer.plan.table() + "\n")
 
     def check(self) -> None:
-        """Check that the folder is still there.
+        """Check that the folder is there.
 
         Raises:
-            NotSaved: if it was removed.
+            NotSaved: if the run has not begun, or the folder was removed since.
         """
         if not (self.folder / "config.yaml").is_file():
+            if not self.lock.begun:
+                raise NotSaved(f"{self.folder} takes checkpoints once the run has begun")
             what = f"the run folder {self.folder} was removed, or its config.yaml"
             raise NotSaved(f"{what}, while the run was running; nothing more is saved")
 

@@ -196,12 +196,13 @@ class Update(OptimizationStepper):
         return step
 
     # ------------------------------------------------------------------ one gradient step
-    def __call__(self, *minibatches: TensorDictBase) -> Metrics:
+    def __call__(self, minibatch: TensorDictBase, *others: TensorDictBase) -> Metrics:
         """Make one gradient step on one minibatch, or on several whose gradients are averaged.
 
         Args:
-            minibatches: TensorDicts of any batch size; several count by their rows, so that the
-                step is that of the mean over all rows.
+            minibatch: TensorDict of any batch size.
+            others: likewise; they count by their rows, so that the step is that of the mean over
+                all rows.
 
         Returns:
             Losses, the loss's metrics and the norm of the gradients: scalars on the device, to be
@@ -209,11 +210,12 @@ class Update(OptimizationStepper):
             :func:`~kit.losses.losses_due`.
         """
         due = self._due(self.optimizer_step_count + 1)
-        if len(minibatches) == 1 and (whole := self._whole_step(due)) is not None:
-            metrics, _ = self._outputs(whole(minibatches[0]), minibatches[0])
+        if not others and (whole := self._whole_step(due)) is not None:
+            metrics, _ = self._outputs(whole(minibatch), minibatch)
         else:
-            parts = [self._losses_of(due, minibatch) for minibatch in minibatches]
-            rows = [minibatch.numel() for minibatch in minibatches]
+            minibatches = [minibatch, *others]
+            parts = [self._losses_of(due, one) for one in minibatches]
+            rows = [one.numel() for one in minibatches]
             metrics = weighted_mean([part for part, _ in parts], rows)
             with torch.no_grad():
                 metrics |= self._apply(due, weighted_mean([part for _, part in parts], rows))
