@@ -1239,6 +1239,38 @@ def test_priorities_for_fewer_transitions_than_the_buffer_holds_are_refused():
         make_replay_buffer(1_000, 4, sampler=sampler)
 
 
+def mixing(drawn, place, in_place):
+    """A hook that replaces the second half of each minibatch by rows of elsewhere."""
+
+    def mixed(minibatch):
+        drawn.append(minibatch["index"].clone())
+        other = minibatch[2:].clone()
+        other["index"] = torch.full((2,), place)
+        if in_place:
+            minibatch["index"][2:] = place
+            return None
+        return torch.cat([minibatch[:2], other])
+
+    return mixed
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_rows_of_elsewhere_do_not_set_the_priorities_of_rows_that_were_not_drawn(in_place):
+    def trainer(place):
+        sampler = PrioritizedSampler(1_000, alpha=0.6, beta=0.4)
+        made = sac_trainer(buffer=make_replay_buffer(1_000, 4, sampler=sampler))
+        made.register_op("process_optim_batch", mixing(drawn, place, in_place))
+        return made
+
+    drawn: list[torch.Tensor] = []
+    with pytest.raises(SettingError, match=r"not drawn; give these rows an index of -1"):
+        trainer(place=900).run()  # a row of it that was never written would be drawn
+    drawn.clear()
+    trainer(place=-1).run()
+    assert len(drawn) == 31
+    assert int(torch.cat(drawn).max()) < 40
+
+
 @pytest.mark.parametrize("value", [[1.0, 2.0], "high", np.arange(3), torch.arange(2)])
 def test_a_metric_that_is_no_number_is_said_to_be_in_no_row(value):
     rows = Rows()

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import torch
 from tensordict import TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiCollector
@@ -476,6 +477,19 @@ def in_processed(
     if plan.on_policy and (after := size_of(batch)) != before:
         why = f"has hooks that returned {after} transitions for the {before} of a batch"
         yield "stage", stage, why, "return as many: update epochs are planned for all of them"
+
+
+def in_places(drawn: Tensor | None, told: Tensor | None) -> Iterator[Refusal]:
+    """Rows that a hook has put into a minibatch from elsewhere, with their places there.
+
+    They would set priorities of other rows, and of some that were never written.
+    """
+    if drawn is None or told is None or not told.is_cpu:  # a GPU is not asked
+        return
+    if not (torch.isin(told, drawn) | (told < 0)).all():
+        why = "has hooks that returned rows of elsewhere with places that were not drawn"
+        works = "give these rows an index of -1: they have no priority in this buffer"
+        yield "stage", "process_optim_batch", why, works
 
 
 def _in_trust_regions(plan: StepPlan) -> Iterator[Refusal]:

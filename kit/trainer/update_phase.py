@@ -8,6 +8,7 @@ from typing import Any
 from tensordict import TensorDict, TensorDictBase
 
 from kit.buffers import ReplayBatches
+from kit.fast.nested import entry
 from kit.logging.metrics import MetricMeans
 from kit.steps import SettingError
 from kit.trainer import checks
@@ -105,7 +106,7 @@ class UpdatePhase:
         with self._undisturbed:
             for drawn in trainer.buffer.epoch(trainer.plan, due):
                 try:
-                    minibatches = [stages.pipe("process_optim_batch", m) for m in drawn]
+                    minibatches = [self._minibatch(m) for m in drawn]
                 except StopIteration:  # how TorchRL's replay buffer hook says that a pass has ended
                     break
                 trainer.last_metrics = gradient_step(trainer, minibatches)
@@ -122,6 +123,16 @@ class UpdatePhase:
             share = made * (trainer.plan.update_epochs or 1) / due if at_once else 1
             trainer.ledger.update_epochs += max(round(share), 1)
         return made
+
+    def _minibatch(self, drawn: TensorDictBase) -> TensorDictBase:
+        """A minibatch as hooks return it; rows that have priorities keep their places."""
+        stages, buffer = self.trainer.stages, self.trainer.buffer
+        prioritized = isinstance(buffer, ReplayBatches) and buffer.reads_loss_outputs
+        places = entry(drawn, "index") if prioritized and stages["process_optim_batch"] else None
+        places = None if places is None else places.clone()  # hooks may change it in place
+        minibatch: TensorDictBase = stages.pipe("process_optim_batch", drawn)
+        checks.refuse(checks.in_places(places, entry(minibatch, "index")))
+        return minibatch
 
     def _pass_over(self, due: int) -> None:
         """Draw the minibatches of gradient steps left out: the permutation goes on behind them."""
