@@ -294,6 +294,19 @@ def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused():
     recipes.sac.build(sac(n_step=1), make_loss=OneStep)
 
 
+def test_a_loss_of_ones_own_without_target_networks_is_told_how_they_are_made():
+    class Plain(torch.nn.Module):
+        """A loss with networks, and no copies of them."""
+
+        def __init__(self, actor, critic, **settings):
+            super().__init__()
+            self.actor, self.critic = actor, critic
+
+    message = refused(recipes.sac.build, sac(), make_loss=Plain)
+    assert "loss='Plain' has no target networks, which this recipe updates" in message
+    assert "create_target_params=True" in message
+
+
 def test_a_loss_of_torchrl_that_does_not_read_them_is_refused():
     with pytest.raises(SettingError, match="n_step=3 joins steps, and REDQLoss does not read how"):
         recipes.sac.build(sac(n_step=3, loss="REDQLoss"))

@@ -345,7 +345,9 @@ def target_networks(loss: Any, make: Callable[..., Any], own: str, updated: bool
     there = any(name.startswith("target_") and name.endswith("_params") for name in names)
     if updated and not there:
         why = "has no target networks, which this recipe updates"
-        raise SettingError("loss", loss_name(make), why, [own])
+        known = make.__module__.startswith(("torchrl.", "kit."))
+        how = "convert_to_functional(..., create_target_params=True) of a LossModule makes them"
+        raise SettingError("loss", loss_name(make), why, [own] if known else how)
     if there and not updated and make.__module__.startswith("torchrl."):  # others may by themselves
         why = "has target networks, which this recipe does not update"
         raise SettingError("loss", loss_name(make), why, [own])

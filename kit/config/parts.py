@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
+
+from torch import nn
+from torchrl.objectives import LossModule
 
 from kit.steps.errors import SettingError, nearest_first
 
@@ -37,13 +41,16 @@ def resolve(name: str | Any) -> Any:
 
 def accepts(make: Callable[..., Any], argument: str) -> bool:
     """Whether a function or class takes an argument, through ``**kwargs`` of its bases too."""
-    constructors = [make]
+    constructors: list[Any] = [make]
     if isinstance(make, type):
-        constructors = [vars(base)["__init__"] for base in make.__mro__ if "__init__" in vars(base)]
+        ends = (LossModule, nn.Module, object)  # to which nothing is passed on
+        bases = itertools.takewhile(lambda base: base not in ends, make.__mro__)
+        constructors = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)]
     for constructor in constructors:
         parameters = inspect.signature(constructor).parameters
         if argument in parameters:
             return True
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return False
-    return not isinstance(make, type)
+    # What is left over is the last one's; TorchRL's losses raise at it.
+    return bool(constructors) and not constructors[-1].__module__.startswith("torchrl.")
