@@ -19,6 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.data import (
     LazyTensorStorage,
+    ReplayBufferEnsemble,
     SamplerWithoutReplacement,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
@@ -1231,6 +1232,14 @@ def test_a_writer_whose_state_no_checkpoint_could_hold_is_refused_where_there_ar
     with pytest.raises(SettingError, match="writer='TensorDictMaxValueWriter' gives no state"):
         sac_trainer(buffer=buffer(), folder=tmp_path)
     assert sac_trainer(buffer=buffer()).run().gradient_steps > 0
+
+
+def test_several_replay_buffers_as_one_are_refused_where_there_are_checkpoints(tmp_path):
+    both = ReplayBufferEnsemble(transitions_buffer(), transitions_buffer(), batch_size=4)
+    message = r"buffer='ReplayBufferEnsemble' keeps rows in several storages, which no checkpoint"
+    with pytest.raises(SettingError, match=message):
+        sac_trainer(buffer=both, folder=tmp_path)
+    sac_trainer(buffer=both)  # writes no checkpoints
 
 
 def test_priorities_for_fewer_transitions_than_the_buffer_holds_are_refused():

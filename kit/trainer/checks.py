@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiCollector
-from torchrl.data import ImmutableDatasetWriter
+from torchrl.data import ImmutableDatasetWriter, ReplayBufferEnsemble
 from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
 from torchrl.trainers import OptimizationStepper, RewardNormalizer, ValueEstimatorHook
@@ -160,6 +160,10 @@ def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
     """Parts of a replay buffer whose state no checkpoint could hold."""
     if folder is None or not isinstance(buffer, ReplayBatches):
         return
+    if isinstance(buffer.buffer, ReplayBufferEnsemble):
+        why = "keeps rows in several storages, which no checkpoint holds"
+        works = "use one and let a hook mix the minibatches, or folder=None (in a recipe runs=null)"
+        yield "buffer", type(buffer.buffer).__name__, why, works
     for field in ("writer", "sampler"):
         part = getattr(buffer.buffer, field)
         try:
