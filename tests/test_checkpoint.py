@@ -13,6 +13,7 @@ import pickle
 import random
 import re
 import shutil
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ from torchrl.objectives import ClipPPOLoss
 from kit.advantages import GAE
 from kit.config.plain import from_plain
 from kit.envs import make_env
-from kit.hooks import Evaluator, NaNGuard, NotFinite, StopWhen
+from kit.hooks import AnnealLearningRate, Evaluator, Hook, NaNGuard, NotFinite, StopWhen
 from kit.logging.files import NotSaved, append, write_whole
 from kit.modules import Categorical
 from kit.steps import SettingError, StepPlan
@@ -466,6 +467,41 @@ def test_a_hook_with_a_state_that_is_left_out_is_said(tmp_path):
     with pytest.warns(UserWarning, match="this trainer has no hook stop_when"):
         again = ppo_trainer(resume_from=before.last_checkpoint)
     assert again.run().policy_steps == 64
+
+
+class Learns(Hook):
+    """Trains a network of its own."""
+
+    def register(self, trainer, name=None):
+        self.network = nn.Linear(4, 1)
+        self.optimizer = torch.optim.Adam(self.network.parameters())
+        super().register(trainer, name)
+
+
+class Keeps(Learns):
+    """The same, in checkpoints."""
+
+    def state_dict(self):
+        return {"network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+
+def test_a_hook_that_trains_what_no_checkpoint_has_is_said_once(tmp_path):
+    def said(hook, folder):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            ppo_trainer(hooks=[hook], folder=folder).run()
+        return [text for one in told if "begins it anew" in (text := str(one.message))]
+
+    (text,) = said(Learns(), tmp_path)
+    assert text.startswith("hook Learns has an optimiser, and nothing in its state_dict()")
+    trainer = ppo_trainer()
+    annealed = AnnealLearningRate(trainer.optimizer, "linear")  # of the update
+    assert said(Keeps(), tmp_path / "2") == said(Learns(), None) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.add(annealed)
+        trainer.folder = tmp_path / "3"
+        trainer.save()
 
 
 def lazy_trainer(plan: StepPlan, **parts: Any) -> Trainer:

@@ -6,6 +6,8 @@ import warnings
 from pathlib import Path
 from typing import Any, Self
 
+from torch.optim import Optimizer
+
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.policy import BestPolicy
 from kit.steps import RunSchedule, SettingError
@@ -56,6 +58,7 @@ class ResumableTrainer(TorchRLProtocol):
         if self._checkpoints is None:
             folder, last = self.folder / "checkpoints", self.last_checkpoint
             self._checkpoints = Checkpoints(folder, self._parts(), last=last)
+            self._say_what_hooks_lose()
         metadata = {"counters": self.ledger.counters()}
         self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
         self._saved_at = self.ledger.iterations
@@ -88,6 +91,18 @@ class ResumableTrainer(TorchRLProtocol):
             what = "the state of the environments is not in checkpoints"
             then = "a resumed run closes their open episodes and is not bit-exact"
             warnings.warn(f"{what}: {reason}; {then}", stacklevel=3)
+
+    def _say_what_hooks_lose(self) -> None:
+        """Say which hooks train with an optimiser of their own that no checkpoint has."""
+        saved = [self.optimizer, *getattr(self.update, "optimizers", {}).values()]
+        for hook in self.registered_modules.values():
+            held = [one for one in vars(hook).values() if isinstance(one, Optimizer)]
+            if not all(one in saved for one in held) and not hook.state_dict():
+                what = (
+                    f"hook {type(hook).__name__} has an optimiser, and nothing in its state_dict()"
+                )
+                then = "a resumed run begins it anew and is not bit-exact"
+                warnings.warn(f"{what}: {then}", stacklevel=4)
 
     def _parts(self) -> dict[str, Any]:
         """Everything with a state that a resumed run needs, by name."""
