@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,19 @@ def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused():
     with pytest.raises(SettingError, match="n_step=3 joins steps, and OneStep does not read how"):
         recipes.sac.build(sac(n_step=3), make_loss=OneStep)
     recipes.sac.build(sac(n_step=1), make_loss=OneStep)
+
+
+@dataclass
+class OneStepConfig(recipes.sac.Config):
+    """A recipe of one's own, whose usual loss is OneStep."""
+
+    loss: str = f"{__name__}:OneStep"
+
+
+def test_the_usual_loss_of_a_recipe_of_ones_own_is_refused_as_well():
+    with pytest.raises(SettingError, match="n_step=3 joins steps, and OneStep does not read how"):
+        recipes.sac.build(quiet(OneStepConfig, n_step=3))
+    recipes.sac.build(quiet(OneStepConfig))
 
 
 def test_a_loss_of_ones_own_without_target_networks_is_told_how_they_are_made():
