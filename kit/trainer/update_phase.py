@@ -127,8 +127,10 @@ class UpdatePhase:
     def _minibatch(self, drawn: TensorDictBase) -> TensorDictBase:
         """A minibatch as hooks return it; rows that have priorities keep their places."""
         stages, buffer = self.trainer.stages, self.trainer.buffer
+        if not stages["process_optim_batch"]:
+            return drawn
         prioritized = isinstance(buffer, ReplayBatches) and buffer.reads_loss_outputs
-        places = entry(drawn, "index") if prioritized and stages["process_optim_batch"] else None
+        places = entry(drawn, "index") if prioritized else None
         places = None if places is None else places.clone()  # hooks may change it in place
         minibatch: TensorDictBase = stages.pipe("process_optim_batch", drawn)
         checks.refuse(checks.in_places(places, entry(minibatch, "index")))
