@@ -78,6 +78,46 @@ MUTATIONS = [
         ("self.keep = Path(folder), keep", "self.keep = Path(folder), keep + 1"),
     ),
     *_of(
+        "kit/trainer/checks.py", "tests/test_trainer.py",
+        ("(after := size_of(batch)) != before", "(after := size_of(batch)) > before"),
+        ("torch.isin(told, drawn) | (told < 0)", "torch.isin(told, drawn) | (told < 1)"),
+        ("if isinstance(buffer.buffer, ReplayBufferEnsemble):", "if False:"),
+    ),
+    *_of(
+        "kit/trainer/checks.py", "tests/test_checkpoint.py",
+        ('(folder / "checkpoints").glob("checkpoint-*")', '(folder / "checkpoint").glob("*")'),
+    ),
+    *_of(
+        "kit/envs/vector_env.py", "tests/collectors/test_stepped_by_others.py",
+        ("observation = {**self._now.observation}", "observation = self._now.observation"),
+    ),
+    *_of(
+        "kit/modules/world/model.py", "tests/world/test_world_model.py",
+        ("-(seen * made.log_softmax(-1)).sum(-1) if choice else", ""),
+        ("value if choices else self._scaled(value.float())", "self._scaled(value.float())"),
+    ),
+    *_of(
+        "kit/experiment.py", "tests/test_off_policy_recipes.py",
+        ("(2 if self._squares else 1)", "1"),
+        ("if self._sampler is not None and self._sampler.beta:", "if False:"),
+    ),
+    *_of(
+        "kit/update/update.py", "tests/test_trainer.py",
+        ("            self._target_period.last = 0\n", "            pass\n"),
+    ),
+    *_of(
+        "kit/dialects/sb3.py", "tests/test_dialects_in_runs.py tests/dialects",
+        ("return int(min(value, steps))", "return int(value)"),
+    ),
+    *_of(
+        "kit/trainer/resumable.py", "tests/test_checkpoint.py",
+        ("            self._say_what_hooks_lose()\n", ""),
+    ),
+    *_of(
+        "kit/update/trust_region.py", "tests/test_trust_region.py",
+        ("for both in parts]).sum()", "for both in parts]).mean()"),
+    ),
+    *_of(
         "kit/trainer/pieces.py", "tests/test_checkpoint.py",
         ("weights_only=True, map_location", "weights_only=False, map_location"),
         ("        _refuse_unreadable(state, self._name)\n", ""),

@@ -1272,8 +1272,9 @@ def test_rows_of_elsewhere_do_not_set_the_priorities_of_rows_that_were_not_drawn
         return made
 
     drawn: list[torch.Tensor] = []
-    with pytest.raises(SettingError, match=r"not drawn; give these rows an index of -1"):
-        trainer(place=900).run()  # a row of it that was never written would be drawn
+    for place in (0, 900):  # a row of it that was never written would be drawn
+        with pytest.raises(SettingError, match=r"not drawn; give these rows an index of -1"):
+            trainer(place).run()
     drawn.clear()
     trainer(place=-1).run()
     assert len(drawn) == 31
