@@ -89,8 +89,9 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
             Their places and, as ``priority_weight``, importance weights; on the storage's device.
 
         Raises:
-            RuntimeError: if nothing is stored, or the priorities do not add up to a positive finite
-                number (on a GPU that is not asked).
+            RuntimeError: if nothing is stored.
+            SettingError: if the priorities do not add up to a positive finite number (on a GPU that
+                is not asked).
         """
         self._maybe_init_from_storage(storage)
         if len(storage) == 0:

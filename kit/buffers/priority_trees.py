@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kit.steps.errors import SettingError
+
 _FAN_OUT = 32
 """Children of a node."""
 _WIDEST_ROOT = 1_024
@@ -102,7 +104,7 @@ class PriorityTree:
             Places ``[batch]``, none of value zero, and their values.
 
         Raises:
-            RuntimeError: if the sum is not positive and finite (on a GPU it is not asked).
+            SettingError: if the sum is not positive and finite (on a GPU it is not asked).
         """
         reached = self.sums[-1].cumsum(0)
         if reached.is_cpu:  # a GPU is not asked
@@ -217,8 +219,8 @@ class CompiledPriorityTree(PriorityTree):
 
 def _check_sum(total: float) -> None:
     if not 0 < total < np.inf:
-        works = "finite errors, and eps above 0 or one error that is not 0"
-        raise RuntimeError(f"priorities add up to {total}: none can be drawn; what works: {works}")
+        works = "give finite errors, a smaller exponent, or eps above 0 where all errors are 0"
+        raise SettingError("priorities", total, "is their sum, by which none can be drawn", works)
 
 
 def make_priority_tree(size: int, device: torch.device) -> PriorityTree:

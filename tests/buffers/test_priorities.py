@@ -162,7 +162,7 @@ def test_a_tree_can_be_copied(kind, copied):
 def test_what_does_not_add_up_to_a_positive_number_is_refused(kind, value):
     tree = kind(8)
     write(tree, torch.arange(8), torch.full((8,), value))
-    with pytest.raises(RuntimeError, match="priorities add up to"):
+    with pytest.raises(SettingError, match=r"priorities=.* is their sum, by which none"):
         found(tree, torch.tensor([0.0, 0.5], dtype=torch.float64))
 
 
