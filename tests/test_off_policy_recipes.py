@@ -12,14 +12,17 @@ import gymnasium as gym
 import pytest
 import torch
 from gymnasium.wrappers import FrameStackObservation
+from torchrl import objectives
 
 from kit.buffers import ObservationStorage, PrioritizedSampler, make_replay_buffer
 from kit.config import EnvConfig
 from kit.dialects import Tianshou
+from kit.losses import DQNLoss
 from kit.modules.exploration import EpsilonGreedy
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps
 from kit.trainer import Trainer
+from recipes import dqn
 from tests.tiny import Uneven, assert_equal, weights
 
 RECIPES = [
@@ -128,6 +131,19 @@ def test_every_recipe_samples_by_priority_on_demand(name):
     assert (sampler._alpha, sampler.beta) == (0.3 if squares else 0.6, 0.4)
     assert trainer.run().gradient_steps
     assert sampler.beta == 1
+
+
+def test_the_exponent_is_that_of_errors_for_a_loss_of_ones_own_on_a_known_one():
+    class OnTorchRLs(objectives.DQNLoss):
+        pass
+
+    class OnTheKits(DQNLoss):
+        pass
+
+    for loss, alpha in ((OnTorchRLs, 0.3), (OnTheKits, 0.6)):
+        make = functools.partial(dqn.build, make_loss=loss)
+        trainer = built("dqn", make=make, priority_exponent=0.6)
+        assert trainer.replay_buffer.sampler._alpha == alpha
 
 
 def test_importance_weights_are_left_out_on_demand_and_refused_without_priorities():

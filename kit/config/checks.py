@@ -296,7 +296,10 @@ def one_action_loss(make: Callable[..., Any], networks: Sequence[Any]) -> None:
 def writes_squares(loss: nn.Module) -> bool:
     """Whether the ``td_error`` of a loss, from which priorities come, is the error's square."""
     squares = (objectives.DQNLoss, objectives.DDPGLoss, objectives.TD3Loss, objectives.REDQLoss)
-    return type(loss) in squares
+    kinds = type(loss).__mro__  # of which the first known one has written it
+    return (
+        next((k for k in kinds if k.__module__.startswith(("torchrl.", "kit."))), None) in squares
+    )
 
 
 def loss_name(make: Callable[..., Any]) -> str:
