@@ -395,7 +395,8 @@ class Experiment:
         for name, value in {"n_step": own.steps, "gamma": own.gamma}.items():
             if getattr(cfg, name) != value:
                 why = f"is not that of the given replay buffer, {value}"
-                raise SettingError(name, getattr(cfg, name), why, [value])
+                hint = f"or give it as ReplayBatches(buffer, NStep({cfg.n_step}, {cfg.gamma}))"
+                raise SettingError(name, getattr(cfg, name), why, [value], hint)
 
     def _delivering(self, buffer: Any) -> Any:
         """A replay buffer of the caller's, whose minibatches come to the device of the settings."""

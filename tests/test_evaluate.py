@@ -145,7 +145,9 @@ def test_what_cannot_be_evaluated_is_one_line(run, capsys, words, message):
 def test_a_run_without_a_checkpoint_says_so(run, capsys, tmp_path):
     (tmp_path / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
     error = command(capsys, str(tmp_path), code=1)
-    assert error == f"\nerror: run='{tmp_path}' has no checkpoint yet; let it run on.\n"
+    assert (
+        error == f"\nerror: run='{tmp_path}' has no checkpoint yet; let it run on, or resume it.\n"
+    )
 
 
 @pytest.mark.parametrize("when", ["made", "drawn"])
