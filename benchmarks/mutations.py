@@ -73,7 +73,7 @@ MUTATIONS = [
         ("if not lines or _sealed(lines) != text:", "if not lines:"),
         ("if entry.is_symlink() or not", "if not"),
         ("in sums or name == _SUMS)", "in sums or True)"),
-        ("for path in reversed(_all_in(folder)):", "for path in _all_in(folder):"),
+        ("for path in reversed(saved_in(folder)):", "for path in saved_in(folder):"),
         ("if other <= path][-self.keep :]", "][-self.keep :]"),
         ("self.keep = Path(folder), keep", "self.keep = Path(folder), keep + 1"),
     ),
@@ -85,7 +85,7 @@ MUTATIONS = [
     ),
     *_of(
         "kit/trainer/checks.py", "tests/test_checkpoint.py",
-        ('(folder / "checkpoints").glob("checkpoint-*")', '(folder / "checkpoint").glob("*")'),
+        ('saved_in(folder / "checkpoints"):', "False:"),
     ),
     *_of(
         "kit/envs/vector_env.py", "tests/collectors/test_stepped_by_others.py",

@@ -76,9 +76,8 @@ class SavedRun:
         self.folder, config = folder, read_config(folder)
         checkpoint = Checkpoints.latest(folder / "checkpoints")
         if checkpoint is None:
-            raise SettingError(
-                "run", str(folder), "has no checkpoint yet", "let it run on, or resume it"
-            )
+            works = "let it run on, or resume it"
+            raise SettingError("run", str(folder), "has no checkpoint yet", works)
         source = str(config.pop("recipe"))
         check_recipe(source, folder, trust, how)
         recipe, self.name = Recipe(source).load(), Recipe(source).name

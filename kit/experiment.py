@@ -265,6 +265,11 @@ class Experiment:
         if not cfg.priority_exponent:
             checks.unused(cfg, ("importance_exponent",), "priority_exponent=0 draws uniformly")
         elif "sampler" not in changes:
+            if plan.sequence_length is not None:
+                why = (
+                    f"draws single transitions, and sequence_length={plan.sequence_length} does not"
+                )
+                raise SettingError("priority_exponent", cfg.priority_exponent, why, [0.0])
             alpha = cfg.priority_exponent / (2 if self._squares else 1)
             self._sampler = PrioritizedSampler(cfg.buffer_size, alpha, cfg.importance_exponent)
             settings["sampler"] = self._sampler
@@ -387,7 +392,7 @@ class Experiment:
         return around
 
     def _check_buffer(self, buffer: Any) -> None:
-        """Refuse a replay buffer of the caller's whose returns are not those of the settings."""
+        """Refuse a replay buffer of the caller's whose samples are not those of the settings."""
         cfg = self.cfg
         if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayBatches):
             return
@@ -395,8 +400,15 @@ class Experiment:
         for name, value in {"n_step": own.steps, "gamma": own.gamma}.items():
             if getattr(cfg, name) != value:
                 why = f"is not that of the given replay buffer, {value}"
-                hint = f"or give it as ReplayBatches(buffer, NStep({cfg.n_step}, {cfg.gamma}))"
+                hint = (
+                    f"make_replay_buffer(..., n_step={cfg.n_step}, gamma={cfg.gamma}) has it, "
+                    f"and ReplayBatches(buffer, NStep({cfg.n_step}, {cfg.gamma})) of TorchRL's"
+                )
                 raise SettingError(name, getattr(cfg, name), why, [value], hint)
+        if cfg.priority_exponent and not buffer.reads_loss_outputs:
+            why = "has no effect: the given replay buffer draws without priorities"
+            works = "give it a PrioritizedSampler, or set 0"
+            raise SettingError("priority_exponent", cfg.priority_exponent, why, works)
 
     def _delivering(self, buffer: Any) -> Any:
         """A replay buffer of the caller's, whose minibatches come to the device of the settings."""

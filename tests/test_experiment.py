@@ -512,11 +512,11 @@ def test_for_whole_numbers_in_a_box_no_recipe_is_named_that_would_refuse_them(ki
     [make_replay_buffer(100, 8), TensorDictReplayBuffer(storage=LazyTensorStorage(100))],
     ids=["the kit's", "TorchRL's"],
 )
-def test_a_replay_buffer_that_sums_other_rewards_than_the_settings_is_refused(buffer):
-    with pytest.raises(
-        SettingError, match=r"n_step=3 is not .* works: 1; or .*NStep\(3, 0\.99\)\)"
-    ):
+def test_a_replay_buffer_with_other_samples_than_the_settings_say_is_refused(buffer):
+    with pytest.raises(SettingError, match=r"n_step=3 is not .* works: 1; make.*NStep\(3, 0\.99\)"):
         recipes.sac.build(sac(n_step=3), buffer=buffer)
+    with pytest.raises(SettingError, match=r"priority_exponent=0\.6 has no effect: the given"):
+        recipes.sac.build(sac(priority_exponent=0.6), buffer=buffer)
 
 
 def test_an_on_policy_recipe_has_no_replay_buffer():

@@ -162,9 +162,11 @@ def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
     assert capsys.readouterr().err.startswith(f"\nerror: {error}")
 
 
-@pytest.mark.parametrize("count", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
+@pytest.mark.parametrize(
+    "count", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]
+)
 def test_one_run_is_not_made_by_each_of_several_processes(capsys, monkeypatch, count):
-    monkeypatch.setenv(count, "2")  # as torchrun, srun and mpirun do
+    monkeypatch.setenv(count, "2")  # as torchrun, srun, mpirun and mpiexec do
     monkeypatch.setattr(sys, "argv", ["ppo", *SHORT])
     with pytest.raises(SystemExit):
         main(recipes.ppo.Config, recipes.ppo.build)

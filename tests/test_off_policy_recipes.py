@@ -146,6 +146,12 @@ def test_the_exponent_is_that_of_errors_for_a_loss_of_ones_own_on_a_known_one():
         assert trainer.replay_buffer.sampler._alpha == alpha
 
 
+def test_priorities_of_sequences_are_refused_by_the_setting_that_asks_for_them():
+    steps = OffPolicySteps(total_policy_steps=120, learning_starts=40, sequence_length=2)
+    with pytest.raises(SettingError, match=r"priority_exponent=0\.6 draws single .* works: 0\.0"):
+        built("sac", steps=steps, priority_exponent=0.6)
+
+
 def test_importance_weights_are_left_out_on_demand_and_refused_without_priorities():
     trainer = built("sac", priority_exponent=0.6, importance_exponent=0.0)
     trainer.run()

@@ -143,9 +143,8 @@ def _check_column(runs: Sequence[_Run], column: str) -> None:
     """Refuse a column that no run has."""
     known = sorted({name for run in runs for row in run.rows for name in row})
     if not known:
-        raise SettingError(
-            "run", str(runs[0].folder), "has no rows yet", "let it run on, or resume it"
-        )
+        works = "let it run on, or resume it"
+        raise SettingError("run", str(runs[0].folder), "has no rows yet", works)
     if column not in known:
         why = f"is no column of {'this run' if len(runs) == 1 else 'these runs'}"
         raise SettingError("column", column, why, nearest_first(column, known)[:3])

@@ -34,9 +34,8 @@ def start_from(trainer: Trainer, name: str, cfg: RunConfig, recipe: str) -> Path
     folder = find_run(name, Path(cfg.runs or "runs"), recipe, "start_from")
     checkpoint = Checkpoints.latest(folder / "checkpoints")
     if checkpoint is None:
-        raise SettingError(
-            "start_from", str(folder), "has no checkpoint yet", "let it run on, or resume it"
-        )
+        works = "let it run on, or resume it"
+        raise SettingError("start_from", str(folder), "has no checkpoint yet", works)
     if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
         why = "has a normalisation that the environments of another process would not have"
         raise SettingError("start_from", str(folder), why, "use collector=vector")

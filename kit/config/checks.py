@@ -296,10 +296,8 @@ def one_action_loss(make: Callable[..., Any], networks: Sequence[Any]) -> None:
 def writes_squares(loss: nn.Module) -> bool:
     """Whether the ``td_error`` of a loss, from which priorities come, is the error's square."""
     squares = (objectives.DQNLoss, objectives.DDPGLoss, objectives.TD3Loss, objectives.REDQLoss)
-    kinds = type(loss).__mro__  # of which the first known one has written it
-    return (
-        next((k for k in kinds if k.__module__.startswith(("torchrl.", "kit."))), None) in squares
-    )
+    known = (k for k in type(loss).__mro__ if k.__module__.startswith(("torchrl.", "kit.")))
+    return next(known, None) in squares  # it is the one that has written it
 
 
 def loss_name(make: Callable[..., Any]) -> str:

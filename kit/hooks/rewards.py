@@ -21,8 +21,8 @@ class ScaleReward(Hook):
     Args:
         scale: factor of the rewards (Haarnoja et al. 2018, section 5.2): the larger, the less the
             entropy counts beside them.
-        standardize: whether they get mean 0 and standard deviation 1 before that, that of the
-            minibatch as a sample (n - 1), as PyTorch's and pyrado's.
+        standardize: whether they get mean 0 and standard deviation 1 over the minibatch before
+            that; the deviation is that of a sample (n - 1), as PyTorch's and pyrado's.
 
     Raises:
         SettingError: if the scale is not positive.
@@ -40,8 +40,8 @@ class ScaleReward(Hook):
         """Replace the rewards of a minibatch, which belongs to the gradient step alone."""
         reward = minibatch.get(_REWARD)
         if self.standardize:
-            of_sample = min(reward.numel() - 1, 1)  # a single reward has no deviation
-            deviation, mean = torch.std_mean(reward, correction=of_sample)
+            correction = min(reward.numel() - 1, 1)  # a single reward has no sample deviation
+            deviation, mean = torch.std_mean(reward, correction=correction)
             reward = (reward - mean) / deviation.clamp_min(_LEAST)
         return minibatch.set(_REWARD, reward * self.scale)
 

@@ -88,14 +88,14 @@ class Checkpoints:
                 if path.exists():
                     path.rename(Path(scratch) / "before")
                 made.rename(path)
-                kept = [other for other in _all_in(self.folder) if other <= path][-self.keep :]
-                for number, other in enumerate(set(_all_in(self.folder)).difference(kept)):
+                kept = [other for other in saved_in(self.folder) if other <= path][-self.keep :]
+                for number, other in enumerate(set(saved_in(self.folder)).difference(kept)):
                     other.rename(Path(scratch) / str(number))
         except (OSError, RuntimeError) as error:
             reason = _why_not_written(error)
             if reason is None:
                 raise
-            before = [other.name for other in _all_in(self.folder)]
+            before = [other.name for other in saved_in(self.folder)]
             newest = f"the newest one is {before[-1]}" if before else "there is none yet"
             why = f"{reason}; earlier checkpoints are untouched, {newest}"
             raise NotSaved(f"{path.name} was not written to {self.folder}: {why}") from error
@@ -151,7 +151,7 @@ class Checkpoints:
             SettingError: if files cannot be read, which does not mean that they are damaged.
         """
         damages: list[Damaged] = []
-        for path in reversed(_all_in(folder)):
+        for path in reversed(saved_in(folder)):
             try:
                 check_whole(path)
             except Damaged as damage:
@@ -174,7 +174,7 @@ class Checkpoints:
             last: from which the run is resumed; later ones stay until the next is saved.
             keep: how many are kept, ``last`` included.
         """
-        for older in [path for path in _all_in(folder) if last and path <= last][:-keep]:
+        for older in [path for path in saved_in(folder) if last and path <= last][:-keep]:
             older.rename(folder / f".{older.name}")
         _remove_hidden(folder)
 
@@ -184,7 +184,7 @@ def _check_named(path: Path) -> None:
     with _readable(path):
         if (path.name.startswith(_PREFIX) and path.is_dir()) or (path / _SUMS).exists():
             return
-    found = [*_all_in(path.parent), *_all_in(path), *_all_in(path / "checkpoints")][-1:]
+    found = [*saved_in(path.parent), *saved_in(path), *saved_in(path / "checkpoints")][-1:]
     works = [str(one) for one in found] or f"give a folder {_PREFIX}... of a run's checkpoints"
     raise SettingError("checkpoint", str(path), "is no checkpoint, or was dropped since", works)
 
@@ -213,7 +213,7 @@ def _remove_hidden(folder: Path) -> None:
         shutil.rmtree(left_over, ignore_errors=True)
 
 
-def _all_in(folder: Path) -> list[Path]:
+def saved_in(folder: Path) -> list[Path]:
     """The checkpoints in ``folder``, the newest last."""
     with _readable(folder):
         try:

@@ -32,6 +32,7 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.batches import size_of
+from kit.trainer.checkpoint import saved_in
 from kit.trainer.stages import Stages
 from kit.update import TrustRegion, Update
 
@@ -178,7 +179,7 @@ def in_folder(folder: Path | None, last_checkpoint: Any) -> Iterator[Refusal]:
     """A folder with checkpoints of an earlier run, which those of a new one would replace."""
     if folder is None or last_checkpoint is not None:
         return
-    if any(one.is_dir() for one in (folder / "checkpoints").glob("checkpoint-*")):
+    if saved_in(folder / "checkpoints"):
         why = "has checkpoints of an earlier run, which would be lost"
         yield "folder", str(folder), why, "give another folder, or resume_from one of them"
 
@@ -483,12 +484,12 @@ def in_processed(
         yield "stage", stage, why, "return as many: update epochs are planned for all of them"
 
 
-def in_places(drawn: Tensor | None, told: Tensor | None) -> Iterator[Refusal]:
+def in_places(drawn: Tensor, told: Tensor | None) -> Iterator[Refusal]:
     """Rows that a hook has put into a minibatch from elsewhere, with their places there.
 
     They would set priorities of other rows, and of some that were never written.
     """
-    if drawn is None or told is None or not told.is_cpu:  # a GPU is not asked
+    if told is None or not told.is_cpu:  # a GPU is not asked
         return
     if not (torch.isin(told, drawn) | (told < 0)).all():
         why = "has hooks that returned rows of elsewhere with places that were not drawn"

@@ -131,9 +131,11 @@ class UpdatePhase:
             return drawn
         prioritized = isinstance(buffer, ReplayBatches) and buffer.reads_loss_outputs
         places = entry(drawn, "index") if prioritized else None
-        places = None if places is None else places.clone()  # hooks may change it in place
+        if places is not None:
+            places = places.clone()  # hooks may change it in place
         minibatch: TensorDictBase = stages.pipe("process_optim_batch", drawn)
-        checks.refuse(checks.in_places(places, entry(minibatch, "index")))
+        if places is not None:
+            checks.refuse(checks.in_places(places, entry(minibatch, "index")))
         return minibatch
 
     def _pass_over(self, due: int) -> None:
