@@ -405,10 +405,25 @@ class Experiment:
                     f"and ReplayBatches(buffer, NStep({cfg.n_step}, {cfg.gamma})) of TorchRL's"
                 )
                 raise SettingError(name, getattr(cfg, name), why, [value], hint)
-        if cfg.priority_exponent and not buffer.reads_loss_outputs:
+        own_settings = (
+            "store_next_observation", "stacked_frames", "buffer_folder", "importance_exponent",
+        )  # fmt: skip
+        checks.unused(cfg, own_settings, "the given replay buffer stays as it was made")
+        self._check_priorities(buffer, cfg.priority_exponent)
+
+    def _check_priorities(self, buffer: ReplayBatches, exponent: float) -> None:
+        """Refuse an exponent of priorities that is not that of the caller's replay buffer."""
+        if not exponent:
+            return
+        if not buffer.reads_loss_outputs:
             why = "has no effect: the given replay buffer draws without priorities"
             works = "give it a PrioritizedSampler, or set 0"
-            raise SettingError("priority_exponent", cfg.priority_exponent, why, works)
+            raise SettingError("priority_exponent", exponent, why, works)
+        sampler, factor = buffer.buffer.sampler, 2 if self._squares else 1
+        if isinstance(sampler, PrioritizedSampler) and sampler.alpha * factor != exponent:
+            why = f"is not that of the given replay buffer, whose sampler has alpha={sampler.alpha}"
+            why += ", of squared errors" if self._squares else ""
+            raise SettingError("priority_exponent", exponent, why, [sampler.alpha * factor, 0.0])
 
     def _delivering(self, buffer: Any) -> Any:
         """A replay buffer of the caller's, whose minibatches come to the device of the settings."""

@@ -16,11 +16,12 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.objectives import ClipPPOLoss, PPOLoss, SACLoss, SoftUpdate
 
 import recipes.a2c
+import recipes.ddpg
 import recipes.ppo
 import recipes.reinforce
 import recipes.sac
 from kit.advantages import GAE
-from kit.buffers import make_replay_buffer
+from kit.buffers import PrioritizedSampler, make_replay_buffer
 from kit.cli.recipe import Recipe
 from kit.collectors import VectorCollector
 from kit.dialects import SB3
@@ -74,6 +75,10 @@ def ppo(**settings: Any) -> recipes.ppo.Config:
 
 def sac(**settings: Any) -> recipes.sac.Config:
     return quiet(recipes.sac.Config, **settings)
+
+
+def ddpg(**settings: Any) -> recipes.ddpg.Config:
+    return quiet(recipes.ddpg.Config, **settings)
 
 
 def refused(build: Any, *arguments: Any, **keywords: Any) -> str:
@@ -517,6 +522,33 @@ def test_a_replay_buffer_with_other_samples_than_the_settings_say_is_refused(buf
         recipes.sac.build(sac(n_step=3), buffer=buffer)
     with pytest.raises(SettingError, match=r"priority_exponent=0\.6 has no effect: the given"):
         recipes.sac.build(sac(priority_exponent=0.6), buffer=buffer)
+
+
+def prioritized(alpha):
+    return make_replay_buffer(100, 8, sampler=PrioritizedSampler(100, alpha, beta=0.4))
+
+
+def test_priorities_of_a_given_replay_buffer_have_the_exponent_of_the_settings():
+    with pytest.raises(SettingError, match=r"priority_exponent=0\.6 is .*alpha=0\.7; what"):
+        recipes.sac.build(sac(priority_exponent=0.6), buffer=prioritized(0.7))
+    recipes.sac.build(sac(priority_exponent=0.7), buffer=prioritized(0.7))
+    message = refused(recipes.ddpg.build, ddpg(priority_exponent=0.6), buffer=prioritized(0.6))
+    assert "alpha=0.6, of squared errors; what works: 1.2" in message
+    recipes.ddpg.build(ddpg(priority_exponent=1.2), buffer=prioritized(0.6))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"store_next_observation": False},
+        {"buffer_folder": "."},
+        {"importance_exponent": 0.5, "priority_exponent": 0.6},
+    ],
+)
+def test_how_a_given_replay_buffer_stores_and_draws_is_no_setting(settings):
+    setting, value = next(iter(settings.items()))
+    message = refused(recipes.sac.build, sac(**settings), buffer=prioritized(0.6))
+    assert message.startswith(f"{setting}={value!r} has no effect: the given replay buffer")
 
 
 def test_an_on_policy_recipe_has_no_replay_buffer():

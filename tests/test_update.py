@@ -224,6 +224,15 @@ def test_each_loss_can_have_an_optimiser_of_its_own(fused, max_grad_norm):
     assert set(update.optimizers) == {"actor", "qvalue", "alpha"}
 
 
+def test_the_state_of_an_update_with_other_optimisers_is_refused():
+    loss = make_loss("SACLoss")
+    several = Update(loss, sac_optimizers(loss))
+    whole = Update(loss, Adam(loss.parameters()))
+    for update, other in ((several, whole), (whole, several)):
+        with pytest.raises(SettingError, match="is the state of an update with other optimisers"):
+            update.load_state_dict(other.state_dict())
+
+
 def test_losses_can_share_an_optimiser():
     ours, theirs = make_loss("ClipPPOLoss, discrete"), make_loss("ClipPPOLoss, discrete")
     actor = Adam(ours.actor_network_params.parameters(), lr=0.01)

@@ -208,6 +208,8 @@ class ReplayBatches:
         *,
         device: torch.device | None = None,
     ) -> None:
+        if not isinstance(buffer, ReplayBuffer):
+            raise SettingError("buffer", type(buffer).__name__, "is no replay buffer of TorchRL's")
         self.buffer, self.device = buffer, device
         self.n_step = n_step
         self._direct = DirectRows(buffer)

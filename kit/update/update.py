@@ -555,7 +555,14 @@ class Update(OptimizationStepper):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`."""
+        """Restore a state of :meth:`state_dict`.
+
+        Raises:
+            SettingError: if it is of an update with other optimisers.
+        """
+        if [*state_dict["optimizers"]] != [*self.optimizers]:
+            why = "is the state of an update with other optimisers"
+            raise SettingError("state_dict", [*state_dict["optimizers"]], why, [[*self.optimizers]])
         for name, optimizer in self.optimizers.items():
             # PyTorch would go on with the very tensors, which may be those of another optimiser.
             optimizer.load_state_dict(copy.deepcopy(state_dict["optimizers"][name]))

@@ -235,6 +235,11 @@ def test_without_a_minibatch_size_a_sample_is_as_large_as_the_buffer():
     assert [[len(m) for m in g] for g in numbers(replay, plan, limit=1)] == [[6]]
 
 
+def test_what_is_no_replay_buffer_of_torchrl_is_refused():
+    with pytest.raises(SettingError, match="buffer='ReplayBatches' is no replay buffer of TorchRL"):
+        ReplayBatches(make_replay_buffer(20, 4))
+
+
 def test_sampling_before_anything_was_stored_is_explained():
     replay = make_replay_buffer(20, 4, n_step=3)
     replay.extend(batch_of(1, 2))
