@@ -719,18 +719,54 @@ def test_soft_updates_come_every_so_many_gradient_steps(every):
         assert_same(state_of(ours), state_of(theirs))
 
 
-def test_a_soft_update_whose_share_changes_is_noticed():
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_soft_update_whose_share_changes_is_noticed(fused):
     ours, theirs = make_loss("DDPGLoss"), make_loss("DDPGLoss")
-    own, other = (SGD(loss.parameters(), lr=0.1) for loss in (ours, theirs))
+    own, other = (Adam(loss.parameters(), lr=0.1, fused=fused) for loss in (ours, theirs))
     mine, targets = soft_update(ours, tau=0.1), soft_update(theirs, tau=0.1)
     update = Update(ours, own, target_updater=mine)
-    for step in range(6):
-        mine.eps = targets.eps = 0.9 - 0.05 * (step // 2)
+    for step in range(12):
+        mine.eps = targets.eps = 0.9 - 0.05 * (step // 4)
         minibatch = minibatch_for("DDPGLoss", seed=step)
         update(minibatch.clone())
         plain_step(theirs, other, minibatch)
         targets.step()
         assert_same(state_of(ours), state_of(theirs))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_another_target_update_replaces_the_first(fused):
+    ours, theirs = make_loss("DDPGLoss"), make_loss("DDPGLoss")
+    own, other = (Adam(loss.parameters(), lr=0.1, fused=fused) for loss in (ours, theirs))
+    update = Update(ours, own, target_updater=soft_update(ours, tau=0.1))
+    for step in range(9):
+        if step in (0, 3, 6):  # the last copies
+            tau = 0.1 + step / 10
+            targets = (
+                make_target_updater(theirs, 1.0) if step == 6 else soft_update(theirs, tau=tau)
+            )
+            update.target_updater = (
+                make_target_updater(ours, 1.0) if step == 6 else soft_update(ours, tau=tau)
+            )
+        minibatch = minibatch_for("DDPGLoss", seed=step)
+        update(minibatch.clone())
+        plain_step(theirs, other, minibatch)
+        targets.step()
+        assert_same(state_of(ours), state_of(theirs))
+
+
+@pytest.mark.parametrize(
+    ("every", "moves"), [(1, "always"), (2, "with the actor"), (3, "by itself")]
+)
+def test_a_soft_update_that_is_the_same_in_each_step_of_its_kind_is_part_of_the_step(every, moves):
+    loss, optimizers = td3(fused=True)
+    delay = {"loss_actor": 2}
+    targets = {"target_updater": soft_update(loss, tau=0.1), "target_update_every": every}
+    update = Update(loss, optimizers, every=delay, **targets)
+    for step in range(8):
+        update(minibatch_for("TD3Loss", seed=step))
+    moved = {len(due): "lerp" in str(one.operations) for due, one in update._fixed.items()}
+    assert moved == {1: moves == "always", 2: moves != "by itself"}
 
 
 def test_hard_updates_keep_their_own_count_and_save_it():

@@ -181,6 +181,10 @@ class Update(OptimizationStepper):
                 traced.clear()
             vars(self).get("_fixed", {}).clear()
         super().__setattr__(name, value)
+        if name == "target_updater" and "_update_targets" in vars(self):  # another one
+            self._traced.clear()
+            self._fixed.clear()
+            self._update_targets = self._target_step()
 
     def _target_step(self) -> Callable[[], Any] | None:
         """The update of the targets; a soft update, the same each time, is traced."""
@@ -212,6 +216,7 @@ class Update(OptimizationStepper):
         due = self._due(self.optimizer_step_count + 1)
         if not others and (whole := self._whole_step(due)) is not None:
             metrics, _ = self._outputs(whole(minibatch), minibatch)
+            self._stepped(due, targets_moved=self._moves_targets(due))
         else:
             minibatches = [minibatch, *others]
             parts = [self._losses_of(due, one) for one in minibatches]
@@ -219,7 +224,7 @@ class Update(OptimizationStepper):
             metrics = weighted_mean([part for part, _ in parts], rows)
             with torch.no_grad():
                 metrics |= self._apply(due, weighted_mean([part for _, part in parts], rows))
-        self._stepped(due)
+            self._stepped(due)
         return metrics
 
     def losses(self, minibatch: TensorDictBase, *, due_alone: bool = False) -> TensorDictBase:
@@ -283,11 +288,13 @@ class Update(OptimizationStepper):
         """Count a gradient step that was made; update the targets if it is their turn."""
         self._stepped(self._due(self.optimizer_step_count + 1))
 
-    def _stepped(self, due: Due) -> None:
+    def _stepped(self, due: Due, targets_moved: bool = False) -> None:
         self.optimizer_step_count += 1
         for number in due:
             self.groups[number].steps += 1
-        if self._target_counter == "gradient":
+        if targets_moved:
+            self._target_period(self.optimizer_step_count)
+        elif self._target_counter == "gradient":
             self._targets_due(self.optimizer_step_count)
 
     def begin_run(self) -> None:
@@ -310,6 +317,15 @@ class Update(OptimizationStepper):
             with torch.no_grad():
                 for _ in range(due):
                     self._update_targets()
+
+    def _moves_targets(self, due: Due) -> bool:
+        """Whether a whole step includes a soft update of the targets: the same in each of its kind.
+
+        So it is in every step, or together with the losses of an optimiser.
+        """
+        if type(self.target_updater) is not SoftUpdate or self._target_counter != "gradient":
+            return False
+        return self._target_period.period in (1, *[self.groups[number].period for number in due])
 
     def _due(self, gradient_step: int) -> Due:
         return tuple([n for n, g in enumerate(self.groups) if gradient_step % g.period == 0])
@@ -406,11 +422,13 @@ class Update(OptimizationStepper):
         if (due, kind) not in self._traced:
             optimizers = [self.groups[n].optimizer for n in due] if kind == "step" else []
             changes = [] if self.change_gradients is None else [self.change_gradients]
+            targets = [self.target_updater] if kind == "step" and self._moves_targets(due) else []
             self._traced[due, kind] = Traced(
                 functools.partial(self._loss if kind == "loss" else self._step, due),
                 self.loss_module,
                 *changes,
                 *optimizers,
+                *targets,
                 name=type(self.loss_module).__name__,
                 executor="inductor" if self.compile is True else "auto",
                 read_only=kind == "step",
@@ -453,6 +471,8 @@ class Update(OptimizationStepper):
         outputs = self._loss(due, minibatch)
         numbers = [name for what, name in outputs if what == "gradient"]
         norms = self._apply(due, {number: outputs.pop(("gradient", number)) for number in numbers})
+        if (updater := self.target_updater) is not None and self._moves_targets(due):
+            updater.step()
         return outputs | {("metric", name): norm for name, norm in norms.items()}
 
     def _differentiate(self, due: Due, losses: TensorDictBase) -> Gradients:
