@@ -219,9 +219,12 @@ MUTATIONS = [
         "kit/hooks/evaluation.py", "tests/hooks/test_evaluation.py tests/test_evaluate.py",
         ("self._left[: episodes % self.num_envs] += 1", "pass"),
         ("not self._left.any()", "not self._left.all()"),
-        ("    policy.eval()\n", ""),
-        ("            module.training = training", "            pass"),
         ("self.env = env.eval()", "self.env = env"),
+    ),
+    *_of(
+        "kit/modules/layers.py", "tests/hooks/test_evaluation.py tests/test_evaluate.py",
+        ("    network.train(mode)\n", ""),
+        ("            part.training = training", "            pass"),
     ),
     *_of(
         "kit/buffers/batches.py", "tests/buffers/test_batches.py tests/test_checkpoint.py",
@@ -646,8 +649,8 @@ MUTATIONS = [
     ),
     *_of(
         "kit/losses/crossq.py", "tests/modules/test_renorm.py tests/test_off_policy_recipes.py",
-        ("with _in_training(self.actor_network, False):", "if True:"),
-        ("with _in_training(self.actor_network, True):", "if True:"),
+        ("with in_training(self.actor_network, False):", "if True:"),
+        ("with in_training(self.actor_network, True):", "if True:"),
         ('how["weights"] = self._maybe_get_priority_weight(tensordict)', "pass"),
     ),
     *_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from kit.envs.episodes import Episode, EpisodeStatistics
 from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
 from kit.logging.journal import episode_columns
+from kit.modules.layers import in_training
 from kit.modules.particles import block
 from kit.steps.errors import SettingError, whole_number
 
@@ -115,7 +115,7 @@ class Evaluator:
         schedule = _Shares(env, self.episodes)
         self._actor.restart()
         numbers = RandomNumbers(seed, self.device)
-        with numbers, _evaluated(self.policy):
+        with numbers, in_training(self.policy, False):
             self._actor.prepare()
             with self._actor.begin():
                 try:
@@ -216,21 +216,6 @@ class _Shares(Schedule):
                 raise fault
             if length < 2 * _LONG:
                 warnings.warn(str(fault), stacklevel=2)
-
-
-@contextlib.contextmanager
-def _evaluated(policy: object) -> Iterator[None]:
-    """Put a policy into evaluation mode, and each of its modules back into the mode it was in."""
-    if not isinstance(policy, nn.Module):
-        yield
-        return
-    modes = [(module, module.training) for module in policy.modules()]
-    policy.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _device_of(policy: object) -> torch.device:

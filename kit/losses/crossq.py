@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl import objectives
+
+from kit.modules.layers import in_training
 
 
 class CrossQLoss(objectives.CrossQLoss):
@@ -30,12 +30,12 @@ class CrossQLoss(objectives.CrossQLoss):
 
     def qvalue_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of the critics, and ``td_error``, the largest of their absolute errors."""
-        with _in_training(self.actor_network, False):
+        with in_training(self.actor_network, False):
             return super().qvalue_loss(tensordict)  # type: ignore[no-any-return, unused-ignore]
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of the actor, and the log-probabilities of its actions."""
-        with _in_training(self.actor_network, True):
+        with in_training(self.actor_network, True):
             return super().actor_loss(tensordict)  # type: ignore[no-any-return, unused-ignore]
 
     def _reduce_loss(
@@ -45,14 +45,3 @@ class CrossQLoss(objectives.CrossQLoss):
         if tensordict is not None:
             how["weights"] = self._maybe_get_priority_weight(tensordict)
         return super()._reduce_loss(loss, tensordict, **how)  # type: ignore[no-any-return, unused-ignore]
-
-
-@contextlib.contextmanager
-def _in_training(module: nn.Module, mode: bool) -> Iterator[None]:
-    before = [(part, part.training) for part in module.modules()]
-    module.train(mode)
-    try:
-        yield
-    finally:
-        for part, training in before:  # some may be frozen
-            part.training = training

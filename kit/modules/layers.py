@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -109,3 +112,18 @@ class BatchRenorm(nn.Module):
             self.running_var += self.momentum * (var - self.running_var)
             self.batches += 1
         return torch.addcmul(d * self.weight + self.bias, centred, r / std * self.weight)
+
+
+@contextlib.contextmanager
+def in_training(network: object, mode: bool) -> Iterator[None]:
+    """Put a module into training or evaluation mode, and each part back into the mode it was in."""
+    if not isinstance(network, nn.Module):
+        yield
+        return
+    before = [(part, part.training) for part in network.modules()]
+    network.train(mode)
+    try:
+        yield
+    finally:
+        for part, training in before:  # some may be frozen
+            part.training = training
