@@ -448,8 +448,11 @@ MUTATIONS = [
         "kit/envs/backends/torchrl_layers.py", "tests/envs/test_transforms.py",
         ("    return held * int(below.frame_skip)", "    return held"),
         ("            return held * frame_skip_of(made)", "            return held"),
-        ("if isinstance(one, (VecNorm, VecNormV2)) and not one.frozen:", "if not one:"),
         ("return present.copy_(saved) if fits else saved.clone()", "return saved.clone()"),
+    ),
+    *_of(
+        "kit/envs/backends/torchrl.py", "tests/envs/test_transforms.py",
+        ("for one in running if not one.frozen)", "for one in running if not one)"),
     ),
     *_of(
         "kit/envs/vector_env.py", "tests/envs/test_transforms.py",

@@ -11,7 +11,7 @@ import gymnasium as gym
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import Composite
-from torchrl.envs import EnvBase, GymWrapper
+from torchrl.envs import EnvBase, GymWrapper, VecNorm, VecNormV2
 
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.backends.gymnasium import resets_by_mask
@@ -19,13 +19,13 @@ from kit.envs.backends.torchrl_layers import (
     base_env_of,
     frame_skip_of,
     from_entries,
-    learning_transform_of,
     load_state_below,
     load_state_of_transforms,
     plain_entries,
     state_below,
     state_of_transforms,
     text_of,
+    transforms_of,
 )
 from kit.envs.errors import FAULTS, fault_of
 from kit.envs.spaces import ActionConverter, Arrays, Key, Leaf, path_of
@@ -40,9 +40,6 @@ class TorchRLBackend(EnvBackend):
     without a batch dimension is one env. All entries of its observation specs are observations,
     actions are as its action specs say (one-hot ones stay one-hot). Those of no dimension, as
     TorchRL's readers of ``info`` write them, are numbers of finished episodes, too.
-
-    Args:
-        env: the environment.
 
     Attributes:
         action_repeat: env steps of one policy step, by the frame skips found, as TorchRL does not
@@ -199,8 +196,12 @@ class TorchRLBackend(EnvBackend):
 
     @property
     def learns(self) -> str | None:
-        """The transform that goes on learning from every step, if there is one."""
-        return learning_transform_of(self.env)
+        """The transform whose running normalisation learns from every step, if there is one.
+
+        Those of environments in other processes are not seen.
+        """
+        running = (one for one in transforms_of(self.env) if isinstance(one, (VecNorm, VecNormV2)))
+        return next((type(one).__name__ for one in running if not one.frozen), None)
 
     def state_of_transforms(self) -> list[dict[str, Any]]:
         """Return the state of each transform: running statistics, stacked frames, ..."""

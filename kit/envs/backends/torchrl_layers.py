@@ -81,17 +81,6 @@ def frame_skip_of(env: EnvBase) -> int:
     return held * int(below.frame_skip)
 
 
-def learning_transform_of(env: EnvBase) -> str | None:
-    """The name of a transform whose running normalisation learns from every step, if there is one.
-
-    Those of environments in other processes are not seen.
-    """
-    for one in transforms_of(env):
-        if isinstance(one, (VecNorm, VecNormV2)) and not one.frozen:
-            return type(one).__name__
-    return None
-
-
 # ---------------------------------------------------------------------- transforms
 def state_of_transforms(env: EnvBase) -> list[dict[str, Any]]:
     """The states of all transforms, running statistics among them."""
