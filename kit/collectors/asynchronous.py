@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from threading import get_ident
@@ -124,17 +125,13 @@ class AsyncCollector(KitCollector):
         self._closing = Finalize(self, _stop, rest, exitpriority=1)
 
     # ------------------------------------------------------------------ one batch
-    def collect(self) -> TensorDictBase:
-        """Return the next batch, and have another one made meanwhile.
+    def _prepared(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()  # the process has the random numbers
 
-        Raises:
-            EnvironmentFault: if an environment fails or the process dies.
-        """
-        if self.closed:
-            raise RuntimeError("this collector was shut down; make a new one")
+    def _collect(self) -> TensorDictBase:
+        """Return the next batch, and have another one made meanwhile."""
         self.update_policy_weights_()
         facts = self._await("batch")
-        self._iter += 1
         self.staleness = self._taken - facts["version"]
         self._staleness_since_row.append(self.staleness)
         self._taken += 1
@@ -150,9 +147,6 @@ class AsyncCollector(KitCollector):
             return batch.to(self.storing_device).unlock_()
         # Shared memory is locked; a shallow copy takes new entries (advantages, metrics of hooks).
         return batch.clone(recurse=not self.reuse)
-
-    def _collect(self) -> TensorDictBase:
-        raise NotImplementedError  # the process does
 
     def update_policy_weights_(self, *args: Any, **kwargs: Any) -> None:
         """Send the policy's weights, from which the process continues.
