@@ -308,7 +308,9 @@ class Dialect(ABC):
     def idle_settings(self, algo: str | None = None) -> list[str]:
         """Changed fields without effect for the algorithm."""
         algorithm = self._algorithm(algo if algo is not None else self.algo)
-        return [name for name in self.changed() if not self.applies(name, algorithm)]
+        default = {**vars(self.unchanged()), "version": self.version}
+        idle = [name for name in default if not self.applies(name, algorithm)]
+        return [name for name in idle if not same_value(getattr(self, name), default[name])]
 
     def _refuse_idle(self, given: Dialect) -> None:
         """Refuse changed fields of ``given`` without effect; ``self`` is resolved."""
@@ -319,12 +321,6 @@ class Dialect(ABC):
             raise SettingError(name, getattr(given, name), why, works)
 
     # ------------------------------------------------------------------ in and out
-    def changed(self) -> dict[str, Any]:
-        """The settings that differ from the library's defaults."""
-        default = vars(self.unchanged())
-        own = {name: value for name, value in vars(self).items() if name != "version"}
-        return {name: value for name, value in own.items() if not same_value(value, default[name])}
-
     def unchanged(self) -> Self:
         """The library's defaults, as they follow from these settings."""
         return type(self)()
