@@ -125,10 +125,6 @@ class TianshouSettings(Dialect):
         """
         return Sampling(names=self, family=self.family, version=self.version, **self.said())
 
-    def buffer_capacity(self) -> int:
-        """The transitions that the replay buffer holds: equally many of each environment."""
-        return self.resolved().sampling().capacity
-
     def _plan(self) -> dict[str, Any]:
         return self.sampling().plan()
 

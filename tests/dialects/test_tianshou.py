@@ -166,7 +166,8 @@ def test_a_reward_that_ends_the_run_is_a_number():
 
 
 def test_the_buffer_holds_equally_many_transitions_of_each_environment():
-    assert Tianshou(buffer_size=31, num_train_envs=3).buffer_capacity() == 33
+    settings = Tianshou(buffer_size=31, num_train_envs=3)
+    assert settings.resolved().sampling().capacity == 33
 
 
 def test_a_recipe_refuses_the_fields_that_mean_nothing_for_its_algorithm():
