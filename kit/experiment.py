@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import nn
@@ -44,6 +42,7 @@ from kit.config.plain import check
 from kit.config.plan import AnyConfig, make_plan
 from kit.dialects.carried import caveats, take
 from kit.envs import VectorEnv, make_env
+from kit.envs.state import seed_process
 from kit.hooks import (
     Anneal,
     BestPolicy,
@@ -279,9 +278,6 @@ class Experiment:
         """Read the data set of the settings; its statistics normalise the environments.
 
         A saved run that is only played has none: its checkpoint has the statistics.
-
-        Args:
-            env: environments of the data set.
 
         Raises:
             SettingError: if it cannot be read, or is of another environment.
@@ -525,6 +521,5 @@ def _bytes_of_latent(cfg: AnyConfig) -> int:
 
 def seed_everything(seed: int) -> None:
     """Seed the random numbers of Python, NumPy and PyTorch."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    seed_process(seed)
     torch.manual_seed(seed)

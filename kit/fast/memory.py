@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from kit.fast.layouts import is_view
+
 aten = torch.ops.aten
 
 SMALL = 2**17
@@ -57,9 +59,6 @@ def with_own_memory(
 class _Planner:
     """Replaces results by constants of a graph, and operations by those that write there.
 
-    Args:
-        graph: is changed.
-
     Attributes:
         own: memory of the graph's own by the placeholders for it; by operations that return several
             views of it, these.
@@ -98,7 +97,7 @@ class _Planner:
                 self._divide(node)
         for node in calls:
             shown = [one for one in _aliases(node) if one in self.own]
-            if shown and _is_view(node):
+            if shown and (node.target in _VIEWS or is_view(node.target)):
                 self._view_once(node)
             elif shown:  # it writes there, and returns what it was given
                 node.replace_all_uses_with(shown[0])
@@ -239,13 +238,6 @@ def _aliases(node: fx.Node) -> list[Any]:
         return []
     declared = [(n, a.name) for n, a in enumerate(schema.arguments) if a.alias_info is not None]
     return [node.args[n] if n < len(node.args) else node.kwargs.get(name) for n, name in declared]
-
-
-def _is_view(node: fx.Node) -> bool:
-    if node.target in _VIEWS:
-        return True
-    returns = node.target._schema.returns  # type: ignore[union-attr]
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 def _size(node: Any) -> int:

@@ -105,11 +105,8 @@ class Journal:
         for name, value in metrics.items():
             if isinstance(value, np.generic):
                 value = value.item()
-            if isinstance(value, Tensor):
-                if value.numel() == 1:
-                    self._noted.add({name: value.reshape(())})
-                else:
-                    self._say_left_out(name, value)
+            if isinstance(value, Tensor) and value.numel() == 1:
+                self._noted.add({name: value.reshape(())})
             elif isinstance(value, (float, int)):
                 self._numbers.setdefault(name, []).append(value)
             else:
@@ -131,10 +128,6 @@ class Journal:
         self, counters: Mapping[str, int], episodes: Sequence[Episode]
     ) -> dict[str, float | int]:
         """Write a row with everything since the last one, and return it.
-
-        Args:
-            counters: of the ledger.
-            episodes: finished since the last row.
 
         Raises:
             SettingError: if a metric that was noted has the name of another column.

@@ -15,16 +15,12 @@ if TYPE_CHECKING:
 GREY, BLUE = "#9aa5b1", "#1f6feb"
 
 
-def curve_axes(height: float = 4.2) -> tuple[Figure, Axes]:
-    """Make a picture with axes, and no lines yet.
-
-    Args:
-        height: of the picture in inches; it is seven wide.
-    """
+def curve_axes() -> tuple[Figure, Axes]:
+    """Make a picture with axes, and no lines yet."""
     from matplotlib.figure import Figure  # its pyplot would take as long again, for windows
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(7, height), dpi=150)
+    figure = Figure(figsize=(7, 4.2), dpi=150)
     axes = figure.subplots()
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.25)
@@ -34,11 +30,7 @@ def curve_axes(height: float = 4.2) -> tuple[Figure, Axes]:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write a picture, completely or not at all.
-
-    Args:
-        figure: of :func:`curve_axes`.
-        path: PNG file to write.
+    """Write a picture as a PNG file, completely or not at all.
 
     Raises:
         NotSaved: if it cannot be written; one that was there before is untouched.
