@@ -123,10 +123,6 @@ class SavedRun:
     def record(self, video: Path, seed: int) -> dict[str, float]:
         """Play one episode and write it to an MP4 file.
 
-        Args:
-            video: file to write.
-            seed: of the environment.
-
         Raises:
             SettingError: if the environment cannot be drawn or a package is missing.
             NotSaved: if the file cannot be written.

@@ -119,10 +119,7 @@ class StoredBatches(ReplayBatches):
 
 
 def read_datasets(folders: Sequence[str]) -> TensorDict:
-    """Read data sets and join them.
-
-    Args:
-        folders: of Minari's format.
+    """Read data sets in Minari's format and join them.
 
     Returns:
         ``[transitions]``, with TorchRL's names: ``observation``, ``action`` and, below ``next``,

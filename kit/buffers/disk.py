@@ -25,11 +25,6 @@ def zeros_on_disk(shape: Sequence[int], dtype: torch.dtype, folder: Path | str) 
 
     The file has no name: its space is free again when the process ends, however it ends.
 
-    Args:
-        shape: of the tensor.
-        dtype: of its numbers.
-        folder: where the file is.
-
     Raises:
         SettingError: if the folder cannot be written to, or its disk has no room.
     """

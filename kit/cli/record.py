@@ -100,13 +100,7 @@ class _Around(nn.Module):
 
 
 class SeesNormalized(_Around):
-    """A policy that sees raw observations normalised by statistics that do not change.
-
-    Args:
-        policy: acts.
-        normalizer: of the run.
-        device: of the policy.
-    """
+    """A policy that sees raw observations normalised by statistics that do not change."""
 
     def __init__(self, policy: Any, normalizer: Normalizer, device: torch.device | str) -> None:
         super().__init__(policy)
@@ -122,13 +116,7 @@ class SeesNormalized(_Around):
 
 
 class SometimesRandom(_Around):
-    """A policy in whose place random actions are taken now and then.
-
-    Args:
-        policy: acts otherwise.
-        spec: of the actions.
-        probability: of a random action.
-    """
+    """A policy in whose place random actions are taken with a probability."""
 
     def __init__(
         self, policy: Callable[[TensorDictBase], TensorDictBase], spec: Any, probability: float

@@ -315,12 +315,7 @@ class Actor:
 
     # ------------------------------------------------------------------ blocks of steps
     def phases(self, policy_steps: int, steps: int) -> list[tuple[PolicyRunner | None, int]]:
-        """Return who acts in the next time steps (``None``: random actions), and in how many.
-
-        Args:
-            policy_steps: of all environments so far.
-            steps: time steps.
-        """
+        """Return who acts in the next time steps (``None``: random actions), and in how many."""
         limits: list[tuple[PolicyRunner | None, int]] = [(None, self._random_until)]
         limits += [(self.explorer, self.exploration_frames), (self.runner, _FOREVER)]
         found = []

@@ -42,12 +42,7 @@ Layout = Literal["padded", "flat"]
 
 
 class Schedule:
-    """Says which environments take the next step of a rollout: all, for as long as there are rows.
-
-    Args:
-        num_envs: number of environments.
-        policy_steps: of all environments before.
-    """
+    """Says which environments take the next step of a rollout: all, as long as there are rows."""
 
     policy_steps: int
     """of all environments so far."""

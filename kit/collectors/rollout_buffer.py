@@ -265,9 +265,6 @@ class Batches:
 class EpisodeIds:
     """Numbers of episodes through the whole run: a new one for each that begins.
 
-    Args:
-        num_envs: number of environments.
-
     Attributes:
         present: of the open episodes, ``[num_envs]``.
         changes: of ``present`` so far.
@@ -513,10 +510,6 @@ class MaskCheck:
 
     def __call__(self, acted_on: Arrays, taken: int) -> None:
         """Look at the masks of observations ``[steps, num_envs, ...]``.
-
-        Args:
-            acted_on: the observations.
-            taken: time steps before these.
 
         Raises:
             EnvironmentFault: if one allows no action.

@@ -68,11 +68,7 @@ _SUMS = ("returns", "lengths", "env_steps")
 
 
 class EpisodeStatistics:
-    """Running sums of the open episode of each environment.
-
-    Args:
-        num_envs: number of environments.
-    """
+    """Running sums of the open episode of each environment."""
 
     def __init__(self, num_envs: int) -> None:
         self.returns = np.zeros(num_envs, np.float64)

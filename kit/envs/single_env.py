@@ -69,13 +69,7 @@ def make_single_env(
 
 
 def _refuse_shorter(env: gym.Env[Any, Any], limit: int, action_repeat: int) -> None:
-    """Refuse a time limit that one inside of a function or a wrapper comes before.
-
-    Args:
-        env: what was made.
-        limit: in policy steps.
-        action_repeat: env steps of one.
-    """
+    """Refuse a limit in policy steps that one inside of a function or a wrapper comes before."""
     layer: Any = env
     while isinstance(layer, gym.Wrapper):
         if isinstance(layer, gym.wrappers.TimeLimit):

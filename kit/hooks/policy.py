@@ -104,9 +104,6 @@ class SavePolicy(Hook):
     no replay buffer, optimiser or rows: small enough to be sent to somebody. ``python -m
     kit.evaluate``, ``SavedRun`` and ``start_from`` read it as they read a run folder; W&B keeps it
     as a model. A run that ends by an error writes none; one that is resumed writes it anew.
-
-    Args:
-        folder: which is written.
     """
 
     # A resumed run that has ended before, without this hook, has no checkpoint left to write.

@@ -311,12 +311,7 @@ class TensorBoardLogger(TorchRLLogger):
 
 
 class LoggerError(RuntimeError):
-    """A logger raised.
-
-    Args:
-        logger: which one.
-        error: raised by it.
-    """
+    """A logger raised."""
 
     def __init__(self, logger: RowLogger, error: BaseException) -> None:
         self.logger, self.error = logger, error

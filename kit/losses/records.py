@@ -71,10 +71,7 @@ class Records(NamedTuple):
         return cls(rows, previous, action, reward, *ends, start)
 
     def filtered(self, model: WorldModel) -> tuple[list[Tensor], Latent, Tensor]:
-        """Filter the observations.
-
-        Args:
-            model: encodes and filters.
+        """Encode and filter the observations.
 
         Returns:
             The observations as the model predicts them, latents ``[time, sequences, ...]``, and the

@@ -35,10 +35,6 @@ def counted(collector: BaseCollector | None, plan: StepPlan) -> CountedBatches:
 class CountedBatches:
     """Takes batches from a collector of the kit, and its counts.
 
-    Args:
-        collector: to take batches from.
-        plan: sizes of the batches.
-
     Attributes:
         collected: policy steps of the last batch.
         collected_at_random: those of them with random actions.

@@ -84,13 +84,7 @@ _SEES_BATCHES = (
 
 
 class HookError(RuntimeError):
-    """A hook raised.
-
-    Args:
-        hook: name of the function.
-        stage: where it was registered.
-        error: raised by the hook.
-    """
+    """A hook raised."""
 
     def __init__(self, hook: str, stage: str, error: BaseException) -> None:
         self.hook, self.stage, self.error = hook, stage, error

@@ -42,11 +42,7 @@ def entries_may_be_left_out(trainer: TorchRLProtocol) -> bool:
 
 
 class Undisturbed:
-    """Tells update and buffer, for the gradient steps within, what no hook sees or changes.
-
-    Args:
-        trainer: whose gradient steps they are.
-    """
+    """Tells update and buffer, for the gradient steps within, what no hook sees or changes."""
 
     def __init__(self, trainer: TorchRLProtocol) -> None:
         self.trainer = trainer

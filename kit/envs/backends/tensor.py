@@ -20,10 +20,6 @@ class TensorBackend(EnvBackend):
 
     So every collector can use it; :class:`~kit.collectors.TensorCollector` takes the tensors
     themselves.
-
-    Args:
-        env: the torch environment.
-        name: its id.
     """
 
     uses_torch = True

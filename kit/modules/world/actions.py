@@ -26,9 +26,6 @@ class ActionCode(nn.Module):
     Choices are one-hot; numbers between bounds are scaled to [-1, 1], unbounded ones stay as they
     are, also those between bounds whose distance float32 cannot hold.
 
-    Args:
-        env: the environment.
-
     Attributes:
         key: of the action.
         features: width of the vector.

@@ -40,11 +40,6 @@ class GaussianRSSM(StateSpace):
 
     Parameters of a state are its means and raw deviations side by side; deviations are
     ``softplus(raw) + 0.1``.
-
-    Args:
-        size: widths.
-        action_features: width of an encoded action.
-        embedding: width of an encoded observation.
     """
 
     LEAST = 0.1

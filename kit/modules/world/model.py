@@ -147,12 +147,7 @@ class WorldModel(nn.Module):
 
 
 class LatentCritic(nn.Module):
-    """A distribution of returns for each latent, as two-hot logits.
-
-    Args:
-        features: width of a latent's features.
-        size: widths.
-    """
+    """A distribution of returns for each latent, as two-hot logits."""
 
     def __init__(self, features: int, size: Size) -> None:
         super().__init__()

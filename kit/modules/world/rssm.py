@@ -153,11 +153,6 @@ class RSSM(StateSpace):
     The recurrence is a GRU whose weights are block-diagonal; latents are categorical, with 1 % of
     uniform probability mixed in and gradients passed straight through samples (Hafner et al. 2025,
     eqs. 1, 4 and appendix).
-
-    Args:
-        size: widths.
-        action_features: width of an encoded action.
-        embedding: width of an encoded observation.
     """
 
     UNIFORM = 0.01
