@@ -49,10 +49,15 @@ class StepsNoise(Hook):
         trainer.register_op("post_steps", self.noise.step)
 
 
-def build(kind, hook, steps=40, **parts):
+def build(kind, hook, steps=40, before_the_policy=False, **parts):
     """A run that trains nothing, whose policy moves by its noise alone; and the noise."""
     make_noise, env_id, _ = NOISES[kind]
-    plan = off_policy_plan(total_policy_steps=steps, learning_starts=0, replay_ratio=None)
+    plan = off_policy_plan(
+        total_policy_steps=steps,
+        learning_starts=0,
+        replay_ratio=None,
+        exploration_steps=before_the_policy * steps,
+    )
     env = make_env(env_id, 1, seed=0)
     noise = make_noise(env.full_action_spec if kind != "egreedy" else env.action_spec)
     choices = 1 if kind != "egreedy" else None
@@ -63,7 +68,11 @@ def build(kind, hook, steps=40, **parts):
 
     module = TensorDictModule(act, ["observation"], ["action"])
     policy = TensorDictSequential(module, noise)
-    collector = collector_of(plan, env, policy, seed=1, init_random_frames=0)
+    acting = {"seed": 1, "init_random_frames": 0}
+    if before_the_policy:
+        acting |= {"exploration_policy": policy, "exploration_frames": steps}
+        policy = TensorDictSequential(module)
+    collector = collector_of(plan, env, policy, **acting)
     trainer = Trainer(plan, collector=collector, loss_module=nn.Module(), **parts)
     trainer.add(hook(noise))
     seen = []
@@ -71,14 +80,18 @@ def build(kind, hook, steps=40, **parts):
     return trainer, noise, seen
 
 
+@pytest.mark.parametrize("before_the_policy", [False, True])
 @pytest.mark.parametrize("hook", [StepsNoise, AnnealExploration])
 @pytest.mark.parametrize("kind", list(NOISES))
-def test_a_resumed_run_explores_as_much_and_takes_bitwise_the_same_actions(kind, hook, tmp_path):
-    whole, at_the_end, wanted = build(kind, hook, folder=tmp_path, checkpoint_every=20)
+def test_a_resumed_run_explores_as_much_and_takes_bitwise_the_same_actions(
+    kind, hook, before_the_policy, tmp_path
+):
+    how = {"before_the_policy": before_the_policy}
+    whole, at_the_end, wanted = build(kind, hook, **how, folder=tmp_path, checkpoint_every=20)
     whole.run()
     attribute = NOISES[kind][2]
     checkpoint = sorted((tmp_path / "checkpoints").iterdir())[0]
-    resumed, noise, seen = build(kind, hook, resume_from=checkpoint)
+    resumed, noise, seen = build(kind, hook, **how, resume_from=checkpoint)
     assert 0.1 < float(getattr(noise, attribute)) < 1.0
     resumed.run()
     assert float(getattr(noise, attribute)) == float(getattr(at_the_end, attribute)) < 0.2

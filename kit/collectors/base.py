@@ -59,6 +59,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     env: Any = None
     _actor: Actor
     policy: Any = None
+    exploration_policy: Any = None
     frames_per_batch = requested_frames_per_batch = -1
     prefill_frames = 0
     exact_resume = True
@@ -95,6 +96,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Have ``policy`` act in ``env``, or what acts before it."""
         how = fast_policy_of(fast_policy)
+        self.exploration_policy = exploration_policy
         self.exact_policy = how != "auto"
         self._actor = Actor(
             self.env,
