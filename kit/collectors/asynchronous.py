@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
 import signal
 import statistics
@@ -59,7 +60,8 @@ class AsyncCollector(KitCollector):
         create_env_fn: function that makes the environment, in the process; or an environment of
             ``make_env``, which is made again there.
         policy: module from TensorDict to TensorDict; the process has a copy, which gets parameters,
-            buffers, and numbers, flags and texts among its public attributes.
+            buffers, and numbers, flags and texts among its public attributes. So has it of an
+            ``exploration_policy``. What they consist of stays as it is.
         collector: class of the collector in the process.
         max_staleness: update phases that the policy of a batch may be behind; 0 collects while the
             learner waits.
@@ -89,6 +91,7 @@ class AsyncCollector(KitCollector):
     ) -> None:
         self.env = create_env_fn if isinstance(create_env_fn, EnvBase) else None
         self.policy, self.reuse = policy, reuse
+        self.exploration_policy = kwargs.get("exploration_policy")
         self.max_staleness = whole_number("max_staleness", max_staleness)
         self.storing_device = usable_device(storing_device=storing_device)
         self._slots: dict[int, TensorDictBase] = {}
@@ -98,8 +101,9 @@ class AsyncCollector(KitCollector):
         self._staleness_since_row: list[int] = []
         # As many versions as batches can be under way, each overwriting the oldest.
         versions = range(self.max_staleness + 1)
-        self._weights = [[_shared(tensor) for tensor in _tensors(policy)] for _ in versions]
-        self._settings = _settings(policy)
+        policies = _policies(policy, self.exploration_policy)
+        self._weights = [[_shared(tensor) for tensor in _tensors(policies)] for _ in versions]
+        self._settings, self._parts = _settings(policies), _parts(policies)
         how = collector, _maker(create_env_fn), policy, kwargs
         self._start(pickle.dumps(CloudpickleWrapper(how)), threads)
         try:
@@ -153,13 +157,18 @@ class AsyncCollector(KitCollector):
 
         The first call after a batch counts; later ones before the next batch do nothing. Without
         any, weights are sent when the next batch is asked for.
+
+        Raises:
+            SettingError: if the policy has other modules or weights than the copy in the process.
         """
         if args or kwargs:
             super().update_policy_weights_(*args, **kwargs)
         if self._published < self._taken:
-            _copy(_tensors(self.policy), self._weights[self._taken % len(self._weights)])
+            policies = _policies(self.policy, self.exploration_policy)
+            _check_parts(self._parts, _parts(policies))
+            _copy(_tensors(policies), self._weights[self._taken % len(self._weights)])
             self._published = self._taken
-            before, self._settings = self._settings, _settings(self.policy)
+            before, self._settings = self._settings, _settings(policies)
             changed = {n: v for n, v in self._settings.items() if before.get(n, before) != v}
             self._send(("version", self._published, changed))
 
@@ -284,22 +293,43 @@ def _stop(process: Any, pipe: Any, in_step: Tensor) -> None:
     pipe.close()
 
 
-def _tensors(policy: Any) -> list[Tensor]:
-    """Parameters and buffers of a policy."""
-    module = isinstance(policy, nn.Module)
-    return [*policy.parameters(), *policy.buffers()] if module else []
+def _policies(*policies: Any) -> nn.ModuleList:
+    """Those that are modules."""
+    return nn.ModuleList(policy for policy in policies if isinstance(policy, nn.Module))
 
 
-def _settings(policy: Any) -> dict[tuple[str, str], Any]:
-    """Numbers, flags and texts among the public attributes of a policy and its submodules."""
-    if not isinstance(policy, nn.Module):
-        return {}
+def _tensors(policies: nn.ModuleList) -> list[Tensor]:
+    """Parameters and buffers of policies."""
+    return [*policies.parameters(), *policies.buffers()]
+
+
+def _settings(policies: nn.ModuleList) -> dict[tuple[str, str], Any]:
+    """Numbers, flags and texts among the public attributes of policies and their submodules."""
     return {
         (path, name): value
-        for path, module in policy.named_modules()
+        for path, module in policies.named_modules()
         for name, value in vars(module).items()
         if not name.startswith("_") and isinstance(value, (bool, int, float, str))
     }
+
+
+def _parts(policies: nn.ModuleList) -> dict[str, Any]:
+    """Classes of the submodules of policies and shapes of their tensors, by name."""
+    tensors = itertools.chain(policies.named_parameters(), policies.named_buffers())
+    classes = {f"{name}.": type(module) for name, module in policies.named_modules()}
+    return classes | {name: [*tensor.shape] for name, tensor in tensors}
+
+
+def _check_parts(copied: dict[str, Any], present: dict[str, Any]) -> None:
+    """Refuse policies that no longer consist of what the process has copies of."""
+    if copied == present and [*copied] == [*present]:
+        return
+    names = {**copied, **present}
+    other = [name for name in names if copied.get(name) != present.get(name)]
+    part = (other or [*present])[0].strip(".").partition(".")[2]
+    works = "change it before the collector is made, or make another collector"
+    why = "is not as in the copy of the policy in the process that collects"
+    raise SettingError("policy", part, why, works)
 
 
 def _shared(tensor: Tensor) -> Tensor:
@@ -331,7 +361,8 @@ def serve(
     try:
         make, make_env, policy, kwargs = pickle.loads(how).fn
         seed_process(kwargs.get("seed", 0))  # from which environments may draw
-        served = _Served(pipe, make(make_env(), policy, **kwargs), _tensors(policy), weights)
+        policies = _policies(policy, kwargs.get("exploration_policy"))
+        served = _Served(pipe, make(make_env(), policy, **kwargs), policies, weights)
         facts = {name: getattr(served.collector, name) for name in _FACTS}
         pipe.send(("ready", {**facts, "normalized_by": _normalized_by(served.collector)}))
         while served.work():
@@ -381,15 +412,20 @@ class _Served:
     Args:
         pipe: to the learner.
         collector: makes the batches.
-        own: weights of its policy.
+        policies: that act in it.
         weights: one version more of the policy's weights than its staleness can be; version ``v``
             is that of batch ``v``.
     """
 
     def __init__(
-        self, pipe: Any, collector: KitCollector, own: list[Tensor], weights: list[list[Tensor]]
+        self,
+        pipe: Any,
+        collector: KitCollector,
+        policies: nn.ModuleList,
+        weights: list[list[Tensor]],
     ) -> None:
-        self.pipe, self.collector, self.own, self.weights = pipe, collector, own, weights
+        self.pipe, self.collector, self.weights = pipe, collector, weights
+        self.policies, self.own = policies, _tensors(policies)
         self.max_staleness = len(weights) - 1
         self.made = 0
         self.newest = -1
@@ -454,9 +490,9 @@ class _Served:
         self.pipe.send(("batch", facts))
 
     def _set(self, version: int) -> None:
-        """Set the attributes of the policy that changed with a version."""
+        """Set the attributes of the policies that changed with a version."""
         for (path, name), value in self._settings.pop(version, {}).items():
-            setattr(self.collector.policy.get_submodule(path), name, value)
+            setattr(self.policies.get_submodule(path), name, value)
 
     def _store(self, batch: TensorDictBase) -> tuple[int, dict[int, TensorDictBase]]:
         """Write a batch to the shared buffer whose turn it is; its number, and it if it is new."""

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.envs import GymEnv
 
@@ -215,3 +215,54 @@ def test_numbers_of_the_policy_that_are_no_tensors_are_as_old_as_its_weights(max
         module.module.shift += 1.0
     collector.shutdown()
     assert found == [max(float(k - max_staleness), 0.0) for k in range(6)]
+
+
+def test_an_exploration_policy_is_as_old_as_the_policy(asynchronous):
+    exploring = policy()
+    collector = asynchronous(exploration_policy=exploring, exploration_frames=16, max_staleness=1)
+    found = []
+    for _ in range(6):
+        found += collector.collect()["version"].unique().tolist()
+        with torch.no_grad():
+            exploring.module.version -= 1
+            collector.policy.module.version += 1
+    assert found == [0, 0, -1, -2, 3, 4]
+
+
+def other_layer(network):
+    network[1] = nn.ReLU()
+
+
+def no_bias(network):
+    network[2].bias = None
+
+
+def one_more_layer(network):
+    network.append(nn.Tanh())
+
+
+def normalised_weights(network):
+    nn.utils.parametrizations.weight_norm(network[0])
+
+
+@pytest.mark.parametrize("change", [other_layer, no_bias, one_more_layer, normalised_weights])
+def test_a_policy_that_is_no_longer_what_the_process_has_a_copy_of_is_refused(change):
+    network = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 2), nn.Flatten(), nn.Tanh())
+    choice = nn.Sequential(network, nn.Softmax(-1))
+    module = TensorDictSequential(
+        TensorDictModule(choice, ["observation"], ["logits"]),
+        TensorDictModule(lambda logits: logits.argmax(-1), ["logits"], ["action"]),
+    )
+    collector = AsyncCollector(make_env(Steps, 2), module, frames_per_batch=4, max_staleness=0)
+    collector.collect()
+    change(network)
+    with pytest.raises(SettingError, match="is not as in the copy of the policy"):
+        collector.collect()
+    collector.shutdown()
+
+
+def test_other_parameters_of_the_same_shape_take_the_place_of_those_before(asynchronous):
+    collector = asynchronous(max_staleness=0)
+    collector.collect()
+    collector.policy.module.version = nn.Parameter(torch.tensor(5.0))
+    assert versions(collector, 1) == [5]
