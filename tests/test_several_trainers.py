@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 import recipes.ppo
 import recipes.sac
+from kit.buffers import make_replay_buffer
+from kit.envs import make_env
 from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.hooks import Evaluator
 from kit.steps import SettingError
 from kit.trainer import Trainer
-from tests.tiny import assert_equal, weights
+from tests.tiny import assert_equal, collector_of, off_policy_plan, weights
 
 
 def ppo(seed: int, **changes: Any) -> Trainer:
@@ -108,6 +111,80 @@ def test_a_loop_of_ones_own_is_the_run_with_its_hooks_and_rows(build, goes_on, t
     assert rows[1][1:]
     assert rows[1][1:] == rows[0][-len(rows[1]) + 1 :]
     assert goes_on or rows[0] == rows[1]
+
+
+def stores(number: int, buffer: Any, sequence_length: int | None = None, **parts: Any) -> Trainer:
+    """A trainer that stores steps which have its number, and trains nothing."""
+    plan = off_policy_plan(
+        total_policy_steps=24,
+        random_steps=24,
+        learning_starts=0,
+        replay_ratio=None,
+        sequence_length=sequence_length,
+    )
+    env = make_env("CartPole-v1", 1, seed=number)
+    collector = collector_of(plan, env, None)
+    parts |= {"loss_module": torch.nn.Module(), "progress": False}
+    made = Trainer(plan, collector=collector, buffer=buffer, **parts)
+
+    def mark(batch: TensorDict) -> None:
+        marked = torch.full(batch.shape, number)
+        batch.set("trainer", marked).set(("next", "trainer"), marked.clone())
+
+    made.register_op("batch_process", mark)
+    return made
+
+
+def take_turns(*trainers: Trainer) -> None:
+    for trainer in trainers:
+        trainer.begin()
+    while not trainers[0].schedule.done:
+        for trainer in trainers:
+            batch = trainer.collect()
+            due = trainer.schedule.advance(trainer.batches.collected)
+            trainer.train(batch, due.gradient_steps)
+            trainer.finish_iteration(batch, due)
+    for trainer in trainers:
+        trainer.shutdown()
+
+
+def test_steps_of_trainers_that_take_turns_with_one_buffer_are_not_joined():
+    buffer = make_replay_buffer(100, 4, n_step=3, gamma=0.9)
+    take_turns(stores(1, buffer), stores(2, buffer))
+    rows = buffer.buffer[:]
+    assert set(rows["trainer"].tolist()) == {1, 2}
+    assert torch.equal(rows["trainer"], rows["next", "trainer"])
+
+
+@pytest.mark.parametrize("given", ["the kit's", "TorchRL's"])
+def test_a_sequence_of_trainers_that_take_turns_with_one_buffer_begins_anew_between_them(given):
+    buffer = make_replay_buffer(100, 4, sequence_length=3)
+    shared = buffer if given == "the kit's" else buffer.buffer
+    take_turns(stores(1, shared, sequence_length=3), stores(2, shared, sequence_length=3))
+    rows = buffer.buffer[:]
+    changes = rows["trainer"][:-1] != rows["trainer"][1:]
+    assert changes.any()
+    assert rows["next", "done"][:-1][changes].all()
+
+
+def test_a_run_that_is_resumed_with_the_buffer_of_another_goes_on_with_its_own_steps(tmp_path):
+    def run(buffer: Any, **parts: Any) -> Any:
+        trainer = stores(1, buffer, checkpoint_every=12, **parts)
+        trainer.run()
+        return dict(buffer.buffer[:].flatten_keys().items())
+
+    whole = run(make_replay_buffer(100, 4, n_step=3, gamma=0.9), folder=tmp_path)
+    checkpoint = min((tmp_path / "checkpoints").iterdir())
+    used = make_replay_buffer(100, 4, n_step=3, gamma=0.9)
+    stores(2, used).run()
+    assert_equal(run(used, resume_from=checkpoint), whole)
+
+
+def test_steps_of_a_trainer_that_has_its_buffer_alone_go_on():
+    buffer = make_replay_buffer(100, 4, n_step=3, gamma=0.9)
+    take_turns(stores(1, buffer), stores(2, make_replay_buffer(100, 4, n_step=3, gamma=0.9)))
+    rows = buffer.buffer[:]
+    assert (rows["next", "terminated"] == rows["next", "done"]).all()
 
 
 def test_a_run_beside_that_of_another_thread_is_refused():

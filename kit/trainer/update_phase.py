@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tensordict import TensorDict, TensorDictBase
 
@@ -15,6 +16,9 @@ from kit.trainer import checks
 from kit.trainer.batches import size_of
 from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.updates import Undisturbed, entries_may_be_left_out, gradient_step
+
+_WRITERS: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
+"""By what joins steps to those that follow: the trainer that has written to it last."""
 
 
 class UpdatePhase:
@@ -29,6 +33,7 @@ class UpdatePhase:
         self._metrics = MetricMeans()
         self._undisturbed = Undisturbed(trainer)
         self._drawn = 0
+        self._writer = object()  # stands for the trainer, and keeps nothing alive
 
     def store(self, batch: TensorDictBase) -> None:
         """Give a batch to the buffer of which nothing is trained on now."""
@@ -98,7 +103,30 @@ class UpdatePhase:
         keys: Sequence[Any] = ()
         if trainer.plan.on_policy and entries_may_be_left_out(trainer):
             keys = getattr(trainer.update, "keys_read", ())
+        self._end_episodes_of_others()
         trainer.buffer.extend(batch, keys)
+
+    def _end_episodes_of_others(self) -> None:
+        """Let no step of another trainer that shares the buffer be joined to those of this one."""
+        joining = self._joining
+        if joining is None or _WRITERS.setdefault(joining, self._writer) is self._writer:
+            return
+        self.trainer.buffer.close_open_episodes(self.trainer.plan.num_envs)
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Take the steps in the buffer for those of this trainer, with which it goes on."""
+        if (joining := self._joining) is not None:
+            _WRITERS[joining] = self._writer
+
+    @property
+    def _joining(self) -> Any:
+        """What joins steps to those that follow; ``None`` if nothing does."""
+        buffer = self.trainer.buffer
+        if not getattr(buffer, "joins_steps", False):
+            return None
+        own = getattr(buffer, "n_step", None) is not None  # steps wait beside TorchRL's buffer
+        return buffer if own else getattr(buffer, "buffer", buffer)
 
     def _epoch(self, due: int) -> int:
         """Make the gradient steps of one update epoch, at most ``due``; return how many."""
