@@ -203,6 +203,22 @@ def test_a_run_of_a_sweep_that_fails_leaves_the_others_alone(capsys):
     assert err.startswith("\nerror: env.id='Nowhere-v0' ")
     assert "sweep.csv" in out
     assert [settings_of(run)["env"]["id"] for run in runs()] == ["CartPole-v1"]
+    (table,) = Path("runs").glob("ppo/sweeps/*/sweep.csv")
+    failed, whole = csv.DictReader(table.open())
+    assert (failed["env.id"], failed["folder"], whole["error"]) == ("Nowhere-v0", "", "")
+    assert failed["error"].startswith("env.id='Nowhere-v0' is not a registered")
+    assert "is not a registered" in out
+
+
+def test_the_table_of_a_sweep_has_values_as_they_were_given(capsys):
+    module = "kit.testing.envs:kit/Recall-v0"
+    ppo(*SHORT, "--multirun", f"env.id={module}", "env.kwargs.delay=1,2")
+    (table,) = Path("runs").glob("ppo/sweeps/*/sweep.csv")
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["env.id"], row["env.kwargs.delay"]) for row in rows] == [
+        (module, "1"),
+        (module, "2"),
+    ]
 
 
 def presets() -> list[tuple[str, str]]:

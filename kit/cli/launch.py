@@ -113,6 +113,7 @@ class _Job:
         of_sweep = hydra.mode == RunMode.MULTIRUN
         overrides = typing.cast("list[str]", OmegaConf.to_container(hydra.overrides.task))
         job = SWEEP_JOB.set((hydra.job.num, said(overrides)) if of_sweep else None)
+        trainer = None
         try:
             values = typing.cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
             trainer = self.build(from_plain(self.config_class, values))
@@ -121,6 +122,9 @@ class _Job:
             if of_sweep:
                 note(Path(hydra.sweep.dir), hydra.job.num, overrides, trainer)
         except Exception as error:
+            with contextlib.suppress(NotSaved):
+                if of_sweep:
+                    note(Path(hydra.sweep.dir), hydra.job.num, overrides, trainer, error)
             if self.is_elsewhere:
                 raise  # Hydra brings it home
             self.failed.append(error)  # Hydra would wrap it

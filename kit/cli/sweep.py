@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,14 @@ _COLUMNS = {"episode/return": "return", "evaluation/return": "evaluation"}
 
 def said(overrides: Sequence[str]) -> str:
     """What a run of a sweep was told, besides its seed, for its title."""
-    return ", ".join(one for one in overrides if not one.startswith("seed="))
+    told = map(_told, overrides)
+    return ", ".join(f"{name}={value}" for name, value in told if name != "seed")
+
+
+def _told(override: str) -> tuple[str, str]:
+    """The name and the value of an override, without the signs that Hydra needs."""
+    name, _, value = override.partition("=")
+    return name.lstrip("+"), re.sub(r"\\(.)", r"\1", value)
 
 
 def check_settings(
@@ -52,18 +61,30 @@ def check_settings(
         raise SettingError(error.field, error.value, error.why, error.works, hint) from None
 
 
-def note(sweep: Path, number: int, overrides: Sequence[str], trainer: Any) -> None:
-    """Keep what a run was told and what it reached, until all have ended; in any process."""
-    latest: Mapping[str, Any] = trainer.journal.latest
+def note(
+    sweep: Path, number: int, overrides: Sequence[str], trainer: Any, error: Exception | None = None
+) -> None:
+    """Keep what a run was told and what it reached, until all have ended; in any process.
+
+    Args:
+        sweep: folder of the sweep.
+        number: of the run.
+        overrides: what it was told.
+        trainer: of the run; ``None`` if none was built.
+        error: by which it ended.
+    """
+    latest: Mapping[str, Any] = {} if trainer is None else trainer.journal.latest
     reached = {name: latest[column] for column, name in _COLUMNS.items() if column in latest}
-    row = {"run": number, **dict(one.split("=", 1) for one in overrides), **reached}
-    row["folder"] = "" if trainer.folder is None else str(trainer.folder)
+    row = {"run": number, **dict(map(_told, overrides)), **reached}
+    if error is not None:
+        row["error"] = " ".join(str(error).split())
+    row["folder"] = str(getattr(trainer, "folder", None) or "")
     sweep.mkdir(parents=True, exist_ok=True)
     write_whole(sweep / f"run-{number}.json", json.dumps(row))
 
 
 def summary(sweep: Path) -> str:
-    """The table of the runs that have ended, with the settings that differ; empty without any.
+    """The table of the runs that have ended, with the settings that differ, and errors, if any.
 
     It is written to ``sweep.csv``, too.
     """
@@ -81,7 +102,10 @@ def summary(sweep: Path) -> str:
     for path in notes:
         path.unlink()
     values = {name: {str(row.get(name, "")) for row in rows} for name in names}
-    shown = [n for n in names if len(values[n]) > 1 or n in _COLUMNS.values()]
+    always = {*_COLUMNS.values(), "error"}
+    shown = [name for name in names if len(values[name]) > 1 or name in always]
+    for row in rows:
+        row["error"] = textwrap.shorten(row.get("error", ""), 60, placeholder=" ...")
     lines = [tuple(_text(row.get(name, "")) for name in shown) for row in rows]
     return f"{text_table(tuple(shown), lines)}\n\nsweep: {sweep / SWEEP_TABLE}"
 
