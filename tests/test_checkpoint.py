@@ -28,6 +28,7 @@ from torch import nn
 from torchrl.checkpoint import StateDictCheckpointAdapter
 from torchrl.modules import EGreedyModule, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
+from torchrl.trainers import LRSchedulerHook
 
 from kit.advantages import GAE
 from kit.config.plain import from_plain
@@ -467,6 +468,22 @@ def test_a_hook_with_a_state_that_is_left_out_is_said(tmp_path):
     with pytest.warns(UserWarning, match="this trainer has no hook stop_when"):
         again = ppo_trainer(resume_from=before.last_checkpoint)
     assert again.run().policy_steps == 64
+
+
+def test_a_hook_that_is_added_to_a_resumed_run_has_its_state(tmp_path):
+    def scheduled(**how):
+        trainer = ppo_trainer(log_every=16, **how)
+        rate = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda n: 1 + n)
+        return trainer.add(LRSchedulerHook(rate))
+
+    whole = scheduled(folder=tmp_path, checkpoint_every=16)
+    whole.run()
+    (before, _) = sorted((tmp_path / "checkpoints").iterdir())
+    with pytest.warns(UserWarning, match=r"no hook lr_scheduler.*unless it is added before"):
+        resumed = scheduled(resume_from=before)
+    assert resumed.optimizer.param_groups[0]["lr"] == 1e-3 * (1 + resumed.ledger.iterations)
+    resumed.run()
+    assert_same(resumed.loss_module.state_dict(), whole.loss_module.state_dict())
 
 
 class Learns(Hook):

@@ -60,6 +60,7 @@ class Checkpoints:
         self, folder: Path, parts: Mapping[str, Any], keep: int = 2, last: Path | None = None
     ) -> None:
         self.folder, self.keep = Path(folder), keep
+        self.left_out: list[str] = []
         self._checkpoint = torchrl_checkpoint.Checkpoint(format="directory")
         self._last = last
         for name, part in parts.items():
@@ -136,8 +137,8 @@ class Checkpoints:
             what = f"{part[1]}: " if part else ""
             why = f"cannot be loaded: {what}{type(first).__name__}: {reason}"
             raise SettingError("checkpoint", str(path), why, works) from error
-        left_out = sorted(result.unrequested)
-        _check_left_out(path, [name for name in left_out if whole or name in needed])
+        self.left_out = sorted(result.unrequested)
+        _check_left_out(path, [name for name in self.left_out if whole or name in needed])
         return dict(result.manifest.get("metadata", {}))
 
     @staticmethod
@@ -198,7 +199,8 @@ def _check_left_out(path: Path, names: list[str]) -> None:
             raise SettingError("checkpoint", str(path), why, works)
         hook = name.removeprefix(_HOOK)
         why = "its state in the checkpoint is left out, and so is what it would do"
-        warnings.warn(f"this trainer has no hook {hook}: {why}", stacklevel=5)
+        unless = "unless it is added before the run goes on"
+        warnings.warn(f"this trainer has no hook {hook}: {why}, {unless}", stacklevel=5)
 
 
 _HOOK = "hook "

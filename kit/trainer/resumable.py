@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +43,33 @@ class ResumableTrainer(TorchRLProtocol):
     _checkpoints: Checkpoints | None = None
     _saved_at = 0
     """iterations."""
+    _left_out: Sequence[str] = ()
+    """Parts of the checkpoint from which the run was resumed, of hooks that it did not have."""
+
+    # ------------------------------------------------------------------ registration
+    def add(self, hook: Any, name: str | None = None) -> Self:
+        """Register a hook object; to a run that was just resumed, with its state there.
+
+        Raises:
+            SettingError: if another hook has this name, or it is no hook object.
+        """
+        before = set(self.registered_modules)
+        super().add(hook, name)
+        added = {f"hook {one}" for one in self.registered_modules.keys() - before}
+        if found := added.intersection(self._left_out):
+            self._load_left_out(found)
+        return self
+
+    def _load_left_out(self, names: set[str]) -> None:
+        """Give hooks their states, unless the run has gone on, and optimisers theirs again.
+
+        A scheduler of learning rates has set that of its first step.
+        """
+        if self.last_checkpoint is None or self.ledger.iterations != self._saved_at:
+            return
+        optimisers = {"update", "optimizer"}
+        parts = {one: part for one, part in self._parts().items() if one in names | optimisers}
+        Checkpoints(self.last_checkpoint.parent, parts).load(self.last_checkpoint)
 
     # ------------------------------------------------------------------ the run
     def save(self) -> Path | None:
@@ -61,7 +89,7 @@ class ResumableTrainer(TorchRLProtocol):
             self._say_what_hooks_lose()
         metadata = {"counters": self.ledger.counters()}
         self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
-        self._saved_at = self.ledger.iterations
+        self._saved_at, self._left_out = self.ledger.iterations, ()
         return self.last_checkpoint
 
     def load(self, checkpoint: Path | str) -> Self:
@@ -71,9 +99,9 @@ class ResumableTrainer(TorchRLProtocol):
             SettingError: if it does not fit, or was written under another plan.
         """
         self.last_checkpoint = Path(checkpoint)
-        Checkpoints(self.last_checkpoint.parent, self._parts()).load(
-            self.last_checkpoint, whole=True
-        )
+        checkpoints = Checkpoints(self.last_checkpoint.parent, self._parts())
+        checkpoints.load(self.last_checkpoint, whole=True)
+        self._left_out = checkpoints.left_out
         self._saved_at = self.ledger.iterations
         checks.refuse(checks.in_resumed(self.plan, self.ledger, checkpoint))
         if isinstance(self.evaluate, Evaluator):
