@@ -23,7 +23,10 @@ _OF_ENVIRONMENTS = ("env_steps", "episodes", "environment_errors")
 """Counters that the ledger otherwise has up to date with each row and checkpoint alone."""
 _OF_EVALUATIONS = ("evaluations", "evaluation_episodes")
 """Counters that go on after an iteration has ended, when the value of the next one is set."""
-_ALONE = "leave one of the two out; recipes leave theirs out with anneal=constant"
+_ALONE = (
+    "leave one of the two out; recipes leave theirs out with anneal=constant, "
+    "and that of epsilon where epsilon_start=epsilon_end"
+)
 
 
 def _readable(present: Any) -> float | None:
@@ -235,6 +238,8 @@ class Anneal(Hook):
             if value.schedule is not None and (present := value.readable()) != value.written:
                 why = f"was set by something else during the run, and {self.name} would overrule it"
                 raise SettingError(self.label, present, why, _ALONE)
+        if self.values[0].schedule is None:  # something else may have set it since
+            self.value = self.values[0].readable()
         self.set()
 
     def set(self) -> None:
@@ -389,7 +394,9 @@ def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExplor
         why = f"is above epsilon_start={cfg.epsilon_start}, and epsilon falls"
         raise SettingError("epsilon_end", cfg.epsilon_end, why, [cfg.epsilon_start])
     if cfg.epsilon_decay is None:
-        return AnnealExploration(explore, share_of_run=cfg.exploration_share)
+        falls = cfg.epsilon_start != cfg.epsilon_end  # else a schedule of one's own may set it
+        schedule = "linear" if falls else "constant"
+        return AnnealExploration(explore, schedule, share_of_run=cfg.exploration_share)
     without_share = f"epsilon_decay={cfg.epsilon_decay} falls throughout the run"
     checks.unused(cfg, ("exploration_share",), without_share)
     begin = int(plan.prefill_is_iteration)

@@ -376,3 +376,13 @@ def test_a_policy_without_noise_has_nothing_to_anneal():
     trainer = ppo_trainer(on_policy_plan())
     with pytest.raises(SettingError, match=r"policy='ProbabilisticActor' has no exploration noise"):
         AnnealExploration(trainer.collector.policy)
+
+
+def test_a_learning_rate_that_a_scheduler_sets_is_logged_as_it_was_used():
+    trainer = ppo_trainer(on_policy_plan(), log_every=16)
+    trainer.add(AnnealLearningRate(trainer.optimizer, "constant"))
+    trainer.add(LRSchedulerHook(torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)))
+    used: list[float] = []
+    trainer.register_op("pre_epoch", lambda _: used.append(trainer.optimizer.param_groups[0]["lr"]))
+    logged = [row["schedule/learning_rate"] for row in rows_of(trainer)]
+    assert logged == list(dict.fromkeys(map(float, used)))
