@@ -12,16 +12,25 @@ import gymnasium as gym
 import pytest
 import torch
 from gymnasium.wrappers import FrameStackObservation
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torch.optim import Adam
 from torchrl import objectives
+from torchrl.modules import MLP, ValueOperator
+from torchrl.objectives import SACLoss, SoftUpdate
 
 from kit.buffers import ObservationStorage, PrioritizedSampler, make_replay_buffer
 from kit.config import EnvConfig
 from kit.dialects import Tianshou
+from kit.experiment import Experiment
+from kit.hooks import Anneal
 from kit.losses import DQNLoss
+from kit.modules import make_actor
 from kit.modules.exploration import EpsilonGreedy
-from kit.steps import SettingError
+from kit.steps import Piecewise, SettingError
 from kit.steps.settings import OffPolicySteps
 from kit.trainer import Trainer
+from kit.update import Update
 from recipes import dqn
 from tests.tiny import Uneven, assert_equal, weights
 
@@ -335,6 +344,65 @@ def test_an_epsilon_that_would_rise_is_refused(name):
     with pytest.raises(SettingError, match=r"epsilon_end=0.04 is above epsilon_start=0.01"):
         built(name, epsilon_start=0.01, **how)
     built(name, epsilon_start=0.01, epsilon_decay=0.9, epsilon_end=0.0, **how).shutdown()
+
+
+def with_own_epsilon(**settings: Any) -> tuple[Trainer, EpsilonGreedy]:
+    trainer = built("dqn", **settings)
+    (noise,) = (m for m in trainer.collector.policy.modules() if isinstance(m, EpsilonGreedy))
+    return trainer.add(Anneal(noise, "eps", Piecewise([60], [0.5, 0.25]))), noise
+
+
+def test_a_schedule_of_ones_own_sets_an_epsilon_that_does_not_fall():
+    trainer, noise = with_own_epsilon(epsilon_start=0.5, epsilon_end=0.5)
+    trainer.run()
+    assert float(noise.eps) == 0.25
+    with pytest.raises(SettingError, match=r"sets the same value.*epsilon_start=epsilon_end"):
+        with_own_epsilon()
+
+
+class SharedEncoder:
+    """SAC whose actor and critics read what one network writes."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def __call__(self, cfg: Any) -> Trainer:
+        """Build it."""
+        experiment = Experiment(cfg, algorithm="shared")
+        env = experiment.make_env()
+        encoder = TensorDictModule(nn.Linear(3, 8), ["observation"], ["features"])
+        encoder.out_features = 8
+        actor = make_actor(env, body=encoder, continuous="tanh_normal", return_log_prob=False)
+        value = ValueOperator(MLP(9, 1, num_cells=[8]), in_keys=["features", "action"])
+        critic = TensorDictSequential(encoder, value)
+        loss = experiment.make_loss(SACLoss, actor, critic, **self.settings)
+        optimizer, targets = Adam(loss.parameters(), 0.01), SoftUpdate(loss, tau=0.1)
+        update = Update(loss, optimizer, target_updater=targets, compile=cfg.compile)
+        buffer = experiment.make_replay_buffer()
+        return experiment.trainer(env, actor, buffer=buffer, update=update)
+
+
+def test_a_loss_that_copies_the_weights_that_actor_and_critics_share_is_refused():
+    with pytest.raises(SettingError, match=r"copies of the weights .* separate_losses=True"):
+        built("sac", make=SharedEncoder())
+
+
+def test_a_network_that_actor_and_critics_share_is_one_and_resumes_exactly(tmp_path):
+    make = SharedEncoder(separate_losses=True)
+    whole = built("sac", tmp_path, make=make)
+    whole.run()
+    loss = whole.loss_module
+    encoder = loss.actor_network_params["module", "0", "module", "0", "module", "weight"]
+    seen = loss.qvalue_network_params["module", "0", "module", "weight"]
+    assert torch.equal(seen, encoder.expand(2, 8, 3))
+    (folder,) = tmp_path.glob("*/*/*")
+    before = min((folder / "checkpoints").iterdir())
+    resumed = built("sac", make=make)
+    resumed.load(before)
+    assert resumed.policy_steps < 120
+    resumed.run()
+    for one, other in zip(resumed.loss_module.parameters(), loss.parameters()):
+        assert torch.equal(one, other)
 
 
 def test_the_sign_of_a_sum_of_rewards_is_not_learned_from():

@@ -16,7 +16,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictParams
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torchrl import objectives
 from torchrl.collectors import BaseCollector
 
@@ -338,12 +340,8 @@ def networks_of(make: Callable[..., Any], own: str, count: int) -> None:
 
 
 def target_networks(loss: Any, make: Callable[..., Any], own: str, updated: bool) -> None:
-    """Refuse a loss without target networks that are updated, and one with some that are not.
-
-    They are looked for as TorchRL's ``SoftUpdate`` does.
-    """
-    names = [name for name, _ in loss.named_children()]
-    there = any(name.startswith("target_") and name.endswith("_params") for name in names)
+    """Refuse a loss without target networks that are updated, and one with some that are not."""
+    there = target_networks_of(loss)
     if updated and not there:
         why = "has no target networks, which this recipe updates"
         known = make.__module__.startswith(("torchrl.", "kit."))
@@ -352,6 +350,35 @@ def target_networks(loss: Any, make: Callable[..., Any], own: str, updated: bool
     if there and not updated and make.__module__.startswith("torchrl."):  # others may by themselves
         why = "has target networks, which this recipe does not update"
         raise SettingError("loss", loss_name(make), why, [own])
+
+
+def target_networks_of(loss: nn.Module) -> list[str]:
+    """Names of the target networks of a loss, which are found as TorchRL's ``SoftUpdate`` does."""
+    names = [name for name, _ in loss.named_children()]
+    return [name for name in names if name.startswith("target_") and name.endswith("_params")]
+
+
+def shared_weights(
+    loss: nn.Module, make: Callable[..., Any], networks: Sequence[nn.Module]
+) -> None:
+    """Refuse a loss that gives critics copies of the weights that they share with the actor.
+
+    TorchRL's do, of several critics, unless they are told to have separate losses.
+    """
+    held = [
+        {one.data_ptr() for one in part.values(True, True) if not is_lazy(one)}
+        for name, part in loss.named_children()
+        if isinstance(part, TensorDictParams) and not name.startswith("target_")
+    ]
+    given = [
+        {one.data_ptr() for one in network.parameters() if not is_lazy(one)} for network in networks
+    ]
+    shared = set.intersection(*given) if len(given) == len(held) == 2 else set()
+    if any(sum(one in part for part in held) == 1 for one in shared):
+        why = "gives critics copies of the weights that they share with the actor: none is shared"
+        works = "give it separate_losses=True, which trains them by the loss of the actor alone"
+        hint = "or take another network for the critics, or a LossModule of your own"
+        raise SettingError("make_loss", loss_name(make), why, works, hint)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,14 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictSequential
 from torch import nn
 
+from kit.config import checks
+
 
 def with_shared_body(make: Callable[..., Any], networks: tuple[Any, ...], **arguments: Any) -> Any:
-    """Make a loss; where actor and critic begin with the same body, it runs once for both."""
+    """Make a loss; where actor and critic begin with the same body, it runs once for both.
+
+    Losses with target networks run it by themselves: targets need a body of their own.
+    """
     body = _body_of(networks)
     if body is None:
         return make(*networks, **arguments)
@@ -19,7 +24,10 @@ def with_shared_body(make: Callable[..., Any], networks: tuple[Any, ...], **argu
     _, *head = actor.module[0]
     _, *value = critic
     heads = ProbabilisticTensorDictSequential(*head, *list(actor.module)[1:])
-    return SharedBody(make(heads, TensorDictSequential(*value), **arguments), body)
+    loss = make(heads, TensorDictSequential(*value), **arguments)
+    return (
+        make(*networks, **arguments) if checks.target_networks_of(loss) else SharedBody(loss, body)
+    )
 
 
 def _body_of(networks: tuple[Any, ...]) -> Any:

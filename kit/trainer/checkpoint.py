@@ -345,6 +345,18 @@ def _make_parts(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> 
     for name, one in itertools.chain(loss.named_parameters(), loss.named_buffers()):
         if is_lazy(one) and f"{prefix}{name}" in state_dict:
             one.materialize(state_dict[f"{prefix}{name}"].shape)
+    for name in _views_of_parameters(loss):  # PyTorch cannot write to them
+        state_dict.pop(f"{prefix}{name}", None)
+
+
+def _views_of_parameters(loss: Any) -> list[str]:
+    """Names of buffers that repeat a parameter, which is loaded itself.
+
+    With ``separate_losses=True`` critics see those of the actor's weights that they share so.
+    """
+    trained = {one.data_ptr() for one in loss.parameters() if not is_lazy(one)}
+    named = [(name, one) for name, one in loss.named_buffers() if not is_lazy(one)]
+    return [name for name, one in named if one.data_ptr() in trained and 0 in one.stride()]
 
 
 class PolicyState:
