@@ -757,6 +757,40 @@ MUTATIONS = [
         "kit/hooks/annealing.py", "tests/dialects tests/hooks/test_annealing.py",
         ("begin = int(plan.prefill_is_iteration)", "begin = 0"),
     ),
+    *_of(
+        "kit/update/update.py", "tests/test_update.py",
+        ("        if targets_moved:\n", "        if False:\n"),
+        ("return self._target_period.period in (1, *[", "return 1 in (1, *["),
+        ("            self._update_targets = self._target_step()\n", "            pass\n"),
+    ),
+    *_of(
+        "kit/experiment.py", "tests/test_experiment.py -k given_replay",
+        ("sampler.alpha * factor != exponent", "sampler.alpha != exponent"),
+    ),
+    *_of(
+        "kit/collectors/asynchronous.py", "tests/collectors/test_asynchronous.py",
+        ("            _check_parts(self._parts, _parts(policies))\n", ""),
+    ),
+    *_of(
+        "kit/collectors/base.py", "tests/test_exploration_resume.py",
+        ("        self.exploration_policy = exploration_policy\n", ""),
+    ),
+    *_of(
+        "kit/trainer/update_phase.py", "tests/test_several_trainers.py",
+        ("        self._end_episodes_of_others()\n", ""),
+    ),
+    *_of(
+        "kit/trainer/resumable.py", "tests/test_checkpoint.py tests/test_torchrl_hooks.py",
+        ("            self._load_left_out(found)\n", "            pass\n"),
+    ),
+    *_of(
+        "kit/experiment.py", "tests/test_own_recipe.py tests/test_experiment.py",
+        ("        checks.shared_weights(loss, make, networks)\n", ""),
+    ),
+    *_of(
+        "kit/hooks/annealing.py", "tests/hooks/test_annealing.py tests/test_torchrl_hooks.py",
+        ("            self.value = self.values[0].readable()\n", "            pass\n"),
+    ),
 ]  # fmt: skip
 
 
