@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
@@ -203,7 +203,8 @@ class AsyncCollector(KitCollector):
         try:
             if not self._pipe.poll():
                 raise self._death()
-            kind, value = self._pipe.recv()
+            with _uninterrupted():
+                kind, value = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise self._death() from error
         if kind == "error":
@@ -280,6 +281,20 @@ def _maker(create_env_fn: Any) -> Callable[[], EnvBase]:
         works = "pass a function that makes it, or an environment of make_env"
         raise SettingError("env", type(create_env_fn).__name__, why, works)
     return again  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back while a message is read: what is read by half is lost, for the sender too.
+
+    Memory that a message brings is handed over by a thread of the sender, which would print its own
+    error.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _stop(process: Any, pipe: Any, in_step: Tensor) -> None:
