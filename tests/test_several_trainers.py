@@ -65,6 +65,24 @@ def test_a_run_does_not_depend_on_what_was_built_or_drawn_in_between(build):
     assert_equal(weights(other), expected[1])
 
 
+def take_turns(*trainers: Trainer) -> None:
+    """Iterations of trainers that have begun, one of each after the other."""
+    while not trainers[0].schedule.done:
+        for trainer in trainers:
+            batch = trainer.collect()
+            due = trainer.schedule.advance(trainer.batches.collected)
+            trainer.train(batch, due.gradient_steps)
+            trainer.finish_iteration(batch, due)
+
+
+def begin_and_take_turns(*trainers: Trainer) -> None:
+    for trainer in trainers:
+        trainer.begin()
+    take_turns(*trainers)
+    for trainer in trainers:
+        trainer.shutdown()
+
+
 @RECIPES
 def test_runs_can_take_turns_and_run_within_each_other(build):
     expected = alone(build, 1), alone(build, 2)
@@ -73,12 +91,7 @@ def test_runs_can_take_turns_and_run_within_each_other(build):
         for trainer in trainers:
             running.enter_context(trainer._lifecycle())
             trainer.begin()
-        while not trainers[0].schedule.done:
-            for trainer in trainers:
-                batch = trainer.collect()
-                due = trainer.schedule.advance(trainer.batches.collected)
-                trainer.train(batch, due.gradient_steps)
-                trainer.finish_iteration(batch, due)
+        take_turns(*trainers)
     for trainer, wanted in zip(trainers, expected):
         assert_equal(weights(trainer), wanted)
     outer, inner = build(1), build(2)
@@ -100,11 +113,7 @@ def test_a_loop_of_ones_own_is_the_run_with_its_hooks_and_rows(build, goes_on, t
         own.load(next(iter(sorted((whole.folder / "checkpoints").glob("checkpoint*")))))
     else:
         own.begin()
-    while not own.schedule.done:
-        batch = own.collect()
-        due = own.schedule.advance(own.batches.collected)
-        own.train(batch, due.gradient_steps)
-        own.finish_iteration(batch, due)
+    take_turns(own)
     own.shutdown()
     assert_equal(weights(own), weights(whole))
     rows = [(one.folder / "metrics.csv").read_text().splitlines() for one in (whole, own)]
@@ -135,22 +144,9 @@ def stores(number: int, buffer: Any, sequence_length: int | None = None, **parts
     return made
 
 
-def take_turns(*trainers: Trainer) -> None:
-    for trainer in trainers:
-        trainer.begin()
-    while not trainers[0].schedule.done:
-        for trainer in trainers:
-            batch = trainer.collect()
-            due = trainer.schedule.advance(trainer.batches.collected)
-            trainer.train(batch, due.gradient_steps)
-            trainer.finish_iteration(batch, due)
-    for trainer in trainers:
-        trainer.shutdown()
-
-
 def test_steps_of_trainers_that_take_turns_with_one_buffer_are_not_joined():
     buffer = make_replay_buffer(100, 4, n_step=3, gamma=0.9)
-    take_turns(stores(1, buffer), stores(2, buffer))
+    begin_and_take_turns(stores(1, buffer), stores(2, buffer))
     rows = buffer.buffer[:]
     assert set(rows["trainer"].tolist()) == {1, 2}
     assert torch.equal(rows["trainer"], rows["next", "trainer"])
@@ -160,7 +156,7 @@ def test_steps_of_trainers_that_take_turns_with_one_buffer_are_not_joined():
 def test_a_sequence_of_trainers_that_take_turns_with_one_buffer_begins_anew_between_them(given):
     buffer = make_replay_buffer(100, 4, sequence_length=3)
     shared = buffer if given == "the kit's" else buffer.buffer
-    take_turns(stores(1, shared, sequence_length=3), stores(2, shared, sequence_length=3))
+    begin_and_take_turns(stores(1, shared, sequence_length=3), stores(2, shared, sequence_length=3))
     rows = buffer.buffer[:]
     changes = rows["trainer"][:-1] != rows["trainer"][1:]
     assert changes.any()
@@ -182,7 +178,9 @@ def test_a_run_that_is_resumed_with_the_buffer_of_another_goes_on_with_its_own_s
 
 def test_steps_of_a_trainer_that_has_its_buffer_alone_go_on():
     buffer = make_replay_buffer(100, 4, n_step=3, gamma=0.9)
-    take_turns(stores(1, buffer), stores(2, make_replay_buffer(100, 4, n_step=3, gamma=0.9)))
+    begin_and_take_turns(
+        stores(1, buffer), stores(2, make_replay_buffer(100, 4, n_step=3, gamma=0.9))
+    )
     rows = buffer.buffer[:]
     assert (rows["next", "terminated"] == rows["next", "done"]).all()
 
