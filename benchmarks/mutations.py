@@ -784,7 +784,7 @@ MUTATIONS = [
         ("            self._load_left_out(found)\n", "            pass\n"),
     ),
     *_of(
-        "kit/experiment.py", "tests/test_own_recipe.py tests/test_experiment.py",
+        "kit/experiment.py", "tests/test_off_policy_recipes.py",
         ("        checks.shared_weights(loss, make, networks)\n", ""),
     ),
     *_of(

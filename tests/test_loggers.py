@@ -335,6 +335,7 @@ def test_wandb_is_told_project_name_and_id_by_its_environment_variables(tmp_path
 @pytest.mark.usefixtures("nobody")
 def test_wandb_is_given_the_videos_of_a_run_at_their_steps(tmp_path):
     pytest.importorskip("pygame")
+    pytest.importorskip("moviepy")
     trainer = build(config(tmp_path, logger="wandb", video_every=32))
     trainer.run()
     history = [items(row.item) for kind, row in records(trainer.folder) if kind == "history"]

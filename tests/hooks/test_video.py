@@ -22,6 +22,7 @@ from tests.stored import NAMES, read_stored
 from tests.tiny import Uneven, on_policy_plan, ppo_parts, ppo_trainer, weights
 
 pytest.importorskip("pygame")
+pytest.importorskip("moviepy")
 pytestmark = pytest.mark.filterwarnings("ignore:Importing backend")
 
 LENGTH = 5  # of an episode, policy steps
