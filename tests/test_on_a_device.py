@@ -37,7 +37,7 @@ CHECKS = {
 def runs(names):
     """What each recipe prints, by name."""
     command = [sys.executable, "-m", "tests.simulated_cuda", *names]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[")]
     found = {name: (gradient_steps, crossed) for name, gradient_steps, crossed in lines}
@@ -68,6 +68,6 @@ def test_a_recipe_trains_on_a_device_and_its_loss_stays_there(name, names):
 )
 def test_parts_go_together_on_a_device(name):
     command = [sys.executable, "-m", "tests.parts_on_a_device", name]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-3_000:]

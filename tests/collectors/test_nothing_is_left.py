@@ -53,8 +53,7 @@ def start(how: str, path: Path) -> tuple[subprocess.Popen, list[int]]:
 
     With it come the numbers of its processes: itself, two workers, one that collects.
     """
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, "-c", textwrap.dedent(SCRIPT), how, str(path / "calls")]
     with (path / "stderr").open("w") as errors:
         process = subprocess.Popen(
