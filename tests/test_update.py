@@ -755,6 +755,15 @@ def test_another_target_update_replaces_the_first(fused):
         assert_same(state_of(ours), state_of(theirs))
 
 
+def test_another_loss_or_other_optimisers_need_another_update():
+    loss = make_loss("DDPGLoss")
+    update = Update(loss, Adam(loss.parameters()))
+    for name, other in (("loss_module", make_loss("DDPGLoss")), ("groups", [])):
+        with pytest.raises(SettingError, match=rf"{name}='\w+' is another one .* another Update"):
+            setattr(update, name, other)
+    assert update.loss_module is loss
+
+
 @pytest.mark.parametrize(
     ("every", "moves"), [(1, "always"), (2, "with the actor"), (3, "by itself")]
 )

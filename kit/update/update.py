@@ -176,6 +176,9 @@ class Update(OptimizationStepper):
         self._update_targets = self._target_step()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("loss_module", "groups") and name in vars(self):
+            why = "is another one than this update's programs, checks and checkpoints are about"
+            raise SettingError(name, type(value).__name__, why, "make another Update with it")
         if name in _RECORDED and getattr(self, name, None) != value:
             for traced in vars(self).get("_traced", {}).values():
                 traced.clear()
