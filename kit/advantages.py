@@ -149,22 +149,33 @@ class Standardizer(nn.Module):
             advantage: ``[num_envs, steps, ...]``.
             mask: which steps are no padding, ``[num_envs, steps]``; ``None``: all.
         """
-        weight = torch.ones_like(advantage)
-        if mask is not None:
-            more = [1] * (advantage.ndim - mask.ndim)
-            weight = mask.reshape(*mask.shape, *more).expand_as(advantage).to(advantage.dtype)
-        count = weight.sum()
-        mean = (advantage * weight).sum() / count
-        centred = (advantage - mean) * weight
         if self.over == "batch":
-            others = (count - 1).clamp_min(1)  # one advantage alone is 0
-            return centred / (centred.square().sum() / others).sqrt().clamp_min(1e-6)
+            return _standardized(advantage, mask, least=1e-6)
+        weight, count, mean, centred = _centred(advantage, mask)
         known = Moments(self.mean, self.var, self.count)
         var = centred.double().square().sum() / count
         for buffer, new in zip(known, known.merged(mean.double(), var, count)):
             buffer.copy_(new)
         deviation = self.var.sqrt().clamp_min(1e-6)
         return ((advantage - self.mean) / deviation).to(advantage.dtype) * weight
+
+
+def _centred(advantage: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weights of advantages, 0 in padding; their sum; the mean; distances from it, 0 in padding."""
+    weight = torch.ones_like(advantage)
+    if mask is not None:
+        more = [1] * (advantage.ndim - mask.ndim)
+        weight = mask.reshape(*mask.shape, *more).expand_as(advantage).to(advantage.dtype)
+    count = weight.sum()
+    mean = (advantage * weight).sum() / count
+    return weight, count, mean, (advantage - mean) * weight
+
+
+def _standardized(advantage: Tensor, mask: Tensor | None, least: float) -> Tensor:
+    """Advantages of mean 0 and standard deviation 1, which counts as ``least`` at least."""
+    _, count, _, centred = _centred(advantage, mask)
+    others = (count - 1).clamp_min(1)  # one advantage alone is 0
+    return centred / (centred.square().sum() / others).sqrt().clamp_min(least)
 
 
 _OF_TORCHRL = (
@@ -254,17 +265,21 @@ class GAE(torchrl_value.GAE):
         """Add advantages, value targets and values to a batch ``[num_envs, steps]`` or ``[steps]``.
 
         Calls with parameters, as a loss makes them, are left to TorchRL's implementation, and so
-        are batches whose names say that another dimension than the last is the time.
+        are batches whose names say that another dimension than the last is the time, and those of
+        transitions that join several steps (``steps_to_next_obs``).
 
         Raises:
             SettingError: if such a call meets a setting that TorchRL does not have.
         """
         elsewhere = _time_of(tensordict) != tensordict.ndim - 1
+        joined = tensordict.get(self.tensor_keys.steps_to_next_obs, None) is not None
         if args or kwargs:
             self._refuse_own("estimates by given parameters", "call it with a batch alone")
         elif elsewhere:
             self._refuse_own("estimates of batches without time last", "transpose the batch")
-        if args or kwargs or elsewhere or self._asks_for_torchrls():
+        elif joined:
+            self._refuse_own("estimates of joined steps", "leave out steps_to_next_obs")
+        if args or kwargs or elsewhere or joined or self._asks_for_torchrls():
             return super().forward(tensordict, *args, **kwargs)
         if self._traced is None:
             self._traced = Traced(self._written, self, self.value_network, name="GAE")
@@ -290,10 +305,11 @@ class GAE(torchrl_value.GAE):
         with_time_last = (tensor.movedim(time, -1) for tensor in (*ends, value, following))
         estimates = self._estimates(batch, *with_time_last)
         advantage, target = (estimate.movedim(-1, time) for estimate in estimates)
+        mask = batch.get(("collector", "mask"), None)
         if self.average_gae:
-            advantage = (advantage - advantage.mean()) / advantage.std().clamp_min(1e-4)
+            advantage = _standardized(advantage, mask, least=1e-4)
         if self.standardizer is not None:
-            advantage = self.standardizer(advantage, batch.get(("collector", "mask"), None))
+            advantage = self.standardizer(advantage, mask)
         return {
             names.advantage: advantage, names.value_target: target,
             names.value: value, ("next", names.value): following,

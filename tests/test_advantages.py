@@ -133,6 +133,16 @@ def test_the_numbers_are_torchrls(shape, average):
             assert not found[key].requires_grad
 
 
+def test_steps_that_are_joined_are_discounted_as_torchrl_discounts_them():
+    value, batch = network(double=True), batch_of(2, 5)
+    batch["steps_to_next_obs"] = torch.randint(1, 4, batch["next", "reward"].shape)
+    settings = {"gamma": 0.9, "lmbda": 0.8, "value_network": value}
+    expected = torchrl_value.GAE(**settings)(batch.clone())
+    torch.testing.assert_close(GAE(**settings)(batch.clone())["advantage"], expected["advantage"])
+    with pytest.raises(SettingError, match="has no effect on estimates of joined steps"):
+        GAE(**settings, standardize="batch")(batch)
+
+
 def test_a_replayed_program_sees_updates_of_the_network():
     value = network(double=True)
     estimator = GAE(gamma=0.9, lmbda=0.9, value_network=value)
@@ -435,8 +445,8 @@ def test_a_baseline_is_subtracted_and_bootstraps_what_is_cut_off(size, seed, gam
     assert not batch["advantage"].requires_grad
 
 
-@pytest.mark.parametrize("baseline", [False, True])
-def test_padding_changes_no_return_and_is_not_counted_in_the_normalisation(baseline):
+@pytest.mark.parametrize("over", [None, {"standardize": "batch"}, {"average_gae": True}])
+def test_padding_changes_no_return_and_is_not_counted_in_the_normalisation(over):
     torch.manual_seed(0)
     lengths, steps = [3, 7, 5], 7
     batch = batch_of(3, steps, ends=0.0)
@@ -447,8 +457,8 @@ def test_padding_changes_no_return_and_is_not_counted_in_the_normalisation(basel
     batch["collector", "mask"] = mask
     polluted = batch.clone()
     polluted["next", "reward"][~mask] = 1e6
-    if baseline:
-        estimate = GAE(gamma=0.9, value_network=network(double=True), standardize="batch")
+    if over:
+        estimate = GAE(gamma=0.9, value_network=network(double=True), **over)
     else:
         estimate = RewardToGo(gamma=0.9, standardize="batch")
     one, other = estimate(batch)["advantage"][mask], estimate(polluted)["advantage"][mask]
