@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from kit.config.plain import from_plain
 from kit.steps import SettingError
+from kit.trainer import Trainer
 from tests.fuzz.__main__ import RECIPES
 from tests.fuzz.attempts import is_short
 from tests.fuzz.test_fast_is_plain import longer_config
@@ -26,41 +28,56 @@ class Killed(BaseException):
     """Ends a run where nobody expects it."""
 
 
-def outcome(recipe: Any, values: dict[str, Any], runs: Path, stop: int = 0) -> Any:
+def kill_in(trainer: Trainer, stage: str, number: int) -> None:
+    """Let a stage end the run when it comes for the ``number``-th time; or the end of iterations.
+
+    Args:
+        trainer: of the run.
+        stage: which there may not be in it.
+        number: 0: never.
+    """
+    left = itertools.count(number, -1)
+
+    def kill(*_: Any) -> None:
+        if next(left) == 1:
+            raise Killed
+
+    try:
+        trainer.register_op(stage, kill)
+    except SettingError:
+        trainer.register_op("post_steps", kill)
+
+
+def outcome(
+    recipe: Any, values: dict[str, Any], runs: Path, kill: tuple[str, int] = ("post_steps", 0)
+) -> Any:
     """Weights, rows (as text: there may be NaN) and counts of a run, or its error.
 
     Args:
         recipe: module.
         values: plain settings.
         runs: folder of run folders.
-        stop: iteration in which it is killed, to be resumed from the last checkpoint; 0: none.
+        kill: stage in which it ends without a word, and which time; 0: it does not.
     """
     values = {**copy.deepcopy(values), "runs": str(runs)}
     trainer = recipe.build(from_plain(recipe.Config, copy.deepcopy(values)))
     if not is_short(trainer.plan, 1):
         trainer.shutdown()
         return None
-    for count in (stop, 0) if stop else (0,):
-
-        def kill(*_: Any, left: list[int] = [count]) -> None:  # noqa: B006
-            left[0] -= 1
-            if left[0] == 0:
-                raise Killed
-
-        trainer.register_op("pre_steps_log", kill)
+    kill_in(trainer, *kill)
+    try:
         try:
             trainer.run()
         except Killed:
             trainer.shutdown()
             values["resume"] = str(trainer.folder)
             trainer = recipe.build(from_plain(recipe.Config, copy.deepcopy(values)))
-        except (RuntimeError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-    return (
-        weights(trainer),
-        (Path(trainer.folder) / "metrics.csv").read_text(),
-        trainer.ledger.state_dict(),
-    )
+            kill_in(trainer, kill[0], 0)
+            trainer.run()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    rows = (Path(trainer.folder) / "metrics.csv").read_text()
+    return weights(trainer), rows, trainer.ledger.state_dict()
 
 
 @pytest.mark.slow
@@ -82,7 +99,8 @@ def test_a_resumed_run_is_bitwise_the_whole_one(name, monkeypatch, tmp_path):
             continue
         if whole is None:
             continue
-        resumed = outcome(recipe, values, tmp_path / f"{number}", stop=draw.randrange(2, 9))
+        kill = draw.choice(["pre_steps_log", "post_optim", "post_steps"]), draw.randrange(2, 16)
+        resumed = outcome(recipe, values, tmp_path / f"{number}", kill)
         assert_same(whole, resumed, f"{name} {number}")
         made += 1
         if made == RUNS:
