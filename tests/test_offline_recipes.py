@@ -24,6 +24,7 @@ from torchrl.objectives import SoftUpdate
 import kit.buffers.datasets
 import recipes.sac
 from kit.__main__ import main
+from kit.buffers import make_replay_buffer
 from kit.buffers.dataset_writer import DatasetWriter
 from kit.cli.record import SometimesRandom, _played, record
 from kit.collectors import VectorCollector
@@ -440,6 +441,20 @@ def test_real_numbers_are_read_as_float32_and_choices_as_they_are(tmp_path):
     message = r"choice-v0' holds actions int64 \[\], and those of the first .* float32 \[1\]"
     with pytest.raises(SettingError, match=message):
         kit.buffers.datasets.read_datasets([str(real), str(choice)])
+
+
+def test_an_episode_ends_with_its_last_transition_also_where_no_flag_says_so(tmp_path):
+    folder, force = tmp_path / "cut-v0", np.zeros((3, 1), np.float32)
+    seen = np.ones((4, 2), np.float32)
+    cut = an_episode(force, seen) | {"terminations": np.zeros(3, bool)}
+    whole = an_episode(force, seen)
+    written_by_minari(folder, cut, spaces.Box(-1, 1, (1,), np.float32), whole, cut)
+    rows = kit.buffers.datasets.read_datasets([str(folder)])
+    for name, ends in {"done": [2, 5, 8], "terminated": [5], "truncated": [2, 8]}.items():
+        assert rows["next", name].squeeze(-1).nonzero().flatten().tolist() == ends
+    demos = make_replay_buffer(9, 4, n_step=3, gamma=1.0)
+    demos.extend(rows)
+    assert demos.buffer[:]["next", "reward"].flatten().tolist() == [3, 2, 1, 3, 2, 1]
 
 
 @pytest.mark.parametrize(

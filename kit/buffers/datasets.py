@@ -124,7 +124,8 @@ def read_datasets(folders: Sequence[str]) -> TensorDict:
     Returns:
         ``[transitions]``, with TorchRL's names: ``observation``, ``action`` and, below ``next``,
         ``observation``, ``reward``, ``terminated``, ``truncated``, ``done``. Real numbers are
-        float32, the type of a network; whole numbers are as they are stored.
+        float32, the type of a network; whole numbers are as they are stored. An episode that is
+        not terminated is truncated after its last transition, also where no flag says so.
 
     Raises:
         SettingError: if there is none, a folder holds no data set, observations or actions are
@@ -168,12 +169,12 @@ def _read(folder: Path) -> TensorDict:
         observation, action = map(_tensor, arrays)
         if episodes:
             _check_shapes(folder, episode.id, (observation, action), episodes[0])
-        ends = {
-            "terminated": torch.as_tensor(episode.terminations, dtype=torch.bool).unsqueeze(-1),
-            "truncated": torch.as_tensor(episode.truncations, dtype=torch.bool).unsqueeze(-1),
-        }
+        terminated = torch.tensor(episode.terminations, dtype=torch.bool).unsqueeze(-1)
+        truncated = torch.tensor(episode.truncations, dtype=torch.bool).unsqueeze(-1)
+        truncated[-1:] |= ~terminated[-1:]  # Minari writes episodes that no flag ends, too
+        ends = {"terminated": terminated, "truncated": truncated}
         reward = torch.as_tensor(episode.rewards, dtype=torch.float32).unsqueeze(-1)
-        done = ends["terminated"] | ends["truncated"]
+        done = terminated | truncated
         following = {"observation": observation[1:], "reward": reward, **ends, "done": done}
         rows = {"observation": observation[:-1], "action": action, "next": following}
         episodes.append(TensorDict(rows, [len(action)]))
