@@ -247,12 +247,14 @@ def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_
     for key, change in {
         "action": torch.neg,
         ("next", "reward"): torch.neg,
-        ("next", "done"): torch.logical_not,
+        ("next", "terminated"): torch.logical_not,
+        ("next", "observation"): torch.neg,
+        "observation": torch.neg,
     }.items():
         rows = stored.clone()
         rows[key] = change(rows[key])
         given(monkeypatch, rows)
-        with pytest.raises(SettingError, match="has other actions, rewards or ends than that of"):
+        with pytest.raises(SettingError, match="has other transitions than that of the run"):
             built("bc", runs=str(tmp_path), resume=str(first.folder))
 
 

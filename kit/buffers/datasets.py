@@ -61,6 +61,8 @@ class StoredBatches(ReplayBatches):
         normalizer: Normalizer | None = None,
     ) -> None:
         self._normalizer = normalizer
+        # Of the observations as they are stored, whatever normalises them later.
+        self._checksum = 0 if transitions is None else _checksum(transitions)
         count = 1 if transitions is None else len(transitions)
         storage = LazyTensorStorage(count, device="auto", compilable=True)
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=minibatch_size)
@@ -91,17 +93,8 @@ class StoredBatches(ReplayBatches):
             seen.copy_(normalizer.apply(there, seen))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of transitions, and a checksum of their actions, rewards and ends."""
-        return {"transitions": len(self.buffer), "checksum": self._checksum()}
-
-    def _checksum(self) -> int:
-        """CRC-32 of the entries that no normalisation changes, in their order."""
-        if not len(self.buffer):
-            return 0
-        rows, checksum = self._rows(slice(len(self.buffer))), 0
-        for key in ("action", ("next", "reward"), ("next", "done")):
-            checksum = zlib.crc32(rows[key].cpu().contiguous().numpy(), checksum)
-        return checksum
+        """Return the number of transitions, and a checksum of their contents."""
+        return {"transitions": len(self.buffer), "contents": self._checksum}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that the data set is that of the run.
@@ -113,9 +106,17 @@ class StoredBatches(ReplayBatches):
         if count != len(self.buffer):
             why = f"has {len(self.buffer)} transitions, and that of the run had {count}"
             raise SettingError("dataset", "this one", why, "resume with the data set of the run")
-        if state_dict.get("checksum", found := self._checksum()) != found:
-            why = "has other actions, rewards or ends than that of the run, or in another order"
+        if state_dict.get("contents", self._checksum) != self._checksum:
+            why = "has other transitions than that of the run, or in another order"
             raise SettingError("dataset", "this one", why, "resume with the data set of the run")
+
+
+def _checksum(transitions: TensorDictBase) -> int:
+    """CRC-32 of all entries, in the order of their names and of their rows."""
+    entries, checksum = transitions.flatten_keys("."), 0
+    for name in sorted(entries.keys()):
+        checksum = zlib.crc32(entries[name].cpu().contiguous().numpy(), checksum)
+    return checksum
 
 
 def read_datasets(folders: Sequence[str]) -> TensorDict:
