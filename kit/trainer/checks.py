@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiCollector
-from torchrl.data import ImmutableDatasetWriter, ReplayBufferEnsemble
+from torchrl.data import HERReplayBuffer, ImmutableDatasetWriter, ReplayBufferEnsemble
 from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
 from torchrl.trainers import OptimizationStepper, RewardNormalizer, ValueEstimatorHook
@@ -25,6 +25,7 @@ from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl import TorchRLBackend
 from kit.envs.backends.torchrl_layers import base_env_of, frame_skip_of
+from kit.envs.spaces import path_of
 from kit.envs.vector_env import VectorEnv
 from kit.fast.nested import entry
 from kit.hooks.annealing import Anneal
@@ -141,6 +142,7 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
                 works = "use TensorDictRoundRobinWriter, or a plan with steps_per_env=0 (offline)"
                 yield "writer", type(writer).__name__, why, works
         yield from _in_restarts(collector, buffer)
+        yield from _in_goals(getattr(collector, "normalizer", None), buffer)
         yield from _in_environment(plan, collector)
 
 
@@ -194,6 +196,22 @@ def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:
         why = "leaves episodes without an end, and the memory joins steps until an episode ends"
         works = "leave it out, or truncate episodes with env.max_episode_steps"
         yield "reset_at_each_iter", True, why, works
+
+
+def _in_goals(normalizer: Any, buffer: Any) -> Iterator[Refusal]:
+    """Normalisation by which goals that hindsight exchanges, or their rewards, do not compare."""
+    hindsight = buffer.buffer if isinstance(buffer, ReplayBatches) else None
+    if normalizer is None or not isinstance(hindsight, HERReplayBuffer):
+        return
+    keys = (path_of(key) for key in (hindsight.achieved_goal_key, hindsight.goal_key))
+    goals = [path[path[0] == "next" :] for path in keys]
+    if {*goals} & {path_of(key) for key in normalizer.observation}:
+        both = " and ".join(".".join(path) for path in goals)
+        why = f"puts {both} on scales of their own, and hindsight puts one in the other's place"
+        yield "env.normalize_observation", True, why, [False]
+    if normalizer.reward is not None:
+        why = "does not reach the rewards of goals that hindsight puts in"
+        yield "env.normalize_reward", True, why, [False]
 
 
 def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:

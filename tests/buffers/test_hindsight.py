@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import HERReplayBuffer, LazyTensorStorage
 
+import recipes.sac
 from kit.buffers import (
     HindsightReplayBuffer,
     ObservationStorage,
@@ -18,6 +23,7 @@ from kit.buffers import (
     SequenceSampler,
     make_replay_buffer,
 )
+from kit.experiment import EnvConfig, OffPolicySteps
 from kit.steps import SettingError
 
 
@@ -163,6 +169,61 @@ def test_several_steps_do_not_go_with_hindsight():
     n_step = make_replay_buffer(50, 2, n_step=3).n_step
     with pytest.raises(SettingError, match="n_step=3 does not go with hindsight"):
         ReplayBatches(replay_of(50, "future").buffer, n_step)
+
+
+class Reaching(gym.Env):
+    """A point that moves by its action, and a goal."""
+
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, dtype: str = "float32") -> None:
+        place = spaces.Box(-99, 99, (2,), np.dtype(dtype))
+        seen = spaces.Box(-99, 99, (2,), np.float32)
+        self.place = np.zeros(2, dtype)
+        self.observation_space = spaces.Dict(
+            observation=seen, achieved_goal=place, desired_goal=place
+        )
+
+    def _seen(self) -> dict[str, Any]:
+        goal = {"achieved_goal": self.place, "desired_goal": self.place + 50}
+        return {"observation": self.place.astype(np.float32), **goal}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._seen(), -1.0, False, False, {}
+
+
+gym.register("kit/Reaching-v0", entry_point=Reaching, max_episode_steps=5)
+
+
+def test_goals_and_their_rewards_are_not_on_two_scales():
+    """Each entry of an observation is normalised by its own statistics."""
+
+    def built(**env: Any) -> Any:
+        achieved = ("next", "achieved_goal")
+        buffer = HindsightReplayBuffer(
+            lambda rows: (rows[achieved] == rows["desired_goal"]).all(-1, keepdim=True).float(),
+            achieved_goal_key=achieved, storage=LazyTensorStorage(50), batch_size=4,
+        )  # fmt: skip
+        steps = OffPolicySteps(
+            total_policy_steps=20, learning_starts=10, minibatch_size=4, evaluation_episodes=1
+        )
+        config = recipes.sac.Config(
+            env=EnvConfig(id="kit/Reaching-v0", num_envs=2, **env), steps=steps,
+            hidden_sizes=[4], runs=None, progress=False,
+        )  # fmt: skip
+        return recipes.sac.build(config, buffer=buffer)
+
+    message = r"normalize_observation=True puts achieved_goal and desired_goal on scales of their"
+    with pytest.raises(SettingError, match=message):
+        built(normalize_observation=True)
+    with pytest.raises(SettingError, match="normalize_reward=True does not reach the rewards"):
+        built(normalize_reward=True)
+    for env in ({}, {"normalize_observation": True, "kwargs": {"dtype": "int64"}}):
+        assert built(**env).run().policy_steps == 20
 
 
 @pytest.mark.parametrize(
