@@ -263,7 +263,8 @@ def _check_names(
     base: Mapping[str, Any], arguments: Sequence[str], mappings: tuple[str, ...]
 ) -> None:
     """Refuse options and settings that do not exist, or that mean one thing twice."""
-    known = list(flat(base))
+    defaults = flat(base)
+    known = list(defaults)
     groups = {name.rsplit(".", 1)[0] for name in known if "." in name}
     sweeps = "--multirun" in arguments or "-m" in arguments
     for argument in arguments:
@@ -279,7 +280,7 @@ def _check_names(
             continue
         if key in _FOLDERS_OF_HYDRA:
             raise SettingError(key, value, "is decided by runs", "use runs=FOLDER")
-        _check_value(argument, sweeps)
+        _check_value(argument, sweeps, defaults.get(key))
         if key == "preset" or key.startswith("hydra") or key in known or key in groups:
             continue
         if not _is_in_mapping(base, key, mappings):
@@ -333,13 +334,15 @@ def _parsed(argument: str) -> Any:
         raise SettingError(key, value, why, works) from None
 
 
-def _check_value(argument: str, sweeps: bool) -> None:
+def _check_value(argument: str, sweeps: bool, default: Any) -> None:
     """Refuse values that Hydra cannot read, and several values outside a sweep."""
-    key, value = _split(argument)
-    if _parsed(argument).is_sweep_override() and not sweeps:
-        first = value.split(",")[0]
-        pair = [f"[{value}]"] if key.startswith("steps.") else []  # train_freq=1,episode of sb3
-        works = [first, *pair, "--multirun, for a run of each"]
+    (key, value), parsed = _split(argument), _parsed(argument)
+    if parsed.is_sweep_override() and not sweeps:
+        each = parsed.sweep_string_iterator() if parsed.is_discrete_sweep() else iter(())
+        first = list(itertools.islice(each, 1))
+        parts = isinstance(default, list) and not value.startswith("[")  # dataset=one,other
+        pair = [f"[{value}]"] if parts or key.startswith("steps.") else []  # or of sb3's train_freq
+        works = [*([] if parts else first), *pair, "--multirun, for a run of each"]
         raise SettingError(key, value, "is several values", works)
 
 
