@@ -217,7 +217,7 @@ class Experiment:
         own = getattr(defaults, "loss", "the recipe's")
         checks.loss_class(given, make)
         taken = checks.taken_arguments(make, arguments, self.cfg, self.name)
-        checks.continuous_loss(make, networks)
+        checks.loss_of_actions(make, networks)
         checks.one_action_loss(make, networks)
         mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own
         if mistakable:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.optim import Adam
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.objectives import ClipPPOLoss, PPOLoss, SACLoss, SoftUpdate
+from torchrl.objectives import ClipPPOLoss, DiscreteIQLLoss, PPOLoss, SACLoss, SoftUpdate
 
 import recipes.a2c
 import recipes.ddpg
@@ -374,15 +374,30 @@ def test_a_loss_given_under_the_wrong_name_is_told_the_right_one(loss):
     assert "is no part of a trainer; use make_loss=... for a class or function" in message
 
 
-def test_a_loss_of_continuous_actions_refuses_an_actor_of_discrete_ones():
-    experiment = Experiment(quiet(OffPolicyConfig, env=EnvConfig(num_envs=1)), algorithm="sac")
+@pytest.mark.parametrize(
+    ("loss", "env_id", "message"),
+    [
+        (
+            SACLoss,
+            "CartPole-v1",
+            "loss='SACLoss' is for continuous actions, and the actor's are Categorical; "
+            "what works: DiscreteSACLoss.",
+        ),
+        (
+            DiscreteIQLLoss,
+            "Pendulum-v1",
+            "loss='DiscreteIQLLoss' is for discrete actions, and the actor's are "
+            "BoundedContinuous; what works: IQLLoss.",
+        ),
+    ],
+    ids=["discrete", "continuous"],
+)
+def test_a_loss_refuses_an_actor_of_the_other_kind_of_actions(loss, env_id, message):
+    config = quiet(OffPolicyConfig, env=EnvConfig(id=env_id, num_envs=1))
+    experiment = Experiment(config, algorithm="sac")
     env = experiment.make_env()
     networks = make_actor(env, (8,)), make_action_value(env, (8,))
-    message = refused(experiment.make_loss, SACLoss, *networks)
-    assert message == (
-        "loss='SACLoss' is for continuous actions, and the actor's are Categorical; what works: "
-        "DiscreteSACLoss."
-    )
+    assert refused(experiment.make_loss, loss, *networks) == message
 
 
 # ---------------------------------------------------------------------- other parts

@@ -259,8 +259,10 @@ def _choices(leaf: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- the loss
-CONTINUOUS_LOSSES = {"SACLoss": "DiscreteSACLoss", "DDPGLoss": "DQNLoss", "TD3Loss": "DQNLoss"}
+_CONTINUOUS = {"SACLoss": "DiscreteSACLoss", "DDPGLoss": "DQNLoss", "TD3Loss": "DQNLoss"}
 """Losses of continuous actions, and their counterparts for discrete ones."""
+_DISCRETE = {f"Discrete{name}": name for name in ("SACLoss", "IQLLoss", "CQLLoss")}
+"""Losses of discrete actions, and their counterparts for continuous ones."""
 
 
 def loss_class(given: Any, make: Callable[..., Any]) -> None:
@@ -274,15 +276,15 @@ def loss_class(given: Any, make: Callable[..., Any]) -> None:
         raise SettingError("loss", given, "is no class of loss modules", works)
 
 
-def continuous_loss(make: Callable[..., Any], networks: Sequence[Any]) -> None:
-    """Refuse an actor of discrete actions in a loss of continuous ones."""
+def loss_of_actions(make: Callable[..., Any], networks: Sequence[Any]) -> None:
+    """Refuse an actor of discrete actions in a loss of continuous ones, and the other way round."""
     name, spec = loss_name(make), getattr(networks[0], "spec", None) if networks else None
-    if spec is None or name not in CONTINUOUS_LOSSES:
-        return
-    for key in spec.keys(True, True):
-        if spec[key] is not None and not spec[key].dtype.is_floating_point:
-            why = f"is for continuous actions, and the actor's are {type(spec[key]).__name__}"
-            raise SettingError("loss", name, why, [CONTINUOUS_LOSSES[name]])
+    works, is_discrete = {**_CONTINUOUS, **_DISCRETE}.get(name), name in _DISCRETE
+    for key in () if spec is None or works is None else spec.keys(True, True):
+        if spec[key] is not None and spec[key].dtype.is_floating_point == is_discrete:
+            kind, given = "discrete" if is_discrete else "continuous", type(spec[key]).__name__
+            why = f"is for {kind} actions, and the actor's are {given}"
+            raise SettingError("loss", name, why, [works])
 
 
 def one_action_loss(make: Callable[..., Any], networks: Sequence[Any]) -> None:
