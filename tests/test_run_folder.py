@@ -21,6 +21,8 @@ import torch
 from tensordict import TensorDict
 
 import kit.cli.run_folder
+import recipes.dreamerv1
+import recipes.dreamerv3
 import recipes.ppo
 import recipes.rainbow
 import recipes.sac
@@ -38,6 +40,7 @@ from kit.trainer.stages import HookError
 from recipes.ppo import build
 from tests.short_runs import policy_steps_in, the_run, tiny_config
 from tests.tiny import assert_equal, weights
+from tests.world import runs as worlds
 
 
 class SameSecond(kit.cli.run_folder.datetime):
@@ -530,6 +533,17 @@ def test_bounds_of_actions_are_those_of_the_environment_that_is_played(tmp_path)
     actor, _ = recipes.td3.build(config).evaluate.policy.module  # the other is noise, which clips
     rows = TensorDict({"observation": torch.full((1, 2), 1e6)}, [1])
     assert actor(rows)["action"].abs() == 0.5
+
+
+@pytest.mark.parametrize("recipe", [recipes.dreamerv3, recipes.dreamerv1])
+def test_bounds_of_actions_that_a_world_model_reads_are_those_of_the_environment(recipe, tmp_path):
+    first, second = (EnvConfig("kit/Numbers-v0", 1, kwargs={"high": high}) for high in (2.0, 0.5))
+    worlds.build(recipe, tmp_path, env=first).run()
+    player = worlds.build(recipe, tmp_path, env=second, start_from="latest").evaluate.policy
+    code = player.world_model.code
+    action = torch.tensor([[-0.5], [0.25]])
+    assert code.encode(action).tolist() == [[-1.0], [0.5]]
+    assert torch.equal(code.decode(code.encode(action)), action)
 
 
 def test_settings_of_a_run_that_starts_from_another_are_its_own(tmp_path):

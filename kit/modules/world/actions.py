@@ -66,9 +66,10 @@ class ActionCode(nn.Module):
             low, high = torch.as_tensor(space.low).float(), torch.as_tensor(space.high).float()
             bounded = (high - low).isfinite()  # the largest floats are no bounds to scale by
             low, high = (torch.where(bounded, b, s) for b, s in ((low, -1.0), (high, 1.0)))
-            self.register_buffer("bounded", bounded)
-        self.register_buffer("low", low)
-        self.register_buffer("high", high)
+            self.register_buffer("bounded", bounded, persistent=False)
+        # The environment's, also where weights are those of a run in another one.
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
         # Between equal bounds there is one number alone: nothing to scale by.
         width = torch.where(high > low, high - low, 1.0)
         self.register_buffer("width", width, persistent=False)
