@@ -40,9 +40,12 @@ class Config(recipes.dreamerv3.Config):
 def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     """Wire Plan2Explore; ``make_loss`` replaces ``cfg.loss``, ``parts`` those of the trainer."""
     experiment = Experiment(cfg, algorithm="p2e_dv3_exploration")
-    if not experiment.plan.exploration_steps:
-        why = "leaves the explorer nothing to do"
-        raise SettingError("steps.exploration_steps", 0, why, [12_000], "or use dreamerv3")
+    plan = experiment.plan
+    before = max(plan.learning_starts, plan.random_steps or 0)
+    if plan.exploration_steps <= before:
+        why = f"leaves the explorer nothing to do: it acts trained after {before} policy steps"
+        works = f"give more than {before}, or use dreamerv3"
+        raise SettingError("steps.exploration_steps", plan.exploration_steps, why, works)
     env = experiment.make_env()
 
     model = make_world_model(env, cfg.size, cfg.latents)

@@ -260,12 +260,19 @@ def test_noise_that_choices_do_not_take_is_refused():
     [
         (0, "=0 leaves the explorer nothing to do"),
         (41, "=41 is not a multiple of the 2 .*; what works: 40 or 42"),
+        (64, "=64 leaves the explorer nothing to do: .* trained after 64 policy steps"),
     ],
 )
 def test_an_exploration_that_cannot_be_is_refused_by_the_name_of_its_setting(steps, what):
     two = EnvConfig(id="CartPole-v1", num_envs=2)
     with pytest.raises(SettingError, match=f"steps.exploration_steps{what}"):
         build(recipes.plan2explore, env=two, exploration_steps=steps)
+    assert build(recipes.plan2explore, env=two, exploration_steps=66).plan.exploration_steps == 66
+
+
+def test_an_explorer_whose_steps_are_all_random_is_refused():
+    with pytest.raises(SettingError, match=r"steps.exploration_steps=80 leaves .* after 80 policy"):
+        build(recipes.plan2explore, exploration_steps=80, random_steps=80)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
