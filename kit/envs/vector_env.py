@@ -309,6 +309,7 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             "transforms": self.backend.state_of_transforms() if self._now.started else [],
             "not_resumable": self.not_resumable,
             "begun_again": self._begun_again,
+            "accounts": self._now.accounts.state_dict(),
             "observation": [
                 [key_to_list(key), torch.from_numpy(value.copy())]
                 for key, value in self._now.observation.items()
@@ -350,6 +351,8 @@ class VectorEnv(EnvBase):  # type: ignore[misc, unused-ignore]
             observation[key_from_list(key)][...] = value.numpy()
         self._now.observation = observation
         self._seed, self._now.started = None, True
+        if "accounts" in state:  # not in checkpoints of before
+            self._now.accounts.load_state_dict(state["accounts"])
         return True
 
     def _begin_again(self) -> None:

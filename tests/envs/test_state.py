@@ -817,3 +817,23 @@ def test_a_collector_of_torchrl_counts_the_env_steps_of_the_kit_and_resumes_with
         resumed, _, again = made(resume_from=halfway)
     assert resumed.run().policy_steps == 64
     assert not torch.isclose(first[0], again[0]).all(-1).any()
+
+
+def test_open_episodes_of_steps_with_tensordicts_go_on_with_what_they_have_earned():
+    def play(env, now, steps):
+        for _ in range(steps):
+            acted = now.select("observation").set("action", torch.zeros(2, dtype=torch.int64))
+            _, now = env.step_and_maybe_reset(acted)
+        return now
+
+    env, again = (
+        make_env("CartPole-v1", 2, seed=seed, max_episode_steps=7, normalize_reward=True)
+        for seed in (0, 1)
+    )
+    now = play(env, env.reset(), 5)
+    assert again.load_full_state(env.full_state())
+    for one in (env, again):
+        play(one, now, 2)
+    episodes = again.take_episodes()
+    assert [(one.length, one.episode_return) for one in episodes] == [(7, 7.0)] * 2
+    assert episodes == env.take_episodes()
