@@ -28,7 +28,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 
+from kit.collectors.base import KitCollector
 from kit.envs import VectorEnv
 from kit.steps.errors import one_of
 from kit.testing.batches import equal, restart, rows
@@ -76,8 +79,9 @@ def check_collector(
     """
     known = tuple(PROMISES)
     names = [one_of("promises", name, known) for name in (promises or known)]
-    for case in world.cases if cases is None else cases:
+    for number, case in enumerate(world.cases if cases is None else cases):
         trial = Trial(make, case, world, exact_resume)
+        trial.first = number == 0
         for trial.promise in names:
             PROMISES[trial.promise](trial)
     return names
@@ -85,11 +89,54 @@ def check_collector(
 
 # ---------------------------------------------------------------------- promises of several runs
 def _seeds(trial: Trial) -> None:
-    """The same seed gives the same batches, another one others."""
+    """The same seed gives the same batches, another one other episodes and other samples.
+
+    Samples are compared of a policy that does not look at observations. A collector of the kit may
+    be seeded after it was made.
+    """
+    seeds = trial.case.seed, trial.case.seed + 1
     one, two = trial.whole.batches, trial.run().batches
     trial.demand(equal(one, two), "the same seed gives other batches")
-    other = trial.run(seed=trial.case.seed + 1).batches
+    other = trial.run(seed=seeds[1]).batches
     trial.demand(not equal(one, other), "another seed gives the same batches")
+    if (episode := trial.world.episode) is not None:
+        begun = [{*episode(_steps(run)["observation"]).tolist()} for run in (one, other)]
+        trial.demand(begun[0].isdisjoint(begun[1]), "another seed gives the same episodes")
+    if not trial.first:  # sizes make no difference to the others
+        return
+    blind = [_steps(trial.run(before=_weights(trial, 0.0), seed=seed).batches) for seed in seeds]
+    same = bool(trial.world.policies) and torch.equal(*(steps["action"] for steps in blind))
+    trial.demand(not same, "another seed gives the same samples of the policy")
+    if isinstance(trial.whole.collector, KitCollector):
+        again = [trial.run(before=lambda c: c.set_seed(0), seed=seed).batches for seed in seeds]
+        trial.demand(equal(again[0], again[1]), "set_seed leaves something as it was seeded before")
+
+
+def _random_actions(trial: Trial) -> None:
+    """Actions of random steps, where a case has some, are not those of the policy."""
+    if trial.case.random_steps:
+        more = 2 * trial.case.total_frames  # whole episodes may be more than the total
+        both = (trial.run(before=_weights(trial, by), random_steps=more) for by in (0.0, 9.0))
+        same = torch.equal(*(_steps(run.batches)["action"] for run in both))
+        trial.demand(same, "actions depend on the weights of the policy")
+
+
+def _steps(batches: Sequence[TensorDictBase]) -> TensorDictBase:
+    return torch.cat([rows(batch).select("observation", "action") for batch in batches])
+
+
+def _weights(trial: Trial, factor: float) -> Callable[[Any], None]:
+    """What multiplies the weights of a policy of the world, and sends them."""
+    trial.world.policies.clear()
+
+    def change(collector: Any) -> None:
+        with torch.no_grad():
+            for policy in trial.world.policies:
+                for weights in policy.parameters():
+                    weights.mul_(factor)
+        collector.update_policy_weights_()
+
+    return change
 
 
 def _plain(trial: Trial) -> None:
@@ -142,11 +189,16 @@ def _demand_undisturbed(trial: Trial, before: dict[str, Any]) -> None:
 
 
 def _memory(trial: Trial) -> None:
-    """A batch belongs to the receiver: later ones do not change it, and it may be changed."""
+    """A batch belongs to the receiver: later ones do not change it, and it may be changed.
+
+    It is data: no gradient goes on into the policy that made it.
+    """
     collector = trial.make(trial.case)
     try:
         iterator = iter(collector)
         first = next(iterator)
+        grown = [key for key in first.keys(True, True) if first.get(key).requires_grad]
+        trial.demand(not grown, f"gradients go on into what made {grown}")
         kept = first.clone()
         second = next(iterator)
         trial.demand(equal([kept], [first]), "a later batch changed the first one")
@@ -163,24 +215,31 @@ def _memory(trial: Trial) -> None:
 def _policy(trial: Trial) -> None:
     """The learner's policy acts, with its weights of the moment, on the observation of the step.
 
-    Of one made by the world, in whose batches ``action_log_prob`` is: it has to be that of the
-    action after the weights were changed in place and sent (``update_policy_weights_``), from the
-    last batch on at the latest.
+    Its actions are samples, and it is left as it was. Of one made by the world, in whose batches
+    ``action_log_prob`` is: it has to be that of the action after the weights were changed in place
+    and sent (``update_policy_weights_``), from the last batch on at the latest.
     """
     trial.world.policies.clear()
     collector = trial.make(replace(trial.case, batches=_BATCHES_TO_FOLLOW))
     policy = trial.world.policies[-1] if trial.world.policies else None
+    weights = [one.clone() for one in policy.parameters()] if policy is not None else []
     try:
         for number, batch in enumerate(collector):
             last = rows(batch).clone()
-            if policy is None or "action_log_prob" not in last:
+            if policy is None:
+                return
+            if number == 0:
+                trial.demand(_is_left_alone(policy, weights), "the policy is changed")
+                likeliest = policy.get_dist(last.clone()).mode == last["action"]
+                greedy = bool(likeliest.all()) and len(last) >= _ENOUGH_SAMPLES
+                trial.demand(not greedy, "actions are the likeliest ones, not samples")
+            if "action_log_prob" not in last:
                 return
             if number == 0:
                 generator = torch.Generator().manual_seed(0)
                 with torch.no_grad():
-                    for weights in policy.parameters():
-                        noise = torch.randn(weights.shape, generator=generator)
-                        weights.add_(noise.to(weights.device))
+                    for one in policy.parameters():
+                        one.add_(torch.randn(one.shape, generator=generator).to(one.device))
                 collector.update_policy_weights_()
     finally:
         collector.shutdown()
@@ -193,18 +252,28 @@ def _policy(trial: Trial) -> None:
     trial.demand(good, what)
 
 
+def _is_left_alone(policy: Any, weights: Sequence[Tensor]) -> bool:
+    """Whether a policy of the world is as it was made, and has ``weights``."""
+    own = [*policy.parameters()]
+    trained = all(one.requires_grad for one in own)
+    trained &= all(module.training for module in policy.modules())
+    return trained and all(map(torch.equal, own, weights))
+
+
 def _checkpoint(trial: Trial) -> None:
-    """A collector continues from a saved state, in the middle of episodes, bit by bit."""
+    """A collector continues from a saved state, in the middle of episodes, bit by bit.
+
+    Also from that of one that was saved again as soon as it had loaded it.
+    """
     half = len(trial.whole.batches) // 2
     saving = trial.make(trial.case)
-    resumed = trial.make(replace(trial.case, seed=trial.case.seed + 100))
+    others = (replace(trial.case, seed=trial.case.seed + number) for number in (50, 100))
+    between, resumed = map(trial.make, others)
     try:
         iterator = iter(saving)
         before = [next(iterator).clone() for _ in range(half)]
-        file = io.BytesIO()
-        torch.save(dict(saving.state_dict()), file)
-        file.seek(0)
-        resumed.load_state_dict(torch.load(file, weights_only=True))
+        between.load_state_dict(_saved(saving))
+        resumed.load_state_dict(_saved(between))
         exact = bool(getattr(resumed, "exact_resume", True))
         claimed = exact or not trial.exact_resume
         trial.demand(claimed, "does not resume exactly, as exact_resume says")
@@ -213,11 +282,19 @@ def _checkpoint(trial: Trial) -> None:
         run = Run(batches, take_episodes(resumed), resumed, restarted)
         undisturbed = [*before, *[batch.clone() for batch in iterator]]
     finally:
-        saving.shutdown()
-        resumed.shutdown()
+        for collector in (saving, between, resumed):
+            collector.shutdown()
     good = equal(undisturbed, trial.whole.batches)
     trial.demand(good, "saving changes the batches that come after it")
     (_check_exact if exact else _check_restarted)(trial, run)
+
+
+def _saved(collector: Any) -> Any:
+    """The state of a collector, written and read."""
+    file = io.BytesIO()
+    torch.save(dict(collector.state_dict()), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def _check_exact(trial: Trial, run: Run) -> None:
@@ -278,6 +355,8 @@ def _threads_of_libraries() -> set[int]:
     return found - {thread.native_id for thread in threading.enumerate()}
 
 
+_ENOUGH_SAMPLES = 10
+"""Of which all are the likeliest ones in one of 10,000 runs at most."""
 _BATCHES_TO_FOLLOW = 5
 """Batches after which a policy with new weights has to act."""
 _ROUNDING = 1e-5
@@ -295,6 +374,7 @@ PROMISES: dict[str, Check] = {
     "seeds": _seeds,
     "plain": _plain,
     "random_numbers": _random_numbers,
+    "random_actions": _random_actions,
     "memory": _memory,
     "policy": _policy,
     "checkpoint": _checkpoint,

@@ -34,7 +34,7 @@ def counts(trial: Trial, run: Run) -> None:
     counted = {name: getattr(collector, name) for name in collector._COUNTERS}
     wanted = {
         "policy_steps": sum(sizes),
-        "random_policy_steps": 0,
+        "random_policy_steps": min(case.random_steps, sum(sizes)),
         "env_steps": sum(int(_env_steps(trial, rows(batch)).sum()) for batch in run.batches),
         "episodes": sum(int(batch["next", "done"].sum()) for batch in run.batches),
         "environment_errors": 0,

@@ -33,6 +33,8 @@ class CollectorCase:
     """of environments, policy and random actions."""
     fast: bool = True
     """whether a fast path may be taken, where there is one."""
+    random_steps: int = 0
+    """policy steps with random actions, at the beginning."""
 
     @property
     def frames_per_batch(self) -> int:
@@ -139,9 +141,11 @@ class Trial:
 
     Attributes:
         promise: name of the one under trial.
+        first: whether it is that of the first case.
     """
 
     promise = ""
+    first = True
 
     def __init__(
         self, make: Make, case: CollectorCase, world: World, exact_resume: bool = True
@@ -153,16 +157,24 @@ class Trial:
         """A run from beginning to end."""
         return self.run()
 
-    def run(self, after: Callable[[TensorDictBase], Any] | None = None, **changes: Any) -> Run:
+    def run(
+        self,
+        after: Callable[[TensorDictBase], Any] | None = None,
+        before: Callable[[Any], Any] | None = None,
+        **changes: Any,
+    ) -> Run:
         """Run a new collector of the case, or one that differs in some fields.
 
         Args:
             after: called with each batch, of which a copy is in the run.
+            before: called with the collector before the first.
             changes: of fields of the case.
         """
         collector = self.make(replace(self.case, **changes))
         batches, counted = [], []
         try:
+            if before is not None:
+                before(collector)
             for batch in collector:
                 batches.append(batch.clone())
                 counted.append(getattr(collector, "policy_steps", 0))

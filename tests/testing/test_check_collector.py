@@ -12,6 +12,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from torchrl.envs.utils import ExplorationType
 
 from kit.collectors import VectorCollector
 from kit.envs.errors import EnvironmentFault
@@ -24,6 +25,8 @@ from kit.testing import (
     BrokenPromise,
     CollectorCase,
     check_collector,
+    counter_env,
+    counter_policy,
 )
 from tests.collectors.kinds import amounts
 
@@ -149,6 +152,76 @@ class NoSeed(VectorCollector):
 
     def __init__(self, env, policy, *, seed, **kwargs):
         super().__init__(env, policy, seed=torch.seed() % 2**32, **kwargs)
+
+
+class OneSeedForThePolicy(VectorCollector):
+    """Seeds the environments alone."""
+
+    def __init__(self, env, policy, *, seed, **kwargs):
+        super().__init__(env, policy, seed=0, **kwargs)
+
+
+class OneSeedForTheEnvironments(VectorCollector):
+    """Seeds the policy alone."""
+
+    def __init__(self, env, policy, **kwargs):
+        env.set_seed(0)
+        super().__init__(env, policy, **kwargs)
+
+
+class SeedsThePolicyLater(VectorCollector):
+    """Leaves the environments as they were seeded first."""
+
+    def _seed_environments(self, seed):
+        pass
+
+
+class Greedy(VectorCollector):
+    """Takes the likeliest action, as TensorDict does where nobody says that it samples."""
+
+    def __init__(self, env, policy, **kwargs):
+        mode = ExplorationType.DETERMINISTIC
+        super().__init__(env, policy, exploration_type=mode, **kwargs)
+
+
+class FreezesThePolicy(VectorCollector):
+    """Computes no gradients of the policy, from then on and everywhere."""
+
+    def __init__(self, env, policy, **kwargs):
+        super().__init__(env, policy, **kwargs)
+        self.policy.requires_grad_(False)
+
+
+class LeavesThePolicyEvaluating(VectorCollector):
+    """Puts the policy into evaluation mode."""
+
+    def collect(self):
+        self.policy.eval()
+        return super().collect()
+
+
+class KeepsTheGraph(VectorCollector):
+    """Has log-probabilities that gradients go through."""
+
+    def collect(self):
+        batch = super().collect()
+        with torch.enable_grad():
+            log_prob = self.policy.get_dist(batch.clone()).log_prob(batch["action"])
+        return batch.set("action_log_prob", log_prob)
+
+
+class SavesOnce(VectorCollector):
+    """Saves what it has counted itself, not what it has loaded."""
+
+    loaded = 0
+
+    def state_dict(self):
+        state = super().state_dict()
+        return OrderedDict(state, policy_steps=state["policy_steps"] - self.loaded)
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(state_dict)
+        self.loaded = self.policy_steps
 
 
 class FastRounds(VectorCollector):
@@ -387,6 +460,9 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (ReportsTheFirstCopy, "reports"),
         (OneSeed, "seeds"),
         (NoSeed, "seeds"),
+        (OneSeedForThePolicy, "seeds"),
+        (SeedsThePolicyLater, "seeds"),
+        (Greedy, "seeds"),
         (FastRounds, "plain"),
         (SaysItIsExact, "plain"),
         (DisturbsRandomNumbers, "random_numbers"),
@@ -396,9 +472,13 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (SeedsWhenItLoads, "random_numbers"),
         (OneMemory, "memory"),
         (ActsOnTheBatch, "memory"),
+        (KeepsTheGraph, "memory"),
         (OwnWeights, "policy"),
         (ProbabilitiesOfTheStepBefore, "policy"),
+        (FreezesThePolicy, "policy"),
+        (LeavesThePolicyEvaluating, "policy"),
         (SavesTheNextStep, "checkpoint"),
+        (SavesOnce, "checkpoint"),
         (ForgetsRandomNumbers, "checkpoint"),
         (ForgetsOpenEpisodes, "checkpoint"),
         (BeginsAnew, "checkpoint"),
@@ -416,6 +496,70 @@ def test_the_promise_that_is_broken_is_named(kind, promise, world):
 def test_a_policy_that_is_not_said_to_be_exact_may_round_a_little(world):
     make = broken(RoundsALittle, world=world)
     assert check_collector(make, world=world, promises=["plain"]) == ["plain"]
+
+
+def test_environments_that_no_seed_reaches_are_found():
+    with pytest.raises(BrokenPromise, match=r"^seeds: another seed gives the same episodes"):
+        check_collector(broken(OneSeedForTheEnvironments), cases=CASES)
+
+
+def test_a_greedy_collector_is_found_by_its_actions():
+    with pytest.raises(BrokenPromise, match=r"^policy: actions are the likeliest ones"):
+        check_collector(broken(Greedy), cases=CASES, promises=["policy"])
+
+
+class NeverAtRandom(VectorCollector):
+    """Leaves the random steps to the policy, and says nothing of it."""
+
+    def __init__(self, env, policy, *, init_random_frames, **kwargs):
+        super().__init__(env, policy, **kwargs)
+
+
+class SaysItIsRandom(NeverAtRandom):
+    """Leaves the random steps to the policy, and counts them as random."""
+
+    def __init__(self, env, policy, *, init_random_frames, **kwargs):
+        super().__init__(env, policy, init_random_frames=0, **kwargs)
+        self.said = init_random_frames
+
+    def collect(self):
+        batch = super().collect()
+        self.random_policy_steps = min(self.policy_steps, self.said)
+        return batch
+
+
+class CountsWholeBatches(VectorCollector):
+    """Counts the batch in which random steps end as random."""
+
+    def collect(self):
+        before = self.random_policy_steps
+        batch = super().collect()
+        if self.random_policy_steps > before:
+            self.random_policy_steps = self.policy_steps
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "promise"),
+    [
+        (VectorCollector, None),
+        (NeverAtRandom, "counts"),
+        (CountsWholeBatches, "counts"),
+        (SaysItIsRandom, "random_actions"),
+    ],
+)
+@pytest.mark.parametrize("steps", [3, 21, 60])
+def test_random_steps_are_random_and_counted(kind, promise, steps):
+    def make(case):
+        env, random = counter_env(case), {"init_random_frames": case.random_steps}
+        return kind(env, counter_policy(env), **amounts(case), **random)
+
+    case = CollectorCase(random_steps=steps)
+    if promise is None or (kind is CountsWholeBatches and steps == 60):
+        assert check_collector(make, cases=[case], promises=["counts", "random_actions"])
+        return
+    with pytest.raises(BrokenPromise, match=rf"^{promise}: "):
+        check_collector(make, cases=[case], promises=["counts", "random_actions"])
 
 
 def test_a_thread_that_is_left_is_found():
