@@ -252,7 +252,6 @@ class StepsCollector(KitCollector):
         exploration_frames: policy steps, counted from the beginning, until which an exploration
             policy acts, a multiple of ``num_envs``.
         prefill_frames: policy steps of a first batch of its own, before the others; 0 for none.
-        reset_at_each_iter: whether all envs start a new episode with each batch.
         seed: of the random numbers that policy and random actions use in this collector.
         device: where the policy runs.
 
@@ -270,14 +269,12 @@ class StepsCollector(KitCollector):
         init_random_frames: int | None = None,
         exploration_frames: int = 0,
         prefill_frames: int = 0,
-        reset_at_each_iter: bool = False,
         seed: int = 0,
         device: torch.device | str | None = None,
     ) -> None:
         self.steps_per_env = _steps_per_env(num_envs, frames_per_batch, steps_per_env)
         self.frames_per_batch = self.requested_frames_per_batch = num_envs * self.steps_per_env
         self.prefill_frames = whole_number("prefill_frames", prefill_frames)
-        self.reset_at_each_iter = reset_at_each_iter
         super().__init__(
             num_envs,
             total_frames=total_frames,

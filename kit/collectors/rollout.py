@@ -115,6 +115,7 @@ class VectorCollector(StepsCollector):
             network, which rounds differently (on a GPU, with weights copied to the host once per
             batch); other policies run as recorded tensor operations. ``"exact"``: recorded tensor
             operations, bitwise those of the module. ``"module"``: the TensorDict module.
+        reset_at_each_iter: whether all envs start a new episode with each batch.
         **counts: of :class:`~kit.collectors.StepsCollector`: ``frames_per_batch``,
             ``total_frames``, ...
 
@@ -146,6 +147,7 @@ class VectorCollector(StepsCollector):
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         reuse: bool = False,
         fast_policy: FastPolicy | bool = "auto",
+        reset_at_each_iter: bool = False,
         **counts: Any,
     ) -> None:
         self.policy_device = usable_device(policy_device=policy_device, device=device)
@@ -153,6 +155,7 @@ class VectorCollector(StepsCollector):
         env = as_vector_env(create_env_fn)
         super().__init__(env.num_envs, device=self.policy_device, **counts)
         self.env, self.policy, self.reuse = env, policy, reuse
+        self.reset_at_each_iter = reset_at_each_iter
         self._let_act(exploration_policy, exploration_type, fast_policy, self.storing_device)
         self._check_masks = MaskCheck(env)
         self._statistics = EpisodeStatistics(self.num_envs)

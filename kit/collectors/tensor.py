@@ -94,13 +94,12 @@ class TensorCollector(StepsCollector):
         self._choices = torch.zeros(2, dtype=torch.int64, device=self.device)  # lowest, highest
         super().__init__(
             self.env.num_envs,
-            reset_at_each_iter=reset_at_each_iter,
             seed=seed,
             device=self.device,
             **counts,
         )
         self.storing_device = usable_device(storing_device=storing_device, device=self.device)
-        self.policy = policy
+        self.policy, self.reset_at_each_iter = policy, reset_at_each_iter
         fast = fast_policy_of(fast_policy) != "module"
         how: FastPolicy = "exact" if fast else "module"
         self._let_act(exploration_policy, exploration_type, how)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torchrl.collectors import Collector, MultiSyncCollector
 
-from kit.collectors import COLLECTORS, EpisodeCollector, make_collector
+from kit.collectors import COLLECTORS, EpisodeCollector, StepsCollector, make_collector
 from kit.envs import make_env
 from kit.modules import make_actor
 from kit.steps import SettingError, StepPlan
@@ -50,3 +50,15 @@ def test_a_collector_that_does_not_fit_is_refused(name, settings, reason):
     env = make_env(settings.get("id", "CartPole-v1"), 2)
     with pytest.raises(SettingError, match=reason):
         make_collector(name, env, None, plan())
+
+
+def test_an_argument_that_a_collector_of_ones_own_does_not_act_on_is_refused(monkeypatch):
+    class Own(StepsCollector):
+        """Passes on what it is given, as that of the docs."""
+
+        def __init__(self, env, policy, **amounts):
+            super().__init__(env.num_envs, **amounts)
+
+    monkeypatch.setitem(COLLECTORS, "own", Own)
+    with pytest.raises(SettingError, match="reset_at_each_iter=True is no argument of Own"):
+        made("own", plan(), reset_at_each_iter=True)
