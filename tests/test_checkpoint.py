@@ -46,6 +46,7 @@ from kit.trainer.checkpoint import (
     make_parts_when_loaded,
 )
 from kit.trainer.process import OwnNumbers
+from kit.trainer.stages import HookError
 from kit.update import Update
 from tests.fuzz.random_configs import small_config
 from tests.losses import LOSSES, make_loss, minibatch_for
@@ -519,6 +520,31 @@ def test_a_hook_that_trains_what_no_checkpoint_has_is_said_once(tmp_path):
         trainer.add(annealed)
         trainer.folder = tmp_path / "3"
         trainer.save()
+
+
+@pytest.mark.parametrize("stage", ["batch_process", "pre_epoch", "post_optim", "post_epoch"])
+def test_a_hook_that_saves_within_an_iteration_is_told_how_to(stage, tmp_path):
+    trainer = ppo_trainer(folder=tmp_path, checkpoint_every=16)
+
+    def save(*_):
+        if trainer.ledger.iterations == 1:
+            trainer.save()
+
+    trainer.register_op(stage, save)
+    with pytest.raises(HookError, match=r"iteration=2 has begun .*trainer\.request_checkpoint\(\)"):
+        trainer.run()
+    last = ppo_trainer(resume_from=trainer.last_checkpoint)
+    assert last.ledger.iterations == 1
+
+
+@pytest.mark.parametrize("stage", ["setup", "post_steps", "log_row", "shutdown"])
+def test_a_hook_saves_between_iterations(stage, tmp_path):
+    trainer = ppo_trainer(folder=tmp_path)
+    saved = []
+    trainer.register_op(stage, lambda *_: saved.append(trainer.save()))
+    trainer.run()
+    assert saved
+    assert ppo_trainer(resume_from=trainer.last_checkpoint).ledger.iterations == 4
 
 
 def lazy_trainer(plan: StepPlan, **parts: Any) -> Trainer:

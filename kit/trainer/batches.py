@@ -71,6 +71,12 @@ class CountedBatches:
         self._check(batch)
         return batch
 
+    @property
+    def iteration(self) -> int:
+        """That of the last batch, from 1; 0 for a prefill, or before any."""
+        separate = self.plan.prefill_steps > 0 and not self.plan.prefill_is_iteration
+        return max(self._taken - separate, 0)
+
     def _take(self, iterator: Iterator[TensorDictBase]) -> TensorDictBase:
         """The next batch, counted."""
         if self._may_share is not None:
@@ -82,11 +88,9 @@ class CountedBatches:
         return batch
 
     def _check(self, batch: TensorDictBase) -> None:
-        plan = self.plan
+        plan, iteration = self.plan, self.iteration
         if not plan.is_exact:
             return
-        separate = plan.prefill_steps > 0 and not plan.prefill_is_iteration
-        iteration = self._taken - separate
         expected = plan.collected(iteration) if iteration else plan.local_prefill_steps
         if self.collected != expected and plan.collects_episodes:
             why = f"is not that of all episodes: they are {self.collected} policy steps in a batch"

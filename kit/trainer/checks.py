@@ -288,6 +288,14 @@ def in_resumed(plan: StepPlan, ledger: StepLedger, checkpoint: Any) -> Iterator[
         yield "resume_from", str(checkpoint), why, "resume with the settings that it had"
 
 
+def in_saving(iteration: int, ledger: StepLedger) -> Iterator[Refusal]:
+    """A checkpoint within an iteration, whose batch is collected and in no checkpoint."""
+    if iteration != ledger.iterations:
+        why = "has begun and not ended, and no checkpoint goes on within it"
+        works = "trainer.request_checkpoint() saves after it"
+        yield "iteration", iteration, why, works
+
+
 def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Refusal]:
     """An evaluator that disturbs training, leaves evaluations undone, or plays something else."""
     evaluations = plan.evaluation_every or plan.evaluation_every_iterations

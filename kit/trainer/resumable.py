@@ -77,10 +77,12 @@ class ResumableTrainer(TorchRLProtocol):
 
         Raises:
             NotSaved: if it could not be written; earlier ones are untouched.
+            SettingError: within an iteration.
         """
         self._save_requested = False
         if self.folder is None:
             return None
+        checks.refuse(checks.in_saving(self.batches.iteration, self.ledger))
         self.stages.fire("save")
         self.batches.count_environment(self.ledger)
         if self._checkpoints is None:
