@@ -176,3 +176,12 @@ def test_evaluations_of_sb3_within_a_rollout_are_told():
     assert any("evaluates 14 times" in note and "rollout: 7." in note for note in often.notes())
     seldom = SB3(algo="ppo", n_steps=6, batch_size=6, total_timesteps=42, eval_freq=12)
     assert not any("evaluates" in note for note in seldom.notes())
+
+
+@pytest.mark.parametrize("recorded", [1_000, 1_500])
+def test_a_list_may_be_longer_than_what_is_listed(recorded):
+    sac = SB3(algo="sac", total_timesteps=1_500, learning_starts=100, train_freq=1)
+    steps = ([0] * 100 + [1] * 1_400)[:recorded]
+    assert check_observed(sac, {"gradient_steps_per_iteration": steps})
+    steps[900] = 2
+    assert not check_observed(sac, {"gradient_steps_per_iteration": steps})
