@@ -280,7 +280,9 @@ def loss_of_actions(make: Callable[..., Any], networks: Sequence[Any]) -> None:
     """Refuse an actor of discrete actions in a loss of continuous ones, and the other way round."""
     name, spec = loss_name(make), getattr(networks[0], "spec", None) if networks else None
     works, is_discrete = {**_CONTINUOUS, **_DISCRETE}.get(name), name in _DISCRETE
-    for key in () if spec is None or works is None else spec.keys(True, True):
+    if spec is None or works is None:
+        return
+    for key in spec.keys(True, True):
         if spec[key] is not None and spec[key].dtype.is_floating_point == is_discrete:
             kind, given = "discrete" if is_discrete else "continuous", type(spec[key]).__name__
             why = f"is for {kind} actions, and the actor's are {given}"
