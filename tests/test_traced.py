@@ -792,6 +792,15 @@ def test_memory_that_is_needed_is_not_overwritten(why):
     assert not names & set(operations), operations
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_number_in_front_is_rounded_in_half_precision_as_pytorch_rounds_it(dtype):
+    factor, x = torch.tensor(-0.01), torch.linspace(-5, 5, 64, dtype=dtype)
+    function = Traced(lambda given: {"y": factor * given["x"].exp()}, name="the product")
+    for _ in range(4):  # recorded, verified, replayed, replayed
+        assert torch.equal(function({"x": x})["y"], factor * x.exp())
+    assert function.reason == ""
+
+
 def test_products_of_what_is_written_to_in_between_are_left_as_they_are():
     weights = torch.randn(64, 8)
 

@@ -34,7 +34,11 @@ _COMMUTING: dict[Any, Any] = {
     aten.add.Tensor: aten.add_.Tensor,
     aten.mul.Tensor: aten.mul_.Tensor,
 }
-"""The same of operations whose first two arguments may change places."""
+"""The same of operations whose first two arguments may change places.
+
+But not in half precision: PyTorch rounds a number that comes first, and not one that comes second.
+"""
+_HALF = {torch.bfloat16, torch.float16}
 
 _OF_GRADIENTS: dict[Any, Any] = {
     aten.threshold_backward.default: aten.threshold_backward.grad_input,
@@ -80,7 +84,7 @@ def _may_be_overwritten(node: fx.Node) -> list[Any]:
     """Arguments of which one may hold the result."""
     arguments: Any = node.args[:1]
     if node.target in _COMMUTING and not node.kwargs:
-        arguments = node.args[:2]
+        arguments = node.args[: 1 if node.meta["value"].dtype in _HALF else 2]
     elif node.target not in {*_OF_ONE, *_OF_GRADIENTS, *_COMMUTING}:
         return []
     return [one for one in arguments if isinstance(one, fx.Node) and one.op == "call_function"]
