@@ -29,12 +29,12 @@ class Killed(BaseException):
 
 
 def kill_in(trainer: Trainer, stage: str, number: int) -> None:
-    """Let a stage end the run when it comes for the ``number``-th time; or the end of iterations.
+    """End the run at a stage, without a checkpoint.
 
     Args:
         trainer: of the run.
-        stage: which there may not be in it.
-        number: 0: never.
+        stage: of its loop; ``post_steps`` where the run does not have it.
+        number: how often the stage is reached until then; 0: the run does not end there.
     """
     left = itertools.count(number, -1)
 
@@ -57,7 +57,7 @@ def outcome(
         recipe: module.
         values: plain settings.
         runs: folder of run folders.
-        kill: stage in which it ends without a word, and which time; 0: it does not.
+        kill: stage and number of :func:`kill_in`; the run is resumed afterwards.
     """
     values = {**copy.deepcopy(values), "runs": str(runs)}
     trainer = recipe.build(from_plain(recipe.Config, copy.deepcopy(values)))
