@@ -195,6 +195,7 @@ class Experiment:
         """
         cfg, episodes = self.cfg, self.plan.evaluation_episodes
         settings = {"episodes": episodes, "seed": cfg.seed, "device": cfg.device}
+        settings["fast_policy"] = cfg.collector_kwargs.get("fast_policy", "auto")
         return Evaluator(self.make_evaluation_env(env), policy, **{**settings, **changes})
 
     def make_loss(

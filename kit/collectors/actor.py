@@ -123,7 +123,8 @@ class Actor:
         try:
             self._copy = None if self._on_cpu else copy_on_host(policy, self.num_envs)
             policy = policy if self._copy is None else self._copy.module
-            self.numpy = NumpyPolicy(policy, self.num_envs, self.runner.exploration_type)
+            kind = self.runner.exploration_type
+            self.numpy = NumpyPolicy(policy, self.num_envs, kind, self.keeps_outputs)
             if self.numpy.reads not in self._observations:
                 raise NotInNumpy("it is of another environment")
             self.numpy.continue_from(before)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -16,8 +17,9 @@ from torchrl.envs.utils import ExplorationType
 
 from kit.collectors.actor import Actor
 from kit.collectors.base import RandomNumbers
+from kit.collectors.policy import FastPolicy, fast_policy_of
 from kit.collectors.rollout import Schedule, rollout
-from kit.collectors.rollout_buffer import Row, first_infinite
+from kit.collectors.rollout_buffer import CHUNK, SMALL, RolloutBuffer, first_infinite
 from kit.config.devices import usable_device
 from kit.envs.backends.base import StepArrays, derived_seed
 from kit.envs.episodes import Episode, EpisodeStatistics
@@ -52,6 +54,7 @@ class Evaluator:
         device: where the policy runs; that of its parameters by default.
         particles: of the policy, see :class:`~kit.modules.particles.Particles`; the mean return of
             each and the best of these are columns of their own, where there are several.
+        fast_policy: how the policy is called, see :class:`~kit.collectors.VectorCollector`.
 
     Raises:
         SettingError: if a transform of TorchRL or a wrapper of Gymnasium would go on learning in
@@ -68,6 +71,7 @@ class Evaluator:
         exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
         device: torch.device | str | None = None,
         particles: int = 1,
+        fast_policy: FastPolicy | bool = "auto",
     ) -> None:
         if env.backend.learns is not None:
             why = "would learn in evaluations, whose statistics are not those of training"
@@ -82,8 +86,9 @@ class Evaluator:
         self.seed = whole_number("seed", seed)
         self.exploration_type = exploration_type
         self.device = _device_of(policy) if device is None else usable_device(device=device)
+        self.fast_policy = fast_policy_of(fast_policy)
         how = {"exploration_type": exploration_type, "device": self.device}
-        self._actor = Actor(env, policy, **how, keeps_outputs=False)
+        self._actor = Actor(env, policy, **how, fast_policy=self.fast_policy, keeps_outputs=False)
 
     def __call__(self, number: int = 0) -> dict[str, float]:
         """Evaluate once.
@@ -114,15 +119,19 @@ class Evaluator:
         env.set_seed(seed)
         schedule = _Shares(env, self.episodes)
         self._actor.restart()
-        numbers = RandomNumbers(seed, self.device)
+        self._actor.seeded()
+        buffer, numbers = _memory(env), RandomNumbers(seed, self.device)
         with numbers, in_training(self.policy, False):
             self._actor.prepare()
-            with self._actor.begin():
-                try:
-                    rollout(env, self._actor, _rows(env), schedule)
-                except EnvironmentFault as fault:
-                    what, step = f"{fault.what} (in an evaluation)", schedule.steps
-                    raise EnvironmentFault(fault.name, fault.env, what, step) from fault
+            try:
+                while not schedule.done:
+                    buffer.begin(shown=True)
+                    with self._actor.begin(steps=buffer.steps):
+                        rollout(env, self._actor, buffer.rows, schedule)
+                    schedule.count(buffer)
+            except EnvironmentFault as fault:
+                what, step = f"{fault.what} (in an evaluation)", schedule.steps
+                raise EnvironmentFault(fault.name, fault.env, what, step) from fault
         return schedule.finished
 
     def again(self, *, episodes: int, seed: int, **env: Any) -> Evaluator:
@@ -149,6 +158,7 @@ class Evaluator:
             exploration_type=self.exploration_type,
             device=self.device,
             particles=self.particles,
+            fast_policy=self.fast_policy,
         )
 
     @property
@@ -165,13 +175,10 @@ class Evaluator:
         self.env.close(raise_if_closed=False)
 
 
-def _rows(env: VectorEnv) -> Iterator[Row]:
-    """Rows that are not kept."""
-    observation = env.start()
-    while True:
-        step = env.new_step()
-        yield observation, step
-        observation = step.observation
+def _memory(env: VectorEnv) -> RolloutBuffer:
+    """Memory of some time steps, which is used again; of images few, that it stays in caches."""
+    row = sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in env.observation_leaves)
+    return RolloutBuffer(env, min(SMALL // (row * env.num_envs) + 1, CHUNK))
 
 
 class _Shares(Schedule):
@@ -182,16 +189,17 @@ class _Shares(Schedule):
         self._env = env
         self.steps = 0  # of each environment
         self.finished: list[Episode] = []
+        self._counted = 0  # of the steps
         self._statistics = EpisodeStatistics(self.num_envs)
         self._left = np.full(self.num_envs, episodes // self.num_envs)
         self._left[: episodes % self.num_envs] += 1
+        self._shares = self._left.tolist()  # of what is not counted
 
     def stepped(self, result: StepArrays) -> None:
-        """Count the episodes that ended.
+        """Note whether all have played their share.
 
         Raises:
-            EnvironmentFault: if a reward or an observation is infinite or NaN, or an episode does
-                not end.
+            EnvironmentFault: if a reward or an observation is infinite or NaN.
         """
         for what, values in (("reward", result.reward), *result.next_observation.items()):
             found = first_infinite(values[None])
@@ -199,23 +207,43 @@ class _Shares(Schedule):
                 text = f"returned {found[2]} as {what}"
                 raise EnvironmentFault(self._env.name, found[1], text)
         self.steps += 1
-        reward, terminated, truncated, env_steps = result.counted
-        counted = reward[None], terminated[None], truncated[None], env_steps[None]
-        for episode in self._statistics.add(*counted, self._env.take_infos()):
-            if self._left[episode.env]:
-                self._left[episode.env] -= 1
+        self._left -= result.terminated | result.truncated
+        self.done = self._left.max() <= 0
+
+    def count(self, buffer: RolloutBuffer) -> None:
+        """Take in the episodes that ended in the steps since the last call.
+
+        Args:
+            buffer: where these are, from its first row on.
+
+        Raises:
+            EnvironmentFault: if an episode does not end.
+        """
+        reward, terminated, truncated, env_steps = buffer.whole.counted
+        new, infos = slice(self.steps - self._counted), self._env.take_infos()
+        ended = self._statistics.add(
+            reward[new], terminated[new], truncated[new], env_steps[new], infos
+        )
+        for episode in ended:
+            if self._shares[episode.env]:
+                self._shares[episode.env] -= 1
                 self.finished.append(episode)
-        self.done = not self._left.any()
-        if self.steps % _LONG == 0 and (length := self._statistics.lengths.max()) >= _LONG:
-            env = int(self._statistics.lengths.argmax())
-            text = f"has not ended its episode after {length:,} policy steps; an evaluation plays"
-            fault = EnvironmentFault(
-                self._env.name, env, f"{text} whole ones: give env.max_episode_steps"
-            )
-            if length >= _LONGEST:
-                raise fault
-            if length < 2 * _LONG:
-                warnings.warn(str(fault), stacklevel=2)
+        if self.steps // _LONG > self._counted // _LONG:
+            self._check_lengths()
+        self._counted = self.steps
+
+    def _check_lengths(self) -> None:
+        env = int(self._statistics.lengths.argmax())
+        if (length := int(self._statistics.lengths[env])) < _LONG:
+            return
+        what = f"has not ended its episode after {length:,} policy steps; an evaluation plays"
+        fault = EnvironmentFault(
+            self._env.name, env, f"{what} whole ones: give env.max_episode_steps"
+        )
+        if length >= _LONGEST:
+            raise fault
+        if length < 2 * _LONG:
+            warnings.warn(str(fault), stacklevel=2)
 
 
 def _device_of(policy: object) -> torch.device:

@@ -81,6 +81,7 @@ class NumpyPolicy:
         policy: the actor.
         num_envs: rows of an observation.
         exploration_type: ``RANDOM`` samples actions, ``DETERMINISTIC`` takes the likeliest.
+        keeps_outputs: whether :meth:`outputs` is called.
 
     Attributes:
         reads: key and shape of the observation of one environment.
@@ -92,7 +93,11 @@ class NumpyPolicy:
     """
 
     def __init__(
-        self, policy: Any, num_envs: int, exploration_type: ExplorationType | None
+        self,
+        policy: Any,
+        num_envs: int,
+        exploration_type: ExplorationType | None,
+        keeps_outputs: bool = True,
     ) -> None:
         if exploration_type not in (ExplorationType.RANDOM, ExplorationType.DETERMINISTIC):
             raise NotInNumpy(f"actions are chosen by {exploration_type}")
@@ -118,7 +123,8 @@ class NumpyPolicy:
         self._actions: list[Array] = []
         self._columns: list[Array] = []
         self.key = "action" if self._head is None else policy.module[-1].out_keys[0]
-        self._keeps_columns = self.out_keys != [self.key]
+        self._keeps_actions = keeps_outputs
+        self._keeps_columns = keeps_outputs and self.out_keys != [self.key]
         if self._keeps_columns:
             self._sampling = policy.module[-1]
             self._densities = Traced(self._written, self._head, self._sampling, name="")
@@ -202,7 +208,8 @@ class NumpyPolicy:
             action = self._sampler.sample(value, self.noise.pop(), next(self._rows))
         else:
             action = self._sampler.likeliest(value, next(self._rows))
-        self._actions.append(action)
+        if self._keeps_actions:
+            self._actions.append(action)
         return {self.key: action}
 
     def outputs(self) -> dict[Any, Tensor]:

@@ -109,7 +109,42 @@ def test_the_policy_runs_where_its_parameters_are():
     assert Evaluator(env, lambda tensordict: tensordict).device == torch.device("cpu")
 
 
+def test_the_policy_is_called_as_collectors_call_it():
+    env = make_env("CartPole-v1", 3)
+    policy = make_actor(env)
+    played = {
+        fast: Evaluator(env, policy, episodes=4, seed=2, fast_policy=fast).play()
+        for fast in ("auto", "exact", "module")
+    }
+    assert played["auto"] == played["exact"] == played["module"]
+    with pytest.raises(SettingError, match="fast_policy='quick'"):
+        Evaluator(env, policy, fast_policy="quick")
+
+
+def test_small_networks_are_computed_by_numpy():
+    env = make_env("Pendulum-v1", 2)
+    policy = make_actor(env)
+    returns = {
+        fast: Evaluator(env, policy, episodes=2, fast_policy=fast)()["evaluation/return"]
+        for fast in ("auto", "exact")
+    }
+    assert returns["auto"] == pytest.approx(returns["exact"], rel=1e-5)
+    assert returns["auto"] != returns["exact"]  # sums are rounded in another order
+
+
+def test_episodes_are_counted_in_the_order_they_end_however_long_they_are(monkeypatch):
+    env = make_env("CartPole-v1", 3)
+    evaluator = Evaluator(env, make_actor(env), episodes=10)
+    played = evaluator.play()
+    assert len(played) == 10
+    assert [sum(one.env == env for one in played) for env in range(3)] == [4, 3, 3]
+    for steps in (1, 7):
+        monkeypatch.setattr("kit.hooks.evaluation.CHUNK", steps)
+        assert evaluator.play() == played
+
+
 def test_an_episode_that_does_not_end_is_said_and_ends_the_evaluation(monkeypatch):
+    monkeypatch.setattr("kit.hooks.evaluation.CHUNK", 10)
     monkeypatch.setattr("kit.hooks.evaluation._LONG", 10)
     monkeypatch.setattr("kit.hooks.evaluation._LONGEST", 50)
     env = make_env(lambda: Scripted(length=10**9), 2)
