@@ -25,17 +25,22 @@ WORLD_MODELS = ("dreamerv1", "dreamerv3", "plan2explore")
 RUNS = 10
 """Runs of a recipe, each made twice."""
 _AROUND = {
-    "collector", "collector_kwargs", "compile", "convolutions", "device", "hidden_sizes", "kwargs",
-    "logger", "num_particles", "progress", "resume", "runs", "size", "start_from", "threads",
-    "time_limit",
+    "collector", "collector_kwargs", "compile", "convolutions", "device", "hidden_sizes",
+    "imagination_horizon", "kwargs", "logger", "num_particles", "progress", "resume", "runs",
+    "size", "start_from", "threads", "time_limit",
 }  # fmt: skip
 """Settings of what surrounds a run, and of how long it takes."""
 
 
 def longer_config(config_class: type, draw: random.Random) -> dict[str, Any]:
-    """Plain values of a run long enough that gradient steps are recorded, some settings changed."""
+    """Plain values of a run long enough that gradient steps are recorded, some settings changed.
+
+    Those of a world model are not recorded, and of a run as short as any.
+    """
     values = small_config(config_class)
-    if "learning_starts" in values["steps"]:
+    if "exploration_steps" in values["steps"]:
+        values["steps"]["exploration_steps"] = 48
+    if "learning_starts" in values["steps"] and "imagination_horizon" not in values:
         values["steps"]["total_policy_steps"] = draw.choice([160, 240, 320])
     leaves = [leaf for leaf in leaves_of(config_class) if leaf[0][-1] not in _AROUND]
     for (*groups, name), hint in draw.sample(leaves, draw.choice([0, 1, 2, 3, 4, 6])):

@@ -21,7 +21,7 @@ from tests.stored import read_stored
 from tests.tiny import assert_same, weights
 
 RUNS = 8
-"""Runs of a recipe, each made whole and interrupted."""
+"""Runs of a recipe, each made whole and interrupted; half as many of a world model."""
 
 
 class Killed(BaseException):
@@ -75,17 +75,17 @@ def outcome(
             kill_in(trainer, kill[0], 0)
             trainer.run()
     except (RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".replace(str(trainer.folder), "")
     rows = (Path(trainer.folder) / "metrics.csv").read_text()
     return weights(trainer), rows, trainer.ledger.state_dict()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*RECIPES} - {*WORLD_MODELS}))
+@pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_resumed_run_is_bitwise_the_whole_one(name, monkeypatch, tmp_path):
     monkeypatch.setattr("kit.experiment.read_datasets", read_stored)
     recipe = importlib.import_module(f"recipes.{name}")
-    made = 0
+    made, wanted = 0, RUNS // 2 if name in WORLD_MODELS else RUNS
     for number in range(20 * RUNS):
         draw = random.Random(f"{name} {number}")
         values = longer_config(recipe.Config, draw)
@@ -103,6 +103,6 @@ def test_a_resumed_run_is_bitwise_the_whole_one(name, monkeypatch, tmp_path):
         resumed = outcome(recipe, values, tmp_path / f"{number}", kill)
         assert_same(whole, resumed, f"{name} {number}")
         made += 1
-        if made == RUNS:
+        if made == wanted:
             return
-    pytest.fail(f"{made} runs of {RUNS}")
+    pytest.fail(f"{made} runs of {wanted}")
