@@ -45,7 +45,8 @@ class Config(ReplayConfig):
     imagination_horizon: Count = 15
     """Imagined policy steps."""
     imagination_starts: Count | None = 8
-    """Last time steps of each sequence from which imagination begins; null: all, as published."""
+    """Last time steps of each sequence from which imagination begins, of a shorter one all; null:
+    all, as published."""
     lmbda: UnitInterval = 0.95
     """Weight of longer returns."""
     free_nats: NotNegative = 1.0

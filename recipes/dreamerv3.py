@@ -53,7 +53,8 @@ class Config(ReplayConfig):
     imagination_horizon: Annotated[int, Limits(1, 1_000)] = 15
     """Imagined policy steps."""
     imagination_starts: Count | None = 8
-    """Last time steps of each sequence from which imagination begins; null: all, as published."""
+    """Last time steps of each sequence from which imagination begins, of a shorter one all; null:
+    all, as published."""
     lmbda: UnitInterval = 0.95
     """Weight of longer returns."""
     entropy_coeff: NotNegative = 3e-4

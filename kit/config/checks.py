@@ -83,6 +83,14 @@ def learning(plan: StepPlan, cfg: RunConfig) -> None:
         raise SettingError(field, value, why, [max(have - needed + value, 1)], hint)
 
 
+def imagination(plan: StepPlan, cfg: Any) -> None:
+    """Refuse more starts of imagination than sequences have time steps, but for the default."""
+    length, starts = plan.sequence_length, getattr(cfg, "imagination_starts", None)
+    if length and starts and starts > max(length, type(cfg)().imagination_starts or 0):
+        why = f"is more than the {length} time steps of a sequence"
+        raise SettingError("imagination_starts", starts, why, [length, None])
+
+
 # ---------------------------------------------------------------------- the machine
 def default_type() -> None:
     """Refuse networks of another type than observations and rewards, which are float32."""

@@ -43,4 +43,5 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
             max_episode_steps=plan.max_episode_steps or env.max_episode_steps,
         )
     checks.learning(plan, cfg)
+    checks.imagination(plan, cfg)
     return plan

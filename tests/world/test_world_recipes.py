@@ -255,6 +255,13 @@ def test_noise_that_choices_do_not_take_is_refused():
     assert build(recipes.dreamerv1, exploration_noise=0.9, env=PENDULUM).plan
 
 
+@pytest.mark.parametrize("recipe", RECIPES, ids=named)
+def test_more_starts_of_imagination_than_a_sequence_has_are_refused(recipe):
+    with pytest.raises(SettingError, match=r"imagination_starts=9 is more .* 6 .*: 6 or None"):
+        build(recipe, imagination_starts=9)
+    assert build(recipe, imagination_starts=recipe.Config().imagination_starts)  # all of them
+
+
 @pytest.mark.parametrize(
     ("steps", "what"),
     [
