@@ -224,7 +224,7 @@ def test_a_run_without_a_value_yet_is_left_out_and_named(runs, tmp_path):
     begun = shutil.copytree(runs[LOW, 1], tmp_path / "begun")
     (begun / "metrics.csv").unlink()
     compared = compare([runs[LOW, 0], begun])
-    assert compared.remarks == [f"{begun} has no {COLUMN} yet and is left out."]
+    assert compared.remarks == [f"{begun} has no {COLUMN} and is left out."]
     assert len(compared.groups[0].runs) == 1
 
 
@@ -281,6 +281,7 @@ def test_any_column_can_be_compared(place, capsys):
         ("runs --plot broken/config.yaml/c.png", "c.png' cannot be written: "),
         ("runs --plot c.pdf", "plot='c.pdf' is no PNG file; what works: c.png."),
         ("broken", "run='broken' has no readable config.yaml: expected"),
+        ("odd", "run='odd' has a config.yaml whose seed is no whole number: None."),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_one_line(words, message, place, monkeypatch, capsys):
@@ -288,6 +289,8 @@ def test_what_cannot_be_compared_is_one_line(words, message, place, monkeypatch,
     Path("empty").mkdir()
     Path("broken").mkdir()
     Path("broken", "config.yaml").write_text("a: [")
+    Path("odd").mkdir()
+    Path("odd", "config.yaml").write_text("seed: null")
     assert kit(["compare", *words.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith("kit: ")

@@ -14,7 +14,7 @@ from typing import Any
 from kit.cli.recipe import Recipe
 from kit.cli.saved_runs import read_config, runs_of, training_settings
 from kit.logging.csv_file import read_rows
-from kit.steps.errors import SettingError, nearest_first
+from kit.steps.errors import SettingError, nearest_first, show
 
 COLUMN = "evaluation/return"
 TASK = ("env.id", "env.kwargs.", "env.action_repeat", "env.max_episode_steps")
@@ -112,9 +112,7 @@ def compare(runs: Sequence[Path | str], column: str = COLUMN) -> Comparison:
     _check_column(found, column)
     with_values = [run for run in found if run.values(column)]
     remarks = [
-        f"{run.folder} has no {column} yet and is left out."
-        for run in found
-        if run not in with_values
+        f"{run.folder} has no {column} and is left out." for run in found if run not in with_values
     ]
     offline = any(not run.rows[-1].get("policy_steps") for run in with_values)
     axis = "gradient_steps" if offline else "policy_steps"
@@ -132,11 +130,15 @@ def compare(runs: Sequence[Path | str], column: str = COLUMN) -> Comparison:
 
 def _read(folder: Path) -> _Run:
     config = read_config(folder, "run")
+    seed = config.get("seed", 0)
+    if not isinstance(seed, int):
+        why = f"has a config.yaml whose seed is no whole number: {show(seed)}"
+        raise SettingError("run", str(folder), why)
     try:
         rows = read_rows(folder)
     except SettingError:  # it has none yet
         rows = []
-    return _Run(folder, int(config.get("seed", 0)), training_settings(config), rows)
+    return _Run(folder, seed, training_settings(config), rows)
 
 
 def _check_column(runs: Sequence[_Run], column: str) -> None:
