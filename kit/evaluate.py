@@ -115,7 +115,8 @@ class SavedRun:
         Of several policies that were trained side by side (SVPG's particles) it is the first one.
 
         Args:
-            deterministic: whether it does not sample; otherwise it acts as in training.
+            deterministic: whether actions are no samples; otherwise it acts as in training. A
+                world model's latents, from which they follow, are samples all the same.
         """
         kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
         return SavedPolicy(self.evaluator(1, 0, vectorization="sync"), kind)

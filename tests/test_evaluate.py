@@ -454,6 +454,21 @@ def test_a_saved_policy_obeys_the_masks_in_info_if_it_was_trained_with_them(kind
     assert policy(observation, info) in one.action_space
 
 
+def test_latents_of_a_saved_policy_are_samples_also_where_its_actions_are_none(tmp_path):
+    trainer = build(recipes.dreamerv3, tmp_path, env=EnvConfig("Pendulum-v1", 1), replay_ratio=0)
+    trainer.run()
+    policy = SavedRun(trainer.folder).policy()
+
+    def actions() -> list[float]:
+        policy.reset()
+        return [float(policy(np.float32([1.0, 0.0, 0.1])).item()) for _ in range(3)]
+
+    torch.manual_seed(1)
+    first, second = actions(), actions()
+    torch.manual_seed(1)
+    assert actions() == first != second
+
+
 @pytest.mark.parametrize("observation", [[1.0, 2.0], np.zeros((4, 1)), np.zeros((2, 2)), None])
 def test_an_observation_that_does_not_fit_is_named(run, observation):
     with pytest.raises(SettingError, match=r"give observation of shape \(4,\)"):
