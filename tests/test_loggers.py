@@ -14,7 +14,7 @@ import pytest
 
 from kit.cli.saved_runs import read_config
 from kit.experiment import EnvConfig
-from kit.hooks import StopWhen
+from kit.hooks import RecordVideo, SavePolicy, StopWhen
 from kit.logging.csv_file import read_rows
 from kit.logging.journal import Journal
 from kit.logging.loggers import (
@@ -163,6 +163,23 @@ def test_a_folder_may_be_a_text(tmp_path):
 def test_an_unknown_logger_names_the_nearest(tmp_path):
     with pytest.raises(SettingError, match="logger='tensorbord' is not a logger; what works: tens"):
         make_loggers("csv,tensorbord", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: make_loggers(None, "runs"), "logger=None is no name of a logger; what works: csv"),
+        (lambda: make_loggers([None], "runs"), r"logger=\[None\] is no name of a logger"),
+        (lambda: make_loggers("csv", None), "folder=None is no folder; give a name or a path"),
+        (lambda: CsvLogger(None), "folder=None is no folder"),
+        (lambda: read_rows(None), "folder=None is no folder"),
+        (lambda: SavePolicy(None), "folder=None is no folder"),
+        (lambda: RecordVideo(3, every=1), "folder=3 is no folder"),
+    ],
+)
+def test_names_and_folders_that_are_none_are_one_line(make, what):
+    with pytest.raises(SettingError, match=f"^{what}"):
+        make()
 
 
 # ---------------------------------------------------------------------- a whole run

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import yaml
 
 from kit.hooks.base import Hook, HookedTrainer
-from kit.logging.files import make_folder, write_whole
+from kit.logging.files import as_folder, make_folder, write_whole
 from kit.logging.loggers import RowLogger
 from kit.steps.errors import SettingError, nearest_first, one_of
 
@@ -110,7 +110,7 @@ class SavePolicy(Hook):
     operations: ClassVar = {"setup": "write_last", "save": "write_last"}
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self.folder = as_folder(folder)
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
         """Take part in the last checkpoint of a run.

@@ -17,7 +17,7 @@ import gymnasium as gym
 from kit.envs.errors import EnvironmentFault
 from kit.hooks.base import Hook, HookedTrainer
 from kit.hooks.evaluation import Evaluator
-from kit.logging.files import make_folder, not_written
+from kit.logging.files import as_folder, make_folder, not_written
 from kit.logging.loggers import RowLogger
 from kit.steps import SettingError
 from kit.steps.every import Every
@@ -38,7 +38,7 @@ class RecordVideo(Hook):
     operations: ClassVar = {"log_row": "record"}
 
     def __init__(self, folder: Path | str, every: int) -> None:
-        self.folder = Path(folder)
+        self.folder = as_folder(folder)
         self._due = Every(every)
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:

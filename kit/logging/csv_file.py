@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.logging.files import NotSaved, append, write_whole
+from kit.logging.files import NotSaved, append, as_folder, write_whole
 from kit.steps import SettingError
 
 Row = Mapping[str, float | int]
@@ -29,7 +29,7 @@ def read_rows(folder: Path | str) -> list[dict[str, float | int]]:
     Raises:
         SettingError: if there are none.
     """
-    files = [CsvFile(Path(folder) / f"{name}.csv") for name in FILES]
+    files = [CsvFile(as_folder(folder) / f"{name}.csv") for name in FILES]
     rows = joined(*(file.all_rows() for file in files))
     if not rows:
         raise SettingError("folder", str(folder), "has no rows", "give the folder of a run")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+from kit.steps.errors import SettingError
 
 
 class NotSaved(RuntimeError):
@@ -21,6 +24,19 @@ def not_written(path: Path, error: OSError) -> NotSaved:
         f"{what}; all that was written before is "
         "untouched. Make room or choose another folder with runs=..."
     )
+
+
+def as_folder(folder: Any) -> Path:
+    """The path of a folder that was given by its name, or as a path.
+
+    Raises:
+        SettingError: if it is neither.
+    """
+    try:
+        return Path(folder)
+    except TypeError:
+        works = "give a name or a path; a run with runs=null has no folder"
+        raise SettingError("folder", folder, "is no folder", works) from None
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

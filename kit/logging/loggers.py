@@ -15,7 +15,7 @@ from torchrl.record.loggers import Logger
 
 from kit.dialects.files import flat
 from kit.logging.csv_file import FILES, CsvFile, Row, joined
-from kit.logging.files import NotSaved, make_folder
+from kit.logging.files import NotSaved, as_folder, make_folder
 from kit.steps import SettingError
 from kit.steps.errors import place_of
 
@@ -80,7 +80,7 @@ class CsvLogger(RowLogger):
     """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self.folder = as_folder(folder)
         self._files = {name: CsvFile(self.folder / f"{name}.csv") for name in FILES}
 
     def start(self) -> None:
@@ -177,7 +177,7 @@ class WandbLogger(TorchRLLogger):
     ) -> None:
         super().__init__(self._make_wandb)
         self.id = id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-        self.folder = Path(folder)
+        self.folder = as_folder(folder)
         self.project = project or os.environ.get("WANDB_PROJECT") or "kit"
         self.run_name = name or self.folder.name
 
@@ -275,7 +275,7 @@ class TensorBoardLogger(TorchRLLogger):
         from torchrl.record.loggers.tensorboard import TensorboardLogger
 
         super().__init__(lambda: TensorboardLogger("tensorboard", str(folder)))
-        self.folder = Path(folder) / "tensorboard"
+        self.folder = as_folder(folder) / "tensorboard"
         self._next = 0
 
     def start(self) -> None:
@@ -352,6 +352,8 @@ def make_loggers(
     Raises:
         SettingError: if a name is unknown or its package is missing.
     """
+    if not (isinstance(names, Sequence) and all(isinstance(name, str) for name in names)):
+        raise SettingError("logger", names, "is no name of a logger", list(LOGGERS))
     wanted = names.replace("+", ",").split(",") if isinstance(names, str) else list(names)
     loggers: list[RowLogger] = [CsvLogger(folder)]
     for name in dict.fromkeys(entry.strip().lower() for entry in wanted):
