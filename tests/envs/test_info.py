@@ -205,10 +205,17 @@ class ArrayReward(Steps):
         return seen, np.array([reward]), *rest
 
 
+class NoReward(Steps):
+    def step(self, action):
+        seen, _, *rest = super().step(action)
+        return seen, None, *rest
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (NoReward, "env.reward=None is no number; return one in each step"),
         (
             FourValues,
             "are four values, .*; return observation, reward, terminated, truncated",

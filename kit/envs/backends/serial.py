@@ -137,7 +137,7 @@ class SerialBackend(EnvBackend):
         try:
             for number in numbers:
                 seen, value, terminated, truncated, info = envs[number].step(chosen[number])
-                reward[number] = value
+                reward[number] = float(value)
                 if getattr(seen, "shape", None) == shape:
                     observation[number] = seen  # type: ignore[index]
                 else:
@@ -245,7 +245,9 @@ def _two(returned: Any) -> tuple[Any, Any]:
 
 
 def _check_api(error: BaseException, reward: Any) -> None:
-    """Refuse steps of an old Gym environment, and rewards that are arrays; another try fails, too.
+    """Refuse steps of an old Gym environment, and rewards that are no numbers: arrays, ``None``.
+
+    Another try fails, too.
 
     Args:
         error: raised by a step.
@@ -258,6 +260,8 @@ def _check_api(error: BaseException, reward: Any) -> None:
         returned, why = "observation, reward, done, info", "are four values, as in Gym before 0.26"
         works = "return observation, reward, terminated, truncated, info"
         raise SettingError("env.step()", returned, why, works) from error
+    if reward is None:
+        raise SettingError("env.reward", reward, "is no number", "return one in each step")
     if np.ndim(reward):
         why = f"is an array of shape {np.shape(reward)}"
         raise SettingError("env.reward", reward, why, "return one number, as float(reward[0])")
