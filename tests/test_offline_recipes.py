@@ -231,6 +231,8 @@ def test_bad_data_sets_and_counts_are_refused(stored, monkeypatch):
         built("bc", steps=OfflineSteps(gradient_steps=25, gradient_steps_per_iteration=10))
     with pytest.raises(SettingError, match=r"holds observations of shape \(3,\), .*CartPole"):
         built("bc", env=EnvConfig(num_envs=1))
+    with pytest.raises(SettingError, match=r"LikelihoodBCLoss' is of .* deterministic; .* BCLoss"):
+        built("bc", loss="kit.losses:LikelihoodBCLoss")
     with pytest.raises(SettingError, match=r"dataset='few-v0' is not a list; .* \[few-v0\]\.$"):
         built("bc", dataset="few-v0")
     monkeypatch.undo()

@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn.distributions import Delta
 from torch import Tensor
 from torchrl import objectives
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from kit.steps import SettingError
 
 
 class LikelihoodBCLoss(objectives.BCLoss):
@@ -21,6 +24,9 @@ class LikelihoodBCLoss(objectives.BCLoss):
         """Return ``loss_bc``."""
         with self.actor_network_params.to_module(self.actor_network, preserve_module_state=False):
             policy = self.actor_network.get_dist(tensordict.copy())
+        if isinstance(policy, Delta):
+            why = "is of the probability of actions, and the actor is deterministic"
+            raise SettingError("loss", type(self).__name__, why, ["BCLoss"])
         loss = -policy.log_prob(tensordict.get(self.tensor_keys.action))
         return TensorDict({"loss_bc": self._reduce_loss(loss, tensordict=tensordict)})
 
