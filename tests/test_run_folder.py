@@ -100,8 +100,20 @@ def test_the_latest_run_is_found_by_number_not_by_letter(tmp_path):
         folder = tmp_path / "ppo" / "Env-v0" / name
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text("{}")
+        os.utime(folder / "config.yaml", (1, 1))
     assert find_run("latest", tmp_path, "ppo").name == "20250101-000000-s0-10"
     assert find_run("latest", tmp_path).name == "20250101-000000-s0-10"
+
+
+def test_the_latest_of_runs_of_one_second_is_the_one_that_began_last(tmp_path):
+    for began, name in enumerate(("000000-s7", "000000-s0", "000001-s1")):
+        folder = tmp_path / "ppo" / "Env-v0" / f"20250101-{name}"
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("{}")
+        os.utime(folder / "config.yaml", (began % 2, began % 2))
+    assert find_run("latest", tmp_path, "ppo") == folder
+    shutil.rmtree(folder)
+    assert find_run("latest", tmp_path, "ppo").name == "20250101-000000-s0"
 
 
 def test_a_run_that_was_given_another_name_is_older_than_all_with_a_time(tmp_path):

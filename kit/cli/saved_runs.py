@@ -61,13 +61,16 @@ def _newest(runs: Path, recipe: str | None) -> list[str]:
     return [str(folder) for folder in folders[:3]]
 
 
-def _by_time(folder: Path) -> tuple[bool, list[str | int]]:
-    """The parts of a name, so that ``-s0-2`` comes before ``-s0-10``; without a time, before all.
+def _by_time(folder: Path) -> tuple[str, int, list[str | int]]:
+    """The time in a name, to the second, then that of its settings; without one, before all.
 
-    A run that was given another name is an older one: ``latest`` would be it for good.
+    A run that was given another name is an older one: ``latest`` would be it for good. Parts of the
+    name come last, so that ``-s0-2`` comes before ``-s0-10``.
     """
+    begun = re.match(r"\d{8}-\d{6}", folder.name)
+    written = (folder / "config.yaml").stat().st_mtime_ns if begun else 0
     parts = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", folder.name)]
-    return re.match(r"\d{8}-\d{6}", folder.name) is not None, parts
+    return begun[0] if begun else "", written, parts
 
 
 def read_config(folder: Path, field: str = "resume") -> dict[str, Any]:
