@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -340,6 +341,30 @@ def test_ctrl_c_before_a_run_begins_ends_in_one_line(capsys, monkeypatch):
         main(recipes.ppo.Config, interrupted, SHORT)
     assert ended.value.code == 130
     assert capsys.readouterr().err == "\nstopped\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "code", "said"),
+    [
+        ("recipes.ppo", "torch", -signal.SIGINT, ""),
+        ("recipes.ppo", "hydra", 130, "\nstopped\n"),
+        ("kit evaluate latest", "torch", 130, "\nstopped\n"),
+    ],
+)
+def test_ctrl_c_while_a_command_imports_leaves_no_trace(words, module, code, said, tmp_path):
+    interrupted = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    (tmp_path / f"{module}.py").write_text(interrupted)
+    command = [sys.executable, "-W", "ignore", "-m", *words.split()]
+    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": places},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs may ignore it
+    ) as ran:
+        assert ran.communicate() == (None, said)
+    assert ran.returncode == code
 
 
 def test_an_error_of_the_code_keeps_its_trace():

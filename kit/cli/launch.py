@@ -10,6 +10,7 @@ import gc
 import itertools
 import logging
 import os
+import signal
 import sys
 import tempfile
 import textwrap
@@ -56,6 +57,8 @@ def main(config_class: type[RunConfig], build: Build, argv: Sequence[str] | None
     if getattr(sys.modules["__main__"], config_class.__name__, None) is config_class:
         gc.freeze()  # imports are done; looking through them again takes a second at the end,
         atexit.register(gc.freeze)  # and through what the run has made a seventh of one
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
     with errors_in_one_line():
         arguments = list(sys.argv[1:] if argv is None else argv)
@@ -150,7 +153,7 @@ _EXPLAINED = (
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """End the process with one line for the user's errors, and with none for ``| head``."""
+    """End the process with one line for the user's errors, and as :func:`terminal` does."""
     with terminal():
         try:
             yield
@@ -158,9 +161,6 @@ def errors_in_one_line() -> Iterator[None]:
             text = error.message(none="null") if isinstance(error, SettingError) else error
             print(f"\nerror: {text}", file=sys.stderr)
             raise SystemExit(1) from None
-        except KeyboardInterrupt:
-            print("\nstopped", file=sys.stderr)
-            raise SystemExit(130) from None
 
 
 # ---------------------------------------------------------------------- settings and overrides

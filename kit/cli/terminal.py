@@ -7,13 +7,16 @@ import os
 import sys
 from collections.abc import Iterator
 
-_CLOSED_PIPE = 128 + 13
-"""exit code of commands that SIGPIPE has ended."""
+_CLOSED_PIPE, _INTERRUPTED = 128 + 13, 128 + 2
+"""Exit codes of commands that SIGPIPE and SIGINT have ended."""
 
 
 @contextlib.contextmanager
 def terminal() -> Iterator[None]:
-    """Print ``?`` for what the terminal cannot show; end in silence once the pipe is closed."""
+    """Print ``?`` for what the terminal cannot show; end without a stack trace.
+
+    In silence once the pipe is closed (``| head``), with a word after Ctrl-C.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -22,6 +25,9 @@ def terminal() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        raise SystemExit(_INTERRUPTED) from None
     except BrokenPipeError:
         # Python writes what is left once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
