@@ -47,6 +47,7 @@ from torchrl.trainers.algorithms import PPOTrainer
 from kit.buffers import PrioritizedSampler, make_replay_buffer
 from kit.collectors import AsyncCollector, EpisodeCollector, TensorCollector, VectorCollector
 from kit.envs import make_env
+from kit.hooks import Evaluator
 from kit.modules import make_actor, make_value
 from kit.steps import SettingError
 from kit.trainer import Trainer
@@ -313,6 +314,31 @@ def test_torchrls_collector_runs_in_the_kits_trainer(env, num_envs):
     assert ledger.episodes == sum(ends) > 0
     assert trainer.collector.closed
     assert ledger.compare(trainer.plan) == []
+
+
+@pytest.mark.parametrize("env", [lambda: SerialEnv(2, gym_env), serial])
+def test_a_run_in_several_environments_of_torchrl_is_saved_when_these_are_closed(env, tmp_path):
+    trainer = kit_trainer(
+        lambda actor: Collector(env(), actor, frames_per_batch=16, total_frames=64),
+        folder=tmp_path, checkpoint_every=64,
+    )  # fmt: skip
+    assert trainer.run().policy_steps == 64
+    assert trainer.last_checkpoint is not None
+
+
+def test_an_evaluation_without_the_normalisation_of_torchrls_collector_is_refused():
+    env = make_env(CARTPOLE, 2, seed=0, normalize_observation=True)
+
+    def collecting(actor: nn.Module) -> BaseCollector:
+        evaluator.policy = actor
+        below = TransformedEnv(env, StepCounter())
+        return Collector(below, actor, frames_per_batch=16, total_frames=64)
+
+    evaluator = Evaluator(make_env(CARTPOLE, 1), nn.Identity(), episodes=10)
+    with pytest.raises(SettingError, match=r"plays without the running normalisation"):
+        kit_trainer(collecting, evaluate=evaluator)
+    evaluator.env.normalizer = env.normalizer
+    kit_trainer(collecting, evaluate=evaluator)
 
 
 def test_returns_of_torchrls_episodes_are_in_the_rows():

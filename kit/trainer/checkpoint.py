@@ -21,6 +21,9 @@ from torchrl import checkpoint as torchrl_checkpoint
 from torchrl.objectives import LossModule
 
 from kit.collectors.base import KitCollector
+from kit.envs.backends.torchrl_layers import base_env_of
+from kit.envs.normalize import Normalizer
+from kit.envs.vector_env import VectorEnv
 from kit.hooks.annealing import scales_of
 from kit.hooks.base import Hook
 from kit.logging.files import NotSaved
@@ -29,7 +32,7 @@ from kit.trainer.pieces import StateFile
 
 __all__ = [
     "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "PolicyState", "make_parts_when_loaded",
-    "normalization_of", "stateful_parts",
+    "normalization_of", "normalizer_of", "stateful_parts",
 ]  # fmt: skip
 
 _SUMS = "checksums.txt"
@@ -404,7 +407,14 @@ def normalization_of(collector: Any, evaluate: Any) -> dict[str, Any]:
 
     Offline it is that of the evaluation, by the statistics of the data set: nothing is collected.
     """
-    source = evaluate if collector is None else collector
-    env = source if isinstance(source, KitCollector) else getattr(source, "env", None)
-    normalizer = getattr(env, "normalizer", None)
+    normalizer = normalizer_of(evaluate if collector is None else collector)
     return {} if normalizer is None else {"normalization": normalizer}
+
+
+def normalizer_of(part: Any) -> Normalizer | None:
+    """The running normalisation of what a collector or an evaluator steps, below transforms too."""
+    if isinstance(part, KitCollector):
+        return part.normalizer
+    # TorchRL's ask those that they consist of for what they lack, and closed ones do not end.
+    env = base_env_of(getattr(part, "env", None))
+    return env.normalizer if isinstance(env, VectorEnv) else None

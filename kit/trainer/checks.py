@@ -33,7 +33,7 @@ from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import SettingError, StepLedger, StepPlan
 from kit.trainer.batches import size_of
-from kit.trainer.checkpoint import saved_in
+from kit.trainer.checkpoint import normalizer_of, saved_in
 from kit.trainer.stages import Stages
 from kit.update import TrustRegion, Update
 
@@ -142,7 +142,7 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
                 works = "use TensorDictRoundRobinWriter, or a plan with steps_per_env=0 (offline)"
                 yield "writer", type(writer).__name__, why, works
         yield from _in_restarts(collector, buffer)
-        yield from _in_goals(getattr(collector, "normalizer", None), buffer)
+        yield from _in_goals(normalizer_of(collector), buffer)
         yield from _in_environment(plan, collector)
 
 
@@ -313,7 +313,7 @@ def in_evaluation(plan: StepPlan, evaluate: Any, collector: Any) -> Iterator[Ref
     if not elsewhere and _stepped_by(evaluate) & _stepped_by(collector):
         why = "plays in the environments that training steps, whose episodes it would cut"
         yield "evaluate", type(evaluate).__name__, why, "make others for it: make_env(...)"
-    running, env = getattr(collector, "normalizer", None), getattr(evaluate, "env", None)
+    running, env = normalizer_of(collector), getattr(evaluate, "env", None)
     normalized = running is not None and bool(running.observation)
     if normalized and isinstance(env, VectorEnv) and env.normalizer is not running:
         why = "plays without the running normalisation with which its policy is trained"
