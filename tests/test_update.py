@@ -1018,6 +1018,28 @@ def test_an_optimiser_over_parameters_that_no_loss_reaches_is_refused():
     refused(loss, delayed, "that loss_b does not reach", every={"loss_b": 10})
 
 
+class CutOff(Parts):
+    """Of two losses one is detached, or not called a loss."""
+
+    name = "loss_b"
+
+    def forward(self, minibatch: TensorDictBase) -> TensorDict:
+        losses = super().forward(minibatch)
+        second = losses.pop("loss_b")
+        return losses.set(self.name, second.detach() if self.name == "loss_b" else second)
+
+
+def test_losses_that_leave_weights_of_a_shared_optimiser_untrained_are_refused():
+    loss = CutOff()
+    message = r"'CutOff' returns a loss_b without a gradient, and no other changes b; leave out"
+    refused(loss, SGD([loss.a, loss.b], lr=1.0), message)
+    loss.name = "error"
+    message = r"'CutOff' returns error, which alone reaches b and is not minimised; call it loss_er"
+    refused(loss, SGD([loss.a, loss.b], lr=1.0), message)
+    loss.b.requires_grad_(False)
+    Update(loss, SGD([loss.a, loss.b], lr=1.0))(TensorDict({"x": torch.ones(3)}, [3]))
+
+
 def test_inference_mode_in_which_nothing_learns_is_refused_by_its_name():
     loss = Parts()
     with torch.inference_mode(), pytest.raises(SettingError, match="is called in torch"):

@@ -78,7 +78,7 @@ def check_names(groups: Sequence[Group], losses: Sequence[str], loss_module: nn.
     A temperature that is fixed needs none: TorchRL's losses of it depend on no parameter.
     """
     named = [name for group in groups for name in group.losses]
-    fixed = {"loss_alpha"} if getattr(loss_module, "fixed_alpha", False) else set()
+    fixed = _fixed(loss_module)
     for name in named:
         if name not in losses:
             raise SettingError("optimizer", name, "is not a loss of the loss module", losses)
@@ -87,6 +87,10 @@ def check_names(groups: Sequence[Group], losses: Sequence[str], loss_module: nn.
         why = f"leaves {' and '.join(left)} without an optimiser"
         works = "name an optimiser for it as well (several losses may share one)"
         raise SettingError("optimizer", named, why, works)
+
+
+def _fixed(loss_module: nn.Module) -> set[str]:
+    return {"loss_alpha"} if getattr(loss_module, "fixed_alpha", False) else set()
 
 
 def declared_losses(loss_module: nn.Module, groups: Sequence[Group]) -> list[str]:
@@ -142,6 +146,45 @@ def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
             why = f"returns a {loss} of shape {list(returned.get(loss).shape)}, not one number"
             raise SettingError("loss_module", name, why, 'take its mean (reduction="mean")')
     return returned
+
+
+def check_reached(
+    group: Group,
+    found: Sequence[Tensor | None],
+    losses: TensorDictBase,
+    names: Sequence[str],
+    loss_module: nn.Module,
+) -> None:
+    """Refuse weights that no loss reaches where a loss is cut off from all weights, or misnamed.
+
+    Args:
+        group: of which losses may leave weights alone that nothing in them uses.
+        found: gradients of its parameters.
+        losses: outputs of the loss module.
+        names: those that are minimised.
+        loss_module: has names for its weights.
+
+    Raises:
+        SettingError: if there are some: they would never change.
+    """
+    pairs = zip(group.parameters, found)
+    left = [one for one, gradient in pairs if one.requires_grad and gradient is None]
+    if not left:
+        return
+    known = {id(one): name for name, one in loss_module.named_parameters()}
+    first, kind = known.get(id(left[0]), "a weight"), type(loss_module).__name__
+    for name in group.losses or names:
+        if not losses[name].requires_grad and name not in _fixed(loss_module):
+            why = f"returns a {name} without a gradient, and no other changes {first}"
+            works = "leave out detach() and no_grad(), or freeze it: requires_grad_(False)"
+            raise SettingError("loss_module", kind, why, works)
+    others = [name for name in losses.keys() if name not in names and losses[name].requires_grad]
+    for name in others:
+        total = losses[name].sum()
+        reached = torch.autograd.grad(total, left, retain_graph=True, allow_unused=True)
+        if any(gradient is not None for gradient in reached):
+            why = f"returns {name}, which alone reaches {first} and is not minimised"
+            raise SettingError("loss_module", kind, why, f"call it loss_{name}, or detach it")
 
 
 def check_weights(

@@ -31,6 +31,7 @@ from kit.steps.every import Every
 from kit.update.groups import (
     as_losses,
     check_names,
+    check_reached,
     check_weights,
     declared_losses,
     gradients_of,
@@ -523,6 +524,7 @@ class Update(OptimizationStepper):
                 )
                 works = "give it parameters of the loss module's networks"
                 raise SettingError("optimizer", name, why, works)
+            check_reached(group, found, losses, names, self.loss_module)
         check_weights(self.groups, losses, names, self.loss_module)
         self._checked.update(there)
 
