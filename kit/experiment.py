@@ -394,7 +394,7 @@ class Experiment:
         cfg = self.cfg
         if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayBatches):
             return
-        own = buffer.n_step or NStep(1, cfg.gamma)
+        own = buffer.summed or NStep(1, cfg.gamma)
         for name, value in {"n_step": own.steps, "gamma": own.gamma}.items():
             if getattr(cfg, name) != value:
                 why = f"is not that of the given replay buffer, {value}"
@@ -444,7 +444,7 @@ class Experiment:
                 losses = loss(batch if advantage is None else advantage(batch))
                 if not any(str(key).startswith("loss") for key in losses.keys()):
                     raise KeyError("it returns no entry loss...")
-        if self._discounts is not None and getattr(buffer, "n_step", None) is not None:
+        if self._discounts is not None and getattr(buffer, "summed", None) is not None:
             with checks.tried(policy, self._discounts):
                 checks.n_step_loss(self._discounts, self._example(env, policy, buffer), self.cfg)
 

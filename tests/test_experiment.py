@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.optim import Adam
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.envs import MultiStepTransform
 from torchrl.objectives import ClipPPOLoss, DiscreteIQLLoss, PPOLoss, SACLoss, SoftUpdate
 
 import recipes.a2c
@@ -537,6 +538,26 @@ def test_a_replay_buffer_with_other_samples_than_the_settings_say_is_refused(buf
         recipes.sac.build(sac(n_step=3), buffer=buffer)
     with pytest.raises(SettingError, match=r"priority_exponent=0\.6 has no effect: the given"):
         recipes.sac.build(sac(priority_exponent=0.6), buffer=buffer)
+
+
+def test_rewards_that_a_transform_of_a_given_buffer_sums_are_those_of_the_settings():
+    def joining():
+        transform = MultiStepTransform(3, 0.9)
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(100), transform=transform)
+
+    message = refused(recipes.sac.build, sac(), buffer=joining())
+    assert message.startswith("n_step=1 is not that of the given replay buffer, 3; what works: 3")
+    message = refused(recipes.sac.build, sac(n_step=3), buffer=joining())
+    assert message.startswith("gamma=0.99 is not that of the given replay buffer, 0.9; what works")
+    recipes.sac.build(sac(n_step=3, gamma=0.9), buffer=joining())
+
+    class Single(SACLoss):
+        def forward(self, batch):
+            return super().forward(batch.exclude("steps_to_next_obs"))
+
+    settings = sac(n_step=3, gamma=0.9)
+    message = refused(recipes.sac.build, settings, make_loss=Single, buffer=joining())
+    assert message.startswith("n_step=3 joins steps, and Single does not read how many")
 
 
 def prioritized(alpha):

@@ -287,6 +287,13 @@ class ReplayBatches:
         joining = (MultiStepTransform, Reward2GoTransform)
         return [type(one).__name__ for one in self._transforms if isinstance(one, joining)]
 
+    @property
+    def summed(self) -> NStep | None:
+        """How rewards of several steps are summed, here or by a transform of the buffer."""
+        kinds = [one for one in self._transforms if isinstance(one, MultiStepTransform)]
+        found = [NStep(one.n_steps, float(one.gamma)) for one in kinds]
+        return self.n_step or next(iter(found), None)
+
     def _refuse_transforms(self, num_envs: int) -> None:
         """Refuse what takes rows that follow each other for steps of one environment."""
         found = [("transform", name) for name in self._joining()]

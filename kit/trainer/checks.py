@@ -432,7 +432,7 @@ _OF_THE_ENVIRONMENT = (
 
 def in_rewards(buffer: Any, stages: Stages) -> Iterator[Refusal]:
     """Hooks that change the rewards of minibatches, where these have none or sums of them."""
-    n_step = buffer.n_step.steps if isinstance(buffer, ReplayBatches) and buffer.n_step else 1
+    n_step = buffer.summed.steps if isinstance(buffer, ReplayBatches) and buffer.summed else 1
     for hook in map(_owner_of, stages["process_optim_batch"]):
         if isinstance(hook, (ScaleReward, SignReward)) and isinstance(buffer, SequenceReplay):
             why = "changes rewards after actions, and records have those of their observations"
