@@ -403,6 +403,10 @@ class Experiment:
                     f"and ReplayBatches(buffer, NStep({cfg.n_step}, {cfg.gamma})) of TorchRL's"
                 )
                 raise SettingError(name, getattr(cfg, name), why, [value], hint)
+        size = buffer.buffer.storage.max_size
+        if cfg.buffer_size not in (type(cfg)().buffer_size, size):
+            why = f"is not that of the given replay buffer, {size}"
+            raise SettingError("buffer_size", cfg.buffer_size, why, [size])
         own_settings = (
             "store_next_observation", "stacked_frames", "buffer_folder", "importance_exponent",
         )  # fmt: skip

@@ -540,6 +540,12 @@ def test_a_replay_buffer_with_other_samples_than_the_settings_say_is_refused(buf
         recipes.sac.build(sac(priority_exponent=0.6), buffer=buffer)
 
 
+def test_the_size_of_a_given_replay_buffer_is_that_of_the_settings():
+    message = refused(recipes.sac.build, sac(buffer_size=99), buffer=make_replay_buffer(100, 8))
+    assert message == "buffer_size=99 is not that of the given replay buffer, 100; what works: 100."
+    recipes.sac.build(sac(buffer_size=100), buffer=make_replay_buffer(100, 8))
+
+
 def test_rewards_that_a_transform_of_a_given_buffer_sums_are_those_of_the_settings():
     def joining():
         transform = MultiStepTransform(3, 0.9)
