@@ -25,6 +25,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torchrl.checkpoint import StateDictCheckpointAdapter
 from torchrl.modules import EGreedyModule, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
@@ -520,6 +521,36 @@ def test_a_hook_that_trains_what_no_checkpoint_has_is_said_once(tmp_path):
         trainer.add(annealed)
         trainer.folder = tmp_path / "3"
         trainer.save()
+
+
+def test_state_of_which_a_run_knows_a_method_alone_is_said_to_be_lost(tmp_path):
+    def said(add, folder):
+        trainer = ppo_trainer(folder=folder)
+        add(trainer)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            trainer.run()
+        return [text for one in told if "in no checkpoint" in (text := str(one.message))]
+
+    def scheduler(trainer):
+        return torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
+
+    def averages(trainer):
+        model = nn.Linear(2, 2)
+        trainer.register_op("post_optim", AveragedModel(model).update_parameters, model=model)
+
+    def method(trainer):
+        trainer.register_op("post_steps", scheduler(trainer).step)
+
+    (text,) = said(method, tmp_path)
+    assert text.startswith("the state of StepLR, whose step is registered, is in no checkpoint: a")
+    assert len(said(averages, tmp_path / "2")) == 1
+    hook = said(lambda trainer: trainer.add(LRSchedulerHook(scheduler(trainer))), tmp_path / "3")
+    of_loss = said(
+        lambda trainer: trainer.register_op("post_steps", trainer.loss_module.zero_grad),
+        tmp_path / "4",
+    )
+    assert hook == of_loss == said(method, None) == []
 
 
 @pytest.mark.parametrize("stage", ["batch_process", "pre_epoch", "post_optim", "post_epoch"])

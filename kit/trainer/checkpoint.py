@@ -31,8 +31,8 @@ from kit.steps import SettingError
 from kit.trainer.pieces import StateFile
 
 __all__ = [
-    "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "PolicyState", "make_parts_when_loaded",
-    "normalization_of", "normalizer_of", "stateful_parts",
+    "NORMALIZATION", "Checkpoints", "Damaged", "NotSaved", "PolicyState", "has_state_beside",
+    "make_parts_when_loaded", "normalization_of", "normalizer_of", "stateful_parts",
 ]  # fmt: skip
 
 _SUMS = "checksums.txt"
@@ -395,6 +395,15 @@ class PolicyState:
         """Restore a state of :meth:`state_dict`, in place."""
         own = {name: state_dict[name] for name in self.state_dict()}
         self._policies.load_state_dict(own, strict=False)
+
+
+def has_state_beside(owner: Any, loss_module: Any) -> bool:
+    """Whether an object has a state that is not one of the weights of a loss."""
+    if not hasattr(owner, "load_state_dict"):
+        return False
+    of_loss = loss_module.state_dict().values() if isinstance(loss_module, nn.Module) else ()
+    trained = set(map(_memory, of_loss))
+    return any(_memory(value) not in trained for value in owner.state_dict().values())
 
 
 def _memory(value: Any) -> Any:

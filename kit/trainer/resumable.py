@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +19,12 @@ from kit.trainer.checkpoint import (
     NORMALIZATION,
     Checkpoints,
     PolicyState,
+    has_state_beside,
     normalization_of,
     stateful_parts,
 )
 from kit.trainer.process import OwnNumbers
+from kit.trainer.stages import is_of_the_kit
 from kit.trainer.torchrl_protocol import TorchRLProtocol
 from kit.update import Update
 
@@ -133,6 +136,14 @@ class ResumableTrainer(TorchRLProtocol):
                 )
                 then = "a resumed run begins it anew and is not bit-exact"
                 warnings.warn(f"{what}: {then}", stacklevel=4)
+        kept = [*self._parts().values(), *self.registered_modules.values()]
+        for operation in itertools.chain(*self.stages.values()):
+            owner = getattr(operation.function, "__self__", None)
+            known = owner is None or any(owner is one for one in kept) or is_of_the_kit(owner)
+            if not known and has_state_beside(owner, self.loss_module):
+                what = f"the state of {type(owner).__name__}, whose {operation.function.__name__}"
+                then = "is registered, is in no checkpoint: a resumed run begins it anew"
+                warnings.warn(f"{what} {then}; give it to a hook object", stacklevel=4)
 
     def _parts(self) -> dict[str, Any]:
         """Everything with a state that a resumed run needs, by name."""
