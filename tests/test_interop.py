@@ -40,7 +40,7 @@ from torchrl.envs import (
 from torchrl.modules import MLP, EGreedyModule, ProbabilisticActor, QValueActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss, DQNLoss, HardUpdate, SoftUpdate
 from torchrl.objectives.value import GAE
-from torchrl.trainers import ReplayBufferTrainer
+from torchrl.trainers import ReplayBufferTrainer, UpdateWeights
 from torchrl.trainers import Trainer as TorchRLTrainer
 from torchrl.trainers.algorithms import PPOTrainer
 
@@ -339,6 +339,20 @@ def test_an_evaluation_without_the_normalisation_of_torchrls_collector_is_refuse
         kit_trainer(collecting, evaluate=evaluator)
     evaluator.env.normalizer = env.normalizer
     kit_trainer(collecting, evaluate=evaluator)
+
+
+def test_a_policy_of_torchrls_collector_that_the_update_does_not_train_is_refused():
+    def collecting(frozen: bool) -> Callable[[nn.Module], BaseCollector]:
+        another, _ = torchrl_ppo()
+        another.requires_grad_(not frozen)
+        return lambda _: Collector(serial(), another, frames_per_batch=16, total_frames=64)
+
+    with pytest.raises(SettingError, match=r"policy=.* of Collector has none of the weights"):
+        kit_trainer(collecting(frozen=False))
+    kit_trainer(collecting(frozen=True))
+    collector = collecting(frozen=False)(None)
+    given = UpdateWeights(collector, 1, policy_weights_getter=lambda: None)
+    kit_trainer(lambda _: collector, hooks=[given])  # it is given weights by a hook
 
 
 def test_returns_of_torchrls_episodes_are_in_the_rows():

@@ -14,11 +14,16 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiCollector
+from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector, MultiCollector
 from torchrl.data import HERReplayBuffer, ImmutableDatasetWriter, ReplayBufferEnsemble
 from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
-from torchrl.trainers import OptimizationStepper, RewardNormalizer, ValueEstimatorHook
+from torchrl.trainers import (
+    OptimizationStepper,
+    RewardNormalizer,
+    UpdateWeights,
+    ValueEstimatorHook,
+)
 
 from kit.buffers import ReplayBatches, RolloutBatches, SequenceReplay
 from kit.collectors.asynchronous import AsyncCollector
@@ -391,17 +396,24 @@ def in_updates(
         yield "minibatch_size", size, why, [plan.frames_per_batch]
 
 
-def in_networks(update: Any, collector: Any, evaluate: Any, advantage: Any) -> Iterator[Refusal]:
+def in_networks(
+    update: Any, collector: Any, evaluate: Any, advantage: Any, stages: Stages
+) -> Iterator[Refusal]:
     """A policy that acts, or a critic that estimates advantages, and is not trained."""
     if not isinstance(update, Update):
         return
     trained = {*update.loss_module.parameters()}.union(*(one.parameters for one in update.groups))
     memory = set(map(_memory_of, trained))
-    acting = [part for part in (collector, evaluate) if isinstance(part, (KitCollector, Evaluator))]
+    hooks = map(_owner_of, itertools.chain(*stages.values()))
+    told = any(isinstance(hook, UpdateWeights) for hook in hooks)  # with weights of elsewhere
+    kinds = (KitCollector, Evaluator, *(() if told else (Collector,)))
+    acting = [part for part in (collector, evaluate) if isinstance(part, kinds)]
     for part, name in (*((part, "policy") for part in acting), (advantage, "value_network")):
         network = getattr(part, name, None)
-        weights = network.parameters() if isinstance(network, nn.Module) else ()
-        own = [weight for weight in weights if weight.requires_grad]
+        weights = [*network.parameters()] if isinstance(network, nn.Module) else []
+        # TorchRL's collector acts with a copy, which it is given the weights of, on another device.
+        here = {one.device for one in (trained if isinstance(part, Collector) else weights)}
+        own = [weight for weight in weights if weight.requires_grad and weight.device in here]
         if own and memory.isdisjoint(map(_memory_of, own)):
             why = f"of {type(part).__name__} has none of the weights of the loss"
             works = f"use that of the loss, or freeze this one: {name}.requires_grad_(False)"

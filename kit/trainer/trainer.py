@@ -136,7 +136,7 @@ class Trainer(ResumableTrainer):
         checks.refuse(
             checks.in_learning_rates(update, self.registered_modules),
             checks.in_updates(plan, update, self.loss_module, advantage, self.stages),
-            checks.in_networks(update, collector, evaluate, advantage),
+            checks.in_networks(update, collector, evaluate, advantage, self.stages),
             checks.in_priorities(self.buffer, self.loss_module),
             checks.in_rewards(self.buffer, self.stages),
         )
