@@ -214,7 +214,7 @@ def by_priority(make_tree: Callable[..., Any]) -> dict[str, Callable[[], float]]
 
     def as_a_run(number: int) -> None:
         replay.extend(transition)
-        minibatch = replay._sample(DRAWN)
+        minibatch = replay._samples(DRAWN, 1)[0]
         replay.update_priority(minibatch.set("td_error", errors[number]))
 
     def draw(number: int) -> torch.Tensor:

@@ -334,7 +334,7 @@ def test_rewards_are_learned_from_by_their_signs_and_reported_as_they_are():
     for trainer in trainers:
         trainer.buffer.extend(trainer.collector.collect())
         trainer.buffer.buffer.storage.get(slice(0, 1))["next", "reward"].fill_(7.0)
-    seen = [t.stages.pipe("process_optim_batch", t.buffer._sample(64)) for t in trainers]
+    seen = [t.stages.pipe("process_optim_batch", t.buffer._samples(64, 1)[0]) for t in trainers]
     assert [minibatch["next", "reward"].max().item() for minibatch in seen] == [1.0, 7.0]
 
 

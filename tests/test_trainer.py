@@ -276,7 +276,7 @@ def test_memory_that_was_asked_to_be_shared_is_shared_on_policy_too():
 def test_what_a_loss_writes_is_there_again_after_the_run():
     trainer = sac_trainer()
     trainer.run()
-    minibatch = trainer.buffer._sample(4)
+    minibatch = trainer.buffer._samples(4, 1)[0]
     trainer.update(minibatch)
     assert "td_error" in minibatch.keys()
 

@@ -382,9 +382,6 @@ class ReplayBatches:
             raise SettingError("sampler", name, why, works)
         return [minibatch]
 
-    def _sample(self, size: int) -> TensorDictBase:
-        return self._samples(size, 1)[0]
-
     @property
     def gpu(self) -> torch.device | None:
         """The GPU on which transitions are kept, wherever batches come from; ``None``: on none."""

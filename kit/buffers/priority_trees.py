@@ -75,10 +75,6 @@ class PriorityTree:
         """The higher of two numbers, the second of the tree's kind."""
         return other if one is None else one.maximum(other)  # type: ignore[no-any-return]
 
-    def total(self) -> Tensor | float:
-        """The sum of all values."""
-        return self.sums[-1].sum()
-
     def min(self) -> Tensor | float:
         """The smallest positive value; infinite if there is none."""
         return self._lowest.min()
@@ -166,10 +162,6 @@ class CompiledPriorityTree(PriorityTree):
         if one is not None and not other > float(one) and other == other:
             return one
         return torch.tensor(float(other), dtype=torch.float32)
-
-    def total(self) -> float:
-        """The sum of all values."""
-        return float(self._tree.query(0, self.size))
 
     def min(self) -> float:
         """The smallest positive value; infinite if there is none."""

@@ -70,7 +70,7 @@ def test_what_is_stored_and_sampled_is_bitwise_torchrls(num_envs, steps, drawn):
         assert ours.buffer.storage._mutation_revision > revision
         assert ours.buffer.storage._last_cursor_index == theirs.storage._last_cursor_index
         torch.manual_seed(number)
-        found = ours._sample(8)
+        found = ours._samples(8, 1)[0]
         torch.manual_seed(number)
         wanted = theirs.sample()
         assert found.batch_size == wanted.batch_size
@@ -95,7 +95,7 @@ def test_a_buffer_with_torchrls_writer_is_sampled_as_torchrl_samples_it():
     for number in range(5):
         replay.extend(batch(6 * number))
         torch.manual_seed(number)
-        found = replay._sample(8)
+        found = replay._samples(8, 1)[0]
         assert replay._direct.filled == len(buffer)
         torch.manual_seed(number)
         assert (found == buffer.sample()).all()
@@ -201,7 +201,7 @@ def test_the_batch_stays_as_it_is_and_a_sample_belongs_to_who_draws_it():
         buffer.extend(new)
         new.zero_()
     assert buffer.buffer.storage.get(range(12))["observation"].max() == 5
-    buffer._sample(4).zero_()
+    buffer._samples(4, 1)[0].zero_()
     assert buffer.buffer.storage.get(range(12))["observation"].max() == 5
 
 
@@ -246,7 +246,7 @@ def test_entries_that_numpy_does_not_know_are_stored_and_sampled():
     for number in range(4):
         new = batch(10 * number)
         buffer.extend(new.set("features", new["observation"].bfloat16()))
-    found = buffer._sample(8)
+    found = buffer._samples(8, 1)[0]
     assert found["features"].dtype == torch.bfloat16
     assert torch.equal(found["features"], found["observation"].bfloat16())
 
@@ -255,7 +255,7 @@ def test_an_observation_without_a_number_is_stored_beside_others():
     buffer = make_replay_buffer(20, 8)
     for number in range(2):
         buffer.extend(batch(10 * number).set("nothing", torch.zeros(2, 3, 0)))
-    found = buffer._sample(8)
+    found = buffer._samples(8, 1)[0]
     assert found["nothing"].shape == (8, 0)
     assert found["observation"].unique().numel() > 4
 
@@ -264,4 +264,4 @@ def test_a_transform_that_is_appended_later_is_applied():
     buffer = make_replay_buffer(20, 8)
     buffer.extend(batch(0))
     buffer.buffer.append_transform(RenameTransform(["observation"], ["seen"]))
-    assert "seen" in buffer._sample(8).keys()
+    assert "seen" in buffer._samples(8, 1)[0].keys()

@@ -47,9 +47,9 @@ def test_what_is_stored_and_drawn_is_what_memory_gives(kind, dtype, tmp_path):
         in_memory.extend(batch)
         on_disk.extend(batch)
     torch.manual_seed(0)
-    expected = in_memory._sample(4)
+    expected = in_memory._samples(4, 1)[0]
     torch.manual_seed(0)
-    assert (on_disk._sample(4) == expected).all()
+    assert (on_disk._samples(4, 1)[0] == expected).all()
     assert (on_disk.buffer[:] == in_memory.buffer[:]).all()
 
 
@@ -58,7 +58,7 @@ def test_priorities_are_in_memory_whatever_they_are_of(tmp_path):
     replay = make_replay_buffer(20, 4, sampler=sampler, folder=tmp_path)
     for number in range(9):
         replay.extend(batch_of(2, 3, start=6 * number))
-    drawn = replay._sample(4)
+    drawn = replay._samples(4, 1)[0]
     replay.update_priority(drawn.set("td_error", torch.arange(4.0)))
     assert torch.equal(replay.buffer[:]["observation"][drawn["index"]], drawn["observation"])
 

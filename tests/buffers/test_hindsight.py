@@ -67,7 +67,7 @@ def check(replay: ReplayBatches, strategy: str) -> None:
     torch.manual_seed(0)
     sample = replay.buffer.sample()
     torch.manual_seed(0)
-    assert (replay._sample(256) == sample).all()
+    assert (replay._samples(256, 1)[0] == sample).all()
     stored = replay.buffer.storage[:]["where"]
     for where, goal in zip(sample["where"], sample["desired_goal"]):
         assert torch.equal(where[:2], goal[:2]), "another episode"
@@ -258,5 +258,5 @@ def test_goals_of_observations_that_are_stored_once(strategy):
         batch["next", "achieved_goal"] = batch["achieved_goal"].clone()
         batch["observation"], batch["next", "observation"] = batch["where"], batch["where"].clone()
         replay.extend(batch)
-        sample = replay._sample(64)
+        sample = replay._samples(64, 1)[0]
         assert (sample["observation"][:, :2] == sample["desired_goal"][:, :2]).all()

@@ -113,9 +113,9 @@ def test_samples_are_those_of_a_buffer_of_both_observations(frames, sampler):
         for buffer in (once, both):
             buffer.extend(new.clone())
         torch.manual_seed(seed)
-        one = once._sample(16)
+        one = once._samples(16, 1)[0]
         torch.manual_seed(seed)
-        other = both._sample(16)
+        other = both._samples(16, 1)[0]
         for key in ("observation", "action", ("next", "observation"), ("next", "reward"), "index"):
             assert torch.equal(one[key], other[key])
 
@@ -234,7 +234,7 @@ def test_they_stay_on_the_host_and_minibatches_go_to_the_device(monkeypatch):
     monkeypatch.setattr(replay, "usable_device", lambda device: torch.device(device))
     buffer = make_replay_buffer(20, 4, **ONCE, device="meta")
     buffer.extend(batch([Player(0, 1, [9])], 5))
-    minibatch = buffer._sample(4)
+    minibatch = buffer._samples(4, 1)[0]
     assert {value.device.type for value in minibatch.values(True, True)} == {"meta"}
     assert {value.device.type for value in buffer._rows(0).values(True, True)} == {"cpu"}
 
