@@ -26,24 +26,21 @@ class Ensemble(nn.Module):
         features: width of a latent's features.
         action_features: width of an encoded action.
         size: widths.
-        layers: hidden layers of each model.
 
     Raises:
         SettingError: if there is one alone, or they need more memory than this machine has.
     """
 
-    def __init__(
-        self, members: int, features: int, action_features: int, size: Size, layers: int = 2
-    ) -> None:
+    def __init__(self, members: int, features: int, action_features: int, size: Size) -> None:
         super().__init__()
         self.members = whole_number("ensemble", members, at_least=2)
-        widths = [features + action_features, *[size.units] * layers]
+        widths = [features + action_features, size.units, size.units]  # two hidden layers
         outputs = size.stoch * size.classes
         check_networks("ensemble", members, sum(a * b for a, b in pairwise([*widths, outputs])))
         self.hidden = nn.ModuleList(
             Blocks(members, before, after, fan_in=before) for before, after in pairwise(widths)
         )
-        self.scales = nn.ParameterList(torch.ones(members, 1, size.units) for _ in range(layers))
+        self.scales = nn.ParameterList(torch.ones(members, 1, size.units) for _ in self.hidden)
         self.out = Blocks(members, size.units, outputs, fan_in=size.units)
 
     def forward(self, features: Tensor, action: Tensor) -> Tensor:

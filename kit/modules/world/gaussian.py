@@ -139,20 +139,18 @@ class TanhActor(Behaviour):
         code: says what actions are.
         features: width of the world model's features.
         size: widths.
-        initial_deviation: of the normal distribution, at first.
     """
 
     LEAST, SCALE = 1e-4, 5.0
+    RAW = math.log(math.expm1(5.0))
+    """added before the softplus, so that deviations are 5 at first."""
 
-    def __init__(
-        self, code: ActionCode, features: int, size: Size, initial_deviation: float = 5.0
-    ) -> None:
+    def __init__(self, code: ActionCode, features: int, size: Size) -> None:
         super().__init__(code, elu_network(features, size.units, 4, self.columns(code)))
-        self.raw = math.log(math.expm1(initial_deviation))
 
     def normal(self, mean: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Means and deviations, before the tanh, from the columns of the network."""
-        deviation = functional.softplus(raw + self.raw) + self.LEAST
+        deviation = functional.softplus(raw + self.RAW) + self.LEAST
         return self.SCALE * torch.tanh(mean / self.SCALE), deviation
 
     def sample(self, columns: Tensor) -> Tensor:
