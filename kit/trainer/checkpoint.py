@@ -36,6 +36,7 @@ __all__ = [
 ]  # fmt: skip
 
 _SUMS = "checksums.txt"
+_KEPT = 2  # checkpoints of a run
 _BLOCK = 1 << 20  # bytes that are read at a time
 
 
@@ -60,7 +61,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: Path, parts: Mapping[str, Any], keep: int = 2, last: Path | None = None
+        self, folder: Path, parts: Mapping[str, Any], keep: int = _KEPT, last: Path | None = None
     ) -> None:
         self.folder, self.keep = Path(folder), keep
         self.left_out: list[str] = []
@@ -170,15 +171,14 @@ class Checkpoints:
         return None
 
     @staticmethod
-    def tidy(folder: Path, last: Path | None, keep: int = 2) -> None:
+    def tidy(folder: Path, last: Path | None) -> None:
         """Remove what a kill has left while a checkpoint was written, or older ones dropped.
 
         Args:
             folder: of the checkpoints.
             last: from which the run is resumed; later ones stay until the next is saved.
-            keep: how many are kept, ``last`` included.
         """
-        for older in [path for path in saved_in(folder) if last and path <= last][:-keep]:
+        for older in [path for path in saved_in(folder) if last and path <= last][:-_KEPT]:
             older.rename(folder / f".{older.name}")
         _remove_hidden(folder)
 
