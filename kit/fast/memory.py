@@ -90,7 +90,6 @@ class _Planner:
 
     def plan(self) -> None:
         """Give results memory of the graph's own, in the order in which they are computed."""
-        _join_activations(self.graph)
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         for node in calls:
             if node.target is aten.cat.default:
@@ -214,17 +213,6 @@ class _Planner:
             whole = self._constant(memory, vector)
         vector.replace_all_uses_with(whole)
         self.graph.erase_node(vector)
-
-
-def _join_activations(graph: fx.Graph) -> None:
-    """Let layers apply their ReLU: the same kernels in one call."""
-    for node in [node for node in graph.nodes if node.target is aten.relu_.default]:
-        layer: Any = node.args[0]
-        if layer.target is not aten.addmm.default or layer.kwargs or layer.next is not node:
-            continue
-        layer.target = aten._addmm_activation.default
-        node.replace_all_uses_with(layer)
-        graph.erase_node(node)
 
 
 def _aliases(node: fx.Node) -> list[Any]:
