@@ -19,13 +19,6 @@ COMMANDS = {
 }
 """What each command does. Its module is imported when it runs: ``kit steps`` and ``kit compare``
 need no PyTorch."""
-_MODULES = {
-    "steps": "kit.cli.steps",
-    "compare": "kit.cli.compare",
-    "evaluate": "kit.evaluate",
-    "record": "kit.cli.record",
-    "export": "kit.cli.export",
-}
 
 
 @terminal()
@@ -51,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if arguments is None:  # this process is the command's own
         gc.disable()  # imports make 400,000 objects and no garbage, for which Python would look
-    module = importlib.import_module(_MODULES[given.command])
+    package = "kit" if given.command == "evaluate" else "kit.cli"
+    module = importlib.import_module(f"{package}.{given.command}")
     if arguments is None:
         gc.freeze()
         gc.enable()
