@@ -43,6 +43,7 @@ class ResumableTrainer(TorchRLProtocol):
     numbers: OwnNumbers
     folder: Path | None
     _transforms: dict[str, Any]
+    _phase: Any  # the UpdatePhase, which imports this class
     _checkpoints: Checkpoints | None = None
     _saved_at = 0
     """iterations."""
@@ -116,6 +117,7 @@ class ResumableTrainer(TorchRLProtocol):
             # A batch of whole episodes leaves none open.
             if hasattr(self.buffer, "close_open_episodes") and not self.plan.collects_episodes:
                 self.buffer.close_open_episodes(self.plan.num_envs)
+        self._phase.take_over()
         return self
 
     def _say_what_is_lost(self, reason: str) -> None:

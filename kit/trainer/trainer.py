@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -289,16 +289,6 @@ class Trainer(ResumableTrainer):
         self.stages.fire("log_row", row)
 
     # ------------------------------------------------------------------ begin and end
-    def load(self, checkpoint: Path | str) -> Self:
-        """Continue from a checkpoint of a trainer that was built in the same way.
-
-        Raises:
-            SettingError: if it does not fit, or was written under another plan.
-        """
-        super().load(checkpoint)
-        self._phase.take_over()
-        return self
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse copies."""
         why = "cannot be copied or pickled: it has environments and files that are its own"
