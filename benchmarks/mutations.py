@@ -218,7 +218,7 @@ MUTATIONS = [
     *_of(
         "kit/hooks/evaluation.py", "tests/hooks/test_evaluation.py tests/test_evaluate.py",
         ("self._left[: episodes % self.num_envs] += 1", "pass"),
-        ("not self._left.any()", "not self._left.all()"),
+        ("self._left.max() <= 0", "self._left.min() <= 0"),
         ("self.env = env.eval()", "self.env = env"),
     ),
     *_of(

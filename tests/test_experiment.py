@@ -165,7 +165,7 @@ def test_ppo_is_bitwise_the_ppo_wired_by_hand(id):
         ),
         advantage=GAE(gamma=0.99, lmbda=0.95, value_network=critic),
         update=Update(loss, optimizer, max_grad_norm=0.5),
-        evaluate=Evaluator(test_env, actor, episodes=2, seed=3),
+        evaluate=Evaluator(test_env, actor, episodes=2, seed=3, **EXACT),
         hooks=[AnnealLearningRate(optimizer, "linear"), TargetKL(0.05)],
         progress=False,
     )
@@ -199,7 +199,7 @@ def test_sac_is_bitwise_the_sac_wired_by_hand():
             Adam(loss.parameters(), lr=1e-3, fused=True),
             target_updater=SoftUpdate(loss, tau=0.005),
         ),
-        evaluate=Evaluator(test_env, actor, episodes=2, seed=3),
+        evaluate=Evaluator(test_env, actor, episodes=2, seed=3, **EXACT),
         progress=False,
     )  # fmt: skip
     by_hand.run()
