@@ -980,6 +980,14 @@ def test_a_replay_buffer_that_holds_less_than_a_batch_is_refused(parts_of):
         Trainer(plan, **{**parts_of(plan), "buffer": make_replay_buffer(8, 4)})
 
 
+def test_a_replay_buffer_from_which_older_batches_would_be_drawn_is_refused_on_policy():
+    plan = on_policy_plan(num_envs=2, steps_per_env=8, minibatch_size=4, total_policy_steps=64)
+    with pytest.raises(SettingError, match="buffer_size=17 is more than one batch of 16: updates"):
+        Trainer(plan, **{**ppo_parts(plan), "buffer": make_replay_buffer(17, 4)})
+    trainer = Trainer(plan, **{**ppo_parts(plan), "buffer": make_replay_buffer(16, 4)})
+    assert trainer.run().samples == 2 * 64  # each is trained on in both epochs
+
+
 def test_an_environment_is_no_collector():
     plan = on_policy_plan()
     parts = {**ppo_parts(plan), "collector": make_env("CartPole-v1", 2)}

@@ -162,6 +162,10 @@ def _in_buffer(plan: StepPlan, buffer: Any) -> Iterator[Refusal]:
     if holds is not None and plan.is_exact and not plan.offline and holds < plan.frames_per_batch:
         why = f"is less than one batch of {plan.frames_per_batch}, of which the rest would be lost"
         yield "buffer_size", holds, why, [plan.frames_per_batch]
+    if holds is not None and plan.is_exact and plan.on_policy and holds > plan.frames_per_batch:
+        why = f"is more than one batch of {plan.frames_per_batch}: updates of this plan pass over"
+        why += " the last batch, and would be drawn from older ones as well"
+        yield "buffer_size", holds, why, [plan.frames_per_batch]
 
 
 def in_checkpoints(folder: Any, buffer: Any) -> Iterator[Refusal]:
