@@ -172,6 +172,11 @@ class Tianshou(TianshouSettings):
         if self.num_train_envs == -1:
             self.num_train_envs = os.cpu_count() or 1
 
+    @property
+    def test_seed(self) -> int:
+        """Seed of the test environments."""
+        return self.train_seed + self.num_train_envs
+
     def sampling(self) -> Sampling:
         """As for both generations; a run may end with its first test."""
         made = super().sampling()

@@ -37,6 +37,7 @@ def test_it_has_every_field_of_sampling_config_with_its_default():
 
 def test_minus_one_environment_is_as_many_as_there_are_processors():
     assert Tianshou().num_train_envs == os.cpu_count()
+    assert Tianshou(num_train_envs=8).test_seed == 42 + 8
 
 
 def test_an_epoch_is_whole_collections_of_whole_vector_steps():
