@@ -14,6 +14,7 @@ are mixed up. Environments that only exist ready-made are put on trial with Cart
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import io
@@ -328,7 +329,10 @@ _SECONDS_TO_END = 5.0
 
 
 def _shutdown(trial: Trial) -> None:
-    """Nothing is left after :meth:`shutdown`: no process, no thread; twice is fine."""
+    """Nothing is left after :meth:`shutdown`: no process, no thread; twice is fine.
+
+    A collector of the kit refuses to collect then.
+    """
     # A whole run comes first: libraries keep some threads from their first use on.
     trial.demand(bool(trial.whole.batches), "there is no batch")
     gc.collect()
@@ -338,6 +342,10 @@ def _shutdown(trial: Trial) -> None:
     next(iter(collector))
     collector.shutdown()
     collector.shutdown()
+    if isinstance(collector, KitCollector):
+        with contextlib.suppress(RuntimeError):
+            collector.collect()
+            trial.demand(False, "collects after it was shut down")
     left = set(multiprocessing.active_children()) - processes
     trial.demand(not left, f"processes are left: {left}")
     alive = {t for t in set(threading.enumerate()) - threads if not t.daemon and t.is_alive()}

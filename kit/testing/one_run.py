@@ -52,9 +52,12 @@ def transitions(trial: Trial, run: Run) -> None:
     """Every step leads where the environment leads, also the last one of an episode."""
     for batch in run.batches:
         steps = rows(batch)
-        for name in ("done", "terminated", "truncated"):
+        types = dict.fromkeys(("done", "terminated", "truncated"), torch.bool)
+        for name, wanted in {**types, "reward": torch.float32}.items():
             dtype = steps["next", name].dtype
-            trial.demand(dtype == torch.bool, f"next {name} has type {dtype}")
+            trial.demand(dtype == wanted, f"next {name} has type {dtype}")
+            ended = name in types and name in steps.keys() and bool(steps[name].any())
+            trial.demand(not ended, f"{name} is true before a step")
         outcome = trial.world.expected(steps["observation"], integers(steps["action"]))
         for name in ("terminated", "truncated", "observation", "reward"):
             wanted, found = getattr(outcome, name), steps["next", name]

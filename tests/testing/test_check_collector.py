@@ -329,6 +329,32 @@ class EndsAreNumbers(VectorCollector):
         return batch.set(("next", "done"), batch["next", "done"].long())
 
 
+class DoubleRewards(VectorCollector):
+    """Gives rewards in float64."""
+
+    def collect(self):
+        batch = super().collect()
+        return batch.set(("next", "reward"), batch["next", "reward"].double())
+
+
+class EndsTooEarly(VectorCollector):
+    """Gives the flags of the end of a step as those before it, too."""
+
+    def collect(self):
+        batch = super().collect()
+        return batch.set("done", batch["next", "done"].clone())
+
+
+class CollectsOn(VectorCollector):
+    """Collects when it was shut down, too."""
+
+    def collect(self):
+        try:
+            return super().collect()
+        except RuntimeError:
+            return None
+
+
 class BeginsWhereItEnds(VectorCollector):
     """Says of the last step of an episode that it is the first."""
 
@@ -452,6 +478,8 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (MixesCopies, "continuity"),
         (CountsAhead, "counts"),
         (EndsAreNumbers, "transitions"),
+        (DoubleRewards, "transitions"),
+        (EndsTooEarly, "transitions"),
         (BeginsWhereItEnds, "continuity"),
         (OneTrajectory, "trajectories"),
         (NewTrajectories, "trajectories"),
@@ -482,6 +510,7 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (ForgetsRandomNumbers, "checkpoint"),
         (ForgetsOpenEpisodes, "checkpoint"),
         (BeginsAnew, "checkpoint"),
+        (CollectsOn, "shutdown"),
     ],
 )
 def test_the_promise_that_is_broken_is_named(kind, promise, world):
