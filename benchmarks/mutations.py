@@ -572,7 +572,6 @@ MUTATIONS = [
     *_of(
         "kit/logging/metrics.py", "tests/test_update.py",
         ("self._counts[names] += len(rows)", "self._counts[names] += 1"),
-        ("[*sums, *itertools.chain(*rows)]", "[*itertools.chain(*rows)]"),
         ("rows.pop(0)", "rows[0]"),
     ),
     *_of(

@@ -6,11 +6,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from kit.fast.nested import on_host
 
 K = TypeVar("K")
 
@@ -51,17 +48,6 @@ _WAITING = 128
 """Values of each metric that are kept until they are added, at most."""
 
 
-def _added(sums: list[Tensor], rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """The sums and, one after the other, the values of each row: NumPy's on the host."""
-    values = [*sums, *itertools.chain(*rows)]
-    if len(rows) > 1 and all(one.dtype is torch.float32 and on_host(one) for one in values):
-        table = torch.stack(values).numpy().reshape(-1, len(sums))
-        return [*torch.from_numpy(np.add.accumulate(table)[-1]).unbind()]
-    for row in rows:
-        torch._foreach_add_(sums, list(row))
-    return sums
-
-
 class MetricMeans:
     """Running means of scalars that stay on their device until they are read.
 
@@ -90,7 +76,8 @@ class MetricMeans:
                 self._sums[names] = [value.clone().float() for value in rows.pop(0)]
                 self._counts[names] = 1
             self._counts[names] += len(rows)
-            self._sums[names] = _added(self._sums[names], rows)
+            for row in rows:
+                torch._foreach_add_(self._sums[names], row)
 
     def peek(self) -> dict[str, Tensor]:
         """The means since the last :meth:`take`, on their device."""
