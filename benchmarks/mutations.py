@@ -790,6 +790,25 @@ MUTATIONS = [
         "kit/hooks/annealing.py", "tests/hooks/test_annealing.py tests/test_torchrl_hooks.py",
         ("            self.value = self.values[0].readable()\n", "            pass\n"),
     ),
+    *_of(
+        "kit/hooks/evaluation.py", "tests/hooks/test_evaluation.py tests/test_evaluate.py",
+        ("        self._actor.seeded()\n", ""),
+        ("buffer.begin(shown=True)", "buffer.begin()"),
+        ("            if self._shares[episode.env]:", "            if True:"),
+    ),
+    *_of(
+        "kit/update/groups.py", "tests/test_update.py",
+        ("if not losses[name].requires_grad and name not in _fixed(loss_module):", "if False:"),
+        ("if any(gradient is not None for gradient in reached):", "if False:"),
+    ),
+    *_of(
+        "kit/trainer/checks.py", "tests/test_trainer.py -k replay_buffer",
+        ("plan.on_policy and holds > plan.frames_per_batch", "False"),
+    ),
+    *_of(
+        "kit/buffers/batches.py", "tests/test_interop.py tests/test_experiment.py",
+        ("return self.n_step or next(iter(found), None)", "return self.n_step"),
+    ),
 ]  # fmt: skip
 
 

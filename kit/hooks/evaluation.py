@@ -219,16 +219,12 @@ class _Shares(Schedule):
         Raises:
             EnvironmentFault: if an episode does not end.
         """
-        reward, terminated, truncated, env_steps = buffer.whole.counted
-        new, infos = slice(self.steps - self._counted), self._env.take_infos()
-        ended = self._statistics.add(
-            reward[new], terminated[new], truncated[new], env_steps[new], infos
-        )
-        for episode in ended:
+        # No episode ends in rows that are left over where all have played their share.
+        for episode in self._statistics.add(*buffer.whole.counted, self._env.take_infos()):
             if self._shares[episode.env]:
                 self._shares[episode.env] -= 1
                 self.finished.append(episode)
-        if self.steps // _LONG > self._counted // _LONG:
+        if not self.done and self.steps // _LONG > self._counted // _LONG:
             self._check_lengths()
         self._counted = self.steps
 
