@@ -5,8 +5,8 @@ including the observation after a reset. Its ``train_ratio`` is in replayed time
 transition: a batch of 16 sequences of 64 steps makes it 1,024 times the replay ratio.
 
 ``DreamerPaper`` is Algorithm 1 of "Dream to Control" (Hafner et al. 2020): collect a whole episode,
-then make ``collect_interval`` update steps. Translated to other words it is the same experiment in
-the manner of the third version: one policy step, then the gradient steps that are due.
+then make ``collect_interval`` update steps. Its method ``interleaved`` returns the same experiment
+in the manner of the third version: one policy step, then the gradient steps that are due.
 """
 
 from __future__ import annotations
@@ -181,6 +181,14 @@ class DreamerPaper(Dialect):
     def policy_steps_per_episode(self) -> int:
         """Actions of one episode."""
         return -(-self.episode_length // self.action_repeat)
+
+    def interleaved(self) -> StepPlan:
+        """The same experiment with the gradient steps spread over the policy steps.
+
+        After the seed episodes come the same ``collect_interval`` gradient steps, as pretraining,
+        and then as many for each ``policy_steps_per_episode``, one when it is due.
+        """
+        return step_by_step(self.to_plan())
 
     def _plan(self) -> dict[str, Any]:
         """The updates that open the loop are those of the iteration that collected before."""

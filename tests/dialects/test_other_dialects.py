@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 
 from kit.dialects import GAE, SB3, CleanRL, Dreamer, DreamerPaper, Pyrado, TorchRL
-from kit.dialects.base import step_by_step
 from kit.steps import SettingError, StepPlan
 
 
@@ -262,7 +261,7 @@ class TestDreamer:
 
     def test_the_loop_of_the_first_paper_becomes_that_of_the_third(self):
         paper = DreamerPaper(steps=50_000)
-        loop, interleaved = paper.to_plan(), step_by_step(paper.to_plan())
+        loop, interleaved = paper.to_plan(), paper.interleaved()
         assert loop.collects_episodes
         assert loop.frames_per_batch == 500
         assert gradient_steps(loop, 3) == [100, 100, 100]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 
 from kit.dialects import SB3, CleanRL, Dreamer, DreamerPaper, Sheeprl, Tianshou
-from kit.dialects.base import step_by_step
 from kit.dialects.explain import explain, iteration_row, listed
 from kit.dialects.timeline import picture, timeline
 from kit.dialects.translate import compare_text, translate
@@ -120,8 +118,8 @@ def test_what_cannot_be_expressed_is_listed():
 def test_the_loop_of_the_first_dreamer_becomes_an_interleaved_one():
     made = translate(DreamerPaper(steps=50_000), Sheeprl, {"version": "documented"})
     plan = made.target.to_plan()
-    assert plan == step_by_step(DreamerPaper(steps=50_000).to_plan())
-    assert plan.replay_ratio == Fraction(1, 5)
+    assert plan.replay_ratio == DreamerPaper().interleaved().replay_ratio
+    assert plan == DreamerPaper(steps=50_000).interleaved()
 
 
 def test_what_has_no_words_at_all_is_refused():
