@@ -71,13 +71,13 @@ def host() -> None:
 
 def sources() -> None:
     """Batches come from where the caller's buffer and the estimator of advantages need them."""
-    listed = TensorDictReplayBuffer(storage=ListStorage(100), batch_size=4)
-    unknown = LazyTensorStorage(100, device="auto")  # where the first batch comes from
+    listed = TensorDictReplayBuffer(storage=ListStorage(128), batch_size=4)
+    unknown = LazyTensorStorage(128, device="auto")  # where the first batch comes from
     as_given = TensorDictReplayBuffer(storage=unknown, batch_size=4)
-    on_host = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    on_host = TensorDictReplayBuffer(storage=LazyTensorStorage(128), batch_size=4)
     for buffer in (ReplayBatches(listed), ReplayBatches(as_given), on_host):
         trained("sac", buffer)
-    trained("ppo", make_replay_buffer(100, 8, device=CUDA))
+    trained("ppo", make_replay_buffer(32, 8, device=CUDA))
 
 
 def trained(recipe: str, buffer: Any) -> None:

@@ -88,7 +88,9 @@ class Evaluator:
         self.device = _device_of(policy) if device is None else usable_device(device=device)
         self.fast_policy = fast_policy_of(fast_policy)
         how = {"exploration_type": exploration_type, "device": self.device}
-        self._actor = Actor(env, policy, **how, fast_policy=self.fast_policy, keeps_outputs=False)
+        how |= {"fast_policy": self.fast_policy, "keeps_outputs": False}
+        with in_training(policy, False):  # it is copied from a GPU as it is called
+            self._actor = Actor(env, policy, **how)
 
     def __call__(self, number: int = 0) -> dict[str, float]:
         """Evaluate once.
