@@ -9,15 +9,22 @@ ratio is the median of the rounds' ratios; above 1 this tree is faster. One PyTo
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.measure import interleaved, machine, markdown_table, median, ratio, write_results
+from benchmarks.measure import (
+    TREE,
+    environment,
+    interleaved,
+    machine,
+    markdown_table,
+    median,
+    ratio,
+    write_results,
+)
 
-TREE = Path(__file__).parents[1]
 THREADS = 1
 
 _RATE = "import statistics; case = {make}; print(statistics.median(case() for _ in range(4)))"
@@ -77,12 +84,11 @@ DURATIONS = {
 
 
 def _run(code: str, tree: Path) -> float:
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(THREADS)}
     with tempfile.TemporaryDirectory() as folder:
         ran = subprocess.run(
             [sys.executable, "-c", code],
             cwd=folder,
-            env=environment,
+            env=environment(THREADS, tree),
             capture_output=True,
             text=True,
             check=False,

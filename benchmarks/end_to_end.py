@@ -25,8 +25,8 @@ Stable-Baselines3 42.4 (41.2 to 45.7): 2.71.
 from __future__ import annotations
 
 import argparse
+import compileall
 import csv
-import os
 import subprocess
 import sys
 import tempfile
@@ -35,9 +35,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measure import RESULTS, machine, markdown_table, median, ratio, write_results
+from benchmarks.measure import (
+    RESULTS,
+    TREE,
+    environment,
+    machine,
+    markdown_table,
+    median,
+    ratio,
+    write_results,
+)
 
-TREE = Path(__file__).parents[1]
 THREADS = 1
 
 _COMMON = ["progress=true", "steps.evaluation_every=null", "steps.evaluation_episodes=10"]
@@ -130,11 +138,10 @@ class Run:
 
 def run(case: str, library: str, python: str) -> Run:
     """Run a case once in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(TREE), "OMP_NUM_THREADS": str(THREADS)}
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         ran = subprocess.run(
-            _command(case, library, python), cwd=folder, env=environment,
+            _command(case, library, python), cwd=folder, env=environment(THREADS),
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         seconds = time.perf_counter() - began
@@ -198,6 +205,8 @@ HEADER = [
 
 def main(cases: Sequence[str] = (), rounds: int = 3, **pythons: str) -> Path:
     """Measure the cases, write the table after each and return its path."""
+    for folder in ("kit", "recipes"):  # as pip does
+        compileall.compile_dir(TREE / folder, quiet=1)
     given = dict.fromkeys(("kit", "stable_baselines3", "tianshou"), sys.executable) | pythons
     path = RESULTS / "end_to_end.md"
     for case in cases or CASES:

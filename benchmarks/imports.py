@@ -10,7 +10,14 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.measure import interleaved, machine, markdown_table, median, write_results
+from benchmarks.measure import (
+    environment,
+    interleaved,
+    machine,
+    markdown_table,
+    median,
+    write_results,
+)
 
 STATEMENTS = {
     "import torch": "import torch",
@@ -33,7 +40,10 @@ def seconds_of(statement: str) -> float:
     """Run a statement in a new interpreter and return the seconds."""
     began = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", statement], check=False, capture_output=True
+        [sys.executable, "-W", "ignore", "-c", statement],
+        env=environment(),
+        check=False,
+        capture_output=True,
     )
     return time.perf_counter() - began
 

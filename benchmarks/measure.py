@@ -12,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+TREE = Path(__file__).parents[1]
+RESULTS = TREE / "benchmarks" / "results"
 
 
 def interleaved(
@@ -53,6 +54,21 @@ def processor_time(step: Callable[[], Any], steps: int, unit: float = 1e3) -> Ca
         return (time.process_time() - began) / steps * unit
 
     return case
+
+
+def environment(threads: int = 1, tree: Path = TREE) -> dict[str, str]:
+    """Return the environment variables of a process that is measured.
+
+    Bytecode is kept, as that of packages from PyPI is: where ``PYTHONDONTWRITEBYTECODE`` is set,
+    every start would compile the whole kit.
+
+    Args:
+        threads: PyTorch's.
+        tree: the folder whose kit it imports.
+    """
+    variables = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads)}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    return variables
 
 
 def median(figures: Sequence[float]) -> float:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -31,9 +30,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS, machine, markdown_table, write_results
+from benchmarks.measure import RESULTS, environment, machine, markdown_table, write_results
 
-TREE = Path(__file__).parent.parent
 POLICY_STEPS, LEARNING_STARTS, COPIES, MINIBATCH = 300_000, 10_000, 8, 128
 EPISODES = 20
 RATES = {"SAC": 3e-4, "TD3": 1e-3, "CrossQ": 1e-3}
@@ -130,10 +128,9 @@ def run_peer(algorithm: str, id: str, seed: int, steps: int) -> dict[str, Any]:
 
 def train(case: str, library: str, seed: int, python: str) -> Run:
     """Make one run in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(TREE), "OMP_NUM_THREADS": "1"}
     command = [python, "-m", "benchmarks.side_by_side", case, "--run", library, "--seeds"]
     ran = subprocess.run(
-        [*command, str(seed)], env=environment, capture_output=True, text=True, check=False
+        [*command, str(seed)], env=environment(), capture_output=True, text=True, check=False
     )
     if ran.returncode:
         raise RuntimeError(f"{library}, {case}:\n{ran.stdout}\n{ran.stderr}")
