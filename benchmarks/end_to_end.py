@@ -18,8 +18,10 @@ are installed, as beside Stable-Baselines3, tensordict imports them in 0.2 secon
 before, when the kit alone normalised observations and rewards, on an Intel, whose large products
 are MKL's, the factors were: PPO 3.83, A2C 2.84, PPO with 8 environments 2.53, HalfCheetah 3.29,
 recurrent PPO 7.15, DQN 2.07, SAC 2.59, TD3 1.47; on a Zen 4 DQN 2.19, TD3 1.29, PPO with 8
-environments 2.31. On another, slower Zen 4 DQN of these settings took 15.6 seconds (13.1 to 15.7),
-Stable-Baselines3 42.4 (41.2 to 45.7): 2.71.
+environments 2.31. The kit's runs of all these compiled its files at every start, 0.2 to 0.3
+seconds; since then bytecode is kept, as that of the others is. DQN so on a slower Zen 4: 14.4
+seconds (12.4 to 16.5, five runs), Stable-Baselines3 36.6 (35.5 to 37.3): 2.54, and half an hour
+before 12.0 and 30.7 (three runs): 2.63.
 """
 
 from __future__ import annotations
