@@ -111,7 +111,7 @@ def test_atoms_that_mean_something_else_are_refused(loss_class, support, other):
 
 @pytest.mark.parametrize("loss_class", [QuantileDQNLoss, CategoricalDQNLoss])
 def test_a_network_without_atoms_is_refused(loss_class):
-    with pytest.raises(SettingError, match=r"writes Q-values; what works: make_q_network"):
+    with pytest.raises(SettingError, match=r"writes Q-values; use make_q_network"):
         make(loss_class)
 
 

@@ -50,9 +50,7 @@ class _DistributionalLoss(objectives.DQNLoss):
         written = [getattr(part, "out_keys", ()) for part in value_network.modules()]
         if not any("return_distribution" in keys for keys in written):
             why = "needs a network that writes return_distribution, and this one writes Q-values"
-            works = (
-                "make_q_network(..., atoms=51), as recipes.rainbow does with head=c51 or quantile"
-            )
+            works = "use make_q_network(..., atoms=51), or recipes.rainbow head=quantile"
             raise SettingError("loss", type(self).__name__, why, works)
         if (self._support() is not None) != self.of_support:
             kinds = ["quantiles of returns", "logits of the probabilities of a support"]
