@@ -50,6 +50,16 @@ def kill(env, number=0):
     process.join()
 
 
+# ---------------------------------------------------------------------- processes
+@pytest.mark.parametrize(("cores", "expected"), [(2, 2), (8, 3), (None, 1)])
+def test_without_a_number_there_is_a_process_for_each_core(workers, monkeypatch, cores, expected):
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    before = processes()
+    workers(num_envs=3)
+    assert len(processes() - before) == expected
+
+
 # ---------------------------------------------------------------------- steps
 def test_workers_step_as_copies_in_this_process_do(workers):
     here, there = make_env(COUNTER, 3, seed=5), workers(COUNTER, 3, seed=5, num_workers=2)

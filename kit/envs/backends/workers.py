@@ -84,7 +84,7 @@ class WorkersBackend(EnvBackend):
         self.restarts = restarts
         memory = _SharedMemory(num_envs, self.observation_leaves, self.action_leaves)
         self._arrays = memory.arrays(0, num_envs)
-        count = min(num_workers or len(os.sched_getaffinity(0)), num_envs)
+        count = min(num_workers or _cores(), num_envs)
         bounds = [num_envs * number // count for number in range(count + 1)]
         how = pickle.dumps(CloudpickleWrapper((make, name, restarts, step_timeout)))
         pairs = itertools.pairwise(bounds)
@@ -368,6 +368,13 @@ class _Worker:
             self.pipe.close()
             end_process(self.process, seconds)
             self.process = None
+
+
+def _cores() -> int:
+    """Cores that this process may use; all, where the system (macOS) does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _stop(workers: Sequence[_Worker]) -> None:
