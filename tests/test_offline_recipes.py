@@ -205,6 +205,22 @@ def test_the_penalty_of_cql_is_that_of_the_paper_within_any_bounds():
     torch.testing.assert_close(penalty, expected, atol=0.05, rtol=0)
 
 
+def test_actions_at_the_bounds_have_in_the_penalty_of_cql_the_density_with_which_they_were_drawn():
+    """It cannot be computed back from them; one that is too small would outweigh all others."""
+    loss = built_loss("cql")
+    loss.qvalue_network_params.data.zero_()
+    loss.actor_network_params.data.zero_()
+    columns = loss.actor_network_params.flatten_keys(".").values(True, True)
+    last_bias = next(leaf for leaf in columns if leaf.shape == (2,))
+    last_bias.data.copy_(torch.tensor([12.0, -5.0]))  # the largest torque, almost surely
+    loss.num_random = 100
+    rows = transitions(16).clone()
+    loss.q_loss(rows)
+    penalty, _ = loss.cql_loss(rows)
+    expected = 2 * torch.log(torch.tensor(4.0 * loss.num_random))  # of uniform actions, in [-2, 2]
+    torch.testing.assert_close(penalty, expected)
+
+
 def test_the_penalty_of_cql_is_that_of_all_numbers_of_an_action_whatever_its_shape():
     penalties = []
     for shape in ((6,), (2, 3)):

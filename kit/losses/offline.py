@@ -10,6 +10,7 @@ from tensordict.nn.distributions import Delta
 from torch import Tensor
 from torchrl import objectives
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules.distributions.utils import rsample_and_log_prob
 
 from kit.steps import SettingError
 
@@ -75,8 +76,10 @@ class CQLLoss(objectives.CQLLoss):
         ):
             for rows in (states, tensordict["next"].select(*keys)):
                 policy = self.actor_network.get_dist(rows.copy())
-                actions.append(policy.rsample((self.num_random,)))
-                densities.append(policy.log_prob(actions[-1]))
+                # Together: at a bound no density can be computed back from an action.
+                action, log_prob = rsample_and_log_prob(policy, (self.num_random,))
+                actions.append(action)
+                densities.append(log_prob)
         candidates = torch.cat(actions)
         rows = states.expand(len(candidates), *states.batch_size).clone()
         rows.set(action_key, candidates)
