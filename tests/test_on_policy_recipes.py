@@ -223,13 +223,30 @@ def test_a_shared_body_has_the_gradients_of_torchrls_loss():
         )  # fmt: skip
         batch = trainer.advantage(trainer.collector.collect().clone())
         found, expected = loss(batch.clone()), plain(batch.clone())
-        for key in expected.keys():
+        for key in expected.keys() - {"explained_variance", "ESS"}:  # of each time step alone
             torch.testing.assert_close(found[key], expected[key], rtol=1e-4, atol=1e-5)
         parameters = list(actor.parameters())
         losses = [key for key in expected.keys() if key.startswith("loss")]
         totals = [sum(out[key] for key in losses) for out in (found, expected)]
         for one, other in zip(*(torch.autograd.grad(total, parameters) for total in totals)):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("burn_in", [0, 3])
+def test_what_is_told_of_a_minibatch_is_of_all_steps_of_its_sequences(burn_in):
+    """Of one sequence alone each time step is a single row, all of whose variance is explained."""
+    trainer = built("ppo_recurrent", burn_in=burn_in)
+    batch = trainer.advantage(trainer.collector.collect().clone())
+    batch["action_log_prob"] -= torch.rand(batch.shape)  # that of a policy further away
+    told = trainer.loss_module(batch[:1].clone())
+    rows = batch[0, burn_in:]
+    error = rows["value_target"] - rows["state_value"]
+    explained = 1 - error.var(correction=0) / rows["value_target"].var(correction=0)
+    torch.testing.assert_close(told["explained_variance"].mean(), explained)
+    now = trainer.evaluate.policy.get_dist(batch[:1].clone()).log_prob(batch[:1]["action"])
+    ratio = (now[0, burn_in:] - rows["action_log_prob"]).exp()
+    sample_size = ratio.sum() ** 2 / ratio.square().sum()
+    torch.testing.assert_close(told["ESS"].mean(), sample_size / len(rows))
 
 
 class TwoOutputs(nn.Linear):

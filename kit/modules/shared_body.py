@@ -45,7 +45,8 @@ class SharedBody(nn.Module):
 
     TorchRL's losses run actor and critic one after the other, so a shared body would run twice. The
     first ``burn_in`` steps of sequences, of a recurrent body that has them, only prepare its hidden
-    state: the loss does not see them.
+    state: the loss does not see them. It sees steps of sequences as rows: TorchRL's would tell the
+    explained variance and the effective sample size of each time step alone.
 
     Args:
         loss: a loss module whose networks read ``features``, and what else the body writes.
@@ -62,7 +63,8 @@ class SharedBody(nn.Module):
         written = self.body(seen).exclude("next").select(*self.body.out_keys, strict=False)  # type: ignore[misc]
         minibatch = minibatch.copy().update(written)
         burn_in = getattr(self.body, "burn_in", 0)
-        return self.loss(minibatch[:, burn_in:] if burn_in else minibatch)  # type: ignore[no-any-return]
+        rows = minibatch[:, burn_in:] if burn_in else minibatch
+        return self.loss(rows.reshape(-1))  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:
         """Coefficients and other attributes of the loss."""
