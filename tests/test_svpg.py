@@ -101,12 +101,13 @@ def test_gradients_of_the_policy_are_coupled_and_those_of_critics_are_not():
 
 
 # ---------------------------------------------------------------------- particles
-@pytest.mark.parametrize("rows", [4, 8, 10, 3])
-def test_each_particle_answers_its_block_of_rows(rows):
+@pytest.mark.parametrize(
+    "sizes", [[1] * 4, [2] * 4, [3, 2, 3, 2], [3, 2, 2, 2], [2, 1, 2, 1], [1, 1, 1, 0]], ids=str
+)
+def test_each_particle_answers_its_block_of_rows(sizes):
     networks = [nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)) for _ in range(4)]
-    seen = torch.randn(rows, 6, 3)
-    each = math.ceil(rows / 4)
-    expected = [network(part) for network, part in zip(networks, seen.split(each))]
+    seen = torch.randn(sum(sizes), 6, 3)
+    expected = [network(part) for network, part in zip(networks, seen.split(sizes))]
     torch.testing.assert_close(Particles(networks)(seen), torch.cat(expected))
 
 
@@ -200,12 +201,11 @@ def test_a_single_particle_is_the_learner_itself():
 
 def test_each_particle_is_evaluated_and_the_best_is_named():
     trainer = built()
-    columns = trainer.evaluate(0)
-    returns = [columns[f"evaluation/return_particle_{n}"] for n in range(3)]
-    # 6 episodes in 6 environments: blocks of two, so the fourth particle has none.
-    assert "evaluation/return_particle_3" not in columns
+    columns = trainer.evaluate(0)  # 6 episodes of 4 particles
+    returns = [columns[f"evaluation/return_particle_{n}"] for n in range(4)]
     assert columns["evaluation/return_best"] == max(returns)
-    assert columns["evaluation/return"] == pytest.approx(sum(returns) / 3)
+    every_row = [returns[n] for n in (0, 0, 1, 2, 2, 3)]
+    assert columns["evaluation/return"] == pytest.approx(sum(every_row) / 6)
 
 
 # ---------------------------------------------------------------------- as they learn

@@ -27,7 +27,7 @@ from kit.envs.errors import EnvironmentFault
 from kit.envs.vector_env import VectorEnv
 from kit.logging.journal import episode_columns
 from kit.modules.layers import in_training
-from kit.modules.particles import block
+from kit.modules.particles import particle_of
 from kit.steps.errors import SettingError, whole_number
 
 _LONG, _LONGEST = 50_000, 1_000_000
@@ -107,7 +107,7 @@ class Evaluator:
         if self.particles > 1:
             returns: dict[int, list[float]] = {}
             for episode in episodes:
-                particle = episode.env // block(self.env.num_envs, self.particles)
+                particle = particle_of(episode.env, self.env.num_envs, self.particles)
                 returns.setdefault(particle, []).append(episode.episode_return)
             means = {n: statistics.fmean(own) for n, own in sorted(returns.items())}
             columns |= {f"evaluation/return_particle_{n}": mean for n, mean in means.items()}

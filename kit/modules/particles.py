@@ -21,7 +21,7 @@ class Particles(nn.Module):
 
     The rows of its inputs are as many blocks of consecutive rows as there are particles, and each
     block passes the particle of its number. Where rows do not divide, as in an evaluation of 10
-    episodes by 4 particles, the last blocks are shorter.
+    episodes by 4 particles, some blocks have a row more than others.
 
     Args:
         networks: one for each particle.
@@ -43,25 +43,29 @@ class Particles(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Return the outputs of the particles, of each for its rows of inputs ``[rows, ...]``."""
-        rows = inputs[0].shape[0]
-        each = block(rows, self.count)
-        missing = each * self.count - rows
-        blocks = [
-            (torch.cat([one, one[-1:].expand(missing, *one.shape[1:])]) if missing else one)
-            .reshape(self.count, each, *one.shape[1:]) for one in inputs
-        ]  # fmt: skip
+        rows, count = inputs[0].shape[0], self.count
+        each = -(-rows // count)
+        blocks, place = inputs, None
+        if each * count > rows:  # shorter blocks end with zeros
+            row = torch.arange(rows, device=inputs[0].device)
+            number = particle_of(row, rows, count)
+            place = number * each + row - (number * rows + count - 1) // count
+            zeros = (one.new_zeros(each * count, *one.shape[1:]) for one in inputs)
+            blocks = tuple(zero.index_copy(0, place, one) for zero, one in zip(zeros, inputs))
+        blocks = tuple(one.reshape(count, each, *one.shape[1:]) for one in blocks)
         # By path: a functional loss of TorchRL puts parameters where named_parameters sees none.
         parameters = {name: operator.attrgetter(name)(self.network) for name in self._names}
         one = functools.partial(functional_call, self.network)
-        outputs = torch.vmap(one)(parameters, tuple(blocks))
-        if isinstance(outputs, Tensor):
-            return outputs.flatten(0, 1)[:rows]
-        return tuple(output.flatten(0, 1)[:rows] for output in outputs)
+        found = torch.vmap(one)(parameters, blocks)
+        outputs = [found] if isinstance(found, Tensor) else found
+        flat = [output.flatten(0, 1) for output in outputs]
+        flat = flat if place is None else [output[place] for output in flat]
+        return flat[0] if isinstance(found, Tensor) else tuple(flat)
 
 
-def block(rows: int, particles: int) -> int:
-    """Consecutive rows that belong to one particle; row ``r`` to particle ``r // block``."""
-    return -(-rows // particles)
+def particle_of(row: Any, rows: int, particles: int) -> Any:
+    """The particle that a row belongs to, of a number or of a tensor of numbers."""
+    return row * particles // rows
 
 
 def make_particles(
