@@ -296,7 +296,8 @@ class FittedCriticConfig(ActorCriticConfig):
         Raises:
             SettingError: if a setting is given that means nothing for the way it learns.
         """
-        together = ("critic_coeff", "anneal_critic", "shared_body")
+        together = ["critic_coeff", "anneal_critic", "shared_body"]
+        together += ["clip_value"] if hasattr(self, "clip_value") else []  # of PPO
         alone = ("critic_minibatch_size", "critic_learning_rate")
         usual = type(self)()
         for name in together if self.critic_epochs else alone:

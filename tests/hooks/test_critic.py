@@ -167,7 +167,12 @@ def test_a_stopped_run_continues_bit_for_bit(recipe, tmp_path):
 # ---------------------------------------------------------------------- what is refused
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("critic_coeff", 0.7), ("anneal_critic", "linear"), ("shared_body", True)],
+    [
+        ("critic_coeff", 0.7),
+        ("anneal_critic", "linear"),
+        ("shared_body", True),
+        ("clip_value", 0.2),
+    ],
 )
 def test_what_means_nothing_beside_it_is_refused(setting, value):
     with pytest.raises(SettingError, match=f"{setting}=.* means nothing with critic_epochs=3"):
