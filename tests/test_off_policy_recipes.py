@@ -142,6 +142,12 @@ def test_every_recipe_samples_by_priority_on_demand(name):
     assert sampler.beta == 1
 
 
+@pytest.mark.parametrize(("name", "loss"), [("td3", "TD3BCLoss"), ("dqn", "DiscreteCQLLoss")])
+def test_the_exponent_is_that_of_errors_for_losses_of_data_sets_too(name, loss):
+    trainer = built(name, loss=loss, priority_exponent=0.6, importance_exponent=0.0)
+    assert trainer.replay_buffer.sampler._alpha == 0.3  # TorchRL's write the square
+
+
 def test_the_exponent_is_that_of_errors_for_a_loss_of_ones_own_on_a_known_one():
     class OnTorchRLs(objectives.DQNLoss):
         pass

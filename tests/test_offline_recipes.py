@@ -18,13 +18,14 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict
+from torchrl import objectives
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.objectives import SoftUpdate
 
 import kit.buffers.datasets
 import recipes.sac
 from kit.__main__ import main
-from kit.buffers import make_replay_buffer
+from kit.buffers import PrioritizedSampler, as_minibatches, make_replay_buffer
 from kit.buffers.dataset_writer import DatasetWriter
 from kit.cli.record import SometimesRandom, _played, record
 from kit.collectors import VectorCollector
@@ -38,6 +39,7 @@ from kit.modules import make_action_value, make_actor
 from kit.modules.world import LatentActor, Player, make_world_model
 from kit.steps import SettingError
 from kit.trainer import Trainer
+from kit.trainer.checks import in_priorities
 from tests.tiny import Guess, assert_equal, weights
 
 CONTINUOUS = ["bc", "td3_bc", "iql", "cql"]
@@ -233,6 +235,20 @@ def test_the_penalty_of_cql_is_that_of_all_numbers_of_an_action_whatever_its_sha
         SoftUpdate(loss, tau=0.1)
         penalties.append(loss(env.fake_tensordict())["loss_cql"])
     torch.testing.assert_close(*penalties)
+
+
+def test_priorities_of_cql_are_absolute_errors_and_their_weights_are_refused_as_torchrls():
+    loss, rows = built_loss("cql"), transitions(16)
+    torch.manual_seed(0)
+    loss(rows)
+    squared = rows.clone()
+    torch.manual_seed(0)
+    objectives.CQLLoss.forward(loss, squared)
+    torch.testing.assert_close(rows["td_error"].square(), squared["td_error"])
+    sampler = PrioritizedSampler(100, alpha=0.6, beta=0.4)
+    buffer = as_minibatches(make_replay_buffer(100, 8, sampler=sampler))
+    (found,) = in_priorities(buffer, loss)
+    assert "CQLLoss does not read" in found[2]
 
 
 def built_loss(name: str) -> Any:

@@ -307,11 +307,18 @@ def one_action_loss(make: Callable[..., Any], networks: Sequence[Any]) -> None:
         raise SettingError("loss", loss_name(make), why, works)
 
 
+_OF_SQUARES = (
+    "DQNLoss", "DDPGLoss", "TD3Loss", "TD3BCLoss", "REDQLoss", "IQLLoss", "DiscreteIQLLoss",
+    "CQLLoss", "DiscreteCQLLoss",
+)  # fmt: skip
+"""Losses of TorchRL that write the squares of errors."""
+
+
 def writes_squares(loss: nn.Module) -> bool:
     """Whether the ``td_error`` of a loss, from which priorities come, is the error's square."""
-    squares = (objectives.DQNLoss, objectives.DDPGLoss, objectives.TD3Loss, objectives.REDQLoss)
     known = (k for k in type(loss).__mro__ if k.__module__.startswith(("torchrl.", "kit.")))
-    return next(known, None) in squares  # it is the one that has written it
+    writes: type = next(known, object)  # it is the one that has written it
+    return writes.__module__.startswith("torchrl.") and writes.__name__ in _OF_SQUARES
 
 
 def loss_name(make: Callable[..., Any]) -> str:

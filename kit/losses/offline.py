@@ -39,7 +39,7 @@ class CQLLoss(objectives.CQLLoss):
     by importance sampling over 3 ``num_random`` actions: uniform ones, those of the policy at s and
     at s'. TorchRL's takes one of each kind at a time, evaluates those of s' there, draws uniform
     actions from [-1, 1] whatever the bounds. Its ``loss_actor_bc``, which would clone behaviour
-    besides, is left out.
+    besides, is left out. ``td_error`` is the absolute error, not its square.
 
     Args:
         *networks: as TorchRL's.
@@ -59,6 +59,8 @@ class CQLLoss(objectives.CQLLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Return the losses; write ``td_error`` into the minibatch."""
         losses: TensorDict = super().forward(tensordict)
+        key = self.tensor_keys.priority
+        tensordict.set(key, tensordict.get(key).sqrt())
         return losses.exclude("loss_actor_bc")
 
     def cql_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Any]]:

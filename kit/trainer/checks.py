@@ -468,11 +468,12 @@ def _modules_of(loss_module: Any) -> Iterable[nn.Module]:
 
 
 def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
-    """Importance weights of a sampler by priority that a loss of TorchRL does not read."""
+    """Importance weights of a sampler by priority that a known loss does not read."""
     if not isinstance(buffer, ReplayBatches) or not buffer.reads_loss_outputs:
         return
     kind, keys = type(loss_module), getattr(loss_module, "tensor_keys", None)
-    unread = kind.__module__.startswith("torchrl.") and not hasattr(keys, "priority_weight")
+    known = kind.__module__.startswith(("torchrl.", "kit."))
+    unread = known and not hasattr(keys, "priority_weight")
     beta = getattr(buffer.buffer.sampler, "beta", 0)
     if unread and beta:
         why = f"corrects priorities by importance weights, which {kind.__name__} does not read"
