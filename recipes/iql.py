@@ -26,7 +26,7 @@ class Config(CriticNetworkConfig, OfflineConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(id="Pendulum-v1", num_envs=1))
     gamma: UnitInterval = 0.99
     """Discount factor."""
-    loss: str = "IQLLoss"
+    loss: str = "kit.losses:IQLLoss"
     """Loss of torchrl.objectives, or module:Class."""
     num_critics: Networks = 2
     """Number of Q-networks; the minimum over them is used."""

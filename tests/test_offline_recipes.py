@@ -189,7 +189,16 @@ def test_a_trainer_without_its_data_set_is_not_trained(stored, tmp_path):
         SavedRun(trainer.folder).trainer.run()
 
 
-# ---------------------------------------------------------------------- the loss of CQL
+# ---------------------------------------------------------------------- the losses of IQL and CQL
+def test_what_iql_tells_of_stored_actions_is_no_entropy():
+    loss, rows = built_loss("iql"), transitions(16)
+    told = loss(rows.clone())
+    with loss.actor_network_params.to_module(loss.actor_network):
+        log_prob = loss.actor_network.get_dist(rows).log_prob(rows["action"])
+    assert "entropy" not in told.keys()
+    torch.testing.assert_close(told["negative_log_likelihood"], -log_prob.mean())
+
+
 def test_the_penalty_of_cql_is_that_of_the_paper_within_any_bounds():
     """With Q-values that are zero it estimates the logarithm of the volume of the actions."""
     loss = built_loss("cql")
@@ -237,18 +246,21 @@ def test_the_penalty_of_cql_is_that_of_all_numbers_of_an_action_whatever_its_sha
     torch.testing.assert_close(*penalties)
 
 
-def test_priorities_of_cql_are_absolute_errors_and_their_weights_are_refused_as_torchrls():
-    loss, rows = built_loss("cql"), transitions(16)
+@pytest.mark.parametrize(
+    ("name", "torchrls"), [("iql", objectives.IQLLoss), ("cql", objectives.CQLLoss)]
+)
+def test_priorities_are_absolute_errors_and_their_weights_are_refused_as_torchrls(name, torchrls):
+    loss, rows = built_loss(name), transitions(16)
     torch.manual_seed(0)
     loss(rows)
     squared = rows.clone()
     torch.manual_seed(0)
-    objectives.CQLLoss.forward(loss, squared)
+    torchrls.forward(loss, squared)
     torch.testing.assert_close(rows["td_error"].square(), squared["td_error"])
     sampler = PrioritizedSampler(100, alpha=0.6, beta=0.4)
     buffer = as_minibatches(make_replay_buffer(100, 8, sampler=sampler))
     (found,) = in_priorities(buffer, loss)
-    assert "CQLLoss does not read" in found[2]
+    assert f"{torchrls.__name__} does not read" in found[2]
 
 
 def built_loss(name: str) -> Any:

@@ -6,7 +6,7 @@ from kit.losses.dreamerv1 import DreamerV1Loss
 from kit.losses.dreamerv3 import DreamerV3Loss
 from kit.losses.due import losses_due
 from kit.losses.klpen import KLPENPPOLoss
-from kit.losses.offline import CQLLoss, LikelihoodBCLoss
+from kit.losses.offline import CQLLoss, IQLLoss, LikelihoodBCLoss
 from kit.losses.plan2explore import Plan2ExploreLoss
 from kit.losses.redq import REDQLoss
 from kit.losses.sac import DiscreteSACLoss, DroQLoss
@@ -15,6 +15,6 @@ from kit.losses.td3 import TD3Loss
 
 __all__ = [
     "CQLLoss", "CategoricalDQNLoss", "CrossQLoss", "DQNLoss", "DiscreteSACLoss", "DreamerV1Loss",
-    "DreamerV3Loss", "DroQLoss", "KLPENPPOLoss", "LikelihoodBCLoss", "Plan2ExploreLoss",
+    "DreamerV3Loss", "DroQLoss", "IQLLoss", "KLPENPPOLoss", "LikelihoodBCLoss", "Plan2ExploreLoss",
     "QuantileDQNLoss", "REDQLoss", "SteinGradients", "TD3Loss", "losses_due",
 ]  # fmt: skip

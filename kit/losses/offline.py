@@ -1,4 +1,4 @@
-"""Losses of offline learning: behaviour cloning of choices, conservative Q-learning."""
+"""Losses of offline learning: cloning of choices, implicit and conservative Q-learning."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ class LikelihoodBCLoss(objectives.BCLoss):
             raise SettingError("loss", type(self).__name__, why, ["BCLoss"])
         loss = -policy.log_prob(tensordict.get(self.tensor_keys.action))
         return TensorDict({"loss_bc": self._reduce_loss(loss, tensordict=tensordict)})
+
+
+class IQLLoss(objectives.IQLLoss):
+    """TorchRL's ``IQLLoss``, of which ``entropy`` is another metric's name.
+
+    It is minus the mean log-likelihood of stored actions: ``negative_log_likelihood`` here.
+    ``td_error`` is the absolute error, not its square.
+    """
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDict:
+        """Return the losses; write ``td_error`` into the minibatch."""
+        losses: TensorDict = super().forward(tensordict)
+        key = self.tensor_keys.priority
+        tensordict.set(key, tensordict.get(key).sqrt())
+        return losses.rename_key_("entropy", "negative_log_likelihood")
 
 
 class CQLLoss(objectives.CQLLoss):
