@@ -125,7 +125,7 @@ class Experiment:
         if self._run is not None:  # another library's settings may say another number
             self._run.config["env"]["num_envs"] = self.plan.num_envs
         self._tried: tuple[str, str, nn.Module] | None = None  # a loss that the settings name
-        self._discounts: nn.Module | None = None  # a loss that is no recipe's, of n-step returns
+        self._discounts: nn.Module | None = None  # a loss of n-step returns
         self._squares = False  # whether the loss writes the squares of errors
         self._sampler: PrioritizedSampler | None = None  # that of the settings
         self.plan.remarks.extend([*taken, *caveats(cfg.steps, self.algorithm, cfg.FAMILY)])
@@ -236,8 +236,7 @@ class Experiment:
         self._squares = checks.writes_squares(loss)
         if mistakable:
             self._tried = str(given), own, loss
-        known = make.__module__.startswith("kit.")  # others may not read how many
-        self._discounts = None if known or getattr(self.cfg, "n_step", 1) == 1 else loss
+        self._discounts = None if getattr(self.cfg, "n_step", 1) == 1 else loss
         return loss
 
     def make_replay_buffer(self, **changes: Any) -> ReplayBatches:

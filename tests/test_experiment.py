@@ -295,7 +295,9 @@ class OneStep(SACLoss):
         return super().forward(batch.exclude("steps_to_next_obs"))
 
 
-def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused():
+@pytest.mark.parametrize("module", [__name__, "kit.losses.of_data_sets"])
+def test_a_loss_that_does_not_read_how_many_steps_were_joined_is_refused(module, monkeypatch):
+    monkeypatch.setattr(OneStep, "__module__", module)
     with pytest.raises(SettingError, match="n_step=3 joins steps, and OneStep does not read how"):
         recipes.sac.build(sac(n_step=3), make_loss=OneStep)
     recipes.sac.build(sac(n_step=1), make_loss=OneStep)
