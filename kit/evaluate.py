@@ -103,10 +103,10 @@ class SavedRun:
             episodes: played in one evaluation.
             seed: of the environments.
             **env: arguments of ``make_env`` that differ; by default there are as many environments
-                as episodes, at most 32.
+                as episodes, at most 32, or one for each particle.
         """
-        envs = {"num_envs": min(episodes, 32), **env}
         own: Evaluator = self.trainer.evaluate
+        envs = {"num_envs": min(episodes, max(32, own.particles)), **env}
         return own.again(episodes=episodes, seed=seed, **envs)
 
     def policy(self, deterministic: bool = True) -> SavedPolicy:

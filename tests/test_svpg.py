@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from kit.envs import make_env
+from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig, OnPolicySteps
 from kit.losses import SteinGradients
 from kit.losses.svpg import rbf_kernel, svpg_directions
@@ -206,6 +207,15 @@ def test_each_particle_is_evaluated_and_the_best_is_named():
     assert columns["evaluation/return_best"] == max(returns)
     every_row = [returns[n] for n in (0, 0, 1, 2, 2, 3)]
     assert columns["evaluation/return"] == pytest.approx(sum(every_row) / 6)
+
+
+def test_each_of_many_particles_of_a_saved_run_is_evaluated(tmp_path):
+    steps = OnPolicySteps(33, steps_per_env=1, update_epochs=1, minibatch_size=None)
+    env = EnvConfig("CartPole-v1", 33)
+    trainer = built(str(tmp_path), num_particles=33, env=env, steps=steps)
+    trainer.run()
+    columns = SavedRun(trainer.folder).evaluator(33, seed=0)()
+    assert {f"evaluation/return_particle_{n}" for n in range(33)} <= columns.keys()
 
 
 # ---------------------------------------------------------------------- as they learn
