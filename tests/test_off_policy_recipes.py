@@ -88,6 +88,12 @@ def test_torchrls_redq_loss_is_refused_with_returns_that_it_discounts_wrongly():
     assert built("redq", loss="REDQLoss").run().gradient_steps
 
 
+def test_the_temperature_of_redqs_loss_is_that_of_the_settings_in_other_recipes_too():
+    trainer = built("sac", loss="kit.losses:REDQLoss", initial_alpha=0.03, fixed_alpha=True)
+    trainer.run()
+    assert trainer.journal.latest["train/alpha"] == pytest.approx(0.03)
+
+
 OF_VALUES = ["loss", "loss_value", "loss_qvalue"]
 
 

@@ -20,7 +20,8 @@ class REDQLoss(objectives.REDQLoss):
     TorchRL's leaves the number of steps out of what it computes targets from, and discounts what
     follows n rewards by gamma. Here that number travels with the next observation. The importance
     weights of priorities, which TorchRL's does not read, weigh all losses, as in its ``SACLoss``;
-    ``td_error`` is the absolute error (Schaul et al. 2016, section 3.3), not its square.
+    ``td_error`` is the absolute error (Schaul et al. 2016, section 3.3), not its square. The
+    temperature has no bounds that are felt: TorchRL's stays from 0.1 to 10.
 
     As TorchRL's, and other than the authors' code, it takes the mean over the critics of their
     losses, not the sum, and the temperature learns from the actions at both observations.
@@ -31,6 +32,11 @@ class REDQLoss(objectives.REDQLoss):
         priority_weight: NestedKey = "priority_weight"
 
     default_keys = _AcceptedKeys
+
+    def __init__(
+        self, *networks: Any, min_alpha: float = 1e-12, max_alpha: float = 1e12, **settings: Any
+    ) -> None:
+        super().__init__(*networks, min_alpha=min_alpha, max_alpha=max_alpha, **settings)
 
     def make_value_estimator(self, *arguments: Any, **settings: Any) -> Any:
         """Make the estimator of targets, which reads the number of steps beside the reward."""
