@@ -103,7 +103,8 @@ class AsyncCollector(KitCollector):
         versions = range(self.max_staleness + 1)
         policies = _policies(policy, self.exploration_policy)
         self._weights = [[_shared(tensor) for tensor in _tensors(policies)] for _ in versions]
-        self._settings, self._parts = _settings(policies), _parts(policies)
+        self._settings = [_settings(policies) for _ in versions]
+        self._parts = _parts(policies)
         how = collector, _maker(create_env_fn), policy, kwargs
         self._start(pickle.dumps(CloudpickleWrapper(how)), threads)
         try:
@@ -166,10 +167,11 @@ class AsyncCollector(KitCollector):
         if self._published < self._taken:
             policies = _policies(self.policy, self.exploration_policy)
             _check_parts(self._parts, _parts(policies))
-            _copy(_tensors(policies), self._weights[self._taken % len(self._weights)])
+            slot = self._taken % len(self._weights)
+            _copy(_tensors(policies), self._weights[slot])
             self._published = self._taken
-            before, self._settings = self._settings, _settings(policies)
-            changed = {n: v for n, v in self._settings.items() if before.get(n, before) != v}
+            before, self._settings[slot] = self._settings[slot - 1], _settings(policies)
+            changed = {n: v for n, v in self._settings[slot].items() if before.get(n, before) != v}
             self._send(("version", self._published, changed))
 
     def metrics(self) -> dict[str, float]:
@@ -251,14 +253,32 @@ class AsyncCollector(KitCollector):
             for facts in self._arrived
         ]
         state["staleness"] = [self.staleness, [*self._staleness_since_row]]
+        # Of the batches after its total, which a collector that goes on may have.
+        made, slots = self._taken + len(self._arrived), len(self._weights)
+        unused = range(max(made - self.max_staleness, 0), self._published + 1)
+        weights = {v: [one.clone() for one in self._weights[v % slots]] for v in unused}
+        state["unused"] = {v: (weights[v], _plain(self._settings[v % slots])) for v in unused}
+        state["max_staleness"] = self.max_staleness
         return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            SettingError: if ``max_staleness`` is more: there are no such old weights.
+        """
+        if self.max_staleness > (most := int(state_dict["max_staleness"])):
+            why = "is more than that of the saved collector, whose older weights are gone"
+            raise SettingError("max_staleness", self.max_staleness, why, [most])
         super().load_state_dict(state_dict)
         made = int(state_dict["taken"]) + len(state_dict["under_way"])
         self._send(("load", state_dict["collector"], made))
         self.exact_resume = self._await("loaded")
+        for version, (weights, settings) in state_dict["unused"].items():
+            slot = version % len(self._weights)
+            _copy(weights, self._weights[slot])
+            self._settings[slot] = settings
+            self._send(("version", version, settings))
         self._taken, self._published = int(state_dict["taken"]), int(state_dict["published"])
         self._arrived = deque(
             {**facts, "batch": TensorDict(facts["batch"], facts["shape"])}
@@ -326,6 +346,11 @@ def _settings(policies: nn.ModuleList) -> dict[tuple[str, str], Any]:
         for name, value in vars(module).items()
         if not name.startswith("_") and isinstance(value, (bool, int, float, str))
     }
+
+
+def _plain(settings: dict[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
+    """Those of settings that a checkpoint can have: not the members of enumerations."""
+    return {n: v for n, v in settings.items() if type(v) in (bool, int, float, str)}
 
 
 def _parts(policies: nn.ModuleList) -> dict[str, Any]:

@@ -149,6 +149,25 @@ def test_a_resume_with_batches_under_way_goes_on_with_the_same_versions(asynchro
     assert going_on.policy_steps == saving.policy_steps == 24
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_with_another_total_it_goes_on_with_the_weights_that_were_left_unused(asynchronous, early):
+    ended, longer = (asynchronous(max_staleness=2, total_frames=n) for n in (16, 32))
+    assert versions(ended, 4) == [0, 0, 0, 1]
+    if early:
+        ended.update_policy_weights_()
+    state = ended.state_dict()
+    longer.policy.load_state_dict(ended.policy.state_dict())
+    longer.load_state_dict(state)
+    assert versions(longer, 4) == [2, 3, 4, 5]
+
+
+def test_weights_older_than_those_that_were_kept_are_refused(asynchronous):
+    saving, going_on = asynchronous(max_staleness=1), asynchronous(max_staleness=2)
+    versions(saving, 3)
+    with pytest.raises(SettingError, match=r"max_staleness=2 .*; what works: 1\."):
+        going_on.load_state_dict(saving.state_dict())
+
+
 def test_whole_episodes_of_different_lengths_go_through_shared_memory():
     def make(kind, **settings):
         env = make_env(COUNTER, 2, seed=3)
