@@ -493,8 +493,7 @@ class _Served:
         if command == "version":
             self.newest, self._settings[self.newest] = arguments
         elif command == "state":
-            while self._is_due:
-                self._make_batch()
+            self._make_due()
             state = {**self.collector.state_dict(), "process": capture_process()}
             self.pipe.send(("state", state))
         elif command == "load":
@@ -506,9 +505,14 @@ class _Served:
             self.newest = self.made - self.max_staleness - 1
             self.pipe.send(("loaded", self.collector.exact_resume))
         elif command == "seed":
+            self._make_due()  # with the random numbers before, whoever is faster
             self.collector.set_seed(arguments[0])
             self.pipe.send(("seeded", None))
         return bool(command != "close")
+
+    def _make_due(self) -> None:
+        while self._is_due:
+            self._make_batch()
 
     def _make_batch(self) -> None:
         version, collector = self._version, self.collector

@@ -168,6 +168,18 @@ def test_weights_older_than_those_that_were_kept_are_refused(asynchronous):
         going_on.load_state_dict(saving.state_dict())
 
 
+def test_batches_under_way_are_made_before_it_is_seeded_whoever_is_faster(asynchronous):
+    found = []
+    for wait in (0.0, 0.3):
+        collector = asynchronous(max_staleness=2)
+        versions(collector, 1)
+        collector.update_policy_weights_()
+        time.sleep(wait)  # the process makes the next batches meanwhile
+        collector.set_seed(3)
+        found.append([collector.collect()["observation"][0].tolist() for _ in range(4)])
+    assert found == [[[[2], [0]], [[1], [2]], [[0], [1]], [[0], [1]]]] * 2  # episodes have 3 steps
+
+
 def test_whole_episodes_of_different_lengths_go_through_shared_memory():
     def make(kind, **settings):
         env = make_env(COUNTER, 2, seed=3)
