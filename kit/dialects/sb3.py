@@ -355,10 +355,10 @@ class SB3(WrappedDialect):
     def _on_policy(self) -> dict[str, Any]:
         rollout = self.n_steps * self.n_envs
         size = None if self.algo == "a2c" or self.batch_size is None else self.batch_size
-        if self.algo == "ppo" and rollout < 2:
-            raise SettingError("n_steps", self.n_steps, "makes a rollout of one timestep", [2])
-        if self.algo == "ppo" and size == 1:
-            raise SettingError("batch_size", 1, "leaves nothing to normalise advantages over", [2])
+        for name, value, rows in ("n_steps", self.n_steps, rollout), ("batch_size", size, size):
+            if self.algo == "ppo" and self.normalize_advantage and rows == 1:
+                why = "leaves one timestep, over which advantages cannot be normalised"
+                raise SettingError(name, value, why, [2], "or normalize_advantage=False")
         return {
             "iterations": -(-self.total_timesteps // rollout),
             "steps_per_env": self.n_steps,

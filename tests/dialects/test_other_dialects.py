@@ -126,6 +126,13 @@ class TestSB3:
         with pytest.raises(SettingError, match="n_epochs=0 is less than 1"):
             SB3(algo="ppo", n_epochs=0).to_plan()
 
+    @pytest.mark.parametrize("of_one", [{"batch_size": 1}, {"n_steps": 1}])
+    def test_a_minibatch_of_one_fails_only_where_advantages_are_normalised(self, of_one):
+        plan = SB3(algo="ppo", normalize_advantage=False, **of_one).to_plan()
+        assert plan.minibatch_size == 1
+        with pytest.raises(SettingError, match="or normalize_advantage=False"):
+            SB3(algo="ppo", **of_one).to_plan()
+
     def test_learning_starts_as_documented_can_be_said_again(self):
         plan = SB3(algo="sac", learning_starts=100, version="documented").to_plan()
         assert plan.policy_steps_after(plan.first_training_iteration) == 100
