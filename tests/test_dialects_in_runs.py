@@ -21,6 +21,7 @@ from kit.dialects import (
     TorchRL,
 )
 from kit.experiment import EnvConfig
+from kit.hooks import TimeLimit
 from kit.steps import SettingError
 from recipes import dqn, ppo, ppo_recurrent, reinforce, sac
 
@@ -339,6 +340,19 @@ def test_the_settings_of_the_run_are_those_it_trained_with_and_a_resume_keeps_th
     main(ppo.Config, build, [f"resume={run}", "progress=false"])
     assert [group["lr"] for group in again[0].optimizer.param_groups] == [0.5]
     assert float(again[0].advantage.gamma) == 0.5
+
+
+def test_a_resume_in_python_has_the_number_of_envs_that_the_words_say(tmp_path: Any) -> None:
+    def config(n_envs: int = 2, **changes: Any) -> Any:
+        steps = SB3(total_timesteps=64, n_envs=n_envs, n_steps=16, batch_size=8)
+        run = {"runs": str(tmp_path), "progress": False, "hidden_sizes": [8]}
+        return ppo.Config(steps=steps, **run, **changes)
+
+    stopped = ppo.build(config(), hooks=[TimeLimit(1e-9)])
+    assert stopped.run().policy_steps == 32
+    with pytest.raises(SettingError, match=r"\(steps\.n_envs: 2 there, 4 here\)"):
+        ppo.build(config(n_envs=4, resume=str(stopped.folder)))
+    assert ppo.build(config(resume=str(stopped.folder))).run().policy_steps == 64
 
 
 def test_an_episode_that_ends_before_the_length_that_is_said_names_that_setting():

@@ -17,10 +17,11 @@ from kit.cli.recipe import Recipe
 from kit.cli.saved_runs import FREE_TO_DIFFER, find_run, read_config
 from kit.config import RunConfig
 from kit.config.plain import to_plain
+from kit.dialects.base import Dialect
 from kit.dialects.files import flat
 from kit.hooks import Hook
 from kit.logging.files import NotSaved, not_written, write_whole
-from kit.steps import SettingError
+from kit.steps import SettingError, StepPlan
 from kit.trainer.checkpoint import Checkpoints
 
 SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=None)
@@ -64,7 +65,7 @@ class RunFolder(Hook):
         self.folder = find_run(cfg.resume, Path(cfg.runs), recipe.name)
         _refuse_links(self.folder)
         check_same_recipe(self.folder, recipe)
-        self._check_same_settings()
+        self._check_same_settings(getattr(cfg, "steps", None))
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[Path]:
@@ -99,12 +100,15 @@ class RunFolder(Hook):
             for name in ("metrics.csv", "times.csv"):
                 (self.folder / name).unlink(missing_ok=True)
 
-    def _check_same_settings(self) -> None:
+    def _check_same_settings(self, steps: Any) -> None:
         saved = read_config(self.folder)
         given, start = self.config["start_from"], saved.get("start_from")
         if given is None or (start and _is_start(given, start)):
             self.config["start_from"] = start
-        if differing := _differing(_of_training(saved), _of_training(self.config)):
+        there, here = _of_training(saved), _of_training(self.config)
+        if isinstance(steps, (Dialect, StepPlan)):  # which say it themselves
+            here["env.num_envs"] = there.get("env.num_envs")
+        if differing := _differing(there, here):
             why = f"was made with other settings ({differing})"
             works = "leave these settings out, or start a new run without resume"
             raise SettingError("resume", str(self.folder), why, works)
