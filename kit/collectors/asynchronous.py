@@ -469,6 +469,7 @@ class _Served:
         self.max_staleness = len(weights) - 1
         self.made = 0
         self.newest = -1
+        self._begins_anew = False  # after batches under way of episodes that cannot go on
         self._settings: dict[int, dict[tuple[str, str], Any]] = {}  # changed ones by version
         self._slots: dict[int, TensorDictBase] = {}
 
@@ -502,6 +503,7 @@ class _Served:
                 self._set(version)
             self.collector.load_state_dict(state)
             restore_process(state["process"])
+            self._begins_anew = not self.collector.exact_resume
             self.newest = self.made - self.max_staleness - 1
             self.pipe.send(("loaded", self.collector.exact_resume))
         elif command == "seed":
@@ -526,12 +528,13 @@ class _Served:
             "slot": slot,
             "new_slots": new_slots,
             "version": version,
-            "goes_on": collector.goes_on,
+            "goes_on": collector.goes_on and not self._begins_anew,
             "counters": {name: getattr(collector, name) for name in collector._COUNTERS},
             "episodes": [tuple(episode) for episode in collector.take_episodes()],
             "normalizer": None if normalizer is None else normalizer.state_dict(),
         }
         self.pipe.send(("batch", facts))
+        self._begins_anew = False
 
     def _set(self, version: int) -> None:
         """Set the attributes of the policies that changed with a version."""

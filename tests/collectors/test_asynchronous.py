@@ -161,6 +161,27 @@ def test_with_another_total_it_goes_on_with_the_weights_that_were_left_unused(as
     assert versions(longer, 4) == [2, 3, 4, 5]
 
 
+class Opaque(Steps):
+    """Holds what cannot be captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = (number for number in ())
+
+
+def test_where_episodes_begin_anew_after_a_resume_the_batches_under_way_are_the_end_of_the_old():
+    saving, going_on = (
+        AsyncCollector(make_env(Opaque, 2), policy(), frames_per_batch=4) for _ in range(2)
+    )
+    versions(saving, 1)
+    going_on.load_state_dict(saving.state_dict())
+    assert not going_on.exact_resume
+    found = [(going_on.collect()["observation"][0].tolist(), going_on.goes_on) for _ in range(3)]
+    assert found == [([[2], [0]], True), ([[0], [1]], False), ([[2], [0]], True)]
+    saving.shutdown()
+    going_on.shutdown()
+
+
 def test_weights_older_than_those_that_were_kept_are_refused(asynchronous):
     saving, going_on = asynchronous(max_staleness=1), asynchronous(max_staleness=2)
     versions(saving, 3)
