@@ -444,6 +444,33 @@ def test_a_run_that_breaks_its_plan_says_so():
         trainer.run()
 
 
+@pytest.mark.parametrize(
+    ("make", "stage", "left_out", "reader"),
+    [
+        (ppo_trainer, "batch_process", "next", r"\('next', 'reward'\), which GAE"),
+        (ppo_trainer, "batch_process", "action", "'action', which ClipPPOLoss"),
+        (ppo_trainer, "pre_epoch", "observation", "'observation', which ClipPPOLoss"),
+        (sac_trainer, "batch_process", "next", r"\('next', .*\), which SACLoss"),
+        (sac_trainer, "pre_epoch", ("next", "reward"), r"\('next', 'reward'\), which SACLoss"),
+    ],
+)
+def test_hooks_that_leave_out_what_is_read_of_a_batch_are_refused(make, stage, left_out, reader):
+    trainer = make()
+    trainer.register_op(stage, lambda batch: batch.exclude(left_out))
+    with pytest.raises(SettingError, match=f"stage='{stage}' has hooks .* without {reader} reads"):
+        trainer.run()
+
+
+def test_hooks_may_leave_out_what_nothing_reads_any_more_and_what_another_puts_in_again():
+    on_policy, off_policy = ppo_trainer(), sac_trainer()
+    on_policy.register_op("pre_epoch", lambda batch: batch.exclude("next"))
+    on_policy.run()
+    reward = ("next", "reward")
+    off_policy.register_op("pre_epoch", lambda batch: batch.exclude(reward))
+    off_policy.register_op("process_optim_batch", lambda m: m.set(reward, m["next", "done"] * 1.0))
+    off_policy.run()
+
+
 def test_a_collector_that_gives_other_batches_than_planned_is_refused():
     plan = on_policy_plan()
     parts = ppo_parts(plan)

@@ -38,6 +38,7 @@ class SequenceReplay:
 
     FLAGS = ("is_init", "terminated", "done")
     joins_steps = True
+    in_keys = (("next", "reward"), ("next", "terminated"), ("next", "done"))
 
     reads_loss_outputs = True
     """whether :meth:`update_priority` reads what a loss writes into minibatches: latents."""

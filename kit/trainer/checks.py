@@ -516,15 +516,46 @@ def in_estimated(
 
 
 def in_processed(
-    plan: StepPlan, stage: str, before: int, batch: TensorDictBase
+    stage: str, before: int, keys: Iterable[Any], batch: TensorDictBase, trainer: Any
 ) -> Iterator[Refusal]:
-    """What hooks have made of a batch: update epochs over more or fewer transitions than planned.
+    """What hooks have made of a batch: other transitions than planned, or without what is read.
 
-    As many gradient steps would be made, and so other epochs.
+    Of update epochs over more or fewer as many gradient steps would be made, and so other epochs.
+
+    Args:
+        stage: of the hooks.
+        before: transitions that they were given.
+        keys: entries that they were given.
+        batch: that they returned.
+        trainer: its plan, advantage, loss and stages.
     """
-    if plan.on_policy and (after := size_of(batch)) != before:
+    if trainer.plan.on_policy and (after := size_of(batch)) != before:
         why = f"has hooks that returned {after} transitions for the {before} of a batch"
         yield "stage", stage, why, "return as many: update epochs are planned for all of them"
+    if lost := {*keys}.difference(batch.keys(True, True)):
+        for part, read in _read_after(stage, trainer):
+            if missing := [key for key in read if key in lost]:
+                why = f"has hooks that returned a batch without {missing[0]!r}"
+                works = "leave it in the batch"
+                yield "stage", stage, f"{why}, which {type(part).__name__} reads", works
+
+
+def _read_after(stage: str, trainer: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """What reads a batch after hooks have changed it, with the keys that it says it reads."""
+    loss, later = trainer.loss_module, _ADDING[_ADDING.index(stage) + 1 :]
+    yield trainer.buffer, _keys_of(trainer.buffer)
+    if trainer.advantage is not None and stage == "batch_process":
+        yield trainer.advantage, _keys_of(trainer.advantage)
+    if not any(trainer.stages[one] for one in later):  # whose hooks may add it
+        estimated = _reads_advantage(loss) is not None  # before: estimators alone read what is next
+        yield loss, [key for key in _keys_of(loss) if not (estimated and key[0] == "next")]
+
+
+def _keys_of(part: Any) -> list[Any]:
+    try:
+        return [*getattr(part, "in_keys", ())]
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):  # a property of TorchRL
+        return []
 
 
 def in_places(drawn: Tensor, told: Tensor | None) -> Iterator[Refusal]:

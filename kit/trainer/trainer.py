@@ -227,10 +227,7 @@ class Trainer(ResumableTrainer):
         self.journal.spent("collect", began)
         random = self.batches.collected_at_random
         self.ledger.collected(self.batches.collected, 0, 0, random_policy_steps=random)
-        if self.stages["batch_process"]:
-            batch = self.stages.pipe("batch_process", batch)
-            collected = self.batches.collected
-            checks.refuse(checks.in_processed(self.plan, "batch_process", collected, batch))
+        batch = self._phase.processed("batch_process", batch)
         self.log("pre_steps_log", batch)
         if self._prefill is not None:
             if not goes_on:

@@ -38,7 +38,7 @@ class UpdatePhase:
     def store(self, batch: TensorDictBase) -> None:
         """Give a batch to the buffer of which nothing is trained on now."""
         trainer = self.trainer
-        self._fill(batch if trainer.plan.on_policy else trainer.stages.pipe("pre_epoch", batch))
+        self._fill(batch if trainer.plan.on_policy else self.processed("pre_epoch", batch))
 
     def run(self, batch: TensorDictBase, due: int) -> None:
         """Make the gradient steps that are due.
@@ -61,7 +61,7 @@ class UpdatePhase:
         while due and not trainer.skips_rest_of_update:
             trainer.log("pre_epoch_log", batch)
             if made is None or trainer.stages["pre_epoch"]:
-                self._fill(self._processed(batch))
+                self._fill(self.processed("pre_epoch", batch))
             before, made = made, self._epoch(due)
             if before == made == 0:
                 name = type(trainer.buffer).__name__
@@ -85,14 +85,14 @@ class UpdatePhase:
         checks.refuse(checks.in_estimated(*parts))
         return estimated
 
-    def _processed(self, batch: TensorDictBase) -> TensorDictBase:
-        """The batch as hooks before an update epoch return it."""
+    def processed(self, stage: str, batch: TensorDictBase) -> TensorDictBase:
+        """The batch as the hooks of a stage return it, before it is stored or trained on."""
         trainer = self.trainer
-        if not trainer.stages["pre_epoch"]:
+        if not trainer.stages[stage]:
             return batch
-        before = size_of(batch)
-        processed: TensorDictBase = trainer.stages.pipe("pre_epoch", batch)
-        checks.refuse(checks.in_processed(trainer.plan, "pre_epoch", before, processed))
+        before, keys = size_of(batch), [*batch.keys(True, True)]
+        processed: TensorDictBase = trainer.stages.pipe(stage, batch)
+        checks.refuse(checks.in_processed(stage, before, keys, processed, trainer))
         return processed
 
     def _fill(self, batch: TensorDictBase) -> None:
