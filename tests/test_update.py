@@ -187,6 +187,17 @@ def test_metrics_of_different_steps_have_their_own_means():
     assert found["loss_value"] == pytest.approx(float(numbers[:, 0].mean()), rel=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+def test_whole_numbers_and_float64_stay_what_they_are_in_means(shape):
+    means, many = MetricMeans(), 2**24 + 1
+    for _ in range(3):
+        exact = torch.full(shape, many, dtype=torch.float64)
+        means.add({"whole": torch.full(shape, many), "exact": exact, "loss": torch.ones(())})
+    other = MetricMeans()
+    other.load_state_dict(means.state_dict())
+    assert means.take() == other.take() == {"whole": many, "exact": many, "loss": 1.0}
+
+
 def test_the_norm_that_is_told_is_that_before_clipping():
     loss = make_loss("ClipPPOLoss, discrete")
     update = Update(loss, SGD(loss.parameters(), lr=0.0), max_grad_norm=1e-3)

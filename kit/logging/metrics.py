@@ -20,7 +20,13 @@ def scalar(value: Tensor) -> Tensor:
     if not value.ndim and not value.requires_grad:  # as most are, many times a second
         return value
     value = value.detach()
-    return value.float().mean() if value.numel() > 1 else value.reshape(())
+    return _to_add(value).mean() if value.numel() > 1 else value.reshape(())
+
+
+def _to_add(value: Tensor) -> Tensor:
+    """A value in a type whose sums keep it: float32 has no whole numbers above 2^24 one by one."""
+    exact = value.dtype == torch.float64 or not value.is_floating_point()
+    return value.double() if exact else value.float()
 
 
 def weighted_mean(parts: Sequence[Mapping[K, Tensor]], weights: Sequence[float]) -> dict[K, Tensor]:
@@ -73,7 +79,7 @@ class MetricMeans:
         for names, alike in itertools.groupby(waiting, tuple):
             rows = [[scalar(value) for value in metrics.values()] for metrics in alike]
             if names not in self._sums:
-                self._sums[names] = [value.clone().float() for value in rows.pop(0)]
+                self._sums[names] = [_to_add(value.clone()) for value in rows.pop(0)]
                 self._counts[names] = 1
             self._counts[names] += len(rows)
             for row in rows:
