@@ -773,6 +773,11 @@ def test_another_loss_or_other_optimisers_need_another_update():
         with pytest.raises(SettingError, match=rf"{name}='\w+' is another one .* another Update"):
             setattr(update, name, other)
     assert update.loss_module is loss
+    (group,) = update.groups
+    for name, other in (("optimizer", SGD(loss.parameters())), ("period", 2)):
+        with pytest.raises(SettingError, match=rf"{name}=\S+ is another one .* another Update"):
+            setattr(group, name, other)
+    assert isinstance(update.optimizers["optimizer"], Adam)
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,27 @@ class Group:
     """gradient steps between two steps of this optimiser."""
     steps: int = 0
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "steps" and name in vars(self):
+            raise another(name, value)
+        super().__setattr__(name, value)
+
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All that the optimiser has now, those included that are frozen at the moment."""
         return [one for group in self.optimizer.param_groups for one in group["params"]]
 
 
+def another(field: str, value: Any) -> SettingError:
+    """The refusal of a part that takes the place of one of an update."""
+    given = value if isinstance(value, int) else type(value).__name__
+    why = "is another one than this update's programs, checks and checkpoints are about"
+    return SettingError(field, given, why, "make another Update with it")
+
+
 def groups_of(
     optimizer: Optimizer | Mapping[str, Optimizer], every: Mapping[str, int]
-) -> list[Group]:
+) -> tuple[Group, ...]:
     """Optimisers with their losses and periods."""
     named = {"": optimizer} if isinstance(optimizer, Optimizer) else optimizer
     if not isinstance(named, Mapping):
@@ -64,7 +76,7 @@ def groups_of(
             raise SettingError("every", dict(every), why, "give them the same period")
         name = "_".join(name.removeprefix("loss_") for name in names)
         groups.append(Group(name, one, names, periods.pop()))
-    return groups
+    return tuple(groups)
 
 
 def losses_among(names: Iterable[Any]) -> list[str]:

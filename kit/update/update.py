@@ -29,6 +29,7 @@ from kit.steps import SettingError
 from kit.steps.errors import one_of, whole_number
 from kit.steps.every import Every
 from kit.update.groups import (
+    another,
     as_losses,
     check_names,
     check_reached,
@@ -178,8 +179,7 @@ class Update(OptimizationStepper):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("loss_module", "groups") and name in vars(self):
-            why = "is another one than this update's programs, checks and checkpoints are about"
-            raise SettingError(name, type(value).__name__, why, "make another Update with it")
+            raise another(name, value)
         if name in _RECORDED and getattr(self, name, None) != value:
             for traced in vars(self).get("_traced", {}).values():
                 traced.clear()
