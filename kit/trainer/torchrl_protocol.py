@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.trainers import EarlyStopping, TargetNetUpdaterHook
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchrl.trainers import EarlyStopping, LRSchedulerHook, TargetNetUpdaterHook
 
 from kit.buffers import Minibatches
 from kit.hooks.base import snake_case
@@ -109,8 +110,12 @@ class TorchRLProtocol:
 
         Raises:
             SettingError: if the stage does not exist or never runs, or if the function cannot be
-                called as it does.
+                called as it does, or steps a scheduler that needs a metric.
         """
+        if isinstance(op, LRSchedulerHook) and isinstance(op.scheduler, ReduceLROnPlateau):
+            why = "is stepped with a metric, and LRSchedulerHook has none"
+            works = "a hook of your own that calls scheduler.step(row[...]) at stage 'log_row'"
+            raise SettingError("scheduler", type(op.scheduler).__name__, why, works)
         own = isinstance(op, EarlyStopping)
         self.stages.register(dest, _once_logged(op, self) if own else op, **kwargs)
 
