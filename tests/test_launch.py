@@ -155,6 +155,15 @@ def test_a_sweep_with_a_point_that_makes_no_sense_begins_none(swept, error, caps
     assert [*Path().iterdir()] == []
 
 
+@pytest.mark.parametrize("swept", ["seed=0,1 resume=latest", "resume=latest,other"])
+def test_a_sweep_resumes_no_run(swept, capsys):
+    with pytest.raises(SystemExit):
+        ppo(*SHORT, "--multirun", *swept.split())
+    error = f"resume='{swept.split('=')[-1]}' goes on with one run, and a sweep makes several; "
+    assert capsys.readouterr().err.startswith(f"\nerror: {error}resume each by itself")
+    assert [*Path().iterdir()] == []
+
+
 def test_the_runs_of_a_sweep_do_not_share_one_run_of_wandb(capsys, monkeypatch):
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")
     with pytest.raises(SystemExit):

@@ -170,6 +170,10 @@ def _base(
     """The settings before overrides: defaults, a preset, a resumed run's, a chosen vocabulary."""
     chosen = _chosen(arguments)
     if chosen.get("resume") not in (None, ""):
+        given = [one for one in arguments if "=" in one and not one.startswith("-")]
+        if _sweeps(arguments) and any(_parsed(one).is_sweep_override() for one in given):
+            why = "goes on with one run, and a sweep makes several"
+            raise SettingError("resume", chosen["resume"], why, "resume each by itself")
         runs = chosen.get("runs") or "runs"
         with checks.usable_folder(runs):
             folder = find_run(str(chosen["resume"]), Path(str(runs)), recipe.name)
@@ -254,6 +258,10 @@ def _update(
             values[name] = change
 
 
+def _sweeps(arguments: Sequence[str]) -> bool:
+    return "--multirun" in arguments or "-m" in arguments
+
+
 def _split(argument: str) -> tuple[str, str]:
     key, _, value = argument.partition("=")
     return key.lstrip("+~"), value
@@ -266,7 +274,7 @@ def _check_names(
     defaults = flat(base)
     known = list(defaults)
     groups = {name.rsplit(".", 1)[0] for name in known if "." in name}
-    sweeps = "--multirun" in arguments or "-m" in arguments
+    sweeps = _sweeps(arguments)
     for argument in arguments:
         if argument.startswith("-"):
             one_of("option", argument.split("=")[0], _OPTIONS)
@@ -311,7 +319,7 @@ def _without_commas(arguments: list[str]) -> list[str]:
 
     A list means the same.
     """
-    if "--multirun" in arguments or "-m" in arguments:
+    if _sweeps(arguments):
         return arguments
     written = str.maketrans({",": "+", "[": None, "]": None, " ": None})
     return [a.translate(written) if _split(a)[0] == "logger" else a for a in arguments]
@@ -450,7 +458,7 @@ def _compose(base: dict[str, Any], arguments: list[str], job: _Job) -> None:
     plain = _added(base, plain, _mappings(job.config_class))
     name = f"kit_{job.recipe.name}"
     sweep = None
-    if "--multirun" in arguments or "-m" in arguments:
+    if _sweeps(arguments):
         plain = [_with_start(base, plain, one, job.recipe) for one in plain]
         _check_sweep(base, plain, job.config_class)
         sweep = new_sweep(Path(_runs_of_all(base, plain)), job.recipe.name)
