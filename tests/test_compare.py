@@ -298,6 +298,31 @@ def test_what_cannot_be_compared_is_one_line(words, message, place, monkeypatch,
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("text", ["", "nan", "inf", "1.5"])
+@pytest.mark.parametrize("column", ["policy_steps", "gradient_steps"])
+def test_rows_whose_place_in_the_run_was_spoiled_are_one_line(column, text, place, capsys):
+    run = runs_of(place)[0]
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    rows[-1][column] = text
+    with (run / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    (run / "times.csv").unlink()  # it says policy steps as well
+    assert kit(["compare", str(run)]) == 2
+    error = f"has a metrics.csv in whose row {len(rows)} {column} is no whole number; "
+    assert error in capsys.readouterr().err
+
+
+def test_rows_before_a_quote_that_nothing_closes_are_read(place):
+    run = runs_of(place)[0]
+    lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    rest = ["9" * 200_000, *lines[3:]]
+    (run / "metrics.csv").write_text("".join([*lines[:3], '"', *rest]))
+    assert [row["policy_steps"] for row in read_rows(run)] == [16, 32]
+
+
 def test_runs_without_a_row_are_refused(place):
     run = runs_of(place)[0]
     (run / "metrics.csv").unlink()

@@ -138,6 +138,11 @@ def _read(folder: Path) -> _Run:
         rows = read_rows(folder)
     except SettingError:  # it has none yet
         rows = []
+    for number, row in enumerate(rows, start=1):
+        for name in ("policy_steps", "gradient_steps"):
+            if not isinstance(row.get(name), int):
+                why = f"has a metrics.csv in whose row {number} {name} is no whole number"
+                raise SettingError("run", str(folder), why, "remove that row")
     return _Run(folder, seed, training_settings(config), rows)
 
 

@@ -120,7 +120,9 @@ class CsvFile:
         except OSError as error:
             what = f"{self.path} cannot be read: {error.strerror}"
             raise NotSaved(f"{what}; it is left as it is") from error
-        lines = list(csv.reader(io.StringIO(text.replace("\0", ""), newline="")))
+        lines: list[list[str]] = []
+        with contextlib.suppress(csv.Error):  # of a quote that nothing closes, far behind it
+            lines.extend(csv.reader(io.StringIO(text.replace("\0", ""), newline="")))
         header = self.columns
         if lines and lines[0][: len(header)] == header:
             header = lines.pop(0)
