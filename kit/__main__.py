@@ -10,15 +10,16 @@ from collections.abc import Sequence
 
 from kit.cli.terminal import terminal
 
-COMMANDS = {
-    "steps": "explain, translate and compare hyper-parameters of several libraries",
-    "compare": "compare saved runs over their seeds, as a table and as a picture",
-    "evaluate": "play the policy of a saved run, and record it to video",
-    "record": "record the policy of a saved run to a data set",
-    "export": "write the policy of a saved run to a file for PyTorch or ONNX, without the kit",
+MODULES = {
+    "kit.cli.steps": "explain, translate and compare hyper-parameters of several libraries",
+    "kit.cli.compare": "compare saved runs over their seeds, as a table and as a picture",
+    "kit.evaluate": "play the policy of a saved run, and record it to video",
+    "kit.cli.record": "record the policy of a saved run to a data set",
+    "kit.cli.export": "write the policy of a saved run to a file for PyTorch or ONNX alone",
 }
-"""What each command does. Its module is imported when it runs: ``kit steps`` and ``kit compare``
-need no PyTorch."""
+"""What each command does, by its module: it has the name of the command, which imports it when it
+runs, so that ``kit steps`` and ``kit compare`` need no PyTorch."""
+COMMANDS = {module.rpartition(".")[2]: module for module in MODULES}
 
 
 @terminal()
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="kit",
         description="A modular component kit on TorchRL and tensordict.",
         epilog="\n".join(
-            ["commands:", *(f"  {name:<9} {text}" for name, text in COMMANDS.items())]
+            ["commands:", *(f"  {name:<9} {MODULES[module]}" for name, module in COMMANDS.items())]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -44,8 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if arguments is None:  # this process is the command's own
         gc.disable()  # imports make 400,000 objects and no garbage, for which Python would look
-    package = "kit" if given.command == "evaluate" else "kit.cli"
-    module = importlib.import_module(f"{package}.{given.command}")
+    module = importlib.import_module(COMMANDS[given.command])
     if arguments is None:
         gc.freeze()
         gc.enable()
