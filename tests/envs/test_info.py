@@ -211,6 +211,31 @@ class NoReward(Steps):
         return seen, None, *rest
 
 
+class TextReward(Steps):
+    text = "1.5"
+
+    def step(self, action):
+        seen, _, *rest = super().step(action)
+        return seen, self.text, *rest
+
+
+@pytest.mark.parametrize("text", ["1.5", "many", b"1.5"])
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_reward_that_is_a_text_is_refused_at_the_end_of_an_episode_at_last(vectorization, text):
+    kind = type("TextReward", (TextReward,), {"text": text})
+    env = make_env(kind, 1, vectorization=vectorization, max_episode_steps=2, restart_on_error=5)
+    env.start()
+
+    def play() -> None:
+        for _ in range(2):
+            env.step_arrays({"action": np.zeros(1, np.int64)}, env.new_step())
+
+    with pytest.raises(SettingError, match=rf"env.reward={text!r} is a text; return one number"):
+        play()
+    env.close()
+    assert env.backend.faults == 0
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(
     ("kind", "message"),

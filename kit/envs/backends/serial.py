@@ -145,6 +145,8 @@ class SerialBackend(EnvBackend):
                 if self._repeats:
                     result.env_steps[number] = info["env_steps"]
                 if terminated or truncated:
+                    if isinstance(value, (str, bytes)):  # of which float() makes a number
+                        raise TypeError("a reward is no text")
                     result.terminated[number] = self._flag(number, "terminated", terminated)
                     result.truncated[number] = self._flag(number, "truncated", truncated)
                     ended.append(number)
@@ -245,7 +247,7 @@ def _two(returned: Any) -> tuple[Any, Any]:
 
 
 def _check_api(error: BaseException, reward: Any) -> None:
-    """Refuse steps of an old Gym environment, and rewards that are no numbers: arrays, ``None``.
+    """Refuse steps of an old Gym environment, and rewards that are no numbers: arrays, texts.
 
     Another try fails, too.
 
@@ -262,6 +264,8 @@ def _check_api(error: BaseException, reward: Any) -> None:
         raise SettingError("env.step()", returned, why, works) from error
     if reward is None:
         raise SettingError("env.reward", reward, "is no number", "return one in each step")
+    if isinstance(reward, (str, bytes)):
+        raise SettingError("env.reward", reward, "is a text", "return one number, as float(reward)")
     if np.ndim(reward):
         why = f"is an array of shape {np.shape(reward)}"
         raise SettingError("env.reward", reward, why, "return one number, as float(reward[0])")
