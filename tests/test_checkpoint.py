@@ -553,6 +553,78 @@ def test_state_of_which_a_run_knows_a_method_alone_is_said_to_be_lost(tmp_path):
     assert hook == of_loss == said(method, None) == []
 
 
+def test_state_that_a_function_of_a_stage_encloses_is_said_to_be_lost(tmp_path):
+    def said(kind, folder, by_hook=False):
+        trainer = ppo_trainer(folder=folder)
+        part = kind(trainer)
+        if by_hook:
+            trainer.add(LRSchedulerHook(part))
+        trainer.register_op("post_optim", lambda: part.state_dict() and None)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            trainer.run()
+        return [text for one in told if "in no checkpoint" in (text := str(one.message))]
+
+    def scheduler(trainer):
+        return torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
+
+    for number, kind in enumerate((scheduler, lambda trainer: AveragedModel(nn.Linear(2, 2)))):
+        (text,) = said(kind, tmp_path / str(number))
+        assert "<lambda> has, is in no checkpoint: a" in text
+    assert said(lambda trainer: trainer.optimizer, tmp_path / "2") == []
+    assert said(lambda trainer: trainer.loss_module, tmp_path / "3") == []
+    assert said(scheduler, tmp_path / "4", by_hook=True) == []
+
+
+class Counting(torch.optim.Adam):
+    """Counts its steps in an attribute."""
+
+    count = 0.0
+
+    def step(self, closure=None):
+        self.count += 1.0
+        return super().step(closure)
+
+
+class Wrapping(torch.optim.SGD):
+    """Steps by another one, whose state is not its own."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.base = torch.optim.Adam(self.param_groups)
+
+    def step(self, closure=None):
+        return self.base.step(closure)
+
+
+class Saved(Counting):
+    """Saves what it counts."""
+
+    def state_dict(self):
+        return {**super().state_dict(), "count": self.count}
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [(Counting, ["count"]), (Wrapping, ["base"]), (Saved, []), (torch.optim.Adam, [])],
+)
+def test_what_an_optimiser_keeps_beside_its_state_is_said_to_be_lost(kind, lost, tmp_path):
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    loss = parts["update"].loss_module
+    optimizer = kind(loss.parameters(), lr=1e-3)
+    parts["update"] = Update(loss, optimizer)
+    trainer = Trainer(plan, **parts, folder=tmp_path, checkpoint_every=16)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.run()
+    said = [text for one in told if "in no checkpoint" in (text := str(one.message))]
+    assert said == [
+        f"{kind.__name__}.{name}, which is not in its state_dict(), is in no checkpoint: "
+        "a resumed run begins it anew" for name in lost
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("stage", ["batch_process", "pre_epoch", "post_optim", "post_epoch"])
 def test_a_hook_that_saves_within_an_iteration_is_told_how_to(stage, tmp_path):
     trainer = ppo_trainer(folder=tmp_path, checkpoint_every=16)

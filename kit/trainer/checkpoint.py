@@ -17,6 +17,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 from torchrl import checkpoint as torchrl_checkpoint
 from torchrl.objectives import LossModule
 
@@ -404,6 +407,33 @@ def has_state_beside(owner: Any, loss_module: Any) -> bool:
     of_loss = loss_module.state_dict().values() if isinstance(loss_module, nn.Module) else ()
     trained = set(map(_memory, of_loss))
     return any(_memory(value) not in trained for value in owner.state_dict().values())
+
+
+def stateful_in(function: Any) -> Iterator[tuple[Any, str]]:
+    """Objects that a function may change and that have a state, and what they are to it."""
+    if (owner := getattr(function, "__self__", None)) is not None:
+        yield owner, f"whose {function.__name__} is registered"
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            # Of other objects, as networks, it is not known whether they change.
+            if isinstance(cell.cell_contents, (LRScheduler, Optimizer, AveragedModel)):
+                yield cell.cell_contents, "which {} has"
+
+
+def beside_state(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimiser has in attributes: numbers, and whether another one in it has a state.
+
+    Nothing, where it gives a state of its own: that may have them.
+    """
+    if getattr(type(optimizer), "state_dict", None) is not Optimizer.state_dict:
+        return {}
+    own, named = vars(optimizer), {}
+    for name, value in own.items():
+        if type(value) in (int, float) and name != "_step_count":  # a scheduler's
+            named[name] = value
+        elif isinstance(value, Optimizer) and value.state is not optimizer.state:
+            named[name] = len(value.state) > 0
+    return named
 
 
 def _memory(value: Any) -> Any:

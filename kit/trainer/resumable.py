@@ -19,8 +19,10 @@ from kit.trainer.checkpoint import (
     NORMALIZATION,
     Checkpoints,
     PolicyState,
+    beside_state,
     has_state_beside,
     normalization_of,
+    stateful_in,
     stateful_parts,
 )
 from kit.trainer.process import OwnNumbers
@@ -47,6 +49,8 @@ class ResumableTrainer(TorchRLProtocol):
     _checkpoints: Checkpoints | None = None
     _saved_at = 0
     """iterations."""
+    _beside: Sequence[tuple[Optimizer, dict[str, Any]]] = ()
+    """Optimisers, and what they had beside their states when the trainer was made."""
     _left_out: Sequence[str] = ()
     """Parts of the checkpoint from which the run was resumed, of hooks that it did not have."""
 
@@ -93,6 +97,7 @@ class ResumableTrainer(TorchRLProtocol):
             folder, last = self.folder / "checkpoints", self.last_checkpoint
             self._checkpoints = Checkpoints(folder, self._parts(), last=last)
             self._say_what_hooks_lose()
+        self._say_what_optimizers_lose()
         metadata = {"counters": self.ledger.counters()}
         self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
         self._saved_at, self._left_out = self.ledger.iterations, ()
@@ -138,14 +143,26 @@ class ResumableTrainer(TorchRLProtocol):
                 )
                 then = "a resumed run begins it anew and is not bit-exact"
                 warnings.warn(f"{what}: {then}", stacklevel=4)
-        kept = [*self._parts().values(), *self.registered_modules.values()]
+        hooks = [*self.registered_modules.values()]
+        of_hooks = itertools.chain(*(vars(hook).values() for hook in hooks))
+        kept = [*self._parts().values(), *hooks, *of_hooks, *saved]
         for operation in itertools.chain(*self.stages.values()):
-            owner = getattr(operation.function, "__self__", None)
-            known = owner is None or any(owner is one for one in kept) or is_of_the_kit(owner)
-            if not known and has_state_beside(owner, self.loss_module):
-                what = f"the state of {type(owner).__name__}, whose {operation.function.__name__}"
-                then = "is registered, is in no checkpoint: a resumed run begins it anew"
-                warnings.warn(f"{what} {then}; give it to a hook object", stacklevel=4)
+            for owner, how in stateful_in(operation.function):
+                known = any(owner is one for one in kept) or is_of_the_kit(owner)
+                if not known and has_state_beside(owner, self.loss_module):
+                    what = f"the state of {type(owner).__name__}, {how.format(operation.name)}"
+                    then = "is in no checkpoint: a resumed run begins it anew"
+                    warnings.warn(f"{what}, {then}; give it to a hook object", stacklevel=4)
+
+    def _say_what_optimizers_lose(self) -> None:
+        """Say once what an optimiser has changed beside the state that it gives."""
+        for optimizer, before in self._beside:
+            for name, value in beside_state(optimizer).items():
+                if value != before.get(name):
+                    what = f"{type(optimizer).__name__}.{name}, which is not in its state_dict()"
+                    then = "is in no checkpoint: a resumed run begins it anew"
+                    warnings.warn(f"{what}, {then}", stacklevel=4)
+                    self._beside = ()
 
     def _parts(self) -> dict[str, Any]:
         """Everything with a state that a resumed run needs, by name."""

@@ -25,7 +25,7 @@ from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks
 from kit.trainer.batches import counted
-from kit.trainer.checkpoint import make_parts_when_loaded
+from kit.trainer.checkpoint import beside_state, make_parts_when_loaded
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.stages import is_of_the_kit
@@ -143,6 +143,8 @@ class Trainer(ResumableTrainer):
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
             checks.refuse(checks.in_saved_policies(collector))
+        stepping = [*getattr(update, "optimizers", {}).values(), self.optimizer]
+        self._beside = [(one, beside_state(one)) for one in dict.fromkeys(stepping)]
         self.numbers = OwnNumbers()
         make_parts_when_loaded(self.loss_module)
         if resume_from is not None:
