@@ -8,6 +8,7 @@ _HOMES = {
     "cartpole": ["CARTPOLE"],
     "collectors": [
         "PROMISES", "TORCHRL_PROMISES", "check_collector", "counter_env", "counter_policy",
+        "recurrent_policy",
     ],
     "observed": ["Expectation", "Observation", "check_observed", "figures_of"],
     "tensor_counter": ["COUNTING", "REPEATING"],

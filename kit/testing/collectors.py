@@ -30,7 +30,10 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
+from torchrl.data import Unbounded
+from torchrl.envs import TensorDictPrimer
 
 from kit.collectors.base import KitCollector
 from kit.envs import VectorEnv
@@ -49,6 +52,29 @@ def counter_env(case: CollectorCase, vectorization: Any = "sync", **kwargs: Any)
 def counter_policy(env: Any, seed: int = 0) -> Any:
     """A policy that samples, with the same weights for the same seed."""
     return COUNTING.policy(env, seed)
+
+
+class _Remembering(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
+    """Counts the policy steps of an episode in a memory, ``[..., 1]``, that begins with zeros."""
+
+    in_keys = ("memory",)
+    out_keys = ("remembered", ("next", "memory"))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Count a step."""
+        tensordict["remembered"] = tensordict["next", "memory"] = tensordict["memory"] + 1.0
+        return tensordict
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """What gives the memory at the beginning of an episode."""
+        return TensorDictPrimer({"memory": Unbounded((1,))}, expand_specs=True)
+
+
+def recurrent_policy(env: Any, seed: int = 0) -> Any:
+    """The same policy with a memory: ``continuity`` asks that no episode remembers another."""
+    actor = COUNTING.policy(env, seed)
+    COUNTING.policies.append(ProbabilisticTensorDictSequential(_Remembering(), *actor))
+    return COUNTING.policies[-1]
 
 
 def check_collector(

@@ -81,7 +81,10 @@ def _acted(step: TensorDictBase) -> str:
 
 
 def continuity(trial: Trial, run: Run) -> None:
-    """Within an episode steps follow one another, to the limit at most; then another begins."""
+    """Within an episode steps follow one another, to the limit at most; then another begins.
+
+    A policy with a memory remembers the episode, and nothing of others.
+    """
     for steps in sequences(run, trial.case.num_envs):
         done = steps["next", "done"].squeeze(-1)
         seen, following = steps["observation"], steps["next", "observation"]
@@ -95,6 +98,11 @@ def continuity(trial: Trial, run: Run) -> None:
         if "is_init" in steps.keys():
             first = steps["is_init"].squeeze(-1)
             trial.demand(torch.equal(first, age == 1), f"is_init is {first} in steps {age}")
+        if "remembered" in steps.keys():  # of a recurrent policy
+            kept = steps["remembered"].squeeze(-1)
+            trial.demand(
+                torch.equal(kept, age.float()), f"the policy remembers {kept} in steps {age}"
+            )
 
 
 def trajectories(trial: Trial, run: Run) -> None:

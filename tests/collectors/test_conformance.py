@@ -12,7 +12,9 @@ from kit.testing import (
     BrokenPromise,
     CollectorCase,
     check_collector,
+    recurrent_policy,
 )
+from tests.collectors import kinds
 from tests.collectors.kinds import (
     CARTPOLE_KINDS,
     ENVPOOL_KINDS,
@@ -34,6 +36,12 @@ ONE_CASE = (CollectorCase(batches=3),)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in IN_PROCESSES])
 def test_a_kind_in_this_process_keeps_every_promise(kind):
     assert check_collector(KINDS[kind]) == list(PROMISES)
+
+
+@pytest.mark.parametrize("kind", ["vector, sync", "vector, torch", "tensor", "episode"])
+def test_a_kind_keeps_every_promise_to_a_policy_with_a_memory(kind, monkeypatch):
+    monkeypatch.setattr(kinds, "counter_policy", recurrent_policy)
+    assert check_collector(KINDS[kind], cases=ONE_CASE) == list(PROMISES)
 
 
 @pytest.mark.parametrize("kind", list(CARTPOLE_KINDS))

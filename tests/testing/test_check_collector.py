@@ -27,6 +27,7 @@ from kit.testing import (
     check_collector,
     counter_env,
     counter_policy,
+    recurrent_policy,
 )
 from tests.collectors.kinds import amounts
 
@@ -589,6 +590,28 @@ def test_random_steps_are_random_and_counted(kind, promise, steps):
         return
     with pytest.raises(BrokenPromise, match=rf"^{promise}: "):
         check_collector(make, cases=[case], promises=["counts", "random_actions"])
+
+
+class RemembersOtherEpisodes(VectorCollector):
+    """Begins episodes with the memory that the one before has left."""
+
+    def collect(self):
+        batch = super().collect()
+        steps = torch.arange(1.0, batch.shape[1] + 1).expand(len(batch), -1)
+        return batch.set("remembered", steps.unsqueeze(-1) + self.policy_steps // self.num_envs)
+
+
+@pytest.mark.parametrize("kind", [VectorCollector, RemembersOtherEpisodes])
+def test_a_memory_that_goes_on_in_another_episode_is_found(kind):
+    def make(case):
+        env = counter_env(case)
+        return kind(env, recurrent_policy(env), **amounts(case))
+
+    if kind is VectorCollector:
+        assert check_collector(make, cases=CASES) == list(PROMISES)
+    else:
+        with pytest.raises(BrokenPromise, match=r"^continuity: the policy remembers"):
+            check_collector(make, cases=CASES)
 
 
 def test_a_thread_that_is_left_is_found():
