@@ -598,7 +598,7 @@ MUTATIONS = [
     ),
     *_of(
         "kit/cli/run_folder.py", "tests/test_run_folder.py",
-        ("_differing(state_dict, _of_training(self.config))", "''"),
+        ("self._differing(state_dict)", "''"),
         ("        if given is None or (start and _is_start(given, start)):", "        if True:"),
     ),
     *_of(

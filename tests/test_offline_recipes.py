@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -27,6 +28,7 @@ import recipes.sac
 from kit.__main__ import main
 from kit.buffers import PrioritizedSampler, as_minibatches, make_replay_buffer
 from kit.buffers.dataset_writer import DatasetWriter
+from kit.cli.launch import main as command
 from kit.cli.record import SometimesRandom, _played, record
 from kit.collectors import VectorCollector
 from kit.config import checks
@@ -282,6 +284,30 @@ def test_bad_data_sets_and_counts_are_refused(stored, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(SettingError, match=r"dataset='' names no folder.*kit record"):
         built("bc")
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_run_continues_with_its_data_set_where_that_has_moved(tmp_path):
+    first = built("bc", runs=str(tmp_path), dataset=["before"])
+    first.run()
+    settings = {"runs": str(tmp_path), "resume": str(first.folder)}
+    assert built("bc", dataset=["after"], **settings).ledger.gradient_steps == 60
+    with pytest.raises(SettingError, match=r"was made with other settings \(learning_rate"):
+        built("bc", dataset=["after"], learning_rate=0.5, **settings)
+    shutil.rmtree(first.folder / "checkpoints")  # it would begin again, with anything
+    with pytest.raises(SettingError, match=r"was made with other settings \(dataset"):
+        built("bc", dataset=["after"], **settings)
+
+
+def test_a_sweep_over_a_data_set_that_is_not_there_begins_no_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    recipe = importlib.import_module("recipes.bc")
+    with pytest.raises(SystemExit):
+        command(recipe.Config, recipe.build, ["--multirun", "dataset=[nowhere]", "seed=0,1"])
+    error = capsys.readouterr().err
+    assert error.startswith("\nerror: dataset='nowhere' is no folder of a data set; give a folder")
+    assert "in run 0 of the sweep, seed=0; none was begun" in error
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_run_does_not_continue_with_another_data_set(stored, monkeypatch, tmp_path):

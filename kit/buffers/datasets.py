@@ -159,7 +159,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def _read(folder: Path) -> TensorDict:
-    _check_metadata(folder)
+    check_metadata(folder)
     episodes: list[TensorDict] = []
     for episode in _opened(folder):
         arrays = (episode.observations, episode.actions)
@@ -262,7 +262,7 @@ def as_of_environment(rows: TensorDictBase, env: VectorEnv) -> TensorDictBase:
     return rows
 
 
-def _check_metadata(folder: Path) -> None:
+def check_metadata(folder: Path) -> None:
     """Refuse a data set whose spaces Minari would take from an environment that it names and makes.
 
     That could be a module from elsewhere, which a data set must not import.

@@ -407,13 +407,15 @@ def _check_sweep(
         for one, several in zip(parsed, swept)
     ]
     keys = [one.get_key_element() for one in parsed]
+    launchers = {_split(argument)[1] for argument in given if "hydra/launcher" in argument}
+    here = launchers <= {"basic", "joblib"}
     read = functools.cache(_parsed)  # each value once, not once for each run
     for number, point in enumerate(itertools.product(*texts)):
         overrides = [f"{key}={text}" for key, text in zip(keys, point)]
         values = _values(base, [read(override) for override in overrides])
         if values is not None:
             told = [override for override, several in zip(overrides, swept) if several]
-            check_settings(config_class, values, number, told)
+            check_settings(config_class, values, number, told, here=here)
 
 
 def _values(base: Mapping[str, Any], overrides: Sequence[Any]) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
@@ -15,14 +15,14 @@ import yaml
 from kit.cli.lock import RunLock
 from kit.cli.recipe import Recipe
 from kit.cli.saved_runs import FREE_TO_DIFFER, find_run, read_config
-from kit.config import RunConfig
+from kit.config import OfflineConfig, RunConfig
 from kit.config.plain import to_plain
 from kit.dialects.base import Dialect
 from kit.dialects.files import flat
 from kit.hooks import Hook
 from kit.logging.files import NotSaved, not_written, write_whole
 from kit.steps import SettingError, StepPlan
-from kit.trainer.checkpoint import Checkpoints
+from kit.trainer.checkpoint import Checkpoints, saved_in
 
 SWEEP_JOB: ContextVar[tuple[int, str] | None] = ContextVar("SWEEP_JOB", default=None)
 """Number of the run in a sweep, whose runs may begin at the same time in several processes, and its
@@ -53,6 +53,7 @@ class RunFolder(Hook):
     def __init__(self, recipe: Recipe, cfg: RunConfig) -> None:
         assert cfg.runs is not None
         self.config: dict[str, Any] = {"recipe": recipe.source, **to_plain(cfg)}
+        self._free = FREE_TO_DIFFER
         self.checkpoint: Path | None = None
         self.is_new = cfg.resume is None
         if cfg.resume is None:
@@ -65,6 +66,8 @@ class RunFolder(Hook):
         self.folder = find_run(cfg.resume, Path(cfg.runs), recipe.name)
         _refuse_links(self.folder)
         check_same_recipe(self.folder, recipe)
+        if isinstance(cfg, OfflineConfig) and saved_in(self.folder / "checkpoints"):
+            self._free = {*FREE_TO_DIFFER, "dataset"}  # checkpoints know what is in it
         self._check_same_settings(getattr(cfg, "steps", None))
 
     @contextlib.contextmanager
@@ -105,17 +108,16 @@ class RunFolder(Hook):
         given, start = self.config["start_from"], saved.get("start_from")
         if given is None or (start and _is_start(given, start)):
             self.config["start_from"] = start
-        there, here = _of_training(saved), _of_training(self.config)
-        if isinstance(steps, (Dialect, StepPlan)):  # which say it themselves
-            here["env.num_envs"] = there.get("env.num_envs")
-        if differing := _differing(there, here):
+        if isinstance(steps, (Dialect, StepPlan)):  # the plan will say it
+            self.config["env"]["num_envs"] = flat(saved).get("env.num_envs")
+        if differing := self._differing(saved):
             why = f"was made with other settings ({differing})"
             works = "leave these settings out, or start a new run without resume"
             raise SettingError("resume", str(self.folder), why, works)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings of the training, by dotted name."""
-        return _of_training(self.config)
+        return _of_training(self.config, FREE_TO_DIFFER)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that the settings are those of the run that wrote the checkpoint.
@@ -123,10 +125,13 @@ class RunFolder(Hook):
         Raises:
             SettingError: if ``config.yaml`` was changed since.
         """
-        if differing := _differing(state_dict, _of_training(self.config)):
+        if differing := self._differing(state_dict):
             why = f"has a config.yaml that is not that of its checkpoint ({differing})"
             works = "put it back, or begin a new run with start_from"
             raise SettingError("resume", str(self.folder), why, works)
+
+    def _differing(self, saved: Mapping[str, Any]) -> str:
+        return _differing(*(_of_training(one, self._free) for one in (saved, self.config)))
 
     def begin(self) -> None:
         """Write ``config.yaml`` and ``plan.txt``."""
@@ -161,10 +166,10 @@ class RunFolder(Hook):
             self.lock.release()
 
 
-def _of_training(config: Mapping[str, Any]) -> dict[str, Any]:
+def _of_training(config: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
     """The settings that may not differ when a run is resumed, by dotted name."""
     settings = flat(config)
-    return {k: v for k, v in settings.items() if not {k, k.split(".")[0]} & FREE_TO_DIFFER}
+    return {k: v for k, v in settings.items() if not {k, k.split(".")[0]} & {*free}}
 
 
 def _differing(saved: Mapping[str, Any], given: Mapping[str, Any]) -> str:

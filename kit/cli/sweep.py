@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit.buffers.datasets import check_metadata
 from kit.cli.saved_runs import SWEEP_TABLE
-from kit.config import RunConfig, checks
+from kit.config import OfflineConfig, RunConfig, checks
 from kit.config.plain import from_plain
 from kit.config.plan import make_plan
 from kit.dialects.base import Dialect
@@ -41,11 +42,14 @@ def check_settings(
     values: Mapping[str, Any],
     number: int,
     overrides: Sequence[str],
+    *,
+    here: bool = False,
 ) -> None:
     """Check the settings of a run of a sweep, without making anything.
 
-    Not what depends on the machine, as the run may be on another one. The plan is made where it is
-    told in the kit's own words: what others say depends on the algorithm, which ``build`` knows.
+    Of what depends on the machine, only whether data sets are there, if the run is ``here``. The
+    plan is made where it is told in the kit's own words: what others say depends on the algorithm,
+    which ``build`` knows.
 
     Raises:
         SettingError: naming the run.
@@ -53,6 +57,9 @@ def check_settings(
     try:
         cfg: Any = from_plain(config_class, values)
         checks.rows_of_normalization(cfg)
+        if here and isinstance(cfg, OfflineConfig):
+            for folder in cfg.dataset:
+                check_metadata(Path(folder))
         if hasattr(cfg, "steps") and not isinstance(cfg.steps, Dialect):
             make_plan(cfg, "")
     except SettingError as error:
