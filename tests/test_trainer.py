@@ -483,6 +483,21 @@ def test_a_collector_that_gives_other_batches_than_planned_is_refused():
         Trainer(plan, **parts).run()
 
 
+def test_a_collector_that_leaves_out_random_steps_is_refused_at_the_first_row():
+    class NeverAtRandom(VectorCollector):
+        random_policy_steps = property(lambda self: 0, lambda self, steps: None)
+
+    plan = off_policy_plan(random_steps=6)
+    parts, rows = sac_parts(plan), Rows()
+    env, policy = parts["collector"].env, parts["collector"].policy
+    amounts = {"steps_per_env": plan.steps_per_env, "init_random_frames": 6}
+    parts["collector"] = NeverAtRandom(env, policy, **amounts)
+    trainer = Trainer(plan, **parts, logger=rows, log_every=4)
+    with pytest.raises(SettingError, match=r"took 0 .* at random, and the plan has 4 of the first"):
+        trainer.run()
+    assert rows.rows == []
+
+
 def test_a_policy_that_the_update_does_not_train_is_refused_unless_it_says_that_it_is_frozen():
     plan = on_policy_plan()
     parts, another = ppo_parts(plan), ppo_parts(plan)

@@ -281,6 +281,17 @@ def in_counts(collector: Any, ledger: StepLedger) -> Iterator[Refusal]:
         yield "collector", type(collector).__name__, why, "make another one"
 
 
+def in_random_steps(plan: StepPlan, ledger: StepLedger, collector: Any) -> Iterator[Refusal]:
+    """Other steps with random actions than planned until now, which the end would show."""
+    if not plan.is_exact or plan.collects_episodes or collector is None:
+        return
+    steps, found = ledger.policy_steps, ledger.random_policy_steps
+    if found != (planned := plan.random_steps_until(steps)):
+        why = f"took {found:,} policy steps at random, and the plan has {planned:,} of the first"
+        works = "let it act at random until init_random_frames, and count random_policy_steps"
+        yield "collector", type(collector).__name__, f"{why} {steps:,}", works
+
+
 def in_ended(released: bool, ledger: StepLedger, checkpoint: Any) -> Iterator[Refusal]:
     """A run that would go on after its environments were closed."""
     if released:

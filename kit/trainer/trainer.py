@@ -281,6 +281,7 @@ class Trainer(ResumableTrainer):
 
     def write_row(self) -> None:
         """Write a row of counters and metrics."""
+        checks.refuse(checks.in_random_steps(self.plan, self.ledger, self.collector))
         self.batches.count_environment(self.ledger)
         self.journal.note(self.batches.metrics())
         row = self.journal.write_row(self.ledger.counters(), self.batches.take_episodes())
