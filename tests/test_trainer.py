@@ -451,7 +451,11 @@ def test_a_run_that_breaks_its_plan_says_so():
         (ppo_trainer, "batch_process", "action", "'action', which ClipPPOLoss"),
         (ppo_trainer, "pre_epoch", "observation", "'observation', which ClipPPOLoss"),
         (sac_trainer, "batch_process", "next", r"\('next', .*\), which SACLoss"),
+        (ppo_trainer, "pre_epoch", "advantage", "'advantage', which ClipPPOLoss"),
+        (ppo_trainer, "process_optim_batch", "advantage", "'advantage', which ClipPPOLoss"),
+        (ppo_trainer, "process_optim_batch", "value_target", "'value_target', which ClipPPOLoss"),
         (sac_trainer, "pre_epoch", ("next", "reward"), r"\('next', 'reward'\), which SACLoss"),
+        (sac_trainer, "process_optim_batch", "action", "'action', which SACLoss"),
     ],
 )
 def test_hooks_that_leave_out_what_is_read_of_a_batch_are_refused(make, stage, left_out, reader):
@@ -464,6 +468,7 @@ def test_hooks_that_leave_out_what_is_read_of_a_batch_are_refused(make, stage, l
 def test_hooks_may_leave_out_what_nothing_reads_any_more_and_what_another_puts_in_again():
     on_policy, off_policy = ppo_trainer(), sac_trainer()
     on_policy.register_op("pre_epoch", lambda batch: batch.exclude("next"))
+    on_policy.register_op("process_optim_batch", lambda m: m.exclude("state_value"))
     on_policy.run()
     reward = ("next", "reward")
     off_policy.register_op("pre_epoch", lambda batch: batch.exclude(reward))

@@ -543,6 +543,20 @@ def in_processed(
     if trainer.plan.on_policy and (after := size_of(batch)) != before:
         why = f"has hooks that returned {after} transitions for the {before} of a batch"
         yield "stage", stage, why, "return as many: update epochs are planned for all of them"
+    yield from in_left_out(stage, keys, batch, trainer)
+
+
+def in_left_out(
+    stage: str, keys: Iterable[Any], batch: TensorDictBase, trainer: Any
+) -> Iterator[Refusal]:
+    """Entries that hooks have left out of a batch or minibatch, and that something reads.
+
+    Args:
+        stage: of the hooks.
+        keys: entries that they were given.
+        batch: that they returned.
+        trainer: its advantage, buffer, loss and stages.
+    """
     if lost := {*keys}.difference(batch.keys(True, True)):
         for part, read in _read_after(stage, trainer):
             if missing := [key for key in read if key in lost]:
@@ -554,12 +568,16 @@ def in_processed(
 def _read_after(stage: str, trainer: Any) -> Iterator[tuple[Any, list[Any]]]:
     """What reads a batch after hooks have changed it, with the keys that it says it reads."""
     loss, later = trainer.loss_module, _ADDING[_ADDING.index(stage) + 1 :]
-    yield trainer.buffer, _keys_of(trainer.buffer)
+    if later:  # minibatches are stored no more
+        yield trainer.buffer, _keys_of(trainer.buffer)
     if trainer.advantage is not None and stage == "batch_process":
         yield trainer.advantage, _keys_of(trainer.advantage)
     if not any(trainer.stages[one] for one in later):  # whose hooks may add it
-        estimated = _reads_advantage(loss) is not None  # before: estimators alone read what is next
-        yield loss, [key for key in _keys_of(loss) if not (estimated and key[0] == "next")]
+        read, estimated = _keys_of(loss), _reads_advantage(loss)
+        if estimated is not None:  # before: estimators alone read what is next
+            value_target = getattr(loss.tensor_keys, "value_target", None)
+            read = [estimated, value_target, *(key for key in read if key[0] != "next")]
+        yield loss, read
 
 
 def _keys_of(part: Any) -> list[Any]:

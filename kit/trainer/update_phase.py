@@ -161,7 +161,9 @@ class UpdatePhase:
         places = entry(drawn, "index") if prioritized else None
         if places is not None:
             places = places.clone()  # hooks may change it in place
+        keys = [*drawn.keys(True, True)]
         minibatch: TensorDictBase = stages.pipe("process_optim_batch", drawn)
+        checks.refuse(checks.in_left_out("process_optim_batch", keys, minibatch, self.trainer))
         if places is not None:
             checks.refuse(checks.in_places(places, entry(minibatch, "index")))
         return minibatch
