@@ -151,7 +151,7 @@ EFFECTS: dict[str, Effect] = {
     "gamma": Effect(0.5),
     "buffer_size": Effect(32),
     "reward_scale": Effect(0.5),
-    "standardize_reward": Effect(True),
+    "standardize_reward": Effect(True, weights, {"n_step": 1}),
     "n_step": Effect(3, weights, {"n_step": 1}),
     "store_next_observation": Effect(False, part("buffer.buffer.storage"), {"n_step": 1}),
     "stacked_frames": Effect(2, refused),

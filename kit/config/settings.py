@@ -152,7 +152,8 @@ class OffPolicyConfig(ReplayConfig):
     reward_scale: Positive = 1.0
     """Factor of the rewards that are learned from; returns are logged as they are."""
     standardize_reward: bool = False
-    """Whether rewards of a minibatch get mean 0 and deviation 1, before they are scaled."""
+    """Whether rewards of a minibatch get mean 0 and deviation 1, before they are scaled; with
+    n_step=1."""
     n_step: Count = 1
     """Rewards summed into one before bootstrapping (n-step returns)."""
     priority_exponent: NotNegative = 0.0

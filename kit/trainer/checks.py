@@ -467,6 +467,10 @@ def in_rewards(buffer: Any, stages: Stages) -> Iterator[Refusal]:
         if isinstance(hook, SignReward) and n_step > 1:
             why = f"takes the sign of sums of n_step={n_step} rewards, not of each reward"
             yield "hook", type(hook).__name__, why, "leave it out, or use n_step=1"
+        if isinstance(hook, ScaleReward) and hook.standardize and n_step > 1:
+            why = f"standardises sums of n_step={n_step} rewards, shorter ones where episodes end"
+            works = "use standardize_reward=false (reward_scale alone is fine), or n_step=1"
+            yield "hook", type(hook).__name__, why, works
 
 
 def _owner_of(operation: Any) -> Any:

@@ -91,6 +91,19 @@ def test_signs_of_sums_of_rewards_are_refused(n_step, refused):
         recipes.dqn.build(config).add(SignReward()).run()
 
 
+@pytest.mark.parametrize(("n_step", "refused"), [(3, True), (1, False)])
+def test_standardising_sums_of_rewards_is_refused(n_step, refused):
+    """Where an episode ends, fewer are summed: their mean is not that of the others."""
+    config = recipes.dqn.Config(
+        runs=None, progress=False, n_step=n_step, standardize_reward=True, reward_scale=0.5
+    )
+    if not refused:
+        assert recipes.dqn.build(config)
+        return
+    with pytest.raises(SettingError, match="hook='ScaleReward' standardises sums of n_step=3"):
+        recipes.dqn.build(config)
+
+
 @pytest.mark.parametrize("hook", [SignReward(), ScaleReward(0.1)], ids=lambda hook: hook.name)
 def test_rewards_of_records_are_not_those_of_minibatches_of_transitions(hook):
     config = recipes.dreamerv3.Config(runs=None, progress=False)
