@@ -358,6 +358,13 @@ def test_an_epsilon_that_would_rise_is_refused(name):
     built(name, epsilon_start=0.01, epsilon_decay=0.9, epsilon_end=0.0, **how).shutdown()
 
 
+@pytest.mark.parametrize("name", ["dqn", "rainbow"])
+def test_a_share_of_the_run_in_which_no_epsilon_falls_is_refused(name):
+    how = {"noisy": False} if name == "rainbow" else {}
+    with pytest.raises(SettingError, match=r"exploration_share=0.5 has no effect: epsilon"):
+        built(name, epsilon_start=0.5, epsilon_end=0.5, exploration_share=0.5, **how)
+
+
 def with_own_epsilon(**settings: Any) -> tuple[Trainer, EpsilonGreedy]:
     trainer = built("dqn", **settings)
     (noise,) = (m for m in trainer.collector.policy.modules() if isinstance(m, EpsilonGreedy))

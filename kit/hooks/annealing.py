@@ -388,7 +388,7 @@ def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExplor
 
     Raises:
         SettingError: if epsilon would rise, or the share of the linear fall is given beside
-            ``epsilon_decay``.
+            ``epsilon_decay`` or where epsilon does not fall.
     """
     if cfg.epsilon_end > cfg.epsilon_start:
         why = f"is above epsilon_start={cfg.epsilon_start}, and epsilon falls"
@@ -396,6 +396,8 @@ def anneal_epsilon(explore: nn.Module, cfg: Any, plan: StepPlan) -> AnnealExplor
     if cfg.epsilon_decay is None:
         falls = cfg.epsilon_start != cfg.epsilon_end  # else a schedule of one's own may set it
         schedule = "linear" if falls else "constant"
+        if not falls:
+            checks.unused(cfg, ("exploration_share",), "epsilon_start=epsilon_end, and none falls")
         return AnnealExploration(explore, schedule, share_of_run=cfg.exploration_share)
     without_share = f"epsilon_decay={cfg.epsilon_decay} falls throughout the run"
     checks.unused(cfg, ("exploration_share",), without_share)
