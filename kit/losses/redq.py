@@ -24,7 +24,8 @@ class REDQLoss(objectives.REDQLoss):
     temperature has no bounds that are felt: TorchRL's stays from 0.1 to 10.
 
     As TorchRL's, and other than the authors' code, it takes the mean over the critics of their
-    losses, not the sum, and the temperature learns from the actions at both observations.
+    losses, not the sum, and the temperature learns from the actions at both observations, by a loss
+    of its value ``exp(log_alpha)`` where theirs has ``log_alpha``.
     """
 
     @dataclass
