@@ -523,17 +523,23 @@ def test_a_hook_that_trains_what_no_checkpoint_has_is_said_once(tmp_path):
         trainer.save()
 
 
+def lost(trainer):
+    """What a run says is in no checkpoint."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.run()
+    return [text for one in told if "in no checkpoint" in (text := str(one.message))]
+
+
+def scheduler(trainer):
+    return torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
+
+
 def test_state_of_which_a_run_knows_a_method_alone_is_said_to_be_lost(tmp_path):
     def said(add, folder):
         trainer = ppo_trainer(folder=folder)
         add(trainer)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            trainer.run()
-        return [text for one in told if "in no checkpoint" in (text := str(one.message))]
-
-    def scheduler(trainer):
-        return torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
+        return lost(trainer)
 
     def averages(trainer):
         model = nn.Linear(2, 2)
@@ -560,13 +566,7 @@ def test_state_that_a_function_of_a_stage_encloses_is_said_to_be_lost(tmp_path):
         if by_hook:
             trainer.add(LRSchedulerHook(part))
         trainer.register_op("post_optim", lambda: part.state_dict() and None)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            trainer.run()
-        return [text for one in told if "in no checkpoint" in (text := str(one.message))]
-
-    def scheduler(trainer):
-        return torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
+        return lost(trainer)
 
     for number, kind in enumerate((scheduler, lambda trainer: AveragedModel(nn.Linear(2, 2)))):
         (text,) = said(kind, tmp_path / str(number))
@@ -605,23 +605,19 @@ class Saved(Counting):
 
 
 @pytest.mark.parametrize(
-    ("kind", "lost"),
+    ("kind", "names"),
     [(Counting, ["count"]), (Wrapping, ["base"]), (Saved, []), (torch.optim.Adam, [])],
 )
-def test_what_an_optimiser_keeps_beside_its_state_is_said_to_be_lost(kind, lost, tmp_path):
+def test_what_an_optimiser_keeps_beside_its_state_is_said_to_be_lost(kind, names, tmp_path):
     plan = on_policy_plan()
     parts = ppo_parts(plan)
     loss = parts["update"].loss_module
     optimizer = kind(loss.parameters(), lr=1e-3)
     parts["update"] = Update(loss, optimizer)
     trainer = Trainer(plan, **parts, folder=tmp_path, checkpoint_every=16)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        trainer.run()
-    said = [text for one in told if "in no checkpoint" in (text := str(one.message))]
-    assert said == [
+    assert lost(trainer) == [
         f"{kind.__name__}.{name}, which is not in its state_dict(), is in no checkpoint: "
-        "a resumed run begins it anew" for name in lost
+        "a resumed run begins it anew" for name in names
     ]  # fmt: skip
 
 

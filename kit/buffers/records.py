@@ -39,6 +39,7 @@ class SequenceReplay:
     FLAGS = ("is_init", "terminated", "done")
     joins_steps = True
     in_keys = (("next", "reward"), ("next", "terminated"), ("next", "done"))
+    """Entries of a batch that :meth:`extend` reads."""
 
     reads_loss_outputs = True
     """whether :meth:`update_priority` reads what a loss writes into minibatches: latents."""

@@ -169,7 +169,7 @@ class RunFolder(Hook):
 def _of_training(config: Mapping[str, Any], free: Collection[str]) -> dict[str, Any]:
     """The settings that may not differ when a run is resumed, by dotted name."""
     settings = flat(config)
-    return {k: v for k, v in settings.items() if not {k, k.split(".")[0]} & {*free}}
+    return {k: v for k, v in settings.items() if {k, k.split(".")[0]}.isdisjoint(free)}
 
 
 def _differing(saved: Mapping[str, Any], given: Mapping[str, Any]) -> str:

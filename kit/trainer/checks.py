@@ -32,7 +32,7 @@ from kit.envs.backends.torchrl import TorchRLBackend
 from kit.envs.backends.torchrl_layers import base_env_of, frame_skip_of
 from kit.envs.spaces import path_of
 from kit.envs.vector_env import VectorEnv
-from kit.fast.nested import entry
+from kit.fast.nested import entry, leaves
 from kit.hooks.annealing import Anneal
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
@@ -531,7 +531,7 @@ def in_estimated(
 
 
 def in_processed(
-    stage: str, before: int, keys: Iterable[Any], batch: TensorDictBase, trainer: Any
+    stage: str, before: int, paths: Iterable[Any], batch: TensorDictBase, trainer: Any
 ) -> Iterator[Refusal]:
     """What hooks have made of a batch: other transitions than planned, or without what is read.
 
@@ -540,30 +540,30 @@ def in_processed(
     Args:
         stage: of the hooks.
         before: transitions that they were given.
-        keys: entries that they were given.
+        paths: of the entries that they were given.
         batch: that they returned.
         trainer: its plan, advantage, loss and stages.
     """
     if trainer.plan.on_policy and (after := size_of(batch)) != before:
         why = f"has hooks that returned {after} transitions for the {before} of a batch"
         yield "stage", stage, why, "return as many: update epochs are planned for all of them"
-    yield from in_left_out(stage, keys, batch, trainer)
+    yield from in_left_out(stage, paths, batch, trainer)
 
 
 def in_left_out(
-    stage: str, keys: Iterable[Any], batch: TensorDictBase, trainer: Any
+    stage: str, paths: Iterable[Any], batch: TensorDictBase, trainer: Any
 ) -> Iterator[Refusal]:
     """Entries that hooks have left out of a batch or minibatch, and that something reads.
 
     Args:
         stage: of the hooks.
-        keys: entries that they were given.
+        paths: of the entries that they were given.
         batch: that they returned.
         trainer: its advantage, buffer, loss and stages.
     """
-    if lost := {*keys}.difference(batch.keys(True, True)):
+    if lost := {*paths}.difference(leaves(batch)):
         for part, read in _read_after(stage, trainer):
-            if missing := [key for key in read if key in lost]:
+            if missing := [key for key in read if path_of(key) in lost]:
                 why = f"has hooks that returned a batch without {missing[0]!r}"
                 works = "leave it in the batch"
                 yield "stage", stage, f"{why}, which {type(part).__name__} reads", works

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from tensordict import TensorDict, TensorDictBase
 
 from kit.buffers import ReplayBatches
-from kit.fast.nested import entry
+from kit.fast.nested import entry, leaves
 from kit.logging.metrics import MetricMeans
 from kit.steps import SettingError
 from kit.trainer import checks
@@ -90,9 +90,9 @@ class UpdatePhase:
         trainer = self.trainer
         if not trainer.stages[stage]:
             return batch
-        before, keys = size_of(batch), [*batch.keys(True, True)]
+        before, paths = size_of(batch), leaves(batch)
         processed: TensorDictBase = trainer.stages.pipe(stage, batch)
-        checks.refuse(checks.in_processed(stage, before, keys, processed, trainer))
+        checks.refuse(checks.in_processed(stage, before, paths, processed, trainer))
         return processed
 
     def _fill(self, batch: TensorDictBase) -> None:
@@ -161,9 +161,9 @@ class UpdatePhase:
         places = entry(drawn, "index") if prioritized else None
         if places is not None:
             places = places.clone()  # hooks may change it in place
-        keys = [*drawn.keys(True, True)]
+        paths = leaves(drawn)
         minibatch: TensorDictBase = stages.pipe("process_optim_batch", drawn)
-        checks.refuse(checks.in_left_out("process_optim_batch", keys, minibatch, self.trainer))
+        checks.refuse(checks.in_left_out("process_optim_batch", paths, minibatch, self.trainer))
         if places is not None:
             checks.refuse(checks.in_places(places, entry(minibatch, "index")))
         return minibatch
