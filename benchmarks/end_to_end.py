@@ -11,17 +11,20 @@ tianshou (by default this one), ``--sheeprl`` one with sheeprl, which runs its o
 settings of PPO and A2C, and ``dreamer_v3_5`` in the kit's size ``tiny`` (both imagine from all
 records). One PyTorch thread.
 
-The table is of an AMD EPYC (Zen 5), whose large products are oneDNN's; but Pong is of a Zen 4, with
-rewards that the kit normalised. Cases were measured in different hours; factors are over the kit's
-runs of the same hour. In those of CartPole each side has a Python of its own: where pandas and h5py
-are installed, as beside Stable-Baselines3, tensordict imports them in 0.2 seconds. Some days
-before, when the kit alone normalised observations and rewards, on an Intel, whose large products
-are MKL's, the factors were: PPO 3.83, A2C 2.84, PPO with 8 environments 2.53, HalfCheetah 3.29,
-recurrent PPO 7.15, DQN 2.07, SAC 2.59, TD3 1.47; on a Zen 4 DQN 2.19, TD3 1.29, PPO with 8
-environments 2.31. The kit's runs of all these compiled its files at every start, 0.2 to 0.3
-seconds; since then bytecode is kept, as that of the others is. DQN so on a slower Zen 4: 14.4
-seconds (12.4 to 16.5, five runs), Stable-Baselines3 36.6 (35.5 to 37.3): 2.54, and half an hour
-before 12.0 and 30.7 (three runs): 2.63.
+The table is of an AMD EPYC (Zen 5), whose large products are oneDNN's; but DQN and Pong are of a
+Zen 4, a slower one, Pong with rewards that the kit normalised. Cases were measured in different
+hours; factors are over the kit's runs of the same hour. In those of CartPole each side has a Python
+of its own: where pandas and h5py are installed, as beside Stable-Baselines3, tensordict imports
+them in 0.2 seconds. Some days before, when the kit alone normalised observations and rewards, on an
+Intel, whose large products are MKL's, the factors were: PPO 3.83, A2C 2.84, PPO with 8 environments
+2.53, HalfCheetah 3.29, recurrent PPO 7.15, DQN 2.07, SAC 2.59, TD3 1.47; on a Zen 4 DQN 2.19, TD3
+1.29, PPO with 8 environments 2.31. The kit's runs of all these but DQN's in the table compiled its
+files at every start, 0.2 to 0.3 seconds; since then bytecode is kept, as that of the others is. DQN
+on the Zen 5, with the compiling: 7.0 seconds (6.9 to 7.2, three runs), Stable-Baselines3 16.2 (16.0
+to 16.6): 2.33. DQN without it, on Zen 4 in other hours: 14.4 seconds (12.4 to 16.5, five runs),
+Stable-Baselines3 36.6 (35.5 to 37.3): 2.54; and 12.0 and 30.7 (three runs): 2.63. TD3 without it on
+Zen 4, where products alone are two thirds to five sixths of a gradient step: 48.0 to 59.3 seconds,
+Stable-Baselines3 66.3 to 75.0, 1.20 to 1.39 (four runs).
 """
 
 from __future__ import annotations
