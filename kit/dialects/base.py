@@ -386,6 +386,11 @@ def ratio_of(plan: StepPlan) -> Fraction:
     return Fraction(plan.gradient_steps_per_iteration or 0, max(plan.frames_per_batch, 1))
 
 
+def steps_of_training(plan: StepPlan) -> int:
+    """Gradient steps of an iteration that trains, of an off-policy plan; 0 if none does."""
+    return round(ratio_of(plan) * plan.frames_per_batch) if trains(plan) else 0
+
+
 def step_by_step(plan: StepPlan) -> StepPlan:
     """A plan of whole episodes with its gradient steps spread over the policy steps.
 

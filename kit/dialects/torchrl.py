@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any, ClassVar
 
-from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect, ratio_of, trains
+from kit.dialects.base import OFF_POLICY, ON_POLICY, Dialect, steps_of_training, trains
 from kit.dialects.fields import acts, counts, fact
 from kit.steps.counting import COUNTING_RULES, CountingRule, Fixed, KnownTotals, rule_numbers
 from kit.steps.counts import PlannedCounts
@@ -200,8 +200,7 @@ class TorchRL(Dialect):
             size, epochs, most = arguments(plan)
             return made | _epochs(epochs, most, size, iterate=True, drop_last=True)
         if not plan.on_policy:
-            each = round(ratio_of(plan) * plan.frames_per_batch) if trains(plan) else 0
-            return made | {"sampler": RANDOM, "optim_steps_per_batch": each}
+            return made | {"sampler": RANDOM, "optim_steps_per_batch": steps_of_training(plan)}
         limit = plan.minibatches_per_epoch
         rows = plan.train_on_newest or plan.frames_per_batch
         straddles = plan.last_minibatch == "carry" or plan.counting == "torchrl:sample"

@@ -19,6 +19,7 @@ from kit.dialects.base import (
     Dialect,
     ratio_of,
     step_by_step,
+    steps_of_training,
     trains,
 )
 from kit.dialects.fields import (
@@ -508,19 +509,11 @@ def _before_ratio_from(plan: StepPlan, algo: str) -> dict[str, Any]:
         starts = (plan.first_training_iteration - 1) * each
     elif algo == "sac_ae" and starts:
         starts += each
-    return {"learning_starts": starts, "per_rank_gradient_steps": _steps_of_training(plan)}
-
-
-def _steps_of_training(plan: StepPlan) -> int:
-    if not trains(plan):
-        return 0
-    if plan.gradient_steps_per_iteration is not None:
-        return plan.gradient_steps_per_iteration
-    return round((plan.replay_ratio or 0) * plan.frames_per_batch)
+    return {"learning_starts": starts, "per_rank_gradient_steps": steps_of_training(plan)}
 
 
 def _train_every_from(plan: StepPlan, algo: str) -> dict[str, Any]:
-    each, steps = plan.policy_steps_per_iteration, _steps_of_training(plan)
+    each, steps = plan.policy_steps_per_iteration, steps_of_training(plan)
     rule, _, numbers = plan.counting.partition(":")
     period, at_first = 1, steps + plan.pretrain_steps
     if rule == "sheeprl-0.5.0":
