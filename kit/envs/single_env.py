@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from kit.envs.errors import FAULTS, fault_of
+from kit.envs.state import layers
 from kit.steps.errors import SettingError, whole_number
 
 MakeEnv = Callable[..., gym.Env[Any, Any]]
@@ -70,15 +71,12 @@ def make_single_env(
 
 def _refuse_shorter(env: gym.Env[Any, Any], limit: int, action_repeat: int) -> None:
     """Refuse a limit in policy steps that one inside of a function or a wrapper comes before."""
-    layer: Any = env
-    while isinstance(layer, gym.Wrapper):
-        if isinstance(layer, gym.wrappers.TimeLimit):
-            own = int(layer._max_episode_steps)
-            if own < limit * action_repeat:
-                why = f"never comes: the environment as it is given ends after {own} steps"
-                works = "make it with max_episode_steps=-1, or give its registered name"
-                raise SettingError("env.max_episode_steps", limit, why, works)
-        layer = layer.env
+    limits = (one for one in layers(env) if isinstance(one, gym.wrappers.TimeLimit))
+    for own in (int(one._max_episode_steps) for one in limits):
+        if own < limit * action_repeat:
+            why = f"never comes: the environment as it is given ends after {own} steps"
+            works = "make it with max_episode_steps=-1, or give its registered name"
+            raise SettingError("env.max_episode_steps", limit, why, works)
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc, unused-ignore]
