@@ -543,7 +543,8 @@ class EpisodeSchedule(Schedule):
         ended = result.terminated | result.truncated
         if self.active is not None:
             if self.stands_still is None:
-                self._stray(result)
+                self._collector.idle_env_steps += int(result.env_steps[~self._playing].sum())
+                self._collector._strayed |= ~self._playing
         elif not some(ended):
             self._begun = ended
             return
@@ -575,12 +576,6 @@ class EpisodeSchedule(Schedule):
             episodes = collector.episodes + len(self.spans) - len(self._open)
             length = -(-(collector.policy_steps + finished) // episodes) if episodes else 1
         return finished + sum(max(self._time - s.start, length) for s in self._open.values())
-
-    def _stray(self, result: StepArrays) -> None:
-        """Count what environments did that have no part in the batch."""
-        idle = ~self._playing
-        self._collector.idle_env_steps += int(result.env_steps[idle].sum())
-        self._collector._strayed |= idle
 
     def _reset_strayed(self, begun: Mask) -> None:
         """Reset environments that begin an episode and have not stood still since their last."""
