@@ -219,9 +219,7 @@ class KitCollector(BaseCollector):  # type: ignore[misc, unused-ignore]
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return counters and random numbers; subclasses add the environments."""
-        state: OrderedDict[str, Any] = OrderedDict()
-        for name in self._COUNTERS:
-            state[name] = getattr(self, name)
+        state = OrderedDict((name, getattr(self, name)) for name in self._COUNTERS)
         state["batches"] = self._iter + 1
         state["random_numbers"] = self._random_numbers.state_dict()
         state["finished"] = [list(episode) for episode in self._finished]
