@@ -61,7 +61,7 @@ SHORT = {
     "kit, off-policy": ["steps.total_policy_steps=256", "steps.learning_starts=128"],
     "sb3": ["steps.total_timesteps=1_024"],
     "cleanrl": ["steps.total_timesteps=1_024", "steps.learning_starts=512"],
-    "dreamer": ["steps.steps=256", "steps.batch_size=4", "steps.batch_length=16"],
+    "dreamer": ["steps.steps=96", "steps.batch_size=4", "steps.batch_length=16"],
     "dreamer-paper": [
         "steps.steps=800",
         "steps.seed_episodes=3",
