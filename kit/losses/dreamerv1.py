@@ -80,12 +80,12 @@ class DreamerV1Loss(LossModule):  # type: ignore[misc, unused-ignore]
         if not self.continuation_coeff:
             continuation = torch.full_like(continuation, self.gamma)
         features = torch.stack(imagined.features)
-        value = self.critic(features).squeeze(-1)
+        value = self.critic(features).float().squeeze(-1)
         returns = lambda_returns(imagined.reward, continuation[1:], value[1:], self.lmbda)
         # What the records say of the starts; the model, of what follows them.
         going = ~records.newest(self.imagination_starts).terminated.reshape(1, -1)
         weight = torch.cat([going.float(), continuation.detach()[1:-1]]).cumprod(0)
-        predicted = self.critic(features[:-1].detach()).squeeze(-1)
+        predicted = self.critic(features[:-1].detach()).float().squeeze(-1)
         error = (predicted - returns.detach()).square() / 2
         losses = {
             "loss_model": sum(parts.values()),

@@ -151,6 +151,14 @@ def test_the_mean_of_small_differences_is_that_of_the_probabilities(spread):
     torch.testing.assert_close(two_hot.mean(logits).double(), exact, rtol=3e-5, atol=0)
 
 
+def test_the_mean_of_logits_is_not_rounded_where_matrices_are():
+    two_hot, logits = TwoHot(), torch.full((1, 255), -30.0)
+    logits[0, [164, 165]] = 0.0
+    with torch.autocast("cpu", torch.bfloat16):
+        found = two_hot.mean(logits)
+    assert torch.equal(found, two_hot.mean(logits))
+
+
 # ---------------------------------------------------------------------- acting
 def test_the_player_filters_as_training_does():
     torch.manual_seed(0)

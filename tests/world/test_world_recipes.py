@@ -11,9 +11,11 @@ import recipes.plan2explore
 from kit.experiment import EnvConfig
 from kit.hooks import StopWhen
 from kit.losses import DreamerV1Loss, DreamerV3Loss, Plan2ExploreLoss
+from kit.losses.imagination import imagine
 from kit.modules.world import RSSM, SIZES, Ensemble
 from kit.steps import SettingError
 from tests.world.runs import assert_equal, build, weights
+from tests.world.test_dreamerv3 import sequences
 
 RECIPES = [recipes.dreamerv3, recipes.dreamerv1, recipes.plan2explore]
 PENDULUM = EnvConfig(id="Pendulum-v1", num_envs=1)
@@ -76,15 +78,34 @@ def test_a_loss_of_ones_own_takes_the_place_of_the_recipes(recipe, own):
 
 
 # ---------------------------------------------------------------------- exactness
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)
-def test_recorded_operations_are_bitwise_the_eager_ones(recipe):
-    short = {"total_policy_steps": 72, "sequence_length": 3}
+def test_recorded_operations_are_bitwise_the_eager_ones(recipe, precision):
+    short = {"total_policy_steps": 72, "sequence_length": 3, "precision": precision}
     one = build(recipe, compile="auto", **short)
     one.run()
     other = build(recipe, **short)
     assert other.run().gradient_steps == 3
     assert one.update.plain_reason == ""
     assert_equal(one, other)
+
+
+@pytest.mark.parametrize("env", [PENDULUM, EnvConfig(id="CartPole-v1", num_envs=1)])
+@pytest.mark.parametrize("recipe", RECIPES, ids=named)
+def test_in_bfloat16_matrices_alone_are_rounded(recipe, env):
+    """A discount of 0.999 would be 1, and no return between 256 and 512 odd."""
+    loss = build(recipe, env=env, precision="bfloat16").update.loss_module
+    head = loss.world_model.continuation_head[-1]
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.constant_(head.bias, torch.logit(torch.tensor(0.999)).item())
+    with torch.autocast("cpu", torch.bfloat16):
+        start = loss.world_model.rssm.initial(5)
+        imagined = imagine(loss.world_model, loss.actor, start, 3)
+    torch.testing.assert_close(imagined.continuation, torch.full((4, 5), 0.999), atol=1e-4, rtol=0)
+    assert {part.dtype for part in imagined[1:]} == {torch.float32}
+    loss.stored_latents = False
+    metrics = loss(sequences(env.id))
+    assert {value.dtype for value in metrics.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=named)

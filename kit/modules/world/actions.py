@@ -109,7 +109,7 @@ class Behaviour(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Columns of features ``[..., features]``: log-probabilities, or means and deviations."""
-        columns: Tensor = self.network(features)
+        columns: Tensor = self.network(features).float()
         if self.code.discrete:
             return columns.log_softmax(-1)
         return torch.cat(self.normal(*columns.chunk(2, -1)), -1)

@@ -56,7 +56,7 @@ class Ensemble(nn.Module):
             value = layer(value)
             size = (value.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
             value = functional.silu(value * size * scale)
-        return self.out(value)  # type: ignore[no-any-return]
+        return self.out(value).float()  # type: ignore[no-any-return]
 
     def disagreement(self, features: Tensor, action: Tensor) -> Tensor:
         """Variance between the predictions, mean over latents, ``[rows]``.

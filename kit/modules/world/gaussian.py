@@ -75,7 +75,7 @@ class GaussianRSSM(StateSpace):
         return torch.addcmul(mean, deviation, noise)
 
     def _normal(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        mean, raw = parameters.chunk(2, -1)
+        mean, raw = parameters.float().chunk(2, -1)
         return mean, functional.softplus(raw) + self.LEAST
 
     def divergence(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ class GaussianWorldModel(WorldModel):
 
     def reward(self, features: Tensor) -> Tensor:
         """Expected reward that arrives with a latent, ``[...]``."""
-        return self.reward_head(features).squeeze(-1)  # type: ignore[no-any-return]
+        return self.reward_head(features).float().squeeze(-1)  # type: ignore[no-any-return]
 
     def reward_error(self, features: Tensor, reward: Tensor) -> Tensor:
         """Half the squared error, ``[...]``: the log-likelihood of a unit normal distribution."""

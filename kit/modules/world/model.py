@@ -112,7 +112,7 @@ class WorldModel(nn.Module):
             for decoder, image in images
         ]
         if self.vectors:
-            errors.insert(0, self._vector_error(self.decoder(features), targets[0]))
+            errors.insert(0, self._vector_error(self.decoder(features).float(), targets[0]))
         total: Tensor = sum(errors[1:], errors[0])
         return total
 
@@ -134,7 +134,7 @@ class WorldModel(nn.Module):
 
     def continuation(self, features: Tensor) -> Tensor:
         """Probability of continuing times the discount, ``[...]``."""
-        return self.continuation_head(features).squeeze(-1).sigmoid()  # type: ignore[no-any-return]
+        return self.continuation_head(features).float().squeeze(-1).sigmoid()  # type: ignore[no-any-return]
 
     def reward_error(self, features: Tensor, reward: Tensor) -> Tensor:
         """Cross entropy with the two-hot reward, ``[...]``."""
