@@ -8,8 +8,9 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.objectives import two_hot_cross_entropy
 from torchrl.objectives.dreamer_v3 import categorical_kl_terms
 
+from kit.collectors.policy import first_values
 from kit.envs import make_env
-from kit.modules.world import LatentActor, Player, make_world_model
+from kit.modules.world import Latent, LatentActor, Player, make_world_model
 from kit.modules.world.layers import Perceptron, TwoHot, sample_one_hot, symexp, symlog
 
 
@@ -186,3 +187,16 @@ def test_the_player_filters_as_training_does():
     latents, _ = observe(model.rssm, torch.stack(actions[:-1]), embedding, first, seed=7)
     torch.testing.assert_close(latents.deter[-1], given["_deter"])
     torch.testing.assert_close(latents.stoch[-1], given["_stoch"])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ExplorationType if kind.name != "RANDOM"])
+def test_actions_are_sampled_where_they_are_to_be_random_alone(kind):
+    env = make_env("Pendulum-v1", 2)
+    model = make_world_model(env, "nano")
+    actor = LatentActor(model.code, model.features, model.size)
+    player = Player(model, actor, exploration_noise=0.3)
+    observed = env.reset().update(first_values(player, 2, "cpu"))
+    with set_exploration_type(kind):
+        following = player(observed)["next"]
+    features = Latent(following["_deter"], following["_stoch"]).features
+    assert torch.equal(following["_previous_action"], actor.mode(actor(features)))

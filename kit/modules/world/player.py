@@ -21,8 +21,8 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
     """A recurrent policy: the latent of the world model is its hidden state.
 
     Reads the observations, the latent and the action of the step before; writes ``action`` and the
-    next hidden state (under private keys, which no batch keeps). Actions are sampled unless the
-    exploration type is deterministic.
+    next hidden state (under private keys, which no batch keeps). Actions are sampled where
+    the exploration type is random, and are the mean or the most probable one otherwise.
 
     Args:
         world_model: filters observations.
@@ -86,7 +86,7 @@ class Player(TensorDictModuleBase):  # type: ignore[misc, unused-ignore]
         return tensordict.set(("next", self.ACTION), code.encode(tensordict.get(code.key)))
 
     def _choose(self, columns: Tensor) -> Tensor:
-        if exploration_type() in (ExplorationType.DETERMINISTIC, ExplorationType.MODE):
+        if exploration_type() not in (ExplorationType.RANDOM, None):
             return self.actor.mode(columns)
         action = self.actor.sample(columns).detach()
         if self.exploration_noise and not self.actor.code.discrete:
