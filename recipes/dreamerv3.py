@@ -18,7 +18,6 @@ from kit.config import Count, Limits, Natural, NotNegative, Positive, ReplayConf
 from kit.dialects.base import Dialect
 from kit.envs import VectorEnv
 from kit.experiment import EnvConfig, Experiment, main
-from kit.hooks import Evaluator
 from kit.modules.world import LatentActor, Player, make_critic, make_world_model
 from kit.steps import StepPlan
 from kit.steps.settings import SequenceSteps
@@ -98,7 +97,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
 def around(experiment: Experiment, env: VectorEnv, loss: Any, player: Player) -> dict[str, Any]:
     """The update, the replay, and an evaluation with sampled actions, as published."""
     cfg: Any = experiment.cfg
-    plan = experiment.plan
+    length = experiment.plan.sequence_length
     optimizer = DreamerV3Optimizer(
         loss.parameters(),
         lr=cfg.learning_rate,
@@ -108,15 +107,8 @@ def around(experiment: Experiment, env: VectorEnv, loss: Any, player: Player) ->
     target_updater = SoftUpdate(loss, tau=cfg.tau)
     return {
         "update": Update(loss, optimizer, compile=cfg.compile, target_updater=target_updater),
-        "buffer": SequenceReplay(cfg.buffer_size, plan.sequence_length, cfg.device, player.stored),
-        "evaluate": Evaluator(
-            experiment.make_evaluation_env(env),
-            player,
-            episodes=plan.evaluation_episodes,
-            seed=cfg.seed,
-            device=cfg.device,
-            exploration_type=ExplorationType.RANDOM,
-        ),
+        "buffer": SequenceReplay(cfg.buffer_size, length, cfg.device, player.stored),
+        "evaluate": experiment.make_evaluator(env, player, exploration_type=ExplorationType.RANDOM),
     }
 
 

@@ -138,6 +138,12 @@ def test_latents_of_every_gradient_step_are_stored(recipe):
     assert not torch.equal(now["values"][deter], before["values"][deter]), "not the player's alone"
 
 
+@pytest.mark.parametrize("recipe", RECIPES, ids=named)
+def test_an_evaluation_calls_the_policy_as_the_collector_does(recipe):
+    trainer = build(recipe, collector_kwargs={"fast_policy": "module"})
+    assert trainer.evaluate.fast_policy == "module"
+
+
 # ---------------------------------------------------------------------- exploration
 def test_after_exploration_neither_explorer_nor_ensemble_is_trained():
     explored = build(recipes.plan2explore, exploration_steps=128)
