@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torchrl.objectives import LossModule
 
 from kit.fast.optimizers import RMSprop as FixedRMSprop
+from kit.fast.traced import Traced
 from kit.update import Update, in_precision
 from tests.losses import make_loss, minibatch_for
 from tests.plain_steps import OPTIMIZERS, assert_same, plain_step, programs, state_of
@@ -444,6 +445,21 @@ def test_what_draws_or_rounds_otherwise_when_compiled_is_compiled_all_the_same(n
         update(minibatch_for(name, seed=step))
     assert update.plain_reason == ""
     assert [traced.programs for traced in update._traced.values()] == [1]
+
+
+@pytest.mark.slow
+def test_a_view_is_compiled_where_the_compiler_lays_out_memory_otherwise():
+    def mixed(given):  # as in the recurrence of DreamerV3
+        own = given["own"].view(2, 4, 16).transpose(0, 1)
+        following = torch.lerp(own, given["other"] + 1, given["share"].sigmoid())
+        return {"y": following.transpose(0, 1).reshape(2, 64)}
+
+    call = Traced(mixed, name="the mixture", executor="inductor")
+    blocks = {name: torch.randn(4, 2, 16) for name in ("other", "share")}
+    given = {"own": torch.randn(2, 64), **blocks}
+    for _ in range(3):
+        torch.testing.assert_close(call(given)["y"], mixed(given)["y"])
+    assert call.reason == ""
 
 
 @pytest.mark.slow

@@ -55,7 +55,10 @@ def python(recording: Recording) -> Run:
 
 def inductor(recording: Recording) -> Run:
     """Compile by ``torch.compile``."""
-    compiled, constants = torch.compile(_module(recording)), recording.constants
+    graph, constants = copy.deepcopy(recording.graph), recording.constants
+    for node in graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default  # the compiler lays results out otherwise
+    compiled = torch.compile(fx.GraphModule(torch.nn.Module(), graph))
     # Dynamo refuses views that were made without gradients; the data may have moved since.
     return torch.no_grad()(lambda *inputs: compiled(*inputs, *[one.data for one in constants]))
 
