@@ -17,6 +17,8 @@ from kit.fast.nested import leaves
 from kit.steps import SettingError
 
 _FLAGS = {("reward",), ("done",), ("terminated",), ("truncated",)}
+_NONE, _REPEATED = -1, -2
+"""In place of the row of a last observation: there is none, or it is the observation again."""
 
 Path = tuple[str, ...]
 Array = NDArray[Any]
@@ -52,7 +54,7 @@ class ObservationStorage(TransitionStorage):
         self._written = 0  # transitions so far: each has a number, the place of its observation
         self._memories: dict[Path, _Frames] = {}
         self._begins = np.zeros(0, np.bool_)
-        self._ends = np.zeros(0, np.int64)  # row of the last observation; -1: none
+        self._ends = np.zeros(0, np.int64)  # row of the last observation
         self._free: list[int] = []  # rows for last observations
 
     def belong_to(self, num_envs: int) -> None:
@@ -129,7 +131,7 @@ class ObservationStorage(TransitionStorage):
             memory = self.zeros((places, *frame), values[path].dtype)
             self._memories[path] = _Frames(memory.numpy())
         self._begins = np.zeros(places, np.bool_)
-        self._ends = np.full(self.max_size, -1)
+        self._ends = np.full(self.max_size, _NONE)
 
     def _write(self, pairs: dict[Path, tuple[Array, Array]], done: Array, ended: Array) -> None:
         """Store observations of one time step, and those that followed.
@@ -147,12 +149,17 @@ class ObservationStorage(TransitionStorage):
         for path, (seen, _) in pairs.items():
             differs = self._newest(seen) != self._memories[path].values[places]
             other |= differs.reshape(len(done), -1).any(1)
-        lost = known & (self._ends[before % self.max_size] < 0) & other
+        lost = known & (self._ends[before % self.max_size] == _NONE) & other
         if lost.any():  # the environment was reset in between
             self._keep(before[lost], {p: m.values[places[lost]] for p, m in self._memories.items()})
         index = numbers % self.max_size
         self._free += [row for row in self._ends[index].tolist() if row >= 0]
-        self._ends[index] = -1
+        # After a fault an environment has no other observation, and no stack with a new frame.
+        again = done.copy()
+        for seen, then in pairs.values() if done.any() else ():
+            again &= (seen == then).reshape(len(done), -1).all(1)
+        done = done & ~again
+        self._ends[index] = np.where(again, _REPEATED, _NONE)
         self._begins[places] = ~known | ended | other
         following = (numbers + self.num_envs) % len(self._begins)
         for path, (seen, then) in pairs.items():
@@ -225,9 +232,13 @@ class ObservationStorage(TransitionStorage):
             behind = np.where(self._begins[places[0]], 0, self.num_envs)
             places.insert(0, (places[0] - behind) % size)
         if self.frames == 1:
-            return memory.values[places[0]], then
-        seen = memory.values[np.stack(places, 1)]
-        return seen, np.concatenate([seen[:, 1:], then[:, None]], 1)
+            seen = memory.values[places[0]]
+        else:
+            seen = memory.values[np.stack(places, 1)]
+            then = np.concatenate([seen[:, 1:], then[:, None]], 1)
+        again = rows == _REPEATED
+        then[again] = seen[again]
+        return seen, then
 
     # ------------------------------------------------------------------ in and out
     def rows(self, index: Any) -> TensorDictBase:

@@ -210,6 +210,23 @@ def test_episodes_that_are_closed_at_a_resume_keep_their_last_observation():
     assert found["next", "done"].flatten().tolist() == [False] * 4 + [True] * 2
 
 
+@pytest.mark.parametrize("frames", [1, 3])
+def test_an_episode_that_a_fault_ended_has_its_last_observation_again(frames):
+    """It is that of before the fault, whole: no frame follows in a stack."""
+    buffer = make_replay_buffer(8, 4, store_next_observation=False, stacked_frames=frames)
+    players = [Player(0, frames, [2]), Player(1, frames, [100])]
+    new = batch(players, 2)
+    new["next", "observation"][1, 1] = new["observation"][1, 1]
+    new["next", "done"][1, 1] = True
+    buffer.extend(new.clone())
+    players[1].reset()
+    after = batch(players, 2)
+    buffer.extend(after.clone())
+    found = buffer.buffer.storage.get(range(8))
+    for key in ("observation", ("next", "observation")):
+        assert torch.equal(found[key], torch.cat([in_time(new)[key], in_time(after)[key]]))
+
+
 # ---------------------------------------------------------------------- refused
 def test_frames_that_are_no_stacks_are_refused():
     buffer = make_replay_buffer(20, 4, stacked_frames=2)
