@@ -391,6 +391,9 @@ class Experiment:
     def _check_buffer(self, buffer: Any) -> None:
         """Refuse a replay buffer of the caller's whose samples are not those of the settings."""
         cfg = self.cfg
+        if isinstance(cfg, OfflineConfig) and cfg.normalize_data:
+            why = "is of the data set, and the given replay buffer stays as it was made"
+            raise SettingError("normalize_data", True, why, [False])
         if not isinstance(cfg, OffPolicyConfig) or not isinstance(buffer, ReplayBatches):
             return
         own = buffer.summed or NStep(1, cfg.gamma)

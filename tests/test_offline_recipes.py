@@ -376,6 +376,17 @@ def test_a_data_set_of_another_kind_of_numbers_is_refused(stored, monkeypatch, c
     assert "\n" not in str(refused.value)
 
 
+def test_a_given_buffer_is_not_trained_on_as_it_is_by_a_policy_that_is_played_normalised(stored):
+    recipe = importlib.import_module("recipes.bc")
+    own = make_replay_buffer(200, None)
+    own.extend(stored)
+    config = recipe.Config(progress=False, runs=None)
+    with pytest.raises(SettingError, match="normalize_data=True is of the data set, and the given"):
+        recipe.build(config, buffer=own)
+    config.normalize_data = False
+    assert recipe.build(config, buffer=own).buffer is own
+
+
 def test_actions_beyond_the_bounds_of_the_environment_are_refused(stored, monkeypatch):
     widest = float(stored["action"].abs().max())
     given(monkeypatch, stored, action=lambda action: action * 2.5 / widest)
