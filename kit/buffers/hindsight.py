@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -190,6 +191,25 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
             "begins": self._begins[:filled].clone(),
             "ends": self._ends[:filled].clone(),
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of TorchRL's buffer, and of the episodes."""
+        return {**super().state_dict(), "episodes": self.episodes_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self.load_episodes_state(state_dict["episodes"])
+
+    def dumps(self, path: Path | str) -> None:
+        """Write the state to a folder."""
+        super().dumps(path)
+        torch.save(self.episodes_state(), Path(path) / "episodes.pt")
+
+    def loads(self, path: Path | str) -> None:
+        """Read the state from a folder."""
+        super().loads(path)
+        self.load_episodes_state(torch.load(Path(path) / "episodes.pt", weights_only=True))
 
     def load_episodes_state(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`episodes_state` returned."""

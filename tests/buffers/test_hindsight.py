@@ -125,6 +125,20 @@ def test_a_restored_buffer_draws_the_same_goals(num_envs):
     assert torch.equal(*drawn)
 
 
+@pytest.mark.parametrize("how", ["state_dict", "dumps"])
+def test_a_buffer_that_torchrl_saves_draws_the_same_goals(how, tmp_path):
+    episodes, before, after = Episodes(2, 1), replay_of(50, "future"), replay_of(50, "future")
+    for steps in (7, 20, 4):
+        before.extend(episodes.batch(steps))
+    if how == "dumps":
+        before.buffer.dumps(tmp_path)
+        after.buffer.loads(tmp_path)
+    else:
+        after.buffer.load_state_dict(before.buffer.state_dict())
+    after.extend(episodes.batch(6))
+    check(after, "future")
+
+
 def test_episodes_that_were_closed_are_not_continued_by_what_follows():
     """After a resume with environments that could not continue where they were."""
     torch.manual_seed(0)
