@@ -57,6 +57,10 @@ class ObservationStorage(TransitionStorage):
         self._ends = np.zeros(0, np.int64)  # row of the last observation
         self._free: list[int] = []  # rows for last observations
 
+    def _empty(self) -> None:
+        super()._empty()
+        self._written, self._memories, self._free = 0, {}, []
+
     def belong_to(self, num_envs: int) -> None:
         """Say how many environments write in turn.
 
@@ -74,7 +78,7 @@ class ObservationStorage(TransitionStorage):
     # ------------------------------------------------------------------ writing
     def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:
         """Store the rows that follow the last ones, in the order of time."""
-        values = leaves(data)
+        values = leaves(data if data.ndim else data.unsqueeze(0))
         self.store(values)
         rest = self.without_observations(values)
         observed = [path for path in values if path not in rest]
@@ -264,6 +268,25 @@ class ObservationStorage(TransitionStorage):
             ],
             "last": [torch.from_numpy(memory.last) for memory in self._memories.values()],
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of TorchRL's storage, and the observations."""
+        return {**super().state_dict(), "observations": self.observations()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self.load_observations(state_dict["observations"])
+
+    def dumps(self, path: Folder | str) -> None:
+        """Write the state to a folder."""
+        super().dumps(path)
+        torch.save(self.observations(), Folder(path) / "observations.pt")
+
+    def loads(self, path: Folder | str) -> None:
+        """Read the state from a folder."""
+        super().loads(path)
+        self.load_observations(torch.load(Folder(path) / "observations.pt", weights_only=True))
 
     def load_observations(self, state: dict[str, Any]) -> None:
         """Restore the state of :meth:`observations`."""

@@ -196,6 +196,33 @@ def test_a_resumed_buffer_continues_as_if_nothing_had_happened(frames, before):
         assert (one == other).all()
 
 
+@pytest.mark.parametrize("before", [0, 5])
+@pytest.mark.parametrize("how", ["state_dict", "dumps", "add", "empty"])
+def test_torchrls_methods_of_a_buffer_keep_observations_and_rows_together(how, before, tmp_path):
+    """Those that save it, empty it and store one row, into a buffer that held other rows."""
+    players = [Player(0, 1, [4, 3])]
+    old, *rest = (in_time(batch(players, n)) for n in (max(before, 1), 7, 6, 3))
+    ours, other = (make_replay_buffer(9, 4, **ONCE).buffer for _ in range(2))
+    if before:
+        other.extend(old)
+    for new in rest[:2]:
+        ours.extend(new.clone())
+    if how == "state_dict":
+        other.load_state_dict(ours.state_dict())
+    elif how == "dumps":
+        ours.dumps(tmp_path)
+        other.loads(tmp_path)
+    else:
+        other.empty()
+        for row in torch.cat(rest[:2]):
+            other.add(row.clone()) if how == "add" else other.extend(row.clone().unsqueeze(0))
+    other.extend(rest[2].clone())
+    found, written = other[:], torch.cat(rest)[-9:]
+    order = found["observation"][:, 0].argsort()
+    for key in ("observation", ("next", "observation"), ("next", "done")):
+        assert torch.equal(found[key][order], written[key])
+
+
 def test_episodes_that_are_closed_at_a_resume_keep_their_last_observation():
     buffer = make_replay_buffer(20, 4, **ONCE)
     players = [Player(number, 1, [100]) for number in range(2)]
