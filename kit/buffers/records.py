@@ -251,6 +251,7 @@ class SequenceReplay:
         rows = self._rows
         filled = max((min(n, self.capacity) for n in self._written), default=0)
         return {
+            "size": self.size,
             "capacity": self.capacity,
             "rows": None if rows is None else _plain(rows[:, :filled]),
             "written": list(self._written),
@@ -258,7 +259,14 @@ class SequenceReplay:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            SettingError: if it is of a memory of another size, which this one would have from then.
+        """
+        if (saved := state_dict.get("size", self.size)) != self.size:
+            why = f"is not that of the memory that was saved, {saved}"
+            raise SettingError("buffer_size", self.size, why, [saved])
         self._written = [int(written) for written in state_dict["written"]]
         self._arrived = [(float(reward), bool(first)) for reward, first in state_dict["arrived"]]
         if state_dict["rows"] is None:

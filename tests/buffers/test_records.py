@@ -128,6 +128,14 @@ def test_a_saved_memory_goes_on_as_it_would_have():
     assert (one == resumed.sample(16)).all()
 
 
+@pytest.mark.parametrize("size", [12, 240])
+def test_records_of_a_memory_of_another_size_are_refused(size):
+    """With them came their number: a larger memory forgot as early as that which was saved."""
+    saved = filled(24, 3, [[3], [5]], [4, 5]).state_dict()
+    with pytest.raises(SettingError, match=f"buffer_size={size} is not that .* what works: 24"):
+        SequenceReplay(size, 3).load_state_dict(saved)
+
+
 def test_an_episode_that_was_cut_off_ends_where_the_next_begins():
     replay = filled(20, 5, [[100]], [3])
     replay.close_open_episodes(1)
