@@ -374,10 +374,11 @@ class ReplayBatches:
         if minibatches := self._direct.samples(size, count, keys):
             return minibatches
         own = () if self.buffer.batch_size == size else (size,)
-        minibatch = self.buffer.sample(*own)
-        if minibatch.numel() < size:
+        # A sampler that uses transitions up raises where none is left.
+        minibatch = self.buffer.sample(*own) if len(self.buffer) else TensorDict(batch_size=[0])
+        if (gave := minibatch.batch_size.numel()) < size:
             name = type(self.buffer.sampler).__name__
-            why = f"gave {minibatch.numel()} transitions for a minibatch of {size}"
+            why = f"gave {gave} transitions for a minibatch of {size}"
             works = "use one that gives as many as it is asked for, such as RandomSampler"
             raise SettingError("sampler", name, why, works)
         return [minibatch]
@@ -470,10 +471,10 @@ class ReplayBatches:
         return torch.stack(rows) if isinstance(rows, list) else rows  # type: ignore[no-any-return]
 
     def _filled(self) -> int:
-        """Places along the storage's first dimension that hold something."""
-        if not len(self.buffer):
-            return 0
+        """Places along the storage's first dimension that hold something, used up or not."""
         storage = self.buffer.storage
+        if not len(storage):
+            return 0
         return len(storage) if storage.ndim == 1 else int(storage.shape[0])
 
     def close_open_episodes(self, num_envs: int) -> None:

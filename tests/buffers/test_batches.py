@@ -18,6 +18,7 @@ from torchrl.data import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
+from torchrl.data.replay_buffers import samplers
 from torchrl.data.replay_buffers.samplers import (
     RandomSampler,
     SamplerWithoutReplacement,
@@ -678,6 +679,35 @@ def test_minibatches_that_threads_draw_ahead_are_refused():
     with pytest.raises(SettingError, match=r"^prefetch=2 draws .* in other threads") as refused:
         ReplayBatches(buffer)
     assert refused.value.works == [0]
+
+
+def used_up() -> ReplayBatches:
+    sampler = getattr(samplers, "ConsumingSampler", None)
+    if sampler is None:
+        pytest.skip("this TorchRL has none")
+    storage = LazyTensorStorage(20)
+    return ReplayBatches(TensorDictReplayBuffer(storage=storage, batch_size=4, sampler=sampler()))
+
+
+def test_a_buffer_whose_transitions_are_used_up_says_so():
+    replay, plan = used_up(), off_policy_plan(minibatch_size=4)
+    replay.extend(batch_of(1, 8))
+    with pytest.raises(SettingError, match="ConsumingSampler' gave 0 transitions for a minibatch"):
+        list(replay.epoch(plan, 3))
+
+
+def test_a_buffer_whose_transitions_are_used_up_resumes_with_their_places():
+    replay, restored, plan = used_up(), used_up(), off_policy_plan(minibatch_size=4)
+    replay.extend(batch_of(1, 8))
+    list(replay.epoch(plan, 2))
+    restored.load_state_dict(through_a_file(replay.state_dict()))
+    drawn = []
+    for one in (replay, restored):
+        one.extend(batch_of(1, 8, start=50))
+        one.extend(batch_of(1, 4, start=80))
+        torch.manual_seed(0)
+        drawn.append(numbers(one, plan, limit=3))
+    assert drawn[0] == drawn[1]
 
 
 def test_a_sample_unit_of_the_buffer_acts():
