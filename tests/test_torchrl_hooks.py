@@ -48,6 +48,7 @@ from torchrl.trainers.algorithms.offline_to_online import (
 )
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
+from kit.buffers import SequenceSampler
 from kit.envs import make_env
 from kit.hooks import AnnealLearningRate, ScaleReward, SignReward
 from kit.modules import make_action_value, make_actor
@@ -198,6 +199,21 @@ def test_replay_buffer_trainer_stores_batches_and_draws_minibatches():
     ledger = Trainer(plan, **parts, hooks=[hook]).run()
     assert len(buffer) == 40
     assert ledger.samples == 31 * 4
+
+
+def test_replay_buffer_trainer_joins_no_steps_of_other_environments():
+    """It stores them one after the other; the kit's sequences are of those that write in turn."""
+
+    def trainer(num_envs):
+        plan = off_policy_plan(num_envs=num_envs, steps_per_env=2, total_policy_steps=80)
+        storage = LazyTensorStorage(100)
+        buffer = TensorDictReplayBuffer(storage=storage, sampler=SequenceSampler(2), batch_size=4)
+        hook = ReplayBufferTrainer(buffer, flatten_tensordicts=True)
+        return Trainer(plan, **{**sac_parts(plan), "buffer": None}, hooks=[hook])
+
+    assert trainer(1).run().samples == 36 * 2 * 4
+    with pytest.raises(SettingError, match=r"SequenceSampler' would join steps of other env.* 2 "):
+        trainer(2).run()
 
 
 def test_replay_buffer_trainer_tells_the_buffer_the_errors_of_every_minibatch():

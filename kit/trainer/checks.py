@@ -20,12 +20,13 @@ from torchrl.envs import EnvBase
 from torchrl.objectives import KLPENPPOLoss
 from torchrl.trainers import (
     OptimizationStepper,
+    ReplayBufferTrainer,
     RewardNormalizer,
     UpdateWeights,
     ValueEstimatorHook,
 )
 
-from kit.buffers import ReplayBatches, RolloutBatches, SequenceReplay
+from kit.buffers import ReplayBatches, RolloutBatches, SequenceReplay, SequenceSampler
 from kit.collectors.asynchronous import AsyncCollector
 from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl import TorchRLBackend
@@ -615,14 +616,29 @@ def _in_trust_regions(plan: StepPlan) -> Iterator[Refusal]:
         yield "minibatch_size", size, why, [None], "the whole batch"
 
 
-def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterator[Refusal]:
-    """What the hooks registered until a run begins leave undone.
+def _in_flattened(plan: StepPlan, stages: Stages) -> Iterator[Refusal]:
+    """Environments that a hook stores one after the other, where they have to write in turn."""
+    for hook in map(_owner_of, stages["batch_process"]):
+        flattens = isinstance(hook, ReplayBufferTrainer) and hook.flatten_tensordicts
+        if not flattens or plan.num_envs == 1 or plan.collects_episodes:
+            continue
+        for part in (hook.replay_buffer, getattr(hook.replay_buffer, "sampler", None)):
+            if isinstance(part, (HERReplayBuffer, SequenceSampler)):
+                why = f"would join steps of other environments: the hook stores {plan.num_envs}"
+                works = "give it to the trainer, as buffer, without the hook"
+                name = type(part).__name__
+                yield "replay_buffer", name, f"{why} one after the other", works
 
-    Gradient steps that are never made, samples that are never held, or a stepper of TorchRL, which
-    calls no hook between loss and optimiser.
+
+def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterator[Refusal]:
+    """What the hooks registered until a run begins leave undone, or mix.
+
+    Gradient steps that are never made, samples that are never held, a stepper of TorchRL, which
+    calls no hook between loss and optimiser, or steps of environments that follow one another.
     """
     if not plan.trains:
         return
+    yield from _in_flattened(plan, stages)
     if update is None and not stages["optimizer"]:
         yield "update", None, _UNDONE, "give an Update, or register a hook at stage 'optimizer'"
     rollouts = isinstance(buffer, RolloutBatches)
