@@ -7,12 +7,13 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl import torchrl_logger
 from torchrl.data import LazyTensorStorage
@@ -77,3 +78,11 @@ class TransitionStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore]
             lambda one: self.zeros((size, *one.shape), one.dtype), batch_size=[size, *data.shape]
         )
         self.initialized = True
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore TorchRL's state, on the disk if that is where this storage is."""
+        if self.folder is not None and self._storage is None and state_dict["initialized"]:
+            rows = TensorDict().load_state_dict(copy(state_dict["_storage"]), strict=False)
+            rows.batch_size = [self.max_size]
+            self._init_standard(rows[0])
+        super().load_state_dict(state_dict)

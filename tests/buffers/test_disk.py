@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import recipes.dqn
-from kit.buffers import PrioritizedSampler, make_replay_buffer
+from kit.buffers import PrioritizedSampler, disk, make_replay_buffer
 from kit.buffers.disk import zeros_on_disk
 from kit.evaluate import SavedRun
 from kit.experiment import OffPolicySteps
@@ -78,6 +78,23 @@ def test_transitions_take_no_memory_and_leave_no_file(kind, tmp_path):
     newest = replay.buffer[-1]
     assert newest["observation"].unique().tolist() == [99_999]
     assert newest["next", "observation"].unique().tolist() == [100_000]
+
+
+@pytest.mark.parametrize("kind", [{}, {"store_next_observation": False}], ids=str)
+def test_a_state_that_torchrl_restores_is_on_the_disk(kind, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        disk, "zeros_on_disk", lambda *a: made.append(zeros_on_disk(*a)) or made[-1]
+    )
+    saved, restored = (make_replay_buffer(20, 4, folder=tmp_path, **kind).buffer for _ in range(2))
+    saved.extend(batch_of(1, 9)[0])
+    before = len(made)
+    restored.load_state_dict(saved.state_dict())
+    assert len(made) == 2 * before
+    kept = {one.data_ptr() for one in made}
+    assert {one.data_ptr() for one in restored.storage._storage.values(True, True)} <= kept
+    for key in ("observation", ("next", "observation"), ("next", "done")):
+        assert torch.equal(restored[:9][key], saved[:9][key])
 
 
 def test_a_folder_that_cannot_hold_it_is_refused(tmp_path):
