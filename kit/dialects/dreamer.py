@@ -136,6 +136,8 @@ class Dreamer(Dialect):
             f"{self.batch_size} x {self.batch_length} of them in a minibatch it is a replay ratio "
             f"of {self.train_ratio / batch:.6g}."
         )
+        if self.replay_context == 0:
+            yield "replay_context=0 counts alone; stored_latents=false begins sequences with zeros."
         if plan.total_policy_steps != self.steps:
             yield f"steps is rounded up to {plan.total_policy_steps:,}: whole driver chunks."
         yield "The observation after a reset is counted as a step there; here a reset costs none."
