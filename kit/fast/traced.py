@@ -336,9 +336,9 @@ class Traced:
 
     def _cannot_be_run(self, error: RuntimeError, inputs: Inputs) -> Outputs:
         """Run eagerly what PyTorch computes in more than operations, as the memory of an LSTM."""
-        cause = getattr(error, "inner_exception", None)  # of torch.compile, which adds advice
-        *_, what = str(cause or error).strip().splitlines()
-        what = what.removeprefix("RuntimeError: ")
+        cause = getattr(error, "inner_exception", None)  # of torch.compile; advice follows it
+        lines = str(cause or error).strip().splitlines()
+        what = lines[0 if cause else -1].removeprefix("RuntimeError: ")
         why = "torch.compile fails" if cause else "PyTorch does not run its operations alone"
         self._run_eagerly(f"{why} ({what})")
         return self.function(inputs.copy())
