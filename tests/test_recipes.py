@@ -127,7 +127,7 @@ def test_ppo_learns_with_other_kinds_of_batches(ppo):
 def test_ppo_balances_a_pole(ppo):
     pole = EnvConfig("CartPole-v1", 8, vectorization="tensor", normalize_observation=True)
     # Rounding differs between processors: after 24,576 policy steps it decides about the median.
-    returns = [learnt(ppo(pole, total_policy_steps=40_960, seed=seed)) for seed in range(5)]
+    returns = [learnt(ppo(pole, total_policy_steps=40_960, seed=seed)) for seed in range(3)]
     assert statistics.median(returns) > 400.0
 
 
