@@ -346,6 +346,21 @@ def test_mixed_precision_stepper_accumulates_as_planned():
     assert stepper.optimizer_step_count == ledger.gradient_steps == 8
 
 
+@pytest.mark.parametrize(
+    ("own", "planned"), [(None, 2), (None, None), (1, 2), (2, 1), (3, 2), (2, None), (3, 3)]
+)
+def test_a_stepper_that_steps_after_other_minibatches_than_planned_is_refused(own, planned):
+    plan = on_policy_plan(minibatch_size=4, minibatches_per_gradient_step=planned)
+    parts = ppo_parts(plan)
+    update, stepper = parts.pop("update"), DefaultOptimizationStepper()
+    optimizer = update.optimizers["optimizer"]
+    if own is not None:
+        stepper = MixedPrecisionOptimizationStepper(optimizer, gradient_accumulation_steps=own)
+    parts |= {"loss_module": update.loss_module, "optimizer": optimizer}
+    with pytest.raises(SettingError, match=rf"per_gradient_step={planned} .*OptimizationStepper"):
+        Trainer(plan, **parts, update=stepper)
+
+
 @runs(TD3OptimizationStepper)
 def test_td3_stepper_makes_the_gradient_steps():
     plan = off_policy_plan()

@@ -394,6 +394,8 @@ def in_updates(
         yield "loss", "KLPENPPOLoss", why, ["kit.losses:KLPENPPOLoss"]
     if isinstance(update, TrustRegion) and plan.on_policy:
         yield from _in_trust_regions(plan)
+    if isinstance(update, OptimizationStepper) and not isinstance(update, Update):
+        yield from _in_accumulation(plan, update)
     reads = _reads_advantage(loss_module) is not None
     if reads and advantage is None and not any(stages[stage] for stage in _ADDING):
         why = f"leaves {_unestimated(loss_module)}"
@@ -628,6 +630,22 @@ def _in_flattened(plan: StepPlan, stages: Stages) -> Iterator[Refusal]:
                 works = "give it to the trainer, as buffer, without the hook"
                 name = type(part).__name__
                 yield "replay_buffer", name, f"{why} one after the other", works
+
+
+def _in_accumulation(plan: StepPlan, stepper: OptimizationStepper) -> Iterator[Refusal]:
+    """A stepper of TorchRL with other optimiser steps than the plan: it accumulates by itself."""
+    own = getattr(stepper, "gradient_accumulation_steps", 1)
+    given = plan.minibatches_per_gradient_step
+    each, name, works = given or 1, type(stepper).__name__, "or use kit.update.Update"
+    if plan.on_policy:
+        drawn = plan.minibatches_in_epoch(plan.rows(1) if plan.is_exact else sys.maxsize)
+        each = min(given or drawn, drawn)
+        if each == own > 1 and not (plan.is_exact and drawn % each == 0):
+            why = f"may leave a rest in an epoch, with which {name} would begin its next step"
+            yield "minibatches_per_gradient_step", given, why, [1], works
+    if each != own:
+        why = f"is not what {name} makes a step of"
+        yield "minibatches_per_gradient_step", given, why, [own], works
 
 
 def in_hooks(plan: StepPlan, update: Any, buffer: Any, stages: Stages) -> Iterator[Refusal]:
