@@ -126,11 +126,12 @@ class Trainer(ResumableTrainer):
             update.begin_run()
         elif isinstance(update, OptimizationStepper):
             update.register(self)
-        for hook in checks.hooks_as_list(hooks):
-            self.add(hook)
-        registered = {type(module) for module in self.registered_modules.values()}
+        given = checks.hooks_as_list(hooks)
+        registered = {type(hook) for hook in given}
         if nan_guard and NaNGuard not in registered:
-            self.add(NaNGuard())
+            self.add(NaNGuard())  # before hooks that save
+        for hook in given:
+            self.add(hook)
         if progress and Console not in registered:
             self.add(Console(progress if isinstance(progress, str) else ""))
         checks.refuse(

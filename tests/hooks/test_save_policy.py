@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +14,7 @@ import recipes.dqn
 import recipes.ppo
 from kit.evaluate import SavedRun
 from kit.experiment import EnvConfig
-from kit.hooks import Hook, SavePolicy, StopWhen
+from kit.hooks import Hook, NotFinite, SavePolicy, StopWhen, TimeLimit
 from kit.logging import RowLogger
 from kit.steps import SettingError
 from kit.steps.settings import OffPolicySteps, OnPolicySteps
@@ -131,6 +132,17 @@ def test_a_run_that_fails_has_none_until_it_is_resumed(tmp_path):
     assert not (first.folder / "policy").exists()
     recipes.ppo.build(ppo(tmp_path, checkpoint_every=16, resume=str(first.folder))).run()
     assert SavedRun(first.folder / "policy").policy_steps == 32
+
+
+def test_a_run_that_is_stopped_after_its_loss_was_not_finite_has_none(tmp_path):
+    config, kept = ppo(tmp_path, log_every=32), Kept()
+    config.steps.evaluation_every = None
+    trainer = recipes.ppo.build(config, logger=[kept], hooks=[TimeLimit(1e-9)])
+    trainer.register_op("process_loss", lambda _, losses: losses.apply(lambda one: one * math.nan))
+    with pytest.raises(NotFinite):
+        trainer.run()
+    assert kept.told == []
+    assert not (trainer.folder / "policy").exists()
 
 
 def test_rows_and_weights_are_those_of_a_run_without(tmp_path):
