@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchrl.objectives import LossModule
 
 from kit.fast.optimizers import RMSprop as FixedRMSprop
@@ -296,15 +297,18 @@ def test_an_optimiser_that_forgets_begins_anew(optimizer):
     follow(losses, optimizers, update, "A2CLoss", change, steps=12)
 
 
-def test_hooks_of_an_optimiser_are_called_at_every_step():
+@pytest.mark.parametrize("of_all", [False, True])
+def test_hooks_of_an_optimiser_are_called_at_every_step(of_all):
     loss = make_loss("A2CLoss")
     optimizer = Adam(loss.parameters(), fused=True)
     update, called = Update(loss, optimizer), []
     for step in range(4):
         update(minibatch_for("A2CLoss", seed=step))
-    optimizer.register_step_post_hook(lambda *_: called.append(1))
+    register = register_optimizer_step_post_hook if of_all else optimizer.register_step_post_hook
+    hook = register(lambda *_: called.append(1))
     for step in range(4):
         update(minibatch_for("A2CLoss", seed=step))
+    hook.remove()
     assert len(called) == 4
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._C import ScriptModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from kit.fast.functions import PLAIN, Used, is_foreign, reached, same
 
@@ -24,9 +25,13 @@ _NO_SETTINGS = (type, ModuleType, nn.Module, Tensor, TensorDictBase)
 _PARTS = ("_parameters", "_buffers", "_modules", *_HOOKS)
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 """Dictionaries that every module has as long as it lives; the entries of seven are watched."""
-_OF_ALL_MODULES = [
-    getattr(nn.modules.module, f"_global_{kind}_hooks")
-    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+_OF_ALL = [
+    *(
+        getattr(nn.modules.module, f"_global_{kind}_hooks")
+        for kind in ("forward", "forward_pre", "backward", "backward_pre")
+    ),
+    _global_optimizer_pre_hooks,
+    _global_optimizer_post_hooks,
 ]
 _trains = operator.attrgetter("requires_grad")
 _hooks = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -40,12 +45,12 @@ class Watch:
     evaluation mode), or in an attribute that is a dictionary, a list, a deque or an object (without
     slots) of a dataclass or another class that is no library's; an attribute of such a class of a
     module; a submodule, or a module that is an attribute only, or in a list, tuple or dictionary
-    that is one; a hook (of a module, of all modules, of a parameter), a parameter or a buffer that
-    was added, removed or replaced; whether a parameter requires gradients; other settings or
-    another state of an optimiser. Of functions (methods of modules, and functions in these, too) it
-    is what they are bound to, enclose, and name of the globals of their file, with the attributes
-    or entries of it. What changes inside of anything else goes unnoticed: in an array, in a set, in
-    a list in a list, in an object of an object, in another file.
+    that is one; a hook (of a module, of a parameter, of all modules or optimisers), a parameter or
+    a buffer that was added, removed or replaced; whether a parameter requires gradients; other
+    settings or another state of an optimiser. Of functions (methods of modules, and functions in
+    these, too) it is what they are bound to, enclose, and name of the globals of their file, with
+    the attributes or entries of it. What changes inside of anything else goes unnoticed: in an
+    array, in a set, in a list in a list, in an object of an object, in another file.
 
     Args:
         watched: ``nn.Module``s, optimisers, functions and other objects, of which attributes are
@@ -92,9 +97,9 @@ class Watch:
         return ""
 
     def has_hooks(self) -> bool:
-        """Whether modules or parameters had hooks in the last look, besides those of PyTorch's."""
+        """Whether anything watched had hooks in the last look, besides those of PyTorch's."""
         of_modules = (place[name] for place in self._modules for name in _HOOKS)
-        places = filter(None, chain(of_modules, _OF_ALL_MODULES, *self._hooked))
+        places = filter(None, chain(of_modules, _OF_ALL, *self._hooked))
         return any(is_foreign(hook) for place in places for hook in place.values())
 
     def has_scripts(self) -> bool:
@@ -116,7 +121,7 @@ class Watch:
     def _look(self) -> None:
         found = reached(self.watched, _modules)
         self._used = Used(found)
-        self._places = [place for one in found for place in _places(one)] + _OF_ALL_MODULES
+        self._places = [place for one in found for place in _places(one)] + _OF_ALL
         self._copies = [dict(one) if isinstance(one, dict) else [*one] for one in self._places]
         modules = [one for one in found if isinstance(one, nn.Module)]
         self._parameters = [parameter for one in modules for parameter in one.parameters()]
