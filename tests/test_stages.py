@@ -258,6 +258,21 @@ def test_floats_of_hooks_are_averaged_and_integers_replaced_between_rows():
     assert [(row["float"], row["whole"]) for row in rows.rows] == [(1.5, 2), (3.5, 4)]
 
 
+def test_a_tensor_in_which_a_hook_goes_on_counting_is_averaged_as_it_was_when_it_was_logged():
+    plan, rows = on_policy_plan(), Rows()
+    trainer = Trainer(plan, **ppo_parts(plan), logger=rows, log_every=32)
+    with torch.inference_mode():
+        count = torch.zeros(())
+
+    @torch.inference_mode()
+    def look(batch):
+        return {"count": count.add_(1)}
+
+    trainer.register_op("post_steps_log", look)
+    trainer.run()
+    assert [row["count"] for row in rows.rows] == [1.5, 3.5]
+
+
 def test_of_a_metric_of_several_kinds_the_mean_of_all_is_written():
     plan, rows = on_policy_plan(), Rows()
     trainer = Trainer(plan, **ppo_parts(plan), logger=rows, log_every=64)

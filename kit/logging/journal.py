@@ -106,7 +106,7 @@ class Journal:
             if isinstance(value, np.generic):
                 value = value.item()
             if isinstance(value, Tensor) and value.numel() == 1:
-                self._noted.add({name: value.reshape(())})
+                self._noted.add({name: value.reshape(()).clone()})  # a hook may count in it
             elif isinstance(value, (float, int)):
                 self._numbers.setdefault(name, []).append(value)
             else:

@@ -57,8 +57,8 @@ _WAITING = 128
 class MetricMeans:
     """Running means of scalars that stay on their device until they are read.
 
-    Values that cannot change any more, those of inference mode, are kept and added many at once, in
-    the order in which they came: right after a gradient step an addition takes several times as
+    Values that nobody changes any more, those of inference mode, are kept and added many at once,
+    in the order in which they came: right after a gradient step an addition takes several times as
     long as in a row.
     """
 
