@@ -16,6 +16,7 @@ import shutil
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -574,6 +575,23 @@ def test_state_that_a_function_of_a_stage_encloses_is_said_to_be_lost(tmp_path):
     assert said(lambda trainer: trainer.optimizer, tmp_path / "2") == []
     assert said(lambda trainer: trainer.loss_module, tmp_path / "3") == []
     assert said(scheduler, tmp_path / "4", by_hook=True) == []
+
+
+def step_that_of_the_file():
+    scheduler_of_the_file.step()  # noqa: F821
+
+
+def test_state_that_a_function_of_a_stage_finds_in_its_file_or_is_given_is_said_to_be_lost(
+    tmp_path, monkeypatch
+):
+    ways = (lambda _: step_that_of_the_file, lambda one: partial(type(one).step, one))
+    for number, given in enumerate(ways):
+        trainer = ppo_trainer(folder=tmp_path / str(number))
+        part = scheduler(trainer)
+        monkeypatch.setitem(globals(), "scheduler_of_the_file", part)
+        trainer.register_op("post_steps", given(part))
+        (text,) = lost(trainer)
+        assert text.startswith("the state of StepLR, which ")
 
 
 class Counting(torch.optim.Adam):

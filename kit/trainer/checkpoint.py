@@ -27,6 +27,7 @@ from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl_layers import base_env_of
 from kit.envs.normalize import Normalizer
 from kit.envs.vector_env import VectorEnv
+from kit.fast.functions import reached
 from kit.hooks.annealing import scales_of
 from kit.hooks.base import Hook
 from kit.logging.files import NotSaved
@@ -413,11 +414,14 @@ def stateful_in(function: Any) -> Iterator[tuple[Any, str]]:
     """Objects that a function may change and that have a state, and what they are to it."""
     if (owner := getattr(function, "__self__", None)) is not None:
         yield owner, f"whose {function.__name__} is registered"
+    used = [function]
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # it is empty
-            # Of other objects, as networks, it is not known whether they change.
-            if isinstance(cell.cell_contents, (LRScheduler, Optimizer, AveragedModel)):
-                yield cell.cell_contents, "which {} has"
+            used.append(cell.cell_contents)  # of functions of libraries, too
+    for one in reached(used, lambda module: ()):
+        # Of other objects, as networks, it is not known whether they change.
+        if isinstance(one, (LRScheduler, Optimizer, AveragedModel)) and one is not owner:
+            yield one, "which {} has"
 
 
 def beside_state(optimizer: Optimizer) -> dict[str, Any]:
