@@ -74,7 +74,7 @@ class _Value:
         return holder[self.name] if isinstance(holder, dict) else getattr(holder, self.name)
 
     def value_now(self) -> float:
-        """The number as it is now, with which a schedule given by name begins.
+        """The number as it is now, with which a schedule given by name begins, or any replaces.
 
         Raises:
             SettingError: if it is no number.
@@ -84,7 +84,7 @@ class _Value:
             return float(present)
         except (TypeError, ValueError, RuntimeError):
             kind = f"{type(self.owner).__name__}.{self.name}"
-            why = "is no number, with which a schedule given by name could begin"
+            why = "is no number, and a schedule gives numbers"
             raise SettingError(kind, present, why, "give an attribute that is one") from None
 
     def set(self, value: float) -> None:
@@ -207,6 +207,8 @@ class Anneal(Hook):
                         value.owner, value.group = optimizer, place
         if not isinstance(self.schedule, str):
             for value in self.values:
+                if value.get() is not None:  # which a number may replace
+                    value.value_now()
                 value.schedule = self.schedule
         elif self.schedule != "constant":
             if trainer.ledger.iterations and any(value.start is None for value in self.values):

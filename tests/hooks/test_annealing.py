@@ -143,10 +143,11 @@ def test_an_attribute_or_a_counter_that_does_not_exist_is_refused():
         trainer.add(Anneal(trainer.loss_module, "clip_epsilon", schedule, counter="steps"))
 
 
-def test_what_is_no_number_has_no_schedule_by_name():
+@pytest.mark.parametrize("schedule", ["linear", Linear(0.9, 0.5, 64)])
+def test_what_is_no_number_has_no_schedule(schedule):
     trainer = ppo_trainer(on_policy_plan())
     with pytest.raises(SettingError, match=r"Adam.betas=\(0.9, 0.999\) is no number"):
-        trainer.add(Anneal(trainer.optimizer, "betas", "linear"))
+        trainer.add(Anneal(trainer.optimizer, "betas", schedule))
 
 
 def test_a_learning_rate_that_an_earlier_run_has_annealed_to_0_is_refused():
