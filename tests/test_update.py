@@ -1099,6 +1099,13 @@ RETURNED = {
         lambda a: TensorDict({"loss": a.sum(), "phase": NonTensorData("first")}),
         "returns 'phase', which is a NonTensorData, and metrics are tensors; leave it out",
     ),
+    "no numbers": (
+        lambda a: TensorDict({"loss": a.sum(), "error": a[a > 9]}),
+        r"returns 'error', of which there is no mean \(shape \[0\], torch.float32\); leave it out",
+    ),
+    "complex numbers": (
+        lambda a: TensorDict({"loss": a.sum() * 1j}), "returns 'loss', of which there is no mean",
+    ),
 }  # fmt: skip
 
 

@@ -153,6 +153,10 @@ def as_losses(loss_module: nn.Module, returned: Any) -> TensorDictBase:
         if not isinstance(value, Tensor):
             why = f"returns {key!r}, which is a {type(value).__name__}, and metrics are tensors"
             raise SettingError("loss_module", name, why, "leave it out, or log it by a hook")
+        if not value.numel() or value.is_complex():
+            kind = f"shape {list(value.shape)}, {value.dtype}"
+            why = f"returns {key!r}, of which there is no mean ({kind})"
+            raise SettingError("loss_module", name, why, "leave it out, or give a real number")
     for loss in losses_among(returned.keys()):
         if returned.get(loss).numel() != 1:
             why = f"returns a {loss} of shape {list(returned.get(loss).shape)}, not one number"
