@@ -342,6 +342,13 @@ def test_accumulated_minibatches_make_the_step_of_all_their_rows(sizes, compile)
     assert update.optimizer_step_count == 5
 
 
+def test_whole_numbers_of_accumulated_minibatches_keep_their_mean():
+    loss = Parts(lambda a: TensorDict({"loss": a.sum(), "count": torch.tensor(2**24 + 1)}))
+    update = Update(loss, SGD(loss.parameters(), lr=1.0))
+    minibatch = TensorDict({"x": torch.ones(3)}, [3])
+    assert float(update(minibatch, minibatch)["count"]) == 2**24 + 1
+
+
 # ---------------------------------------------------------------------- a period for each loss
 def td3(**settings: Any) -> tuple[LossModule, dict[str, Optimizer]]:
     loss = make_loss("TD3Loss")

@@ -36,7 +36,8 @@ def weighted_mean(parts: Sequence[Mapping[K, Tensor]], weights: Sequence[float])
     mean: dict[K, Tensor] = {}
     for part, weight in zip(parts, weights):
         for name, value in part.items():
-            share = value * (weight / sum(weights))
+            exact = value if value.is_floating_point() else value.double()
+            share = exact * (weight / sum(weights))
             mean[name] = mean[name] + share if name in mean else share
     return mean
 
