@@ -349,6 +349,20 @@ def test_whole_numbers_of_accumulated_minibatches_keep_their_mean():
     assert float(update(minibatch, minibatch)["count"]) == 2**24 + 1
 
 
+@pytest.mark.parametrize("compile", [False, "auto"])
+def test_accumulated_gradients_are_changed_once_as_those_of_one_step(compile):
+    rows, steadied = minibatch_for("A2CLoss", rows=8), [Steadied(), Steadied()]
+    losses = [make_loss("A2CLoss"), make_loss("A2CLoss")]
+    for minibatches, loss, gradients in zip(([rows], rows.split([6, 2])), losses, steadied):
+        optimizer = SGD(loss.parameters(), lr=0.1, fused=True)
+        update = Update(loss, optimizer, gradients=gradients, compile=compile)
+        for _ in range(3):
+            update(*[one.clone() for one in minibatches])
+    torch.testing.assert_close(steadied[0].length, steadied[1].length)
+    for one, other in zip(*(loss.parameters() for loss in losses)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 # ---------------------------------------------------------------------- a period for each loss
 def td3(**settings: Any) -> tuple[LossModule, dict[str, Optimizer]]:
     loss = make_loss("TD3Loss")

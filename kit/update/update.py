@@ -94,8 +94,9 @@ class Update(OptimizationStepper):
         max_grad_norm: largest norm of an optimiser's gradients, as one vector; ``None``:
             unclipped.
         clip_value: largest absolute value of a gradient; ``None``: unclipped.
-        gradients: changes the gradients of an optimiser's parameters before they are clipped; what
-            it has in ``state_dict()`` is in checkpoints. ``None``: they are those of the losses.
+        gradients: changes the gradients of an optimiser's parameters before they are clipped, once
+            in a gradient step; what it has in ``state_dict()`` is in checkpoints. ``None``: they
+            are those of the losses.
         target_updater: ``SoftUpdate`` or ``HardUpdate`` of the loss's target networks. A
             ``HardUpdate`` counts by itself; with ``value_network_update_interval=0``, which copies
             each time, ``target_update_every`` may say when.
@@ -424,9 +425,11 @@ class Update(OptimizationStepper):
 
     def _trace(self, due: Due, kind: str) -> Traced:
         if (due, kind) not in self._traced:
-            optimizers = [self.groups[n].optimizer for n in due] if kind == "step" else []
-            changes = [] if self.change_gradients is None else [self.change_gradients]
-            targets = [self.target_updater] if kind == "step" and self._moves_targets(due) else []
+            whole = kind == "step"
+            optimizers = [self.groups[n].optimizer for n in due] if whole else []
+            changing = whole and self.change_gradients is not None
+            changes = [self.change_gradients] if changing else []
+            targets = [self.target_updater] if whole and self._moves_targets(due) else []
             self._traced[due, kind] = Traced(
                 functools.partial(self._loss if kind == "loss" else self._step, due),
                 self.loss_module,
@@ -435,7 +438,7 @@ class Update(OptimizationStepper):
                 *targets,
                 name=type(self.loss_module).__name__,
                 executor="inductor" if self.compile is True else "auto",
-                read_only=kind == "step",
+                read_only=whole,
                 fast_products=self.compile == "auto" and not self.shapes_vary,
             )
         return self._traced[due, kind]
@@ -489,10 +492,7 @@ class Update(OptimizationStepper):
             self._check(due, losses)
         gradients: list[Tensor | None] = []
         for number in due:
-            found = gradients_of(self.groups[number], losses, retain_graph=number != due[-1])
-            if self.change_gradients is not None:
-                found = self.change_gradients(self.groups[number].parameters, found)
-            gradients += found
+            gradients += gradients_of(self.groups[number], losses, retain_graph=number != due[-1])
         return {number: value for number, value in enumerate(gradients) if value is not None}
 
     def _check(self, due: Due, losses: TensorDictBase) -> None:
@@ -529,17 +529,21 @@ class Update(OptimizationStepper):
         self._checked.update(there)
 
     def _apply(self, due: Due, gradients: Gradients) -> Metrics:
-        """Clip and let the optimisers step; the norms before clipping."""
+        """Change gradients, clip and let the optimisers step; the norms before clipping."""
         norms: Metrics = {}
         numbers = itertools.count()
         for group in (self.groups[number] for number in due):
-            own = [(parameter, gradients.get(next(numbers))) for parameter in group.parameters]
-            given = [gradient for _, gradient in own if gradient is not None]
+            found: Sequence[Tensor | None] = [
+                gradients.get(next(numbers)) for _ in group.parameters
+            ]
+            if self.change_gradients is not None:
+                found = [*self.change_gradients(group.parameters, found)]
+            given = [gradient for gradient in found if gradient is not None]
             whole = vector_of(given) if given else group.parameters[0].new_zeros(0)
             norm = torch.linalg.vector_norm(whole)
             norms["grad_norm" + "_" * bool(group.name) + group.name] = norm
             clipped = iter(parts_of(self._clipped(whole, norm), given))
-            for parameter, gradient in own:
+            for parameter, gradient in zip(group.parameters, found):
                 following = None if gradient is None else next(clipped)
                 parameter.grad = _in_layout_of(parameter, following)
             group.optimizer.step()
