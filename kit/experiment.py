@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 from torchrl.collectors import BaseCollector
+from torchrl.objectives import A2CLoss
 
 from kit.buffers import NStep, PrioritizedSampler, ReplayBatches, as_minibatches, make_replay_buffer
 from kit.buffers.datasets import (
@@ -218,6 +219,8 @@ class Experiment:
         own = getattr(defaults, "loss", "the recipe's")
         checks.loss_class(given, make)
         taken = checks.taken_arguments(make, arguments, self.cfg, self.name)
+        if isinstance(make, type) and issubclass(make, A2CLoss) and taken.get("critic_coeff") == 0:
+            taken["critic_coeff"] = None  # it would compute the term; PPO's losses take None for 1
         checks.loss_of_actions(make, networks)
         checks.one_action_loss(make, networks)
         mistakable = isinstance(given, str) and given == getattr(self.cfg, "loss", None) != own

@@ -60,7 +60,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         actor,
         critic,
         entropy_coeff=cfg.entropy_coeff,
-        critic_coeff=cfg.joint_critic_coeff,
+        critic_coeff=cfg.joint_critic_coeff or 0.0,  # None would be 1 in PPO's losses
         loss_critic_type=cfg.critic_loss,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)

@@ -63,7 +63,7 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
         actor,
         critic,
         entropy_coeff=cfg.entropy_coeff,
-        critic_coeff=cfg.critic_coeff if cfg.baseline else None,
+        critic_coeff=cfg.critic_coeff if cfg.baseline else 0.0,
         loss_critic_type=cfg.critic_loss,
     )
     groups = parameter_groups(loss, [actor, critic], cfg.learning_rate, cfg.body_lr_factor)

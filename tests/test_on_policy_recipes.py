@@ -334,6 +334,17 @@ def test_values_are_clipped_in_the_annealed_range_of_the_policy_unless_they_have
     assert seen[-1] == pytest.approx(last)
 
 
+@pytest.mark.parametrize("loss", ["A2CLoss", "PPOLoss"])
+@pytest.mark.parametrize(
+    ("recipe", "settings"), [("a2c", {"critic_epochs": 1}), ("reinforce", {"baseline": False})]
+)
+def test_a_critic_that_is_fitted_alone_or_not_at_all_is_in_no_loss_by_name(recipe, settings, loss):
+    trainer = built(recipe, loss=loss, **settings)
+    trainer.run()
+    assert "train/loss_objective" in trainer.journal.latest
+    assert "train/loss_critic" not in trainer.journal.latest
+
+
 @pytest.mark.parametrize("shared_body", [False, True])
 def test_a_loss_by_name_begins_as_it_was_made(shared_body):
     loss = built("ppo", loss="kit.losses:KLPENPPOLoss", shared_body=shared_body).loss_module
