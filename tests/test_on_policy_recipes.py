@@ -345,6 +345,15 @@ def test_a_critic_that_is_fitted_alone_or_not_at_all_is_in_no_loss_by_name(recip
     assert "train/loss_critic" not in trainer.journal.latest
 
 
+@pytest.mark.parametrize(
+    ("recipe", "settings"), [("ppo", {"critic_epochs": 1}), ("reinforce", {"baseline": False})]
+)
+def test_a_loss_that_cannot_leave_out_a_critic_is_refused_where_none_is_in_it(recipe, settings):
+    with pytest.raises(SettingError, match="loss='ReinforceLoss' takes no critic_coeff, by which"):
+        built(recipe, loss="ReinforceLoss", **settings)
+    built(recipe, loss="ReinforceLoss")
+
+
 @pytest.mark.parametrize("shared_body", [False, True])
 def test_a_loss_by_name_begins_as_it_was_made(shared_body):
     loss = built("ppo", loss="kit.losses:KLPENPPOLoss", shared_body=shared_body).loss_module

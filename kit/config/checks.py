@@ -329,13 +329,20 @@ def loss_name(make: Callable[..., Any]) -> str:
 def taken_arguments(
     make: Callable[..., Any], arguments: Mapping[str, Any], cfg: RunConfig, algorithm: str
 ) -> dict[str, Any]:
-    """The arguments that a loss takes; others are left out at their default, else refused."""
+    """The arguments that a loss takes; others are left out at their default, else refused.
+
+    So is a loss of TorchRL with values that it cannot leave out, where no critic learns with it.
+    """
     defaults = type(cfg)()
     name, own = loss_name(make), getattr(defaults, "loss", "the recipe's")
     untaken = [argument for argument in arguments if not accepts(make, argument)]
     for argument in untaken:
         if not hasattr(defaults, argument):
             why = f"is no loss that {algorithm} can use: it takes no {argument}"
+            raise SettingError("loss", name, why, [own])
+        alone = argument == "critic_coeff" and not arguments[argument]
+        if alone and make.__module__.startswith("torchrl."):
+            why = "takes no critic_coeff, by which the critic would be left out of it here"
             raise SettingError("loss", name, why, [own])
         given = getattr(cfg, argument)  # its argument may be in another unit
         if given != getattr(defaults, argument):
