@@ -72,11 +72,15 @@ class FitCritic(Hook):
         self.update = Update(loss_module, optimizer, max_grad_norm=max_grad_norm, compile=compile)
         self.gradient_steps = 0
         self._metrics: dict[str, Any] = {}
-        self._batch: TensorDictBase | None = None
+        self._batches: list[TensorDictBase] = []
 
     def take(self, batch: TensorDictBase) -> None:
-        """Take the batch ``[num_envs, steps]`` of an iteration, as other hooks have left it."""
-        self._batch = batch
+        """Take the batch ``[num_envs, steps]`` of an iteration, as other hooks have left it.
+
+        A prefill that the policy learns from is the beginning of its first batch.
+        """
+        prefilled = self._batches and self.trainer.plan.prefill_in_first_batch
+        self._batches = [*self._batches, batch] if prefilled else [batch]
 
     @torch.no_grad()
     def fit(self) -> None:
@@ -84,9 +88,9 @@ class FitCritic(Hook):
 
         Batches that the policy does not learn from (random steps that begin a run) are left out.
         """
-        batch, self._batch = self._batch, None
-        assert batch is not None
-        rows, means = valid_rows(self.targets(batch.copy()), self.keys), MetricMeans()
+        (batch, *more), self._batches = self._batches, []
+        batch = torch.cat([batch, *more], dim=-1) if more else batch.copy()
+        rows, means = valid_rows(self.targets(batch), self.keys), MetricMeans()
         for _ in range(self.epochs):
             order = torch.randperm(len(rows), device=rows.device)
             for index in torch.split(order, self.minibatch_size):

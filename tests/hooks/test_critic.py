@@ -17,7 +17,7 @@ from kit.envs import make_env
 from kit.experiment import EnvConfig
 from kit.hooks import FitCritic, StopWhen
 from kit.modules import make_actor_critic
-from kit.steps import SettingError
+from kit.steps import SettingError, StepPlan
 from kit.steps.settings import OnPolicySteps
 
 HORIZON = {"gamma": 0.99, "lmbda": 0.9}
@@ -162,6 +162,22 @@ def test_a_stopped_run_continues_bit_for_bit(recipe, tmp_path):
     resumed = build(recipe, tmp_path, resume="latest")
     resumed.run()
     assert all(map(torch.equal, weights(resumed), weights(whole)))
+
+
+def test_a_prefill_that_the_policy_learns_from_is_learned_from_as_well():
+    plan = StepPlan(
+        total_policy_steps=72, num_envs=2, steps_per_env=8, update_epochs=1, minibatch_size=8,
+        prefill_steps=24, prefill_random=False, prefill_in_first_batch=True, final_evaluation=False,
+    )  # fmt: skip
+    settings = {"critic_epochs": 1, "critic_minibatch_size": 8, "runs": None, "progress": False}
+    trainer = recipes.ppo.build(recipes.ppo.Config(EnvConfig(num_envs=2), steps=plan, **settings))
+    fitted = trainer.registered_modules["fit_critic"]
+    counts = []
+    trainer.register_op(
+        "post_steps", lambda: counts.append((fitted.gradient_steps, trainer.ledger.gradient_steps))
+    )
+    trainer.run()
+    assert counts == [(5, 5), (7, 7), (9, 9)]
 
 
 # ---------------------------------------------------------------------- what is refused
