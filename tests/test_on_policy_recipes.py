@@ -300,6 +300,12 @@ def test_hidden_layers_have_a_learning_rate_of_their_own(shared):
     assert len(body["params"]) == (2 if shared else 4)
 
 
+def test_a_factor_of_hidden_layers_is_refused_where_there_are_none():
+    with pytest.raises(SettingError, match=r"body_lr_factor=0\.25 has no effect"):
+        built("ppo", hidden_sizes=[], body_lr_factor=0.25)
+    built("ppo", hidden_sizes=[], critic_hidden_sizes=[8], body_lr_factor=0.25)
+
+
 # ---------------------------------------------------------------------- schedules
 def test_coefficients_follow_their_schedules():
     trainer = built("ppo, schedules")

@@ -206,6 +206,9 @@ def parameter_groups(
         networks: of :func:`~kit.modules.make_actor` and its like, which know their hidden layers.
         learning_rate: of output layers and of everything else.
         body_factor: factor of the learning rate of hidden layers; 1: there is one group.
+
+    Raises:
+        SettingError: if there is a factor, and no hidden layer.
     """
     parameters = list(loss.parameters())
     modules: list[Any] = [module for network in networks for module in network.modules()]
@@ -215,6 +218,9 @@ def parameter_groups(
         {"params": [p for p in parameters if id(p) not in body], "lr": learning_rate},
         {"params": [p for p in parameters if id(p) in body], "lr": learning_rate * body_factor},
     ]
+    if body_factor != 1.0 and not groups[1]["params"]:
+        why = "has no effect: there are no hidden layers"
+        raise SettingError("body_lr_factor", body_factor, why, [1.0])
     return [group for group in groups if group["params"]]
 
 
