@@ -75,9 +75,9 @@ class HindsightReplayBuffer(HERReplayBuffer):  # type: ignore[misc, unused-ignor
 
     def add(self, data: TensorDictBase) -> Tensor:
         """Store one row; of one environment only."""
-        index: Tensor = super().add(data)
         if self.num_envs > 1:
             raise SettingError("num_envs", self.num_envs, "does not add single rows", "use extend")
+        index: Tensor = super().add(data)
         self.note(data.get(self.end_key).reshape(1, 1))
         return index
 

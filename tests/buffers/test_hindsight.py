@@ -105,6 +105,44 @@ def test_all_goals_that_a_strategy_allows_are_drawn():
     assert {tuple(goal) for goal in goals} == {(e, 0, t) for e in range(2) for t in range(5)}
 
 
+def test_goals_of_any_episode_are_drawn_where_the_strategy_is_random():
+    torch.manual_seed(0)
+    replay, batch = replay_of(100, "random"), Episodes(2, 0).batch(4)
+    replay.extend(batch)
+    goals = {tuple(goal) for goal in replay.buffer.sample()["desired_goal"].tolist()}
+    assert goals == {tuple(where) for where in batch["where"].flatten(0, 1).tolist()}
+
+
+def test_rows_that_are_added_one_by_one_are_those_that_are_stored_at_once():
+    batch, drawn = Episodes(1, 0).batch(9), []
+    one_by_one, at_once = replay_of(20, "future"), replay_of(20, "future")
+    for row in batch[0]:
+        one_by_one.buffer.add(row)
+    at_once.extend(batch)
+    for replay in (one_by_one, at_once):
+        torch.manual_seed(0)
+        drawn.append(replay.buffer.sample()["desired_goal"])
+    assert torch.equal(*drawn)
+
+
+def test_an_emptied_buffer_begins_again_also_with_other_environments():
+    replay = replay_of(50, "future")
+    replay.extend(Episodes(2, 0).batch(4))
+    replay.buffer.empty()
+    replay.extend(Episodes(3, 1).batch(4))
+    assert len(replay.buffer) == 12
+    check(replay, "future")
+
+
+def test_rewards_stay_where_no_row_gets_another_goal():
+    replay = replay_of(50, "future")
+    replay.buffer.her_ratio = 0.0
+    replay.extend(Episodes(1, 0).batch(4))
+    sample = replay.buffer.sample()
+    assert (sample["next", "reward"] == 0).all()
+    assert (sample["desired_goal"] == -1).all()
+
+
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_a_restored_buffer_draws_the_same_goals(num_envs):
     episodes = Episodes(num_envs, 1)
@@ -177,6 +215,20 @@ def test_environments_do_not_change_their_number():
     replay.extend(Episodes(2, 0).batch(4))
     with pytest.raises(SettingError, match="num_envs=3 differs from the 2 environments"):
         replay.extend(Episodes(3, 0).batch(4))
+
+
+def test_rows_are_stored_of_all_environments_or_not_at_all():
+    buffer = replay_of(50, "future").buffer
+    buffer.belong_to(2)
+    rows = Episodes(1, 0).batch(3)[0]
+    with pytest.raises(SettingError, match="num_envs=2 does not divide the 3 rows") as refused:
+        buffer.extend(rows)
+    assert refused.value.works == (
+        "collect with steps_per_env: whole episodes are not of one length"
+    )
+    with pytest.raises(SettingError, match="num_envs=2 does not add single rows; use extend"):
+        buffer.add(rows[0])
+    assert len(buffer) == 0
 
 
 def test_several_steps_do_not_go_with_hindsight():
