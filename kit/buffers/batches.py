@@ -14,6 +14,7 @@ from torchrl.data import (
     HERReplayBuffer,
     LazyTensorStorage,
     ReplayBuffer,
+    RoundRobinWriter,
 )
 from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers.samplers import Sampler, SliceSampler
@@ -491,12 +492,12 @@ class ReplayBatches:
             return
         if self._hindsight is not None:
             self._hindsight.close_open_episodes()
-        cursor = getattr(self.buffer.writer, "_cursor", None)
-        if cursor is None:  # what a writer of another kind wrote last only it knows
+        writer = self.buffer.writer
+        if not isinstance(writer, RoundRobinWriter):  # only it knows what it wrote last
             return
         places = min(num_envs, filled) if self.buffer.storage.ndim == 1 else 1
         for number in range(places):
-            close(self._rows((int(cursor) - 1 - number) % filled))
+            close(self._rows((int(writer._cursor) - 1 - number) % filled))
 
 
 def _plain(rows: TensorDictBase) -> dict[str, Any]:

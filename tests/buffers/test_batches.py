@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchrl.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, TensorDict
@@ -16,6 +17,7 @@ from torchrl.data import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
+    TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
 from torchrl.data.replay_buffers import samplers
@@ -540,6 +542,21 @@ def test_an_episode_that_has_ended_by_itself_is_not_truncated_too():
     assert not replay.buffer[:]["next", "truncated"].any()
 
 
+def test_no_row_is_truncated_where_the_writer_keeps_the_best_in_no_order():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(3),
+        writer=TensorDictMaxValueWriter(rank_key=("next", "reward")),
+        batch_size=4,
+    )
+    replay = ReplayBatches(buffer)
+    batch = batch_of(1, 4)
+    batch["next", "reward"] = batch["observation"]
+    replay.extend(batch)  # the newest takes the place of the oldest
+    assert replay.buffer[:]["number"].tolist() == [3, 1, 2]
+    replay.close_open_episodes(1)
+    assert not replay.buffer[:]["next", "truncated"].any()
+
+
 # ---------------------------------------------------------------------- in the loop
 def test_a_prioritized_sampler_is_told_the_errors_of_every_minibatch():
     plan = off_policy_plan()
@@ -708,6 +725,19 @@ def test_a_buffer_whose_transitions_are_used_up_resumes_with_their_places():
         torch.manual_seed(0)
         drawn.append(numbers(one, plan, limit=3))
     assert drawn[0] == drawn[1]
+
+
+def test_priorities_that_no_checkpoint_would_hold_are_refused():
+    class Compiled(torchrl.data.PrioritizedSampler):
+        def _init(self) -> None:
+            """Makes no trees: TorchRL's extension may be that of another release of PyTorch."""
+
+    sampler = Compiled(100, alpha=0.6, beta=0.4)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler, batch_size=8)
+    message = "^sampler='Compiled' of TorchRL keeps priorities in compiled trees, which no checkpoi"
+    with pytest.raises(SettingError, match=message) as refused:
+        ReplayBatches(buffer)
+    assert refused.value.works == "use kit.buffers.PrioritizedSampler, with the same arguments"
 
 
 def test_a_sample_unit_of_the_buffer_acts():
