@@ -167,6 +167,33 @@ def test_what_holds_no_window_is_refused():
         filled(40, 8, [[99]], [3]).sample(1)
 
 
+def test_environments_do_not_change_their_number():
+    replay = filled(40, 4, [[3], [3]], [2])
+    with pytest.raises(SettingError, match="num_envs=3 differs from the 2 environments") as refused:
+        replay.extend(batch([World(number, [3]) for number in range(3)], 2))
+    assert refused.value.works == [2]
+
+
+def test_its_length_is_the_number_of_records_that_are_held():
+    assert len(SequenceReplay(40, 4)) == 0
+    assert len(filled(40, 4, [[3], [99]], [3])) == 4 + 3
+    assert len(filled(16, 4, [[99], [99]], [10])) == 16
+
+
+def test_a_batch_without_steps_adds_nothing():
+    replay = filled(40, 4, [[9]], [5])
+    replay.extend(batch([World(0, [9])], 1)[:, :0])
+    assert len(replay) == 5
+
+
+def test_a_memory_is_empty_again_that_restores_an_empty_one():
+    replay = filled(40, 4, [[9]], [5])
+    replay.load_state_dict(SequenceReplay(40, 4).state_dict())
+    assert len(replay) == 0
+    replay.extend(batch([World(0, [9]), World(1, [9])], 4))
+    assert len(replay) == 8
+
+
 def test_whole_episodes_follow_one_another():
     long, short = batch([World(0, [4])], 4)[0], batch([World(1, [2])], 2)[0]
     padded = torch.cat([short, torch.zeros_like(short)])

@@ -98,6 +98,29 @@ def test_whole_episodes_can_be_stored_for_sequences_of_one_step_alone():
         make_replay_buffer(50, 4, sequence_length=2).extend(episodes)
 
 
+def test_environments_change_their_number_only_where_nothing_is_stored():
+    replay = make_replay_buffer(50, 4, sequence_length=2)
+    replay.extend(batch_of(2, 5, 0))
+    with pytest.raises(SettingError, match="num_envs=3 differs from the 2 environments") as refused:
+        replay.extend(batch_of(3, 5, 0))
+    assert refused.value.works == [2]
+    replay.buffer.empty()
+    replay.extend(batch_of(3, 5, 0))
+    assert len(replay.buffer) == 15
+
+
+def test_a_sampler_is_written_to_a_folder_and_read_again(tmp_path):
+    replay, again = (make_replay_buffer(8, 4, sequence_length=2).buffer for _ in range(2))
+    replay.extend(batch_of(1, 11, 0)[0])
+    replay.dumps(tmp_path)
+    again.loads(tmp_path)
+    drawn = []
+    for buffer in (replay, again):
+        torch.manual_seed(0)
+        drawn.append(buffer.sample()["time"])
+    assert torch.equal(*drawn)
+
+
 def test_a_buffer_is_allocated_when_it_is_first_used():
     assert len(make_replay_buffer(10**15, 4).buffer) == 0
 
