@@ -405,7 +405,7 @@ class VTrace(GAE):
         self.max_rho, self.max_c = max_rho, max_c
         if len(actor_network.log_prob_keys) != 1:
             why = "has several actions, each with a log-probability of its own"
-            works = "an environment whose action is one array"
+            works = "use an environment whose action is one array"
             raise SettingError("actor_network", type(actor_network).__name__, why, works)
         (self._action,) = actor_network.dist_sample_keys
         (self._log_prob,) = actor_network.log_prob_keys

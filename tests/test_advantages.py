@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -22,11 +23,12 @@ from kit.advantages import (
 )
 from kit.buffers import make_replay_buffer
 from kit.envs import make_env
+from kit.modules import make_actor
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from tests.losses import discrete_actor, transitions
 from tests.losses import value as critic
-from tests.tiny import on_policy_plan, ppo_parts
+from tests.tiny import Guess, on_policy_plan, ppo_parts
 
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 40))
 
@@ -372,6 +374,14 @@ def test_vtrace_by_given_parameters_is_refused():
     estimator = VTrace(gamma=0.9, value_network=critic(), actor_network=discrete_actor())
     with pytest.raises(SettingError, match=r"actor_network='ProbabilisticActor' has no effect on"):
         estimator(choices_of(2, 5), params=TensorDict())
+
+
+def test_vtrace_of_several_actions_is_refused():
+    space = spaces.Dict({"one": spaces.Discrete(2), "other": spaces.Discrete(3)})
+    actor = make_actor(make_env(lambda: Guess(space), 1), (4,))
+    with pytest.raises(SettingError, match="has several actions, each with a log-prob") as refused:
+        VTrace(gamma=0.9, value_network=critic(), actor_network=actor)
+    assert refused.value.works == "use an environment whose action is one array"
 
 
 def test_a_network_that_decides_on_the_host_is_called_plainly():

@@ -492,16 +492,23 @@ def written_by_minari(
     folder: Path, episode: dict[str, Any], action: spaces.Space, *more: dict[str, Any]
 ) -> None:
     """A data set of an episode, or several, as Minari itself writes it."""
-    minari = needs_minari()
     seen = np.asarray(episode["observations"])
     box = spaces.Box(-9, 9, seen.shape[1:], seen.dtype)
+    created_by_minari(folder, [episode, *more], box, action)
+
+
+def created_by_minari(
+    folder: Path, episodes: list[dict[str, Any]], observation: spaces.Space, action: spaces.Space
+) -> None:
+    """A data set of any episodes, or of none."""
+    minari = needs_minari()
     make = minari.data_collector.EpisodeBuffer
-    buffers = [make(id=number, **one) for number, one in enumerate([episode, *more])]
+    buffers = [make(id=number, **one) for number, one in enumerate(episodes)]
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setenv("MINARI_DATASETS_PATH", str(folder.parent))
         minari.create_dataset_from_buffers(
-            folder.name, buffers, observation_space=box, action_space=action
+            folder.name, buffers, observation_space=observation, action_space=action
         )
 
 
@@ -569,6 +576,23 @@ def test_episodes_of_different_shapes_are_refused(tmp_path):
         kit.buffers.datasets.read_datasets([str(folder)])
 
 
+def test_a_data_set_of_several_arrays_is_refused(tmp_path):
+    folder, box = tmp_path / "few-v0", spaces.Box(-1, 1, (1,))
+    one = np.zeros((4, 1), np.float32)
+    episode = an_episode(one[1:], {"here": one, "there": one})
+    created_by_minari(folder, [episode], spaces.Dict({"here": box, "there": box}), box)
+    message = r"few-v0' has observations or actions that are not one array; flatten them\.$"
+    with pytest.raises(SettingError, match=message):
+        kit.buffers.datasets.read_datasets([str(folder)])
+
+
+def test_a_data_set_without_an_episode_is_refused(tmp_path):
+    folder, box = tmp_path / "none-v0", spaces.Box(-1, 1, (1,))
+    created_by_minari(folder, [], box, box)
+    with pytest.raises(SettingError, match=r"none-v0' holds no episode; record some\.$"):
+        kit.buffers.datasets.read_datasets([str(folder)])
+
+
 def test_a_data_set_whose_file_was_cut_off_is_refused(tmp_path):
     folder = tmp_path / "few-v0"
     force = np.zeros((3, 1), np.float32)
@@ -599,6 +623,27 @@ def test_a_data_set_is_read_as_it_was_written(tmp_path):
         write(folder, rows, env)
     with pytest.raises(SettingError, match="is no folder of a data set"):
         kit.buffers.datasets.read_datasets([str(tmp_path)])
+
+
+def test_steps_of_which_no_episode_has_ended_are_no_data_set(tmp_path):
+    needs_minari()
+    with pytest.raises(SettingError, match=r"^episodes=0 have ended; record more steps\.$"):
+        write(tmp_path / "open-v0", transitions(5, ends=20), make_env("Pendulum-v1", 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_other_data_sets_stays_as_it_is(tmp_path, monkeypatch):
+    needs_minari()
+    monkeypatch.setenv("MINARI_DATASETS_PATH", "elsewhere")
+    write(tmp_path / "few-v0", transitions(20, ends=20), make_env("Pendulum-v1", 1))
+    assert os.environ["MINARI_DATASETS_PATH"] == "elsewhere"
+
+
+def test_a_data_set_of_an_environment_that_is_none_of_gymnasiums_names_none(tmp_path):
+    needs_minari()
+    env = make_env("Pendulum-v1", 1, vectorization="tensor")
+    write(tmp_path / "tensor-v0", transitions(20, ends=20), env)
+    assert metadata(tmp_path / "tensor-v0").env_spec is None
 
 
 def metadata(folder: Path) -> Any:
