@@ -23,6 +23,7 @@ from kit.cli.launch import main
 from kit.cli.saved_runs import find_run
 from kit.dialects import DIALECTS, Pyrado
 from kit.dialects.carried import carry
+from tests.short_runs import one_line
 
 SHORT = [
     "env.num_envs=2", "steps.total_policy_steps=32", "steps.steps_per_env=8", "hidden_sizes=[8]",
@@ -116,6 +117,25 @@ def test_all_runs_of_a_sweep_start_from_the_run_that_was_the_latest_before_it(pl
     ppo(*SHORT, given, "--multirun", "seed=1,2", "start_from=latest")
     after = set(Path(place).glob("ppo/*/*-s[12]"))
     assert [settings_of(run)["start_from"] for run in after] == [str(before)] * 2
+
+
+def test_so_do_they_where_others_of_them_start_from_none():
+    ppo(*SHORT)
+    before = str(find_run("latest", Path("runs"), "ppo"))
+    ppo(*SHORT, "--multirun", "seed=1,2", "start_from=latest,null")
+    starts = [settings_of(run)["start_from"] for run in sorted(Path("runs").glob("ppo/*/*-s[12]"))]
+    assert starts == [before, None] * 2
+
+
+def test_the_latest_of_several_folders_is_no_run_to_start_a_sweep_from(capsys):
+    with pytest.raises(SystemExit):
+        ppo(*SHORT, "--multirun", "runs=here,there", "start_from=latest")
+    error = (
+        "start_from='latest' would be a run of this sweep, as there are several folders of runs; "
+        "name the folder of a run."
+    )
+    assert capsys.readouterr().err == f"\nerror: {error}\n"
+    assert [*Path().iterdir()] == []
 
 
 @pytest.mark.parametrize("given", ["runs=here", 'runs="here"'])
@@ -218,6 +238,20 @@ def test_a_run_of_a_sweep_that_fails_leaves_the_others_alone(capsys):
     assert (failed["env.id"], failed["folder"], whole["error"]) == ("Nowhere-v0", "", "")
     assert failed["error"].startswith("env.id='Nowhere-v0' is not a registered")
     assert "is not a registered" in out
+
+
+@pytest.mark.parametrize(
+    ("swept", "why"),
+    [
+        ("learning_rate=interval(0.1,0.2)", "does not support sweep type : INTERVAL_SWEEP."),
+        ("learning_rate=${nowhere}", "Interpolation key 'nowhere' not found."),
+    ],
+)
+def test_what_hydra_alone_can_read_of_a_sweep_it_refuses_itself(swept, why, capsys):
+    with pytest.raises(SystemExit):
+        ppo(*SHORT, "--multirun", "seed=0,1", swept)
+    assert one_line(capsys.readouterr().err).endswith(why)
+    assert runs() == []
 
 
 def test_the_table_of_a_sweep_has_values_as_they_were_given(capsys):

@@ -365,17 +365,31 @@ def _runs_of_all(base: Mapping[str, Any], arguments: Sequence[str]) -> str:
 def _with_start(
     base: Mapping[str, Any], arguments: Sequence[str], argument: str, recipe: Recipe
 ) -> str:
-    """Write ``start_from=latest`` with its folder: it would soon be that of a run of the sweep."""
-    if _split(argument)[0] != "start_from" or _parsed(argument).is_sweep_override():
+    """Write ``start_from=latest`` with its folder: it would soon be that of a run of the sweep.
+
+    Raises:
+        SettingError: if there is no such run, or one in each of several folders of runs.
+    """
+    if _split(argument)[0] != "start_from":
         return argument
-    if _parsed(argument).value() != "latest":
+    parsed = _parsed(argument)
+    if not parsed.is_sweep_override():
+        given = [parsed.get_value_element_as_str()]
+    elif parsed.is_discrete_sweep():
+        given = list(parsed.sweep_string_iterator())
+    else:
+        return argument  # Hydra says what is wrong
+    texts = ["latest" if text.strip("\"'") == "latest" else text for text in given]
+    if "latest" not in texts:
         return argument
     runs = [_parsed(a) for a in arguments if _split(a)[0] == "runs"]
     if any(one.is_sweep_override() for one in runs):
-        return argument
+        why = "would be a run of this sweep, as there are several folders of runs"
+        raise SettingError("start_from", "latest", why, "name the folder of a run")
     place = Path(str((runs[-1].value() if runs else base["runs"]) or "runs"))
     folder = str(find_run("latest", place, recipe.name, "start_from"))
-    return "start_from='{}'".format(folder.replace("'", "\\'"))
+    quoted = "'{}'".format(folder.replace("'", "\\'"))
+    return f"start_from={','.join(quoted if text == 'latest' else text for text in texts)}"
 
 
 def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
