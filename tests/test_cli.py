@@ -166,6 +166,11 @@ def test_words_lists_the_vocabularies(kit):
         ("diff sb3 n_envs=4", "does not name two dialects"),
         ("words sb4", "dialect='sb4' is not known; what works: sb3"),
         ("explain sb3 --plot /nowhere/plan.png total_timesteps=500", "cannot be written"),
+        (
+            "explain dreamer train_ratio=33.3 steps=1000000000000 --plot plan.png",
+            "--plot='plan.png' cannot be drawn: the counts are not known in advance.",
+        ),
+        ("explain kit iterations=0 --plot plan.png", "cannot be drawn: the run has no iteration."),
         ("explain kit num_envs=4", "leaves the budget open"),
     ],
 )

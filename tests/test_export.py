@@ -235,6 +235,23 @@ def test_a_policy_that_would_act_otherwise_is_not_written(tmp_path):
     assert not file.exists()
 
 
+def test_a_policy_that_pytorch_cannot_export_is_said_in_one_line(tmp_path):
+    recipe, settings = RUNS["dqn"]
+    run, file = played(recipe, tmp_path, **settings), tmp_path / "policy.pt2"
+    network = run.trainer.evaluate.policy.module[0].module[0]
+    forward = network.forward
+
+    def decides(seen):
+        return forward(seen if float(seen["observation"].sum()) > 0 else seen.clone())
+
+    network.forward = decides
+    with pytest.raises(SettingError, match=r"^policy='.*' cannot be exported: \w+: ") as refused:
+        export(run, file)
+    assert "\n" not in str(refused.value)
+    assert refused.value.works == "play it by SavedRun.policy()"
+    assert not file.exists()
+
+
 def test_a_policy_on_another_device_is_exported_from_the_cpu(tmp_path):
     class Elsewhere:
         trainer = SimpleNamespace(evaluate=SimpleNamespace(device="cuda:0"))

@@ -161,6 +161,18 @@ def test_data_are_normalised_as_what_the_weights_of_another_run_were_learnt_from
     assert torch.equal(seen, second.evaluate.env.normalizer.apply(known, rows["observation"]))
 
 
+@pytest.mark.parametrize("theirs", [True, False])
+@pytest.mark.usefixtures("stored")
+def test_weights_learnt_from_data_on_another_scale_are_refused(theirs, tmp_path):
+    built("bc", runs=str(tmp_path), normalize_data=theirs).run()
+    message = (
+        rf"^normalize_data={not theirs} and start_from=.* {'has' if theirs else 'has no'} norm"
+    )
+    with pytest.raises(SettingError, match=message) as refused:
+        built("bc", runs=str(tmp_path), normalize_data=not theirs, start_from="latest")
+    assert refused.value.works == [theirs]
+
+
 # ---------------------------------------------------------------------- played without its data
 @pytest.mark.parametrize("best", [False, True])
 @pytest.mark.parametrize("name", CONTINUOUS)

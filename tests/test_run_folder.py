@@ -28,7 +28,7 @@ import recipes.rainbow
 import recipes.sac
 import recipes.td3
 from kit.cli.lock import RunLock
-from kit.cli.run_folder import new_sweep
+from kit.cli.run_folder import make_new, new_sweep
 from kit.cli.saved_runs import find_run
 from kit.config import EnvConfig
 from kit.evaluate import SavedRun
@@ -93,6 +93,12 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(NotSaved, match="cannot be written"):
         build(tiny_config(tmp_path))
+
+
+def test_a_link_that_leads_nowhere_is_no_folder_of_runs(tmp_path):
+    (tmp_path / "CartPole-v1").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(NotSaved, match="CartPole-v1 cannot be written: File exists"):
+        make_new(tmp_path / "CartPole-v1" / "first")
 
 
 def test_the_latest_run_is_found_by_number_not_by_letter(tmp_path):
@@ -387,6 +393,12 @@ def test_settings_that_are_not_utf_8_are_said_in_one_line(tmp_path):
         build(tiny_config(tmp_path, resume=str(run)))
 
 
+def test_settings_of_which_there_are_none_are_said_in_one_line(tmp_path):
+    (tmp_path / "config.yaml").write_text("# lost\n")
+    with pytest.raises(SettingError, match=r"^resume=.* has an empty config\.yaml\.$"):
+        build(tiny_config(tmp_path, resume=str(tmp_path)))
+
+
 # ---------------------------------------------------------------------- weights of another run
 @pytest.mark.parametrize("recipe", [recipes.ppo, recipes.sac])
 def test_a_run_starts_from_the_weights_and_the_normalisation_of_another(recipe, tmp_path):
@@ -487,6 +499,14 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     same = {"hidden_sizes": [8], "start_from": "latest", **settings}
     with pytest.raises(SettingError, match="use collector=vector"):
         recipes.ppo.build(recipes.ppo.Config(collector="async", **same))
+
+
+def test_a_run_without_a_checkpoint_gives_no_weights(tmp_path):
+    build(tiny_config(tmp_path)).run()
+    shutil.rmtree(the_run(tmp_path) / "checkpoints")
+    with pytest.raises(SettingError, match=r"^start_from=.* has no checkpoint yet; ") as refused:
+        build(tiny_config(tmp_path, start_from="latest"))
+    assert refused.value.works == "let it run on, or resume it"
 
 
 class Numbers(gym.Env[Any, Any]):

@@ -181,6 +181,13 @@ def test_modules_of_the_project_are_trusted(way, attack, tmp_path):
     assert trap.exists()
 
 
+@pytest.mark.parametrize("module", ["nowhere_at_all", "__main__", ".."])
+def test_modules_that_are_found_nowhere_are_not_of_the_project(module, attack):
+    run, _ = attack(loss=f"{module}:Loss", recipe="recipes.ppo")
+    with pytest.raises(SettingError, match=r"^loss=.* outside the project"):
+        SavedRun(run)
+
+
 def test_modules_beside_the_recipe_are_trusted(attack, tmp_path, monkeypatch):
     """One's own recipe, and a loss beside it, run from another folder."""
     run, _ = attack(tmp_path / "mine", **WAYS["loss"])

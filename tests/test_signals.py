@@ -7,15 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import recipes.ppo
 from kit.cli.launch import main
+from kit.cli.signals import Signals
 from kit.hooks import Hook
 from kit.trainer.checkpoint import Checkpoints
-from tests.short_runs import COMMON, SHORT, policy_steps_in, the_run
+from tests.short_runs import COMMON, SHORT, policy_steps_in, the_run, tiny_config
 from tests.waiting import wait_until
 
 RUN = [*SHORT["ppo"], *COMMON, "log_every=16", "checkpoint_every=1000"]
@@ -142,6 +144,23 @@ def test_without_a_run_folder_it_is_said_that_nothing_was_saved(tmp_path, capfd)
     )
 
 
+def test_a_run_in_another_thread_is_no_business_of_signals(tmp_path):
+    thread = threading.Thread(target=ppo, args=(tmp_path, *RUN))
+    thread.start()
+    thread.join()
+    assert policy_steps_in(the_run(tmp_path))[-1] == 64
+
+
+def test_a_keyboard_interrupt_without_a_signal_is_not_taken_for_one(tmp_path):
+    class Interrupts(Sends):
+        def send(self) -> None:
+            raise KeyboardInterrupt
+
+    trainer = recipes.ppo.build(tiny_config(tmp_path), hooks=[Interrupts(0)])
+    with pytest.raises(KeyboardInterrupt), Signals(trainer, "ppo").handled():
+        trainer.run()
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -162,6 +181,7 @@ SECOND = """
 import os, signal, sys, threading
 import recipes.ppo
 from kit.cli.launch import main
+from kit.cli.signals import Signals
 from kit.hooks import Hook
 
 class Twice(Hook):

@@ -111,7 +111,9 @@ def _explain(given: argparse.Namespace) -> str:
 
 
 def _plot(plan: StepPlan, path: str, title: str) -> None:
-    if not can_count(plan) or not plan.iterations:
+    if not plan.iterations:
+        raise SettingError("--plot", path, "cannot be drawn: the run has no iteration")
+    if not can_count(plan):
         raise SettingError("--plot", path, "cannot be drawn: the counts are not known in advance")
     try:
         picture(plan, path, title)
