@@ -95,6 +95,15 @@ def test_weights_can_be_sent_before_the_next_batch_is_asked_for(asynchronous):
     assert int(collector.collect()["version"].max()) == 2
 
 
+def test_weights_of_another_policy_are_copied_before_they_are_sent(asynchronous):
+    collector, other = asynchronous(max_staleness=0), policy()
+    assert versions(collector, 1) == [0]
+    with torch.no_grad():
+        other.module.version.fill_(7.0)
+    collector.update_policy_weights_(other)
+    assert versions(collector, 2) == [7, 8]
+
+
 def test_it_knows_what_the_collector_in_the_process_knows(asynchronous):
     collector = asynchronous(total_frames=8, init_random_frames=4)
     assert (collector.num_envs, collector.frames_per_batch, len(collector)) == (2, 4, 2)
@@ -241,6 +250,16 @@ def test_what_the_collector_in_the_process_refuses_is_refused_here():
     with pytest.raises(SettingError, match="frames_per_batch") as caught:
         AsyncCollector(make_env(Steps, 2), None, frames_per_batch=5)
     assert caught.value.field == "frames_per_batch"
+
+
+def no_environment():
+    raise KeyError("nothing of this name")
+
+
+def test_what_fails_in_the_process_is_told_here_with_its_trace():
+    message = r"^the process that collects failed: 'nothing of this name'\nTraceback (.|\n)*Key"
+    with pytest.raises(RuntimeError, match=message):
+        AsyncCollector(no_environment, None, frames_per_batch=4)
 
 
 class Shifted(nn.Module):

@@ -257,6 +257,20 @@ def test_nan_in_whole_episodes_is_reported_with_the_copy_and_the_step(what):
     assert f"returned NaN as {what}, 2 policy steps into its episode" in str(caught.value)
 
 
+class Huge(Steps):
+    """Observes and earns numbers whose squares are infinite in float32."""
+
+    def step(self, action):
+        _, _, *rest = super().step(action)
+        return np.array([3e38], np.float32), -3e38, *rest
+
+
+@pytest.mark.parametrize("length", [4, 99])
+def test_huge_numbers_are_not_taken_for_infinity(length):
+    batch = vector(make_env(lambda: Huge(length), 3)).collect()
+    assert (batch["next", "observation"] == torch.tensor(3e38)).all()
+
+
 # ---------------------------------------------------------------------- in another process
 def test_faults_in_the_process_of_an_asynchronous_collector_are_counted_and_logged(tmp_path, capfd):
     env = make_env(raising(tmp_path, 5, length=4), restart_on_error=1)

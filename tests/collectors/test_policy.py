@@ -281,6 +281,28 @@ def test_a_plain_module_or_function_of_tensors_is_refused_and_the_error_wraps_it
         collector.collect()
 
 
+def test_weights_for_a_function_are_refused():
+    def random(tensordict):
+        return tensordict.set("action", torch.zeros(3, dtype=torch.int64))
+
+    collector = VectorCollector(guess(), random, steps_per_env=2)
+    with pytest.raises(SettingError, match=r"^weights=.* cannot be copied into <function .*, no "):
+        collector.update_policy_weights_({"weight": torch.zeros(1)})
+
+
+def test_an_error_of_a_policys_own_is_told_as_it_is():
+    def fails(tensordict):
+        raise RuntimeError("no more film")
+
+    with pytest.raises(RuntimeError, match=r"^no more film$"):
+        VectorCollector(guess(), fails, steps_per_env=2).collect()
+
+
+def test_random_actions_are_called_by_no_program():
+    path = VectorCollector(guess(), None, steps_per_env=2).policy_path
+    assert path == ("module", "actions are random")
+
+
 def test_a_policy_that_writes_an_observation_is_refused():
     env = make_env("CartPole-v1", 2)
     scaled = TensorDictModule(nn.Identity(), in_keys=["observation"], out_keys=["observation"])

@@ -52,6 +52,25 @@ def test_a_collector_that_does_not_fit_is_refused(name, settings, reason):
         make_collector(name, env, None, plan())
 
 
+def test_random_steps_that_are_no_whole_batches_of_torchrls_collector_are_refused():
+    env = make_env("CartPole-v1", 2)
+    off_policy = StepPlan(
+        total_policy_steps=48, num_envs=2, steps_per_env=4, minibatch_size=8, replay_ratio=1,
+        random_steps=12, learning_starts=16, final_evaluation=False,
+    )  # fmt: skip
+    message = r"^random_steps=12 is not a whole number of TorchRL's batches of 8 policy steps; what"
+    with pytest.raises(SettingError, match=message) as refused:
+        make_collector("torchrl", env, make_actor(env, (8,)), off_policy)
+    assert refused.value.works == [8, 16]
+
+
+def test_an_environment_that_is_written_in_torch_already_is_taken_as_it_is():
+    env = make_env("CartPole-v1", 2, vectorization="tensor")
+    collector = make_collector("tensor", env, None, plan())
+    assert collector.env is env.backend.env
+    assert collector.collect().shape == (2, 8)
+
+
 def test_an_argument_that_a_collector_of_ones_own_does_not_act_on_is_refused(monkeypatch):
     class Own(StepsCollector):
         """Passes on what it is given, as that of the docs."""

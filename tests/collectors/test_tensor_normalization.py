@@ -11,6 +11,7 @@ from kit.collectors import TensorCollector, VectorCollector
 from kit.envs import EnvironmentFault, make_env
 from kit.hooks import Evaluator
 from kit.modules import make_actor
+from kit.steps import SettingError
 from kit.testing import PROMISES, CollectorCase, check_collector, counter_env, counter_policy
 
 BOTH = {"normalize_observation": True, "normalize_reward": True}
@@ -153,6 +154,17 @@ def test_statistics_alone_can_be_loaded_into_a_collector():
     collected(trained)
     fresh.normalizer.load_state_dict(trained.normalizer.state_dict())
     assert fresh.normalizer.state_dict() == trained.normalizer.state_dict()
+
+
+def test_statistics_of_another_environment_are_refused():
+    env, other = (
+        make_env(id, 2, vectorization="tensor", normalize_observation=True)
+        for id in ("Pendulum-v1", "CartPole-v1")
+    )
+    env.normalizer = other.normalizer
+    message = r"^normalizer=\('observation', \(4,\)\) is of another environment; what works: .*3\)"
+    with pytest.raises(SettingError, match=message):
+        TensorCollector(env, None, steps_per_env=2)
 
 
 def test_a_second_collector_of_an_environment_goes_on_from_its_statistics():
