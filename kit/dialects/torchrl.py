@@ -386,9 +386,14 @@ def arguments(plan: PlannedCounts) -> tuple[int, int, int]:
     """
     argument = plan.counting.partition(":")[2]
     buffer_size, epochs, limit = rule_numbers(plan, argument, 3, f"{RULE}:1000,1,1")
-    if not limit or plan.minibatch_size is None or plan.update_epochs is not None:
-        name, value = ("minibatch_size", plan.minibatch_size) if limit else ("counting", 0)
-        raise SettingError(name, value, f"cannot be with counting={RULE}", [1])
+    if not limit:
+        works = [f"{RULE}:{buffer_size},{epochs},1"]
+        raise SettingError("counting", plan.counting, "has epochs of no minibatch", works)
+    if plan.minibatch_size is None:
+        raise SettingError("minibatch_size", None, f"is needed for counting={RULE}", [1])
+    if plan.update_epochs is not None:
+        why = f"does not go with counting={RULE}, which has them after the colon"
+        raise SettingError("update_epochs", plan.update_epochs, why, [None])
     return buffer_size, epochs, limit
 
 

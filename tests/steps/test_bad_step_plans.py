@@ -35,6 +35,10 @@ BAD = {
     "unknown rule for the last minibatch": ({"last_minibatch": "keep"}, "last_minibatch"),
     "unknown rounding": ({"rounding": "nearest"}, "rounding"),
     "unknown counting": ({"counting": "sheepl"}, "counting"),
+    "a rule without its number": ({"counting": "dreamer"}, "counting"),
+    "a rule with a word for its number": ({"counting": "sheeprl:many"}, "counting"),
+    "a rule with fewer numbers": ({"counting": "torchrl-growing:9,1"}, "counting"),
+    "a rule of epochs without a minibatch": ({"counting": "torchrl-growing:9,1,0"}, "counting"),
     "steps and episodes": ({"min_episodes": 2, "steps_per_env": 3}, "steps_per_env"),
     "nothing to collect": ({"steps_per_env": None}, "steps_per_env"),
     "length of no episodes": ({"episode_length": 10}, "episode_length"),
@@ -117,6 +121,33 @@ def test_works_with_a_rounding_rule_instead():
     assert StepPlan(total_policy_steps=1001, num_envs=4, rounding="up").total_policy_steps == 1004
     up = StepPlan(iterations=9, num_envs=4, learning_starts=5, replay_ratio=1, rounding="up")
     assert (up.learning_starts, up.asked) == (8, {"learning_starts": 5})
+
+
+@pytest.mark.parametrize(
+    ("counting", "settings", "field", "works"),
+    [
+        ("dreamer:1", {"minibatch_size": 2}, "replay_ratio", [1]),
+        ("sheeprl", {"minibatch_size": 2}, "replay_ratio", [1]),
+        ("torchrl", {"replay_ratio": 1, "minibatch_size": 2}, "update_epochs", [1]),
+        ("torchrl-growing:9,1,1", {"replay_ratio": 1}, "minibatch_size", [1]),
+        ("torchrl-growing:9,1,1", {"update_epochs": 1, "minibatch_size": 2}, "update_epochs",
+         [None]),
+    ],
+)  # fmt: skip
+def test_a_counting_rule_names_what_it_needs(counting, settings, field, works):
+    if not {"replay_ratio", "update_epochs"} & set(settings):
+        settings = {"gradient_steps_per_iteration": 1, **settings}
+    given = {"steps_per_env": 4, "iterations": 2, "counting": counting, **settings}
+    with pytest.raises(SettingError, match=f"counting={counting.partition(':')[0]}") as refused:
+        StepPlan(**given)
+    assert (refused.value.field, refused.value.works) == (field, works)
+
+
+def test_a_budget_of_policy_steps_is_none_where_nothing_is_collected():
+    with pytest.raises(SettingError, match="iterations=None is open where nothing is collected"):
+        StepPlan(
+            steps_per_env=0, gradient_steps_per_iteration=1, minibatch_size=4, total_policy_steps=8
+        )
 
 
 def test_a_rounded_prefill_is_part_of_the_budget():
