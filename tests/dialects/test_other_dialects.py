@@ -314,3 +314,9 @@ def test_the_squared_loss_of_cleanrls_dqn_is_told(algo):
 def test_a_critic_of_pyrado_is_its_settings(algo):
     with pytest.raises(SettingError, match="critic=3 is no GAE; use GAE"):
         Pyrado(algo=algo, critic=3)
+
+
+def test_a_run_of_pyrado_that_trains_nothing_says_so():
+    note = "max_iter=0 is accepted and trains nothing."
+    assert note in Pyrado(max_iter=0, min_steps=10).notes()
+    assert note not in Pyrado(max_iter=1, min_steps=10).notes()

@@ -176,6 +176,24 @@ def test_its_notes_say_what_the_settings_mean():
     assert any("never steps its scheduler" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({"algo": "ppo", "action_repeat": 0}, "action_repeat=0 is taken as 1"),
+        ({"algo": "ppo", "per_rank_batch_size": 1000}, "=1000 is more than the 512 transitions"),
+        ({"algo": "a2c", "version": "0.5.7"}, "In 0.5.7 a minibatch of A2C is so many time steps"),
+        ({"algo": "sac", "version": "0.5.7"}, "SAC of 0.5.7 subtracts its prefill in iterations"),
+        (
+            {"algo": "dreamer_v3", "version": "0.5.7", "per_rank_pretrain_steps": 5},
+            "per_rank_pretrain_steps=5 replaces the gradient steps due at the first training",
+        ),
+    ],
+)
+def test_what_acts_otherwise_than_its_name_says_is_a_note(settings, note):
+    assert any(note in text for text in Sheeprl(**settings).notes())
+    assert not any(note in text for text in Sheeprl(algo=settings["algo"]).notes())
+
+
 @pytest.mark.parametrize("version", ["0.8.4", "0.5.7"])
 def test_on_policy_the_buffer_holds_one_rollout_or_the_library_fails(version):
     settings = {"algo": "ppo", "rollout_steps": 16, "version": version}

@@ -7,6 +7,7 @@ import typing
 
 import pytest
 
+import kit.dialects
 from kit.cli.steps import main
 from kit.dialects import (
     GAE,
@@ -18,6 +19,7 @@ from kit.dialects import (
     Sheeprl,
     Tianshou,
     Tianshou2,
+    as_plan,
     dialect,
 )
 from kit.dialects.carried import _meanings, _meant, _uses_for, carry_over, flat
@@ -252,3 +254,19 @@ def test_a_setting_of_the_target_may_be_fixed_by_its_dotted_name(capsys):
     words = ["translate", "sb3", "algo=ppo", "gamma=0.5", "--to", "sheeprl", "algo.gamma=0.75"]
     assert main(words) == 0
     assert "  gamma=0.75\n" in capsys.readouterr().out
+
+
+def test_what_is_no_plan_and_no_dialect_is_refused():
+    with pytest.raises(SettingError, match=r"^steps=3 is neither a plan nor a dialect; what works"):
+        as_plan(3)
+    with pytest.raises(SettingError, match=r"^plan=3 is not a StepPlan; give a StepPlan\.$"):
+        SB3.from_plan(3)
+    with pytest.raises(AttributeError, match=r"module 'kit\.dialects' has no attribute 'SB4'"):
+        kit.dialects.SB4  # noqa: B018
+
+
+def test_settings_with_the_name_of_their_dialect_are_a_plan():
+    settings = {"n_envs": 4, "total_timesteps": 8192}
+    assert as_plan({"dialect": "sb3", **settings}) == SB3(**settings).to_plan()
+    with pytest.raises(SettingError, match=r"^dialect=None is not known; what works: "):
+        as_plan(settings)
