@@ -18,6 +18,7 @@ from torch.optim import Adam
 from torchrl.objectives import ClipPPOLoss
 
 import recipes.crossq
+import recipes.ddpg
 import recipes.ppo
 import recipes.ppo_pixels
 import recipes.ppo_recurrent
@@ -46,6 +47,7 @@ RECIPES = {
     "ppo": recipes.ppo,
     "sac": recipes.sac,
     "td3": recipes.td3,
+    "ddpg": recipes.ddpg,
     "crossq": recipes.crossq,
     "rainbow": recipes.rainbow,
     "redq": recipes.redq,
@@ -167,12 +169,15 @@ REFUSED = {
     "sac num_critics=1_000_000": "num_critics=1000000 is more than 1000; what works: 1000.",
     "sac buffer_size=1_000_000_000_000": "buffer_size=1000000000000 needs ",
     "ppo hidden_sizes=[1_000_000_000]": "hidden_sizes=1000000000 is more than 16384",
+    f"ppo hidden_sizes=[{','.join('8' * 65)}]": "has more than 64 entries.",
     "ppo seed=9223372036854775808": "is more than 9223372036854775807; what works: 92",
     "ppo threads=100_000": "threads=100000 is more than 1024; what works: 1024.",
     "ppo device=meta": "device='meta' cannot be used",
     # losses that do not fit
     "ppo loss=SACLoss": "loss='SACLoss' is no loss that ppo can use: it takes no loss_critic_type",
     "ppo loss=MAPPOLoss": "loss='MAPPOLoss' is a loss of several agents, and this recipe has one",
+    "ddpg loss=TD3Loss": "loss='TD3Loss' is a loss of actor_network and qvalue_network, and this "
+    "recipe has actor_network and value_network; what works: DDPGLoss.",
     "ppo loss=os:system": "loss='os:system' is no class of loss modules",
     "ppo loss=torch.nn:Linear": "is no loss that ppo can use",
     "crossq loss=SACLoss": "loss='SACLoss' has target networks, which this recipe does not update",
@@ -209,6 +214,8 @@ REFUSED = {
     "ppo collector=async collector_kwargs.max_stalenes=2": "max_stalenes=2 is no argument of "
     "AsyncCollector; what works: max_staleness or",
     "ppo collector=async collector_kwargs.max_staleness=-1": "max_staleness=-1 is less than 0",
+    "ppo collector=torchrl collector_kwargs.max_frames_per_traj=x": "collector_kwargs="
+    "{'max_frames_per_traj': 'x'} are refused by the collector: invalid literal for int()",
     "ppo collector=torchrl collector_kwargs.max_staleness=2": "is no argument of Collector",
     "ppo collector_kwargs.frames_per_batch=8": "frames_per_batch=8 of VectorCollector follows from "
     "other settings; leave it out",

@@ -221,3 +221,14 @@ def test_normalisation_learns_from_steps_of_batches_alone(vectorization):
     assert vectorization == "sync" or collector.idle_env_steps > 50
     # Every step, and the first observations of episodes that begin a batch.
     assert collector.policy_steps + 4 <= count <= collector.policy_steps + 4 * 5
+
+
+@pytest.mark.parametrize("vectorization", ["native", "tensor"])
+def test_episodes_begin_anew_where_a_copy_was_stepped_while_it_had_none(vectorization):
+    """Such copies cannot stand still, and one without an episode may get one in the same batch."""
+    env = make_env("CartPole-v1", 3, vectorization=vectorization, seed=0)
+    collector = EpisodeCollector(env, None, min_steps=60)
+    for _ in range(12):
+        batch = collector.collect()
+        assert batch["observation"][:, 0].abs().max() <= 0.05  # of a reset
+    assert collector.idle_env_steps > 0
