@@ -260,9 +260,10 @@ def _together(
         return EnvPoolBackend(id, num_envs, seed, limit, kwargs)
     from kit.envs.tensor import TensorBackend, make_tensor_env
 
-    kwargs = {"device": device, "max_episode_steps": limit, "seed": seed, **kwargs}
+    own = {"device": device, "max_episode_steps": limit, "seed": seed}
     try:
-        env = make_tensor_env(id, num_envs, action_repeat=options.action_repeat, **kwargs)
+        repeat = options.action_repeat
+        env = make_tensor_env(id, num_envs, action_repeat=repeat, **{**own, **kwargs})
     except TypeError as error:
         raise SettingError("env.kwargs", kwargs, f"are refused by {id}: {error}") from None
     return TensorBackend(env, id)

@@ -236,9 +236,15 @@ def find_spec(id: str) -> EnvSpec:
 
 
 def _make(spec: EnvSpec, limit: int | None, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    with errors_of_making(spec, kwargs), quiet_mujoco(spec):
+        return gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **kwargs)
+
+
+@contextlib.contextmanager
+def errors_of_making(spec: EnvSpec, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Say in one line why Gymnasium cannot make an environment with these arguments."""
     try:
-        with quiet_mujoco(spec):
-            return gym.make(spec, max_episode_steps=limit, disable_env_checker=True, **kwargs)
+        yield
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         why = "needs a package that is missing"
         raise SettingError("env.id", spec.id, why, _install(error)) from None

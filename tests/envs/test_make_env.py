@@ -364,6 +364,14 @@ class Spaceless(gym.Env):
         ({"id": "CartPole-v1", "max_episode_steps": -3}, "max_episode_steps=-3 is less than 1"),
         ({"id": "CartPole-v1", "vectorization": "fast"}, "vectorization='fast' is not a choice"),
         ({"id": "CartPole-v1", "colour": "red"}, "env.kwargs={'colour': 'red'} are refused"),
+        (
+            {"id": "CartPole-v1", "vectorization": "tensor", "colour": "red"},
+            "^env.kwargs={'colour': 'red'} are refused by CartPole-v1: ",
+        ),
+        (
+            {"id": "Pendulum-v1", "vectorization": "native"},
+            "vectorization='native' is not offered by Pendulum-v1; what works: sync or async",
+        ),
         ({"id": Spaceless}, "env.id='Spaceless' has no action_space; set self.action_space in its"),
         ({"id": dict}, "makes a dict, which is no gymnasium.Env"),
         ({"id": Steps()}, r"is one environment, .*; pass a function that makes it: lambda: Steps"),
@@ -381,6 +389,111 @@ def test_what_cannot_be_made_is_refused(settings, message):
             pytest.skip("ale-py is installed")
     with pytest.raises(SettingError, match=message):
         make_env(**settings)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (gym.error.Error("no more."), SettingError, r"env\.id='Own-v0' cannot be made: no more\.$"),
+        (
+            ModuleNotFoundError("No module named 'Box2D'"),
+            SettingError,
+            r"needs a package that is missing; pip install 'torchrl-kit\[box2d\]'\.$",
+        ),
+        (
+            ModuleNotFoundError("No module named 'nowhere'"),
+            SettingError,
+            r"needs a package that is missing; No module named 'nowhere'\.$",
+        ),
+        (TypeError("odd"), EnvironmentFault, "Own-v0: making it raised TypeError: odd"),
+        (OSError("no file"), EnvironmentFault, "Own-v0: making it raised OSError: no file"),
+    ],
+)
+@pytest.mark.parametrize("vectorization", ["sync", "native"])
+def test_an_error_in_making_it_is_said_in_one_line(
+    error, kind, message, vectorization, monkeypatch
+):
+    def fails(**_):
+        raise error
+
+    spec = gym.envs.registration.EnvSpec("Own-v0", fails, vector_entry_point=fails)
+    monkeypatch.setitem(gym.registry, "Own-v0", spec)
+    with pytest.raises(kind, match=message):
+        make_env("Own-v0", 2, vectorization=vectorization)
+
+
+class Says(Scripted):
+    """Observes two numbers, or a dictionary of them, and something else in its second step."""
+
+    def __init__(self, said, several: bool) -> None:
+        super().__init__()
+        self.said, self.several = said, several
+        if several:
+            one = self.observation_space
+            self.observation_space = gym.spaces.Dict({"one": one, "other": Discrete(2)})
+
+    def reset(self, *, seed=None, options=None):
+        seen, info = super().reset(seed=seed)
+        return {"one": seen, "other": 1} if self.several else seen, info
+
+    def step(self, action):
+        return self.said, *super().step(action)[1:]
+
+
+@pytest.mark.parametrize(
+    ("said", "several", "what"),
+    [
+        (None, False, "nothing as observation, its space says shape (2,)"),
+        ({"one": 1}, False, "observation of shape () as observation, its space says shape (2,)"),
+        (None, True, "nothing as one, its space says shape (2,)"),
+        (np.zeros(2), True, "nothing as one, its space says shape (2,)"),
+        ({"one": np.zeros(2)}, True, "nothing as other, its space says shape ()"),
+    ],
+)
+def test_an_observation_that_is_not_of_its_space_is_named(said, several, what):
+    collector = VectorCollector(make_env(lambda: Says(said, several), 1), None, steps_per_env=2)
+    with pytest.raises(EnvironmentFault) as fault:
+        collector.collect()
+    assert str(fault.value).endswith(f"env 0, after 0 policy steps: returned {what}")
+
+
+class Failing(Vector):
+    """A vector environment that raises, or returns other flags."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(AutoresetMode.DISABLED)
+        self.where = where
+
+    def reset(self, **given):
+        if self.where == "reset()":
+            raise OSError("no more")
+        return super().reset(**given)
+
+    def step(self, actions):
+        if self.where == "step()":
+            raise OSError("no more")
+        seen, reward, ended, _, info = super().step(actions)
+        return seen, reward, ended, [0.5, 1.0], info
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("reset()", "environment Failing: reset() raised OSError: no more"),
+        ("step()", "environment Failing, after 0 policy steps: step() raised OSError: no more"),
+        ("flags", "environment Failing, after 0 policy steps: returned [0.5 1. ] as truncated"),
+    ],
+)
+def test_a_vector_environment_that_fails_is_named(where, what):
+    with pytest.raises(EnvironmentFault) as fault:
+        VectorCollector(make_env(Failing(where)), None, steps_per_env=2).collect()
+    assert str(fault.value).partition(" (")[0] == what
+
+
+def test_another_number_than_that_of_a_vector_environment_is_refused():
+    vector = Vector(AutoresetMode.DISABLED)
+    with pytest.raises(SettingError, match=r"env\.num_envs=3 is not the number of .* works: 2\.$"):
+        make_env(vector, 3)
 
 
 @pytest.mark.parametrize("name", ["normalize_observation", "normalize_reward"])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kit.envs.backends.base import EnvBackend, Mask, StepArrays, infos_of_arrays
 from kit.envs.errors import FAULTS, EnvironmentFault, fault_of
 from kit.envs.plain_values import CannotCapture
+from kit.envs.single_env import errors_of_making
 from kit.envs.spaces import Arrays, some
 from kit.envs.state import capture, held, learning_layer, restore
 from kit.steps.errors import SettingError
@@ -226,12 +227,8 @@ def make_native(
         )
     limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
     limited = {} if limit is None else {"max_episode_steps": limit}
-    try:
+    with errors_of_making(spec, kwargs):
         vector = gym.make_vec(spec, num_envs, "vector_entry_point", **{**kwargs, **limited})
-    except TypeError as error:
-        if not kwargs:
-            raise fault_of(spec.id, None, error, "making it") from error
-        raise SettingError("env.kwargs", kwargs, f"are refused by {spec.id}: {error}") from None
     if type(vector.unwrapped).__name__ == "CartPoleVectorEnv":
         vector = _SameStepCartPole(vector)
     return NativeBackend(vector, spec.id)
