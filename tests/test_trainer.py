@@ -27,7 +27,7 @@ from torchrl.data import (
 from torchrl.envs import Transform
 from torchrl.objectives import SoftUpdate
 
-from kit.buffers import PrioritizedSampler, ReplayBatches, make_replay_buffer
+from kit.buffers import PrioritizedSampler, ReplayBatches, RolloutBatches, make_replay_buffer
 from kit.collectors import TensorCollector, VectorCollector
 from kit.envs import EnvironmentFault, make_env
 from kit.hooks import BestPolicy, Console, Evaluator, Hook, NotFinite, StopWhen, TargetKL
@@ -1276,6 +1276,44 @@ def test_a_sampler_that_gives_fewer_transitions_than_planned_is_refused_when_it_
     message = r"sampler='SamplerWithoutReplacement' gave 2 transitions for a minibatch of 4"
     with pytest.raises(SettingError, match=message):
         trainer.run()
+
+
+def ppo_trainer_of(kind, plan, **changes):
+    """A trainer with a collector of this kind."""
+    parts = ppo_parts(plan) | changes
+    own = parts["collector"]
+    parts["collector"] = kind(own.env, own.policy, frames_per_batch=plan.frames_per_batch)
+    return Trainer(plan=plan, **parts)
+
+
+def test_a_batch_of_another_size_than_planned_is_refused_when_it_comes():
+    class Short(VectorCollector):
+        def _collect(self):
+            return super()._collect()[:, :2]
+
+    message = r"^collector='Short' gave a batch of 4 policy steps, shape \(2, 2\), where .* has 16"
+    with pytest.raises(SettingError, match=message) as refused:
+        ppo_trainer_of(Short, on_policy_plan()).run()
+    assert refused.value.works == "frames_per_batch=16"
+
+
+def test_a_return_that_is_no_number_is_a_fault_of_the_environment():
+    class Unchecked(VectorCollector):
+        def take_episodes(self):
+            return [one._replace(episode_return=math.nan) for one in super().take_episodes()]
+
+    message = r"^environment CartPole-v1, env \d.*: gave rewards whose sum over an episode is nan$"
+    with pytest.raises(EnvironmentFault, match=message):
+        ppo_trainer_of(Unchecked, on_policy_plan()).run()
+
+
+def test_minibatches_of_which_there_are_none_are_refused():
+    class Empty(RolloutBatches):
+        def epoch(self, plan, limit):
+            return iter(())
+
+    with pytest.raises(SettingError, match=r"^buffer='Empty' has no minibatch to train on\.$"):
+        ppo_trainer_of(VectorCollector, on_policy_plan(), buffer=Empty()).run()
 
 
 def test_a_writer_whose_state_no_checkpoint_could_hold_is_refused_where_there_are_any(tmp_path):

@@ -230,6 +230,24 @@ def test_policies_without_a_distribution_are_refused():
         TrustRegion(nn.Module(), linear)
 
 
+def test_a_recurrent_policy_is_refused():
+    actor, loss, _ = parts("discrete")
+    actor.in_keys = [*actor.in_keys, "is_init"]
+    with pytest.raises(SettingError, match=r"is recurrent; use recipes\.ppo_recurrent\.$"):
+        TrustRegion(loss, actor)
+
+
+def test_a_loss_that_returns_none_is_refused():
+    class Silent(nn.Module):
+        def forward(self, batch: TensorDictBase) -> TensorDict:
+            return TensorDict({"entropy": torch.zeros(())})
+
+    actor, _, batch = parts("discrete")
+    message = r"^loss_module='Silent' has no entry named loss\.{3}, .*; it returns \['entropy'\]"
+    with pytest.raises(SettingError, match=message):
+        TrustRegion(Silent(), actor)(batch)
+
+
 def test_a_loss_that_the_step_would_leave_as_it_is_is_refused():
     actor, _, batch = parts("discrete")
     env = make_env(lambda: Still(SPACES["discrete"]), num_envs=1)

@@ -211,3 +211,10 @@ def test_counts_below_one_and_other_types_are_refused():
         FitCritic(critic, epochs=1, minibatch_size=0, **HORIZON)
     with pytest.raises(SettingError, match="precision='float16' is not a choice"):
         FitCritic(critic, epochs=1, precision="float16", **HORIZON)
+
+
+def test_a_recurrent_critic_is_refused():
+    _, critic = collected()
+    critic.in_keys = [*critic.in_keys, "is_init"]
+    with pytest.raises(SettingError, match=r"^critic='.*' is recurrent; fit it jointly\.$"):
+        FitCritic(critic, epochs=1, **HORIZON)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from torchrl.envs import GymEnv
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import GRUModule
 
@@ -157,3 +159,36 @@ def test_an_episode_that_does_not_end_is_said_and_ends_the_evaluation(monkeypatc
     monkeypatch.setattr("kit.hooks.evaluation._LONG", 50)
     short = make_env(lambda: Scripted(length=49), 1)
     assert len(Evaluator(short, make_actor(short), episodes=3).play()) == 3
+
+
+class NotANumber(Scripted):
+    """Observes NaN, or earns it, in the second step of its episode."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.made = what, 0
+
+    def reset(self, **given):
+        self.made = 0
+        return super().reset(**given)
+
+    def step(self, action):
+        seen, reward, *rest = super().step(action)
+        self.made += 1
+        if self.made == 2:
+            seen, reward = (seen * np.nan, reward) if self.what == "observation" else (seen, np.nan)
+        return seen, reward, *rest
+
+
+@pytest.mark.parametrize("what", ["observation", "reward"])
+def test_nan_in_an_evaluation_is_a_fault_of_its_environment(what):
+    env = make_env(lambda: NotANumber(what), 2)
+    with pytest.raises(EnvironmentFault, match=f"env 0, .*: returned NaN as {what}"):
+        Evaluator(env, make_actor(env, (4,)), episodes=2)(1)
+
+
+def test_an_environment_that_cannot_be_made_anew_is_evaluated_in_no_other():
+    env = make_env(GymEnv("CartPole-v1", categorical_action_encoding=True))
+    evaluator = Evaluator(env, make_actor(env, (4,)), episodes=2)
+    with pytest.raises(SettingError, match="cannot be made a second time; make it by make_env"):
+        evaluator.again(episodes=1, seed=0)

@@ -6,6 +6,7 @@ import gymnasium as gym
 import pytest
 import torch
 
+from kit.envs import make_env
 from kit.modules import make_actor, make_body, make_q_network, make_value
 from kit.modules.critics import make_action_value
 from kit.modules.exploration import EpsilonGreedy
@@ -38,3 +39,20 @@ def test_networks_are_made_for_an_environment_of_make_env(make):
     for given, shown in (("CartPole-v1", "CartPole-v1"), (gym.make("CartPole-v1"), "TimeLimit")):
         with pytest.raises(SettingError, match=f"env='{shown}' is no environment of make_env"):
             make(given)
+
+
+class Table(gym.Env):
+    """Observes a table of choices."""
+
+    observation_space = gym.spaces.MultiDiscrete([[2, 3], [4, 5]])
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+
+def test_choices_along_several_dimensions_are_refused():
+    message = r"^observation_space\.nvec=\[\[2, 3\], \[4, 5\]\] has 2 dimensions, .* along one; "
+    with pytest.raises(SettingError, match=message) as refused:
+        make_actor(make_env(Table, 1), (4,))
+    assert refused.value.works == "reshape it in a wrapper: MultiDiscrete([2, 3, 4, 5])"
