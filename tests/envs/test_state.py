@@ -437,6 +437,45 @@ def test_an_object_is_not_put_where_there_is_none():
         restore(again, capture(env))
 
 
+class Part:
+    """An object that is part of a state."""
+
+
+class Holds(Keeps):
+    """Holds an object, or a text in its place, as another release of a simulator might."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held, self.number = held, 0
+
+    def next(self) -> float:
+        self.number += 1
+        return float(self.number)
+
+
+@pytest.mark.parametrize("transformed", [False, True])
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_state_that_does_not_fit_any_more_is_said_and_episodes_begin_anew(
+    transformed, vectorization
+):
+    def collector(held: type) -> VectorCollector:
+        env = make_env(lambda: Holds(held()), 2, vectorization=vectorization)
+        env = make_env(TransformedEnv(env, StepCounter(9))) if transformed else env
+        return VectorCollector(env, None, steps_per_env=3)
+
+    before, same, other = collector(Part), collector(Part), collector(str)
+    before.collect()
+    for after in (same, other):
+        after.load_state_dict(before.state_dict())
+    assert same.exact_resume
+    assert not other.exact_resume
+    assert other.env.not_resumable == "a str is where a Part was"
+    batches = [one.collect()["next", "done"][0, :, 0].tolist() for one in (before, same, other)]
+    assert batches == [[False, True, False], [False, True, False], [False] * 3]
+    for one in (before, same, other):
+        one.shutdown()
+
+
 @pytest.mark.parametrize("name", ["seed", "default_rng", "RandomState", "test"])
 def test_only_bit_generators_are_made(name):
     env = Draws()

@@ -216,10 +216,15 @@ def state_below(env: EnvBase) -> dict[str, Any]:
 
 
 def load_state_below(env: EnvBase, state: dict[str, Any]) -> None:
-    """Restore a state of :func:`state_below`."""
+    """Restore a state of :func:`state_below`.
+
+    Raises:
+        CannotCapture: if an environment has nothing of that kind where an object was.
+    """
     for part, saved in zip(_below(env), state["parts"], strict=True):
         if isinstance(part, VectorEnv):
-            part.load_full_state(saved)
+            if not part.load_full_state(saved):
+                raise CannotCapture(part.not_resumable)
         else:
             restore(part, saved)
     for one, entries in zip(_serial(env), state["shown"], strict=True):
