@@ -69,8 +69,9 @@ def make_actor(
         return_log_prob: whether the policy writes the log-probability of its actions.
 
     Raises:
-        SettingError: if an action is of a kind this policy cannot choose, or cannot be masked; or
-            if ``body`` writes no ``features``, does not say how many, or comes with ``after``.
+        SettingError: if an action is of a kind this policy cannot choose, or cannot be masked; an
+            observation has the name of an output; or if ``body`` writes no ``features``, does not
+            say how many, or comes with ``after``.
     """
     one_of("continuous", continuous, get_args(Continuous))
     if continuous == "deterministic":
@@ -99,6 +100,10 @@ def make_actor(
         module = TensorDictSequential(
             body, TensorDictModule(head, in_keys=["features", *masks], out_keys=parameters)
         )
+    if both := {leaf.key for leaf in of_make_env(env).observation_leaves} & {*module.out_keys}:
+        why = "is written by the policy, in whose losses it would stand for the observation"
+        works = f"rename it, to own_{min(both)} for example"
+        raise SettingError("observation_space", min(both), why, works)
     one = next(iter(heads.values()))
     several = {
         "distribution_map": {key: head.distribution for key, head in heads.items()},

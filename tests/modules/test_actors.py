@@ -179,6 +179,17 @@ def test_a_body_that_does_not_say_what_it_writes_is_refused(make):
             make(env, body=body)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_observation_with_the_name_of_an_output_of_the_actor_is_refused(shared):
+    # SAC's loss hides what its actor writes from batches, and its critics would read it.
+    name = "features" if shared else "scale"
+    space = spaces.Dict({name: spaces.Box(-1, 1, (2,)), "place": spaces.Box(-1, 1, (2,))})
+    action = spaces.Box(-1, 1, (2,), np.float32)
+    env = make_env(lambda: Scripted(observation_space=space, action_space=action), 2)
+    with pytest.raises(SettingError, match=f"observation_space='{name}' .*; rename it, to own_"):
+        make_actor(env, continuous="tanh_normal", body=make_body(env) if shared else None)
+
+
 def test_a_kind_of_continuous_actions_that_there_is_not_is_refused():
     with pytest.raises(SettingError, match="continuous='gaussian' is not a choice; what works"):
         make_actor(make_env("Pendulum-v1"), continuous="gaussian")
