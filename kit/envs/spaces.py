@@ -148,7 +148,7 @@ def leaves(space: gym.Space[Any], root: str, field: str) -> list[Leaf]:
 _OTHERS = {
     "action", "reward", "done", "terminated", "truncated", "next", "collector", "_reset",
     "index", "state_value", "advantage", "value_target", "is_init", "td_error", "steps_to_next_obs",
-    "latent", "before",
+    "latent", "before", "priority_weight",
 }  # fmt: skip
 """Entries of batches and minibatches that are no observations."""
 _OF_SPECS = {"device", "dtype", "shape", "space"}

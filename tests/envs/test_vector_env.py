@@ -75,7 +75,7 @@ def test_one_object_is_not_several_environments():
 @pytest.mark.parametrize(
     "name",
     ["action", "reward", "done", "next", "collector", "index", "state_value", "advantage",
-     "is_init", "td_error", "steps_to_next_obs", "latent", "before"],
+     "is_init", "td_error", "steps_to_next_obs", "latent", "before", "priority_weight"],
 )  # fmt: skip
 def test_an_observation_with_the_name_of_another_entry_is_refused(name):
     space = gym.spaces.Dict({name: gym.spaces.Box(0, 1, (2,)), "position": gym.spaces.Discrete(3)})
