@@ -76,8 +76,7 @@ class Leaf:
     @cached_property
     def _highest(self) -> Any:
         """Largest choice, counted from 0; ``None`` where there are no choices."""
-        highest = _whole_numbers(self.space)[1]
-        return highest if isinstance(self.space, _CHOICES) else None
+        return None if isinstance(self.space, gym.spaces.Box) else _whole_numbers(self.space)[1]
 
     def misfit(self, value: Any) -> str | None:
         """Say which whole number cannot be stored as it is, or is a choice that there is not.

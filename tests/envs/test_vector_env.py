@@ -116,6 +116,7 @@ NOT_HELD = [
     (Discrete(5, start=2), np.int64(1), "1"),
     (Discrete(5), 0.5, "0.5"),
     (MultiDiscrete([2, 3], start=[0, 4]), np.array([1, 7]), "7"),
+    (gym.spaces.MultiBinary(3), np.array([0, 2, 1]), "2"),
 ]
 
 
