@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -141,8 +140,11 @@ class Shared:
 
     def _places(self) -> Iterator[tuple[str, str, Any]]:
         for kind in self._classes:
-            module = vars(sys.modules.get(kind.__module__, types))
-            functions = [value for value in vars(kind).values() if not isinstance(value, type)]
+            methods = [_function(value) for value in vars(kind).values()]
+            functions = [method for method in methods if isinstance(method, types.FunctionType)]
+            # Those that were sent to a process by value have globals of their own there.
+            own = (function.__globals__ for function in functions)
+            module = next((found for found in own if found["__name__"] == kind.__module__), {})
             for name, value in vars(kind).items():
                 if not name.startswith("__"):
                     yield kind.__name__, name, value
@@ -150,12 +152,15 @@ class Shared:
                 yield kind.__module__, name, module[name]
 
 
+def _function(method: Any) -> Any:
+    return getattr(method, "fget", getattr(method, "__func__", method))
+
+
 def _globals_named(functions: list[Any], module: dict[str, Any]) -> set[str]:
     """Names of a module that functions use, themselves or through other functions of it."""
     found: set[str] = set()
     while functions:
-        function = functions.pop()
-        function = getattr(function, "fget", getattr(function, "__func__", function))
+        function = _function(functions.pop())
         codes = [code] if (code := getattr(function, "__code__", None)) else []
         while codes:
             code = codes.pop()

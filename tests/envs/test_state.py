@@ -682,6 +682,24 @@ def test_state_that_environments_share_is_said_and_turns_exact_resume_off(make):
     assert not again.load_full_state(state)
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_globals_of_a_script_or_notebook_are_seen_to_change_in_other_processes_too(vectorization):
+    script = {"__name__": "of_a_notebook", "Keeps": Keeps, "COUNT": 0}
+    exec(
+        "class Counts(Keeps):\n"
+        "    def next(self):\n"
+        "        global COUNT\n"
+        "        COUNT += 1\n"
+        "        return float(COUNT)\n",
+        script,
+    )
+    env = make_env(script["Counts"], 2, vectorization=vectorization)
+    env.start()
+    said = "of_a_notebook.COUNT changes, which all environments of a process share"
+    assert env.full_state()["not_resumable"] == said
+    env.close()
+
+
 class DrawsFromAPlaceOfItsClass(Keeps):
     """Draws from a space that all environments share, which is seeded as that of each."""
 
