@@ -65,6 +65,8 @@ class Encoder:
         name = type(layer).__name__
         if hasattr(type(layer), "load_state_dict"):
             return {"own": self(layer.state_dict(), name)}
+        if _has_slots(type(layer)):
+            raise CannotCapture(f"{name} keeps its state in __slots__")
         return {"attributes": self.attributes(layer, name)}
 
     def attributes(self, owner: Any, where: str) -> dict[str, Any]:
@@ -201,10 +203,12 @@ def package(kind: type) -> str:
 
 def _is_plain(kind: type) -> bool:
     """Whether the attributes of its objects are their whole state."""
-    bases = kind.__mro__[:-1]
-    made_plainly = getattr(kind, "__new__", None) is object.__new__
-    slots = any(vars(base).get("__slots__") for base in bases)
-    return made_plainly and not slots and all(base.__flags__ & _OF_PYTHON for base in bases)
+    made_plainly = getattr(kind, "__new__", None) is object.__new__ and not _has_slots(kind)
+    return made_plainly and all(base.__flags__ & _OF_PYTHON for base in kind.__mro__[:-1])
+
+
+def _has_slots(kind: type) -> bool:
+    return any(vars(base).get("__slots__") for base in kind.__mro__)
 
 
 _OF_PYTHON = 1 << 9

@@ -604,6 +604,19 @@ def test_whole_episodes_in_memory_stay_as_they_ended(tmp_path):
     assert_equal(ends(whole), ends(resumed))
 
 
+def test_an_environment_with_slots_is_not_said_to_be_exact():
+    class Counts(Keeps):
+        __slots__ = ("count",)
+
+        def next(self) -> float:
+            self.count = 1.0
+            return self.count
+
+    env = make_env(Counts, 1)
+    env.start()
+    assert env.full_state()["not_resumable"] == "Counts keeps its state in __slots__"
+
+
 # ---------------------------------------------------------------------- what environments share
 COUNTED, DRAWN_FROM, LIMIT = [0], np.random.default_rng(0), 5
 
