@@ -148,6 +148,9 @@ class Shared:
             for name, value in vars(kind).items():
                 if not name.startswith("__"):
                     yield kind.__name__, name, value
+            for function in functions:
+                defaults = [function.__defaults__, function.__kwdefaults__]
+                yield kind.__name__, f"{function.__name__}'s defaults", defaults
             for name in _globals_named(functions, module):
                 yield kind.__module__, name, module[name]
 

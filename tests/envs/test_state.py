@@ -674,12 +674,19 @@ def counts_in_what_it_encloses() -> gym.Env:
     return Counts()
 
 
+class CountsInADefault(Keeps):
+    def next(self, seen: list[int] = []) -> float:  # noqa: B006
+        seen.append(1)
+        return float(len(seen))
+
+
 SHARED = {
     CountsInItsClass: "CountsInItsClass.total",
     CountsInAListOfItsClass: "CountsInAListOfItsClass.seen",
     CountsInAGlobal: f"{__name__}.COUNTED",
     CountsInAFunction: f"{__name__}.COUNTED",
     DrawsFromAGlobal: f"{__name__}.DRAWN_FROM",
+    CountsInADefault: "CountsInADefault.next's defaults",
     counts_in_what_it_encloses: "Counts.next",
 }
 
