@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 import warnings
@@ -17,7 +16,7 @@ import gymnasium as gym
 from kit.envs.errors import EnvironmentFault
 from kit.hooks.base import Hook, HookedTrainer
 from kit.hooks.evaluation import Evaluator
-from kit.logging.files import as_folder, make_folder, not_written
+from kit.logging.files import as_folder, make_folder, write_whole
 from kit.logging.loggers import RowLogger
 from kit.steps import SettingError
 from kit.steps.every import Every
@@ -130,10 +129,7 @@ def drawn(evaluator: Evaluator, video: Path | None, seed: int | None = None) -> 
             raise refused from None
         if video is not None:
             make_folder(video.parent)
-            try:
-                shutil.move(next(Path(frames).glob("*.mp4")), video)
-            except OSError as error:
-                raise not_written(video, error) from None
+            write_whole(video, next(Path(frames).glob("*.mp4")).read_bytes())
 
 
 def _not_drawn(name: str, raised: Exception) -> SettingError | None:

@@ -51,6 +51,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """
     temporary = path.with_name(path.name + ".new")
     try:
+        temporary.unlink(missing_ok=True)  # a link there leads elsewhere
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)
     except OSError as error:

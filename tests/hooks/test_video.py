@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import ClassVar
 
@@ -117,6 +119,28 @@ def test_a_resumed_run_records_where_the_uninterrupted_one_would_have(tmp_path):
     recipes.ppo.build(config, logger=[shown]).run()
     assert [name for _, name, _ in shown.told] == ["64.mp4"]
     assert videos_in(first.folder) == ["32.mp4", "64.mp4"]
+
+
+@pytest.mark.parametrize("name", ["64.mp4", "64.mp4.new"])
+def test_a_link_in_the_place_of_a_video_is_replaced_on_any_disk(name, tmp_path, monkeypatch):
+    rename = os.rename
+
+    def from_another_disk(source, target, **how):
+        if Path(source).suffix == ".mp4":
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, target, **how)
+
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    trainer = recipes.ppo.build(ppo(tmp_path, video_every=1_000))
+    videos = trainer.folder / "videos"
+    videos.mkdir(exist_ok=True)
+    (videos / name).symlink_to(precious)
+    monkeypatch.setattr(os, "rename", from_another_disk)
+    trainer.run()
+    assert precious.read_text() == "precious"
+    assert not (videos / "64.mp4").is_symlink()
+    assert frames_of(videos / "64.mp4") > 0
 
 
 def test_the_environment_is_drawn_with_its_own_wrappers(tmp_path):
