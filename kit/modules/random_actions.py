@@ -79,7 +79,10 @@ class RandomActions:
             spec = spec.clone()
             for key in self._keys:
                 spec[key].update_mask(torch.from_numpy(observation[self._mask]).bool())
-        drawn = spec.rand()
+        try:
+            drawn = spec.rand()
+        except RuntimeError:  # a state allows none, which is a fault once the batch is looked at
+            drawn = self._env.full_action_spec.rand()
         return {key: drawn.get(key) for key in self._keys}
 
     def clear(self) -> None:

@@ -324,10 +324,11 @@ class Choice(gym.Env):
         return seen, 1.0, False, self.count >= 9, info
 
 
+@pytest.mark.parametrize("at_random", [False, True])
 @pytest.mark.parametrize("kind", [VectorCollector, EpisodeCollector])
-def test_a_state_without_an_action_is_a_fault(kind):
+def test_a_state_without_an_action_is_a_fault(kind, at_random):
     env = make_env(Choice, 2)
     size = {"steps_per_env": 4} if kind is VectorCollector else {"min_episodes": 2}
-    collector = kind(env, make_actor(env), **size)
+    collector = kind(env, None if at_random else make_actor(env), **size)
     with pytest.raises(EnvironmentFault, match=r"env 0, after 2 policy steps: allows no action"):
         collector.collect()
