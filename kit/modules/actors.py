@@ -102,8 +102,8 @@ def make_actor(
         )
     if both := {leaf.key for leaf in of_make_env(env).observation_leaves} & {*module.out_keys}:
         why = "is written by the policy, in whose losses it would stand for the observation"
-        works = f"rename it, to own_{min(both)} for example"
-        raise SettingError("observation_space", min(both), why, works)
+        works = f"rename it, to own_{min(both, key=str)} for example"
+        raise SettingError("observation_space", min(both, key=str), why, works)
     one = next(iter(heads.values()))
     several = {
         "distribution_map": {key: head.distribution for key, head in heads.items()},
