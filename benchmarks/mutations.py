@@ -476,8 +476,8 @@ MUTATIONS = [
     ),
     *_of(
         "kit/fast/watch.py", "tests/test_traced.py",
-        ("chain(of_modules, _OF_ALL_MODULES, *self._hooked)", "chain(of_modules, *self._hooked)"),
-        ("chain(of_modules, _OF_ALL_MODULES, *self._hooked)", "chain(of_modules, _OF_ALL_MODULES)"),
+        ("chain(of_modules, _OF_ALL, *self._hooked)", "chain(of_modules, *self._hooked)"),
+        ("chain(of_modules, _OF_ALL, *self._hooked)", "chain(of_modules, _OF_ALL)"),
         (
             'attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")',
             'attrgetter("_backward_hooks", "_backward_hooks")',

@@ -245,6 +245,8 @@ def errors_of_making(spec: EnvSpec, kwargs: Mapping[str, Any]) -> Iterator[None]
     """Say in one line why Gymnasium cannot make an environment with these arguments."""
     try:
         yield
+    except SettingError:  # it is one line
+        raise
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         why = "needs a package that is missing"
         raise SettingError("env.id", spec.id, why, _install(error)) from None
