@@ -257,8 +257,8 @@ def test_a_seed_is_that_of_spaces_that_an_environment_draws_from_too(vectorizati
         env.close()
         return seen.tolist()
 
-    assert observed(1) == observed(1) != observed(2)
-    first, second = observed(1)
+    first, second = once = observed(1)
+    assert once == observed(1) != observed(2)
     assert first != second
 
 
