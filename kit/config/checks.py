@@ -331,7 +331,7 @@ def taken_arguments(
 ) -> dict[str, Any]:
     """The arguments that a loss takes; others are left out at their default, else refused.
 
-    So is a loss of TorchRL with values that it cannot leave out, where no critic learns with it.
+    A loss of TorchRL that cannot leave out its critic is refused where none learns with the policy.
     """
     defaults = type(cfg)()
     name, own = loss_name(make), getattr(defaults, "loss", "the recipe's")

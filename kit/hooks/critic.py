@@ -79,8 +79,9 @@ class FitCritic(Hook):
 
         A prefill that the policy learns from is the beginning of its first batch.
         """
-        prefilled = self._batches and self.trainer.plan.prefill_in_first_batch
-        self._batches = [*self._batches, batch] if prefilled else [batch]
+        prefilled = self._batches and self.trainer.ledger.iterations == 0
+        joined = prefilled and self.trainer.plan.prefill_in_first_batch
+        self._batches = [*self._batches, batch] if joined else [batch]
 
     @torch.no_grad()
     def fit(self) -> None:
