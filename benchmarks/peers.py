@@ -239,6 +239,7 @@ RUNS: dict[str, dict[str, Callable[[], None]]] = {
         "DQN, CartPole": sb3_dqn_cartpole,
         "SAC, 4 x LunarLanderContinuous": sb3_sac_lander,
         "TD3, HalfCheetah": sb3_td3_halfcheetah,
+        "TD3, HalfCheetah, 2 threads": sb3_td3_halfcheetah,
         "PPO, 8 x Pong": sb3_ppo_pong,
     },
     "tianshou": {
@@ -249,6 +250,7 @@ RUNS: dict[str, dict[str, Callable[[], None]]] = {
         "DQN, CartPole": tianshou_dqn,
         "SAC, 4 x LunarLanderContinuous": tianshou_sac,
         "TD3, HalfCheetah": tianshou_td3,
+        "TD3, HalfCheetah, 2 threads": tianshou_td3,
     },
 }
 """By library and case."""
@@ -261,7 +263,7 @@ def main(library: str, case: str) -> None:
     def count(optimizer: Any, *_: Any) -> None:
         counts[id(optimizer)] = counts.get(id(optimizer), 0) + 1
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     register_optimizer_step_post_hook(count)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         RUNS[library][case]()
