@@ -166,6 +166,7 @@ class Experiment:
             checks.memory(plan, cfg, env, _bytes_of_latent(cfg))
         checks.stacked_frames(cfg, env)
         checks.actions(env, actions, self.name)
+        checks.deviation(cfg, env)
         return env
 
     def _normalization_steps(self) -> int:

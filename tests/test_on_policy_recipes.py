@@ -411,6 +411,7 @@ def test_a_loss_by_name_is_tried_on_sequences_that_go_on_after_the_burn_in(loss)
             {"normalize_advantage": False, "normalize_over": "batch"},
             r"normalize_over='batch' has no effect: normalize_advantage=false",
         ),
+        ("ppo", {"initial_log_std": -1.0}, r"=-1\.0 has no effect: CartPole-v1 has no continuous"),
         ("reinforce", {"baseline": False, "gae_lambda": 0.9}, r"gae_lambda=0\.9 has no effect"),
         ("reinforce", {"baseline": False, "critic_coeff": 0.1}, r"critic_coeff=0\.1 has no effect"),
         ("reinforce", {"baseline": False, "critic_loss": "l1"}, r"critic_loss='l1' has no effect"),

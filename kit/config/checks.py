@@ -150,6 +150,12 @@ def rows_of_normalization(cfg: RunConfig) -> None:
         unused(cfg, ("normalize_over",), "normalize_advantage=false")
 
 
+def deviation(cfg: RunConfig, env: Any) -> None:
+    """Refuse a deviation of actions that are all choices."""
+    if isinstance(cfg, ActorCriticConfig) and all(x.dtype.kind != "f" for x in env.action_leaves):
+        unused(cfg, ("initial_log_std",), f"{env.name} has no continuous actions")
+
+
 # ---------------------------------------------------------------------- the environment
 def env_arguments(cfg: RunConfig, settings: Mapping[str, Any]) -> None:
     """Refuse arguments of the environment that are settings, or change nothing offline."""
