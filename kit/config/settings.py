@@ -69,7 +69,7 @@ class RunConfig:
     device: str = "cpu"
     """Device of networks, batches and buffers: cpu, cuda, cuda:1."""
     threads: Annotated[int, Limits(1, 1_024)] | None = 1
-    """CPU threads of PyTorch; more pay for large networks only. null: PyTorch's choice."""
+    """CPU threads of PyTorch; more pay from layers of about 256 on. null: PyTorch's choice."""
     compile: Literal["auto", "exact", True, False] = "auto"
     """How losses run: auto (flat programs, which may round large matrix products otherwise), exact
     (flat programs, bitwise as eager), true (torch.compile) or false (eager)."""
