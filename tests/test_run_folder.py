@@ -605,6 +605,28 @@ def test_weights_of_networks_with_another_activation_are_refused(tmp_path):
     build(tiny_config(tmp_path, start_from="latest", activation="sigmoid_tanh")).shutdown()
 
 
+@pytest.mark.parametrize(
+    ("mine", "message"),
+    [
+        ({"support": [0.0, 200.0]}, r"support=\[0\.0, 200\.0\] and .* works: \[-1\.0, 5\.0\]"),
+        ({"head": "quantile"}, "head='quantile' and .* works: c51"),
+    ],
+)
+def test_weights_of_networks_whose_atoms_stand_for_other_returns_are_refused(
+    mine, message, tmp_path
+):
+    settings: dict[str, Any] = {
+        "env": EnvConfig(num_envs=1), "hidden_sizes": [8], "runs": str(tmp_path),
+        "steps": OffPolicySteps(total_policy_steps=60, learning_starts=30, minibatch_size=16),
+        "progress": False,
+    }  # fmt: skip
+    recipes.rainbow.build(recipes.rainbow.Config(support=[-1.0, 5.0], **settings)).run()
+    with pytest.raises(SettingError, match=message):
+        recipes.rainbow.build(recipes.rainbow.Config(start_from="latest", **mine, **settings))
+    same = recipes.rainbow.Config(start_from="latest", support=[-1.0, 5.0], **settings)
+    recipes.rainbow.build(same).shutdown()
+
+
 @pytest.mark.parametrize("theirs", [True, False])
 def test_weights_of_a_run_with_another_normalisation_are_refused(theirs, tmp_path):
     steps = OnPolicySteps(total_policy_steps=64, steps_per_env=8, minibatch_size=32)

@@ -18,6 +18,9 @@ from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.trainer.checkpoint import Checkpoints
 
+_MEANINGS = ("activation", "head", "support")
+"""Settings that say what weights of the same shapes stand for: functions, returns of atoms."""
+
 
 def start_from(trainer: Trainer, name: str, cfg: RunConfig, recipe: str) -> Path:
     """Give a new run the weights and the normalisation of another one; return its folder.
@@ -39,7 +42,7 @@ def start_from(trainer: Trainer, name: str, cfg: RunConfig, recipe: str) -> Path
     if isinstance(trainer.collector, AsyncCollector) and trainer.collector.normalizer:
         why = "has a normalisation that the environments of another process would not have"
         raise SettingError("start_from", str(folder), why, "use collector=vector")
-    _check_activation(cfg, folder)
+    _check_meaning(cfg, folder)
     _check_normalization(trainer, checkpoint, folder)
     try:
         with _settings_kept(trainer.loss_module):
@@ -52,15 +55,17 @@ def start_from(trainer: Trainer, name: str, cfg: RunConfig, recipe: str) -> Path
     return folder
 
 
-def _check_activation(cfg: RunConfig, folder: Path) -> None:
-    """Refuse weights of networks whose activation is another function; tanh has two names."""
-    ours = getattr(cfg, "activation", None)
-    theirs = read_config(folder, "start_from").get("activation")
-    if None in (ours, theirs):
-        return  # a recipe of another kind, that says it in its code
-    if str(ours).removeprefix("sigmoid_") != str(theirs).removeprefix("sigmoid_"):
-        why = f"and the networks of start_from={folder} have {theirs!r}"
-        raise SettingError("activation", ours, why, [theirs])
+def _check_meaning(cfg: RunConfig, folder: Path) -> None:
+    """Refuse weights that mean something else in networks of these settings."""
+    saved = read_config(folder, "start_from")
+    for name in _MEANINGS:
+        ours, theirs = getattr(cfg, name, None), saved.get(name)
+        if None in (ours, theirs):
+            continue  # a recipe of another kind, that says it in its code
+        # Tanh has two names.
+        if str(ours).removeprefix("sigmoid_") != str(theirs).removeprefix("sigmoid_"):
+            why = f"and the networks of start_from={folder} have {theirs!r}"
+            raise SettingError(name, ours, why, [theirs])
 
 
 def _check_normalization(trainer: Trainer, checkpoint: Path, folder: Path) -> None:
