@@ -243,6 +243,15 @@ def test_td3_trains_its_actor_and_moves_its_targets_every_few_gradient_steps():
     assert moved[:6] == [critic, critic, PARTS, critic, critic, PARTS]
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_statistics_of_crossqs_actor_are_of_the_minibatches_that_train_it(precision):
+    trainer = built("crossq", renorm_actor=True, policy_delay=3, precision=precision)
+    trainer.run()
+    state = trainer.loss_module.actor_network_params.flatten_keys(".")
+    seen = {int(state[name]) for name in state.keys() if name.endswith("batches")}
+    assert seen == {trainer.update.optimizer_steps["actor"]} == {40}
+
+
 PARTS = {
     "actor_network_params", "qvalue_network_params",
     "target_actor_network_params", "target_qvalue_network_params",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Set
 from typing import Any
 
@@ -43,9 +44,11 @@ def losses_due(loss_module: nn.Module, minibatch: TensorDictBase, due: Set[str])
         due: names of the losses whose optimisers step.
     """
     method = _CRITICS.get(type(loss_module))
-    if method is None or due != {"loss_qvalue"} or _is_changed(loss_module):
+    precision, forward = vars(loss_module).get("in_precision", (contextlib.nullcontext(), None))
+    if method is None or due != {"loss_qvalue"} or _is_changed(loss_module, forward):
         return loss_module(minibatch)  # type: ignore[no-any-return]
-    loss, metrics = getattr(loss_module, method)(minibatch)
+    with precision:
+        loss, metrics = getattr(loss_module, method)(minibatch)
     error = metrics.pop("td_error").detach()
     priority = error.max(0)[0] if error.ndim > minibatch.ndim else error
     keys: Any = loss_module.tensor_keys
@@ -53,9 +56,14 @@ def losses_due(loss_module: nn.Module, minibatch: TensorDictBase, due: Set[str])
     return TensorDict(loss_qvalue=loss, **metrics)
 
 
-def _is_changed(loss_module: nn.Module) -> bool:
-    """Whether calling it does more than its method: hooks, another ``forward``, a value network."""
+def _is_changed(loss_module: nn.Module, forward: Any) -> bool:
+    """Whether calling it does more than its method: hooks, another ``forward``, a value network.
+
+    Args:
+        loss_module: that is called.
+        forward: its own in another precision; ``None``: that of its class.
+    """
     # One hook is TorchRL's own: it warns of targets that nothing updates.
     hooked = bool(loss_module._forward_hooks) or len(loss_module._forward_pre_hooks) > 1
     with_value = isinstance(loss_module, SACLoss) and loss_module._version == 1
-    return hooked or with_value or "forward" in vars(loss_module)
+    return hooked or with_value or vars(loss_module).get("forward") is not forward

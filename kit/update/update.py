@@ -70,7 +70,8 @@ def in_precision(loss_module: nn.Module, precision: str, device: Any) -> nn.Modu
     """
     if one_of("precision", precision, ["float32", "bfloat16"]) == "bfloat16":
         mixed = torch.autocast(torch.device(device).type, torch.bfloat16)
-        loss_module.forward = mixed(loss_module.forward)
+        loss_module.forward = forward = mixed(loss_module.forward)
+        vars(loss_module)["in_precision"] = mixed, forward  # for losses_due, which calls a part
     return loss_module
 
 
