@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from tensordict.nn import TensorDictSequential
 from torch.optim import Adam
+from torchrl.envs.utils import ExplorationType
 
 from kit.config import Atoms, Finite, NotNegative, checks
 from kit.experiment import Experiment, main
 from kit.hooks import AnnealLearningRate, anneal_epsilon
 from kit.modules import make_q_network
 from kit.modules.exploration import EpsilonGreedy
+from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.update import Update, make_target_updater
 from recipes import dqn
@@ -55,6 +57,10 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     options = {"delay_value": True, "double_dqn": cfg.double_dqn, "loss_function": "smooth_l1"}
     own = f"kit.losses:{LOSSES[cfg.head]}" if cfg.loss == "auto" else cfg.loss
     loss = experiment.make_loss(make_loss or own, network, **options)
+    mode = getattr(loss, "deterministic_sampling_mode", None)
+    if cfg.noisy and mode == ExplorationType.DETERMINISTIC:
+        why = "is of weights without their noise, whose deviations would never be learnt"
+        raise SettingError("loss", type(loss).__name__, why, ["auto"], "or noisy=false")
     loss.make_value_estimator(gamma=cfg.gamma)
     optimizer = Adam(loss.parameters(), lr=cfg.learning_rate, eps=1.5e-4, fused=True)
     hooks: list[Any] = [AnnealLearningRate(optimizer, cfg.anneal)]

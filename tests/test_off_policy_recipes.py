@@ -274,6 +274,7 @@ def test_gradient_steps_are_bitwise_those_of_eager_pytorch(name):
     [
         {"head": "quantile"},
         {"head": "value", "noisy": False},
+        {"head": "value", "noisy": False, "loss": "DQNLoss"},
         {"head": "value", "priority_exponent": 0.0},
     ],
     ids=str,
@@ -314,6 +315,11 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(name, tmp_path):
         ("rainbow", {"head": "quantile", "support": [0.0, 1.0]}, r"has no effect: head=quantile"),
         ("rainbow", {"head": "value", "support": [0.0, 1.0]}, r"has no effect: head=value has"),
         ("rainbow", {"head": "value", "atoms": 11}, r"atoms=11 has no effect: head=value"),
+        (
+            "rainbow",
+            {"head": "value", "loss": "DQNLoss"},
+            r"loss='DQNLoss' is of weights without their noise.*works: auto; or noisy=false",
+        ),
         (
             "rainbow",
             {"priority_exponent": 0.0, "importance_exponent": 0.5},
