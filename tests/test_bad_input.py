@@ -181,6 +181,7 @@ REFUSED = {
     "ppo loss=os:system": "loss='os:system' is no class of loss modules",
     "ppo loss=torch.nn:Linear": "is no loss that ppo can use",
     "crossq loss=SACLoss": "loss='SACLoss' has target networks, which this recipe does not update",
+    "crossq loss=kit.losses:DroQLoss": "loss='DroQLoss' has target networks, which this ",
     "td3 loss=CrossQLoss": "loss='CrossQLoss' has no target networks, which this recipe updates; "
     "what works: kit.losses:TD3Loss.",
     "sac loss=TD3Loss": "is no loss that sac can use: it takes no alpha_init",

@@ -374,12 +374,12 @@ def networks_of(make: Callable[..., Any], own: str, count: int) -> None:
 def target_networks(loss: Any, make: Callable[..., Any], own: str, updated: bool) -> None:
     """Refuse a loss without target networks that are updated, and one with some that are not."""
     there = target_networks_of(loss)
+    known = make.__module__.startswith(("torchrl.", "kit."))
     if updated and not there:
         why = "has no target networks, which this recipe updates"
-        known = make.__module__.startswith(("torchrl.", "kit."))
         how = "convert_to_functional(..., create_target_params=True) of a LossModule makes them"
         raise SettingError("loss", loss_name(make), why, [own] if known else how)
-    if there and not updated and make.__module__.startswith("torchrl."):  # others may by themselves
+    if there and not updated and known:  # others may by themselves
         why = "has target networks, which this recipe does not update"
         raise SettingError("loss", loss_name(make), why, [own])
 
