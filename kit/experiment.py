@@ -236,6 +236,7 @@ class Experiment:
             loss = with_shared_body(make, networks, **taken).to(self.cfg.device)
         checks.target_networks(loss, make, own, updated=hasattr(defaults, "tau"))
         checks.shared_weights(loss, make, networks)
+        checks.temperature(loss, taken)
         in_precision(loss, self.cfg.precision, self.cfg.device)
         self._squares = checks.writes_squares(loss)
         if mistakable:

@@ -94,6 +94,12 @@ def test_the_temperature_of_redqs_loss_is_that_of_the_settings_in_other_recipes_
     assert trainer.journal.latest["train/alpha"] == pytest.approx(0.03)
 
 
+@pytest.mark.parametrize(("initial", "nearest"), [(0.03, 0.1), (20.0, 10.0)])
+def test_a_temperature_beyond_the_bounds_of_a_loss_is_refused(initial, nearest):
+    with pytest.raises(SettingError, match=rf"REDQLoss keeps it; what works: {nearest}"):
+        built("sac", loss="REDQLoss", initial_alpha=initial)
+
+
 OF_VALUES = ["loss", "loss_value", "loss_qvalue"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -369,6 +370,18 @@ def networks_of(make: Callable[..., Any], own: str, count: int) -> None:
     if "args" not in (ours[0], theirs[0]) and ours != theirs:
         why = f"is a loss of {' and '.join(theirs)}, and this recipe has {' and '.join(ours)}"
         raise SettingError("loss", loss_name(make), why, [own])
+
+
+def temperature(loss: nn.Module, given: Mapping[str, Any]) -> None:
+    """Refuse a temperature beyond the bounds that a loss of TorchRL keeps it in."""
+    initial = given.get("alpha_init")
+    bounds: list[Any] = [getattr(loss, f"{end}_log_alpha", None) for end in ("min", "max")]
+    if initial is None or None in bounds:
+        return
+    low, high = (round(math.exp(bound), 6) for bound in bounds)
+    if not low <= initial <= high:
+        why = f"is outside of {low:g} to {high:g}, in which {type(loss).__name__} keeps it"
+        raise SettingError("initial_alpha", initial, why, [low if initial < low else high])
 
 
 def target_networks(loss: Any, make: Callable[..., Any], own: str, updated: bool) -> None:
