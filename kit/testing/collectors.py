@@ -222,16 +222,15 @@ def _memory(trial: Trial) -> None:
     """
     collector = trial.make(trial.case)
     try:
-        iterator = iter(collector)
-        first = next(iterator)
-        grown = [key for key in first.keys(True, True) if first.get(key).requires_grad]
-        trial.demand(not grown, f"gradients go on into what made {grown}")
-        kept = first.clone()
-        second = next(iterator)
-        trial.demand(equal([kept], [first]), "a later batch changed the first one")
-        kept = second.clone()
-        first.zero_()
-        trial.demand(equal([kept], [second]), "batches share memory")
+        batches, copies = [], []
+        for batch in collector:
+            grown = [key for key in batch.keys(True, True) if batch.get(key).requires_grad]
+            trial.demand(not grown, f"gradients go on into what made {grown}")
+            batches.append(batch)
+            copies.append(batch.clone())
+        trial.demand(equal(batches, copies), "a later batch changed one before")
+        batches[0].zero_()
+        trial.demand(equal(batches[1:], copies[1:]), "batches share memory")
     finally:
         collector.shutdown()
     changed = trial.run(after=lambda batch: batch.zero_()).batches

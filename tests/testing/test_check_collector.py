@@ -283,6 +283,17 @@ class OneMemory(VectorCollector):
         super().__init__(*args, reuse=True, **kwargs)
 
 
+class TwoMemories(VectorCollector):
+    """Batches are in two memories by turns."""
+
+    memories = ()
+
+    def collect(self):
+        batch = super().collect()
+        self.memories = self.memories or (batch.clone(), batch.clone())
+        return self.memories[self._iter % 2].update_(batch)
+
+
 class ForgetsRandomNumbers(VectorCollector):
     """Does not save where its random numbers stand."""
 
@@ -500,6 +511,7 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (SeedsPython, "random_numbers"),
         (SeedsWhenItLoads, "random_numbers"),
         (OneMemory, "memory"),
+        (TwoMemories, "memory"),
         (ActsOnTheBatch, "memory"),
         (KeepsTheGraph, "memory"),
         (OwnWeights, "policy"),
