@@ -15,6 +15,7 @@ are mixed up. Environments that only exist ready-made are put on trial with Cart
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import io
@@ -241,41 +242,48 @@ def _memory(trial: Trial) -> None:
 def _policy(trial: Trial) -> None:
     """The learner's policy acts, with its weights of the moment, on the observation of the step.
 
-    Its actions are samples, and it is left as it was. Of one made by the world, in whose batches
-    ``action_log_prob`` is: it has to be that of the action after the weights were changed in place
-    and sent (``update_policy_weights_``), from the last batch on at the latest.
+    Its actions are samples, and it is left as it was. Of one made by the world: after the weights
+    were changed in place and sent (``update_policy_weights_``), actions have to be of the new ones
+    from the last batch on at the latest, and ``action_log_prob``, where it is in the batches, of
+    these or of those before.
     """
     trial.world.policies.clear()
-    collector = trial.make(replace(trial.case, batches=_BATCHES_TO_FOLLOW))
+    collector = trial.make(replace(trial.case, batches=_BATCHES_TO_FOLLOW, random_steps=0))
     policy = trial.world.policies[-1] if trial.world.policies else None
-    weights = [one.clone() for one in policy.parameters()] if policy is not None else []
+    before, good, wanted = copy.deepcopy(policy), [True], [torch.zeros(1)]
     try:
         for number, batch in enumerate(collector):
-            last = rows(batch).clone()
+            steps = rows(batch).clone()
             if policy is None:
                 return
             if number == 0:
-                trial.demand(_is_left_alone(policy, weights), "the policy is changed")
-                likeliest = policy.get_dist(last.clone()).mode == last["action"]
-                greedy = bool(likeliest.all()) and len(last) >= _ENOUGH_SAMPLES
+                left_alone = _is_left_alone(policy, [*before.parameters()])
+                trial.demand(left_alone, "the policy is changed")
+                likeliest = policy.get_dist(steps.clone()).mode == steps["action"]
+                greedy = bool(likeliest.all()) and len(steps) >= _ENOUGH_SAMPLES
                 trial.demand(not greedy, "actions are the likeliest ones, not samples")
-            if "action_log_prob" not in last:
-                return
+            wanted = [_log_prob(one, steps) for one in (before, policy)]
+            found = steps.get("action_log_prob", wanted[-1])
+            good = [torch.allclose(found, one, rtol=_ROUNDING, atol=_ROUNDING) for one in wanted]
+            what = f"action_log_prob is {found.tolist()}, that of the weights {wanted[-1].tolist()}"
+            trial.demand(any(good), what)
             if number == 0:
                 generator = torch.Generator().manual_seed(0)
                 with torch.no_grad():
                     for one in policy.parameters():
-                        one.add_(torch.randn(one.shape, generator=generator).to(one.device))
+                        one.add_(_FAR * torch.randn(one.shape, generator=generator).to(one.device))
                 collector.update_policy_weights_()
     finally:
         collector.shutdown()
-    assert policy is not None
+    trial.demand(good[-1], "action_log_prob is not that of the newest weights")
+    likely = bool((wanted[-1] > _LEAST_LOG_PROB).all())
+    trial.demand(likely, "actions are not those of the newest weights")
+
+
+def _log_prob(policy: Any, steps: TensorDictBase) -> Tensor:
     with torch.no_grad():
-        wanted = policy.get_dist(last.clone()).log_prob(last["action"])
-    found = last["action_log_prob"]
-    good = torch.allclose(found, wanted, rtol=_ROUNDING, atol=_ROUNDING)
-    what = f"action_log_prob is {found.tolist()}, that of the newest weights {wanted.tolist()}"
-    trial.demand(good, what)
+        log_prob: Tensor = policy.get_dist(steps.clone()).log_prob(steps["action"])
+        return log_prob
 
 
 def _is_left_alone(policy: Any, weights: Sequence[Tensor]) -> bool:
@@ -392,6 +400,10 @@ _ENOUGH_SAMPLES = 10
 """Of which all are the likeliest ones in one of 10,000 runs at most."""
 _BATCHES_TO_FOLLOW = 5
 """Batches after which a policy with new weights has to act."""
+_FAR = 6.0
+"""Standard deviation of what is added to weights, so that few actions are likely."""
+_LEAST_LOG_PROB = -20.0
+"""Of samples: one in 500 million is less likely."""
 _ROUNDING = 1e-5
 """Of a policy in float32 that sums in another order."""
 

@@ -419,6 +419,28 @@ class OwnWeights(VectorCollector):
         super().__init__(env, copy.deepcopy(policy), **kwargs)
 
 
+class ProbabilitiesOfOtherWeights(VectorCollector):
+    """Acts with the weights of the beginning; log-probabilities are those of the newest."""
+
+    def __init__(self, env, policy, **kwargs):
+        super().__init__(env, copy.deepcopy(policy), **kwargs)
+        self.newest = policy
+
+    def collect(self):
+        batch = super().collect()
+        with torch.no_grad():
+            log_prob = self.newest.get_dist(batch.clone()).log_prob(batch["action"])
+        return batch.set("action_log_prob", log_prob)
+
+
+class WrongProbabilitiesInTurn(VectorCollector):
+    """Has wrong log-probabilities in every other batch."""
+
+    def collect(self):
+        batch = super().collect()
+        return batch.set("action_log_prob", batch["action_log_prob"] - self._iter % 2)
+
+
 class ProbabilitiesOfTheStepBefore(VectorCollector):
     """Has the log-probabilities of other steps."""
 
@@ -516,6 +538,8 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (KeepsTheGraph, "memory"),
         (OwnWeights, "policy"),
         (ProbabilitiesOfTheStepBefore, "policy"),
+        (ProbabilitiesOfOtherWeights, "policy"),
+        (WrongProbabilitiesInTurn, "policy"),
         (FreezesThePolicy, "policy"),
         (LeavesThePolicyEvaluating, "policy"),
         (SavesTheNextStep, "checkpoint"),
