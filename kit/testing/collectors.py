@@ -39,7 +39,7 @@ from torchrl.envs import TensorDictPrimer
 from kit.collectors.base import KitCollector
 from kit.envs import VectorEnv
 from kit.steps.errors import one_of
-from kit.testing.batches import equal, restart, rows
+from kit.testing.batches import equal, restart, rows, sequences
 from kit.testing.one_run import ONE_RUN
 from kit.testing.tensor_counter import COUNTING
 from kit.testing.trial import BrokenPromise, CollectorCase, Make, Run, Trial, World, take_episodes
@@ -119,8 +119,8 @@ def check_collector(
 def _seeds(trial: Trial) -> None:
     """The same seed gives the same batches, another one other episodes and other samples.
 
-    Samples are compared of a policy that does not look at observations. A collector of the kit may
-    be seeded after it was made.
+    Samples are compared of a policy that does not look at observations: batches and envs have
+    their own. A collector of the kit may be seeded after it was made.
     """
     seeds = trial.case.seed, trial.case.seed + 1
     one, two = trial.whole.batches, trial.run().batches
@@ -132,21 +132,34 @@ def _seeds(trial: Trial) -> None:
         trial.demand(begun[0].isdisjoint(begun[1]), "another seed gives the same episodes")
     if not trial.first:  # sizes make no difference to the others
         return
-    blind = [_steps(trial.run(before=_weights(trial, 0.0), seed=seed).batches) for seed in seeds]
-    same = bool(trial.world.policies) and torch.equal(*(steps["action"] for steps in blind))
-    trial.demand(not same, "another seed gives the same samples of the policy")
+    blind = [trial.run(before=_weights(trial, 0.0), seed=seed) for seed in seeds]
+    if trial.world.policies:
+        same = torch.equal(*(_steps(run.batches)["action"] for run in blind))
+        trial.demand(not same, "another seed gives the same samples of the policy")
+        _demand_others(trial, blind[0])
     if isinstance(trial.whole.collector, KitCollector):
         again = [trial.run(before=lambda c: c.set_seed(0), seed=seed).batches for seed in seeds]
         trial.demand(equal(again[0], again[1]), "set_seed leaves something as it was seeded before")
 
 
 def _random_actions(trial: Trial) -> None:
-    """Actions of random steps, where a case has some, are not those of the policy."""
+    """Actions of random steps, where a case has some, are random, and not those of the policy."""
     if trial.case.random_steps:
         more = 2 * trial.case.total_frames  # whole episodes may be more than the total
-        both = (trial.run(before=_weights(trial, by), random_steps=more) for by in (0.0, 9.0))
+        both = [trial.run(before=_weights(trial, by), random_steps=more) for by in (0.0, 9.0)]
         same = torch.equal(*(_steps(run.batches)["action"] for run in both))
         trial.demand(same, "actions depend on the weights of the policy")
+        _demand_others(trial, both[0])
+
+
+def _demand_others(trial: Trial, run: Run) -> None:
+    """Actions that depend on no observation are not the same in all batches, nor in all envs."""
+    envs = sequences(run, trial.case.num_envs)
+    for where, parts in (("batch", [*map(rows, run.batches)]), ("env", envs)):
+        actions = [part["action"][: min(map(len, parts))] for part in parts]
+        same = all(torch.equal(actions[0], other) for other in actions)
+        enough = sum(map(len, actions[1:])) >= _ENOUGH_SAMPLES
+        trial.demand(not (same and enough), f"samples are the same in every {where}")
 
 
 def _steps(batches: Sequence[TensorDictBase]) -> TensorDictBase:
@@ -397,7 +410,7 @@ def _threads_of_libraries() -> set[int]:
 
 
 _ENOUGH_SAMPLES = 10
-"""Of which all are the likeliest ones in one of 10,000 runs at most."""
+"""Of which all are the likeliest ones, or those of others, in one of 10,000 runs at most."""
 _BATCHES_TO_FOLLOW = 5
 """Batches after which a policy with new weights has to act."""
 _FAR = 6.0

@@ -12,6 +12,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.envs.utils import ExplorationType
 
 from kit.collectors import VectorCollector
@@ -183,6 +184,30 @@ class Greedy(VectorCollector):
     def __init__(self, env, policy, **kwargs):
         mode = ExplorationType.DETERMINISTIC
         super().__init__(env, policy, exploration_type=mode, **kwargs)
+
+
+class SamplesAgain(VectorCollector):
+    """Begins each batch with the same random numbers of the policy."""
+
+    beginning = None
+
+    def collect(self):
+        self.beginning = self.beginning or self._random_numbers.state_dict()
+        self._random_numbers.load_state_dict(self.beginning)
+        self._actor.seeded()
+        return super().collect()
+
+    def _seed_environments(self, seed):
+        self.beginning = None
+        super()._seed_environments(seed)
+
+
+class SamplesForAll(VectorCollector):
+    """Has all environments take the action of the first."""
+
+    def __init__(self, env, policy, **kwargs):
+        first = TensorDictModule(lambda one: one[:1].expand_as(one).clone(), ["action"], ["action"])
+        super().__init__(env, TensorDictSequential(policy, first), **kwargs)
 
 
 class FreezesThePolicy(VectorCollector):
@@ -525,6 +550,8 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (OneSeedForThePolicy, "seeds"),
         (SeedsThePolicyLater, "seeds"),
         (Greedy, "seeds"),
+        (SamplesAgain, "seeds"),
+        (SamplesForAll, "seeds"),
         (FastRounds, "plain"),
         (SaysItIsExact, "plain"),
         (DisturbsRandomNumbers, "random_numbers"),
@@ -594,6 +621,15 @@ class SaysItIsRandom(NeverAtRandom):
         return batch
 
 
+class OneRandomAction(VectorCollector):
+    """Takes the first action as a random one."""
+
+    def __init__(self, env, policy, **kwargs):
+        super().__init__(env, policy, **kwargs)
+        none = {"action": torch.zeros(self.num_envs, dtype=torch.long)}
+        self._actor._random._draw = lambda steps: [none] * steps
+
+
 class CountsWholeBatches(VectorCollector):
     """Counts the batch in which random steps end as random."""
 
@@ -612,6 +648,7 @@ class CountsWholeBatches(VectorCollector):
         (NeverAtRandom, "counts"),
         (CountsWholeBatches, "counts"),
         (SaysItIsRandom, "random_actions"),
+        (OneRandomAction, "random_actions"),
     ],
 )
 @pytest.mark.parametrize("steps", [3, 21, 60])
