@@ -349,7 +349,7 @@ def _check_exact(trial: Trial, run: Run) -> None:
     whole = trial.whole
     good = equal(whole.batches, run.batches)
     trial.demand(good, "other batches come after loading a saved state")
-    for name in ("policy_steps", "env_steps", "episodes"):
+    for name in KitCollector._COUNTERS:
         counted = [getattr(one.collector, name, None) for one in (whole, run)]
         trial.demand(counted[0] == counted[1], f"{name} are {counted}")
     reported = whole.episodes, run.episodes

@@ -328,6 +328,13 @@ class ForgetsRandomNumbers(VectorCollector):
         self._actor.seeded()  # nor those drawn ahead
 
 
+class ForgetsRandomSteps(VectorCollector):
+    """Does not save how many steps were random."""
+
+    def load_state_dict(self, state_dict: OrderedDict) -> None:
+        super().load_state_dict(OrderedDict(state_dict, random_policy_steps=0))
+
+
 class ForgetsOpenEpisodes(VectorCollector):
     """Does not save what open episodes have earned."""
 
@@ -663,6 +670,15 @@ def test_random_steps_are_random_and_counted(kind, promise, steps):
         return
     with pytest.raises(BrokenPromise, match=rf"^{promise}: "):
         check_collector(make, cases=[case], promises=["counts", "random_actions"])
+
+
+def test_random_steps_are_counted_on_in_a_run_that_goes_on():
+    def make(case):
+        env, random = counter_env(case), {"init_random_frames": case.random_steps}
+        return ForgetsRandomSteps(env, counter_policy(env), **amounts(case), **random)
+
+    with pytest.raises(BrokenPromise, match=r"^checkpoint: random_policy_steps are"):
+        check_collector(make, cases=[CollectorCase(random_steps=6)])
 
 
 class RemembersOtherEpisodes(VectorCollector):
