@@ -392,14 +392,20 @@ def _shutdown(trial: Trial) -> None:
         with contextlib.suppress(RuntimeError):
             collector.collect()
             trial.demand(False, "collects after it was shut down")
-    left = set(multiprocessing.active_children()) - processes
+    left: set[Any] = set(multiprocessing.active_children()) - processes
     trial.demand(not left, f"processes are left: {left}")
-    alive = {t for t in set(threading.enumerate()) - threads if not t.daemon and t.is_alive()}
-    trial.demand(not alive, f"threads are left: {alive}")
+    left = _left_in_time(lambda: set(threading.enumerate()) - threads)
+    trial.demand(not left, f"threads are left: {left}")
+    left = _left_in_time(lambda: _threads_of_libraries() - others)
+    trial.demand(not left, f"threads are left that are not Python's: {left}")
+
+
+def _left_in_time(find: Callable[[], set[Any]]) -> set[Any]:
+    """What is still found when it had time to end."""
     until = time.monotonic() + _SECONDS_TO_END
-    while (more := _threads_of_libraries() - others) and time.monotonic() < until:
+    while (left := find()) and time.monotonic() < until:
         time.sleep(0.01)
-    trial.demand(not more, f"threads are left that are not Python's: {more}")
+    return left
 
 
 def _threads_of_libraries() -> set[int]:

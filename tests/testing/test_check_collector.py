@@ -495,10 +495,17 @@ class LeavesAThread(VectorCollector):
     """Starts a thread that nobody stops."""
 
     end = threading.Event()
+    daemon = False
 
     def collect(self):
-        threading.Thread(target=self.end.wait).start()
+        threading.Thread(target=self.end.wait, daemon=self.daemon).start()
         return super().collect()
+
+
+class LeavesADaemon(LeavesAThread):
+    """Starts a thread that only ends with the process."""
+
+    end, daemon = threading.Event(), True
 
 
 class LeavesItsWorkers(VectorCollector):
@@ -703,12 +710,14 @@ def test_a_memory_that_goes_on_in_another_episode_is_found(kind):
             check_collector(make, cases=CASES)
 
 
-def test_a_thread_that_is_left_is_found():
+@pytest.mark.parametrize("kind", [LeavesAThread, LeavesADaemon])
+def test_a_thread_that_is_left_is_found(kind, monkeypatch):
+    monkeypatch.setattr("kit.testing.collectors._SECONDS_TO_END", 0.1)
     try:
-        with pytest.raises(BrokenPromise, match=r"^shutdown: threads are left"):
-            check_collector(broken(LeavesAThread), cases=CASES, promises=["shutdown"])
+        with pytest.raises(BrokenPromise, match=r"^shutdown: threads are left: "):
+            check_collector(broken(kind), cases=CASES, promises=["shutdown"])
     finally:
-        LeavesAThread.end.set()
+        kind.end.set()
 
 
 def test_a_thread_that_is_left_and_not_pythons_is_found(monkeypatch):
