@@ -262,7 +262,7 @@ def _policy(trial: Trial) -> None:
     """
     trial.world.policies.clear()
     collector = trial.make(replace(trial.case, batches=_BATCHES_TO_FOLLOW, random_steps=0))
-    policy = trial.world.policies[-1] if trial.world.policies else None
+    policy: Any = trial.world.policies[-1] if trial.world.policies else None
     before, good, wanted = copy.deepcopy(policy), [True], [torch.zeros(1)]
     try:
         for number, batch in enumerate(collector):

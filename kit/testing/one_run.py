@@ -107,6 +107,7 @@ def continuity(trial: Trial, run: Run) -> None:
 
 def trajectories(trial: Trial, run: Run) -> None:
     """Steps have the same ``("collector", "traj_ids")`` if they are of the same episode."""
+    trial.demand_entry(run, ("collector", "traj_ids"))
     numbers: list[int] = []
     episodes: list[float] = []
     begun = 0

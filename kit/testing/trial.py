@@ -16,6 +16,7 @@ from torchrl.collectors import BaseCollector
 from kit.collectors.base import KitCollector
 from kit.envs import VectorEnv, make_env
 from kit.envs.episodes import Episode
+from kit.envs.spaces import Key
 from kit.modules import make_actor
 
 
@@ -103,6 +104,9 @@ class World:
         return policy
 
 
+_ENDS = ("observation", "reward", "done", "terminated", "truncated")
+_ENTRIES: tuple[Key, ...] = ("observation", "action", *[("next", name) for name in _ENDS])
+"""What every batch has."""
 Make = Callable[[CollectorCase], BaseCollector]
 
 
@@ -154,8 +158,11 @@ class Trial:
 
     @cached_property
     def whole(self) -> Run:
-        """A run from beginning to end."""
-        return self.run()
+        """A run from beginning to end, whose batches have what there is to check."""
+        run = self.run()
+        for entry in _ENTRIES:
+            self.demand_entry(run, entry)
+        return run
 
     def run(
         self,
@@ -183,6 +190,11 @@ class Trial:
             return Run(batches, take_episodes(collector), collector, counted=counted)
         finally:
             collector.shutdown()
+
+    def demand_entry(self, run: Run, entry: Key) -> None:
+        """Raise ``BrokenPromise`` unless all batches have an entry."""
+        there = all(entry in batch.keys(True) for batch in run.batches)
+        self.demand(there, f"batches have no {entry}")
 
     def demand(self, kept: bool, what: str) -> None:
         """Raise ``BrokenPromise`` of the promise under trial, unless it is kept."""

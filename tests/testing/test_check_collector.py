@@ -6,6 +6,7 @@ import _thread
 import copy
 import multiprocessing
 import random
+import re
 import threading
 from collections import OrderedDict
 
@@ -33,6 +34,7 @@ from kit.testing import (
 from tests.collectors.kinds import amounts
 
 CASES = (CollectorCase(),)
+TRAJ_IDS = ("collector", "traj_ids")
 
 
 class OneStepShort(VectorCollector):
@@ -765,6 +767,21 @@ def test_a_limit_is_in_policy_steps_where_actions_are_repeated(limit):
     make = broken(VectorCollector, world=REPEATING, max_episode_steps=limit)
     with pytest.raises(BrokenPromise, match=r"^transitions: next truncated"):
         check_collector(make, world=REPEATING)
+
+
+@pytest.mark.parametrize(
+    ("entry", "promise"),
+    [("action", "counts"), (("next", "truncated"), "counts"), (TRAJ_IDS, "trajectories")],
+)
+def test_an_entry_that_is_in_no_batch_is_named(entry, promise):
+    class Incomplete(VectorCollector):
+        def collect(self):
+            return super().collect().exclude(entry)
+
+    with pytest.raises(
+        BrokenPromise, match=rf"^{promise}: batches have no {re.escape(str(entry))}"
+    ):
+        check_collector(broken(Incomplete), cases=CASES)
 
 
 def test_only_the_promises_that_are_asked_for_are_checked():
