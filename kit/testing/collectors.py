@@ -310,7 +310,8 @@ def _is_left_alone(policy: Any, weights: Sequence[Tensor]) -> bool:
 def _checkpoint(trial: Trial) -> None:
     """A collector continues from a saved state, in the middle of episodes, bit by bit.
 
-    Also from that of one that was saved again as soon as it had loaded it.
+    Also from that of one that was saved again as soon as it had loaded it. A state stays what it
+    was when its collector goes on.
     """
     half = len(trial.whole.batches) // 2
     saving = trial.make(trial.case)
@@ -319,7 +320,9 @@ def _checkpoint(trial: Trial) -> None:
     try:
         iterator = iter(saving)
         before = [next(iterator).clone() for _ in range(half)]
-        between.load_state_dict(_saved(saving))
+        state = saving.state_dict()
+        undisturbed = [*before, *[batch.clone() for batch in iterator]]
+        between.load_state_dict(state)
         resumed.load_state_dict(_saved(between))
         exact = bool(getattr(resumed, "exact_resume", True))
         claimed = exact or not trial.exact_resume
@@ -327,7 +330,6 @@ def _checkpoint(trial: Trial) -> None:
         batches = [*before, *[batch.clone() for batch in resumed]]
         restarted = 0 if exact else restart(batches, half)
         run = Run(batches, take_episodes(resumed), resumed, restarted)
-        undisturbed = [*before, *[batch.clone() for batch in iterator]]
     finally:
         for collector in (saving, between, resumed):
             collector.shutdown()

@@ -252,6 +252,22 @@ class SavesOnce(VectorCollector):
         self.loaded = self.policy_steps
 
 
+class SavesWhatGoesOn(VectorCollector):
+    """Hands out a state that goes on with the collector."""
+
+    saved = None
+
+    def collect(self):
+        batch = super().collect()
+        if self.saved is not None:
+            self.saved.update(super().state_dict())
+        return batch
+
+    def state_dict(self):
+        self.saved = super().state_dict()
+        return self.saved
+
+
 class FastRounds(VectorCollector):
     """Rounds on its fast path."""
 
@@ -587,6 +603,7 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
         (LeavesThePolicyEvaluating, "policy"),
         (SavesTheNextStep, "checkpoint"),
         (SavesOnce, "checkpoint"),
+        (SavesWhatGoesOn, "checkpoint"),
         (ForgetsRandomNumbers, "checkpoint"),
         (ForgetsOpenEpisodes, "checkpoint"),
         (BeginsAnew, "checkpoint"),
