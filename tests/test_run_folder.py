@@ -55,6 +55,24 @@ def _same_second(monkeypatch):
 
 
 # ---------------------------------------------------------------------- names
+@pytest.mark.parametrize("stage", ["post_steps", "before it begins"])
+def test_a_run_stays_in_its_folder_where_the_working_directory_changes(
+    stage, tmp_path, monkeypatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    trainer = build(tiny_config(Path("tüb [1]")))
+    if stage == "post_steps":
+        trainer.register_op(stage, lambda: os.chdir(tmp_path / "elsewhere"))
+    else:
+        os.chdir(tmp_path / "elsewhere")
+    trainer.run()
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+    folder = find_run("latest", tmp_path / "tüb [1]" / "runs", "ppo")
+    assert trainer.folder == folder
+    assert {"config.yaml", "plan.txt", "metrics.csv", "checkpoints"} <= {*os.listdir(folder)}
+
+
 @pytest.mark.usefixtures("_same_second")
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
     trainers = [build(tiny_config(tmp_path)) for _ in range(3)]  # and none has begun

@@ -58,7 +58,7 @@ class TransitionStorage(LazyTensorStorage):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, max_size: int, folder: Path | str | None = None, **settings: Any) -> None:
         super().__init__(max_size, **settings)
-        self.folder = folder
+        self.folder = None if folder is None else Path(folder).absolute()
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor of zeros, in memory or on the disk."""

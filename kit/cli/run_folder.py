@@ -57,13 +57,13 @@ class RunFolder(Hook):
         self.checkpoint: Path | None = None
         self.is_new = cfg.resume is None
         if cfg.resume is None:
-            base = Path(cfg.runs) / recipe.name / cfg.env.id.replace("/", "-")
+            base = Path(cfg.runs).absolute() / recipe.name / cfg.env.id.replace("/", "-")
             of_sweep = SWEEP_JOB.get()
             job = "" if of_sweep is None else f"-{of_sweep[0]}"
             self.folder = base / f"{_now()}{job}-s{cfg.seed}"  # or the next free name
             self._absent = [path for path in self.folder.parents if not path.exists()]
             return
-        self.folder = find_run(cfg.resume, Path(cfg.runs), recipe.name)
+        self.folder = find_run(cfg.resume, Path(cfg.runs), recipe.name).absolute()
         _refuse_links(self.folder)
         check_same_recipe(self.folder, recipe)
         if isinstance(cfg, OfflineConfig) and saved_in(self.folder / "checkpoints"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.console import Console as RichConsole
@@ -54,7 +55,7 @@ class Console(Hook):
             complete = ": it was complete" if done == plan.length else ""
             lines.append(f"\nresumed at {done:,} {self._steps}{complete}")
         if self.trainer.folder is not None:
-            lines.append(f"\nrun folder: {self.trainer.folder}")
+            lines.append(f"\nrun folder: {_from_here(self.trainer.folder)}")
         self.console.print("\n".join([*lines, ""]), markup=False)
         if self.console.is_terminal:
             self._progress = Progress(
@@ -120,7 +121,7 @@ class Console(Hook):
             lines += self._earlier_best()
         lines.append(f"seconds: {trainer.journal.elapsed:.1f}")
         if trainer.folder is not None and (trainer.folder / "curve.png").is_file():
-            lines.append(f"learning curve: {trainer.folder / 'curve.png'}")
+            lines.append(f"learning curve: {_from_here(trainer.folder / 'curve.png')}")
         self.console.print("\n".join(lines), markup=False)
 
     def _earlier_best(self) -> list[str]:
@@ -134,6 +135,14 @@ class Console(Hook):
             and hook.value is not None
             and getattr(hook, axis) != self._done
         ]
+
+
+def _from_here(path: Path) -> Path:
+    """A path as it is written in the working directory, if that is above it."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (ValueError, OSError):  # elsewhere; or the working directory was removed
+        return path
 
 
 def _short(value: float) -> str:

@@ -27,13 +27,13 @@ def not_written(path: Path, error: OSError) -> NotSaved:
 
 
 def as_folder(folder: Any) -> Path:
-    """The path of a folder that was given by its name, or as a path.
+    """The path of a folder given by name or path, which is the same wherever the process goes.
 
     Raises:
         SettingError: if it is neither.
     """
     try:
-        return Path(folder)
+        return Path(folder).absolute()
     except TypeError:
         works = "give a name or a path; a run with runs=null has no folder"
         raise SettingError("folder", folder, "is no folder", works) from None

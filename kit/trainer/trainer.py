@@ -21,6 +21,7 @@ from kit.hooks.console import Console
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.guards import NaNGuard
 from kit.hooks.policy import BestPolicy, SavePolicy
+from kit.logging.files import as_folder
 from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks
@@ -114,7 +115,7 @@ class Trainer(ResumableTrainer):
         self.advantage, self.evaluate = advantage, evaluate
         self.batches = counted(collector, plan)
         self.config = config or {}
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else as_folder(folder)
         # Now, as collectors of TorchRL drop their environments at the end.
         self._transforms = normalization_of_transforms(collector=collector, evaluate=evaluate)
         self._released = self._complete = self._started = False

@@ -10,7 +10,7 @@ import torch
 
 import recipes.dqn
 from kit.buffers import PrioritizedSampler, disk, make_replay_buffer
-from kit.buffers.disk import zeros_on_disk
+from kit.buffers.disk import TransitionStorage, zeros_on_disk
 from kit.evaluate import SavedRun
 from kit.experiment import OffPolicySteps
 from kit.steps import SettingError
@@ -102,6 +102,16 @@ def test_a_folder_that_cannot_hold_it_is_refused(tmp_path):
         zeros_on_disk((2**52,), torch.float32, tmp_path)
     with pytest.raises(SettingError, match=r"buffer_folder=.*cannot hold .*No such file"):
         zeros_on_disk((2,), torch.float32, tmp_path / "none")
+
+
+def test_its_folder_is_the_one_that_was_named_where_the_working_directory_changes(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path)
+    storage = TransitionStorage(4, "scratch")
+    monkeypatch.chdir(tmp_path / "scratch")
+    assert storage.zeros((4,), torch.float32).shape == (4,)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (5, 3), ()])
