@@ -85,7 +85,8 @@ def figures_of(plan: StepPlan) -> dict[str, Any]:
     """Figures of a plan by name: iterations, policy steps and gradient steps.
 
     Raises:
-        SettingError: if the run is too long to follow its gradient steps one by one.
+        SettingError: if the run is too long to follow its gradient steps one by one, or it is not
+            known how long it is.
     """
     steps = gradient_steps(plan)
     return {
@@ -102,8 +103,11 @@ def gradient_steps(plan: StepPlan) -> list[int]:
     """Gradient steps of one process in each of the first thousand iterations.
 
     Raises:
-        SettingError: if the run is too long to follow.
+        SettingError: if the run is too long to follow, or it is not known how long it is.
     """
+    if plan.iterations is None:
+        why, works = "follows from the length of whole episodes", "give an Expectation of your own"
+        raise SettingError("iterations", None, why, works)
     if plan.counting != "exact" and plan.iterations > _FOLLOWED:
         why = "are too many to follow one by one: is the length of the run missing?"
         raise SettingError("iterations", plan.iterations, why, [_FOLLOWED])
@@ -141,12 +145,12 @@ def _compare(
     return made
 
 
-def _compare_errors(error: str | None, refusal: str | None, made: Observation) -> None:
+def _compare_errors(error: Any, refusal: str | None, made: Observation) -> None:
     """A library that fails must be refused by its dialect, and one that runs must not."""
     if error is not None:
         made.compared.append("error")
         if refusal is None:
-            made.differences.append(f"error: the library fails with {error[-120:]!r}")
+            made.differences.append(f"error: the library fails with {str(error)[-120:]!r}")
     elif refusal is not None:
         made.differences.append(f"error: none was observed, and the dialect says {refusal}")
 
@@ -175,6 +179,8 @@ def _flat(observed: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _agree(wanted: Any, value: Any, cut: int) -> bool:
+    if hasattr(value, "tolist"):  # of NumPy or PyTorch
+        value = value.tolist()
     if isinstance(wanted, Mapping) and isinstance(value, Mapping):
         same = {str(name) for name in wanted} == {str(name) for name in value}
         return same and all(_agree(wanted[name], value[str(name)], cut) for name in wanted)
@@ -190,6 +196,6 @@ def _agree(wanted: Any, value: Any, cut: int) -> bool:
         return wanted in [float(text) for text in re.findall(r"-?\d+\.?\d*", value)]
     if isinstance(wanted, (int, float)) and isinstance(value, (int, float)):
         # Observed ratios and learning rates are rounded to four to six digits.
-        exact = isinstance(wanted, int) and isinstance(value, int)
+        exact = isinstance(wanted, int) and float(value).is_integer()
         return wanted == value if exact else math.isclose(wanted, value, rel_tol=1e-6, abs_tol=6e-7)
     return bool(wanted == value)

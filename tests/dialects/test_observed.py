@@ -6,9 +6,12 @@ import copy
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import kit.testing
 from kit.dialects import SB3, Sheeprl
+from kit.experiment import OnPolicySteps
 from kit.steps import SettingError
 from kit.testing import check_observed
 from tests.dialects.recorded import check_case
@@ -185,3 +188,26 @@ def test_a_list_may_be_longer_than_what_is_listed(recorded):
     assert check_observed(sac, {"gradient_steps_per_iteration": steps})
     steps[900] = 2
     assert not check_observed(sac, {"gradient_steps_per_iteration": steps})
+
+
+def test_counts_are_compared_exactly_whatever_number_they_are_observed_as():
+    sac = SB3(algo="sac", total_timesteps=4_000_000, n_envs=4, learning_starts=0, gradient_steps=4)
+    wanted = sac.to_plan().gradient_steps_after(1_000_000)
+    for number in (int, float, np.int64, np.float64, str):
+        assert check_observed(sac, {"gradient_steps_total": number(wanted)})
+        assert not check_observed(sac, {"gradient_steps_total": number(wanted + 1)})
+
+
+def test_arrays_are_lists_and_an_exception_is_its_text():
+    sac = SB3(algo="sac", total_timesteps=60, n_envs=4, learning_starts=12, gradient_steps=4)
+    steps = np.array([0, 0, 0, *[4] * 12])
+    assert check_observed(sac, {"gradient_steps_per_iteration": steps})
+    assert not check_observed(sac, {"gradient_steps_per_iteration": steps + 1})
+    seen = check_observed(sac, {"error": ValueError("no")})
+    assert seen.differences == ["error: the library fails with 'no'"]
+
+
+def test_figures_of_a_run_that_is_as_long_as_its_episodes_are_refused():
+    steps = OnPolicySteps(total_policy_steps=256, steps_per_env=None, min_steps=64)
+    with pytest.raises(SettingError, match=r"^iterations=None .* whole episodes"):
+        kit.testing.figures_of(steps.to_plan(num_envs=2))
