@@ -539,6 +539,36 @@ class Odd(EnvBase):
         """It has no random numbers."""
 
 
+def two_dimensions() -> EnvBase:
+    return SerialEnv(2, lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1")))
+
+
+def two_rewards() -> EnvBase:
+    env = Odd()
+    env.reward_spec = Unbounded((2, 2))
+    return env
+
+
+def ends_of_an_agent() -> EnvBase:
+    env = Odd()
+    ends = Composite(done=Categorical(2, (2, 1), dtype=torch.bool), shape=[2])
+    env.done_spec = Composite(agent=ends, shape=[2])
+    return env
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (two_dimensions, r"^env\.batch_size=\(2, 2\) has more than one dimension"),
+        (two_rewards, r"^env\.reward_spec=\[\(2, 2\)\] is not one number for each copy"),
+        (ends_of_an_agent, r"^env\.done_keys=.* names other ends than those of a whole env"),
+    ],
+)
+def test_an_environment_of_torchrl_of_another_form_is_refused(make, message):
+    with pytest.raises(SettingError, match=message):
+        make_env(make())
+
+
 @pytest.mark.parametrize("random", [True, False], ids=["random", "actor"])
 def test_an_environment_of_torchrl_may_take_several_actions_in_a_group(random):
     env = make_env(Odd())

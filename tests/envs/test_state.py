@@ -409,6 +409,9 @@ UNKNOWN = {
     "a dict that makes values": (
         lambda: collections.defaultdict(int), r"UnknownEnv\.kept is a defaultdict",
     ),
+    "a partial function of an object": (
+        lambda: functools.partial(max, Kept()), r"UnknownEnv\.kept is a partial function of more",
+    ),
     "an array of objects": (lambda: np.array([None]), r"UnknownEnv\.kept is an array of Python"),
     "memory of others": (
         lambda: np.frombuffer(bytearray(8)), r"UnknownEnv\.kept shows memory of a memoryview",
