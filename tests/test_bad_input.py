@@ -184,6 +184,7 @@ REFUSED = {
     "crossq loss=kit.losses:DroQLoss": "loss='DroQLoss' has target networks, which this ",
     "td3 loss=CrossQLoss": "loss='CrossQLoss' has no target networks, which this recipe updates; "
     "what works: kit.losses:TD3Loss.",
+    "td3 loss=SACLoss": "loss='SACLoss' does not fit this recipe: ",
     "sac loss=TD3Loss": "is no loss that sac can use: it takes no alpha_init",
     # names
     "ppo learning_rat=1": "learning_rat='1' is not a setting; what works: learning_rate or",
