@@ -134,7 +134,8 @@ def _seeds(trial: Trial) -> None:
         return
     blind = [trial.run(before=_weights(trial, 0.0), seed=seed) for seed in seeds]
     if trial.world.policies:
-        same = torch.equal(*(_steps(run.batches)["action"] for run in blind))
+        samples = [_steps(run.batches)["action"] for run in blind]
+        same = len(samples[0]) >= _ENOUGH_SAMPLES and torch.equal(*samples)
         trial.demand(not same, "another seed gives the same samples of the policy")
         _demand_others(trial, blind[0])
     if isinstance(trial.whole.collector, KitCollector):

@@ -555,6 +555,11 @@ def test_a_collector_that_is_right_passes_with_the_names_of_all_promises():
     assert check_collector(broken(VectorCollector), cases=CASES) == list(PROMISES)
 
 
+def test_a_single_step_that_two_seeds_have_in_common_proves_nothing():
+    one = CollectorCase(num_envs=1, steps_per_env=1, batches=1)
+    assert check_collector(broken(VectorCollector), cases=[one]) == list(PROMISES)
+
+
 @pytest.mark.parametrize("world", [COUNTING, CARTPOLE], ids=["counting", "cartpole"])
 @pytest.mark.parametrize(
     ("kind", "promise"),
