@@ -144,13 +144,18 @@ def _seeds(trial: Trial) -> None:
 
 
 def _random_actions(trial: Trial) -> None:
-    """Actions of random steps, where a case has some, are random, and not those of the policy."""
+    """Actions of random steps, where a case has some, are random; those after are the policy's."""
     if trial.case.random_steps:
         more = 2 * trial.case.total_frames  # whole episodes may be more than the total
         both = [trial.run(before=_weights(trial, by), random_steps=more) for by in (0.0, 9.0)]
         same = torch.equal(*(_steps(run.batches)["action"] for run in both))
         trial.demand(same, "actions depend on the weights of the policy")
         _demand_others(trial, both[0])
+    if 0 < trial.case.random_steps <= trial.case.total_frames - trial.case.frames_per_batch:
+        runs = (trial.run(before=_weights(trial, by)) for by in (0.0, 1e3))
+        last = [rows(run.batches[-1])["action"] for run in runs]
+        same = len(last[0]) >= _ENOUGH_SAMPLES and torch.equal(*last)
+        trial.demand(not same, "actions after these do not depend on the weights of the policy")
 
 
 def _demand_others(trial: Trial, run: Run) -> None:

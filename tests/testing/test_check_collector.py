@@ -659,6 +659,19 @@ class SaysItIsRandom(NeverAtRandom):
         return batch
 
 
+class RandomForTooLong(VectorCollector):
+    """Goes on at random, and counts the random steps that were asked for."""
+
+    def __init__(self, env, policy, *, init_random_frames, **kwargs):
+        super().__init__(env, policy, init_random_frames=3_000, **kwargs)
+        self.said = init_random_frames
+
+    def collect(self):
+        batch = super().collect()
+        self.random_policy_steps = min(self.policy_steps, self.said)
+        return batch
+
+
 class OneRandomAction(VectorCollector):
     """Takes the first action as a random one."""
 
@@ -687,6 +700,7 @@ class CountsWholeBatches(VectorCollector):
         (CountsWholeBatches, "counts"),
         (SaysItIsRandom, "random_actions"),
         (OneRandomAction, "random_actions"),
+        (RandomForTooLong, "random_actions"),
     ],
 )
 @pytest.mark.parametrize("steps", [3, 21, 60])
@@ -696,7 +710,7 @@ def test_random_steps_are_random_and_counted(kind, promise, steps):
         return kind(env, counter_policy(env), **amounts(case), **random)
 
     case = CollectorCase(random_steps=steps)
-    if promise is None or (kind is CountsWholeBatches and steps == 60):
+    if promise is None or (kind in (CountsWholeBatches, RandomForTooLong) and steps == 60):
         assert check_collector(make, cases=[case], promises=["counts", "random_actions"])
         return
     with pytest.raises(BrokenPromise, match=rf"^{promise}: "):
