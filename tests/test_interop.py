@@ -355,6 +355,22 @@ def test_a_policy_of_torchrls_collector_that_the_update_does_not_train_is_refuse
     kit_trainer(lambda _: collector, hooks=[given])  # it is given weights by a hook
 
 
+def another_policy() -> nn.Module:
+    return torchrl_ppo()[0]
+
+
+@pytest.mark.slow
+def test_a_policy_in_processes_that_the_update_does_not_train_is_refused():
+    def in_processes(**policy: Any) -> Callable[[nn.Module], BaseCollector]:
+        amounts = {"frames_per_batch": 16, "total_frames": 64, "cat_results": "stack"}
+        return lambda _: MultiSyncCollector([gym_env, gym_env], **policy, **amounts)
+
+    with pytest.raises(SettingError, match=r"policy=.* of MultiSyncCollector has none of the wei"):
+        kit_trainer(in_processes(policy=another_policy()))
+    with pytest.raises(SettingError, match=r"policy_factory='another_policy' .* never be given"):
+        kit_trainer(in_processes(policy_factory=another_policy))
+
+
 def test_returns_of_torchrls_episodes_are_in_the_rows():
     rows = Rows()
     trainer = kit_trainer(

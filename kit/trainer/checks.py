@@ -424,13 +424,20 @@ def in_networks(
     memory = set(map(_memory_of, trained))
     hooks = map(_owner_of, itertools.chain(*stages.values()))
     told = any(isinstance(hook, UpdateWeights) for hook in hooks)  # with weights of elsewhere
-    kinds = (KitCollector, Evaluator, *(() if told else (Collector,)))
+    made = [one for one in getattr(collector, "policy_factory", None) or () if one is not None]
+    if made and collector.policy is None and not told:
+        name = getattr(made[0], "__name__", type(made[0]).__name__)
+        why = "makes policies in processes, which would never be given the weights of the loss"
+        works = "give the policy of the loss as policy=, or the hook UpdateWeights"
+        yield "policy_factory", name, why, works
+    kinds = (KitCollector, Evaluator, *(() if told else (Collector, MultiCollector)))
     acting = [part for part in (collector, evaluate) if isinstance(part, kinds)]
     for part, name in (*((part, "policy") for part in acting), (advantage, "value_network")):
         network = getattr(part, name, None)
         weights = [*network.parameters()] if isinstance(network, nn.Module) else []
         # TorchRL's collector acts with a copy, which it is given the weights of, on another device.
-        here = {one.device for one in (trained if isinstance(part, Collector) else weights)}
+        copied = isinstance(part, (Collector, MultiCollector))
+        here = {one.device for one in (trained if copied else weights)}
         own = [weight for weight in weights if weight.requires_grad and weight.device in here]
         if own and memory.isdisjoint(map(_memory_of, own)):
             why = f"of {type(part).__name__} has none of the weights of the loss"
