@@ -37,7 +37,14 @@ from torchrl.envs import (
     StepCounter,
     TransformedEnv,
 )
-from torchrl.modules import MLP, EGreedyModule, ProbabilisticActor, QValueActor, ValueOperator
+from torchrl.modules import (
+    MLP,
+    EGreedyModule,
+    ProbabilisticActor,
+    QValueActor,
+    RandomPolicy,
+    ValueOperator,
+)
 from torchrl.objectives import ClipPPOLoss, DQNLoss, HardUpdate, SoftUpdate
 from torchrl.objectives.value import GAE
 from torchrl.trainers import ReplayBufferTrainer, UpdateWeights
@@ -431,7 +438,7 @@ def test_a_collector_of_torchrl_with_other_batches_than_planned_is_refused():
 def dqn_trainer(make: Callable[[nn.Module], BaseCollector], **parts: Any) -> Trainer:
     """A trainer of DQN that says nothing of a value estimator, as TorchRL allows."""
     torch.manual_seed(0)
-    plan = off_policy_plan(steps_per_env=4, learning_starts=8)
+    plan = parts.pop("plan", off_policy_plan(steps_per_env=4, learning_starts=8))
     policy = QValueActor(
         MLP(in_features=4, out_features=2, num_cells=[8]), spec=gym_env().action_spec
     )
@@ -445,7 +452,8 @@ def dqn_trainer(make: Callable[[nn.Module], BaseCollector], **parts: Any) -> Tra
 def collecting(kind: type[BaseCollector] = Collector, **arguments: Any) -> Callable[..., Any]:
     """A function that makes a collector of TorchRL for the plan of :func:`dqn_trainer`."""
     amounts = {"frames_per_batch": 4, "total_frames": 40, "init_random_frames": 8, **arguments}
-    return lambda policy: kind(gym_env() if kind is Collector else [gym_env], policy, **amounts)
+    env = [gym_env] if kind is not Collector else gym_env
+    return lambda policy: kind(env, **{"policy": policy, **amounts})
 
 
 def test_a_run_with_torchrls_collector_resumes_with_its_counts(tmp_path):
@@ -464,6 +472,23 @@ def test_other_random_actions_of_torchrl_than_planned_are_refused_before_the_run
     with pytest.raises(SettingError, match=r"init_random_frames=9 .*random_steps=12 in the plan"):
         dqn_trainer(collecting(init_random_frames=9))  # until the end of the third batch
     assert dqn_trainer(collecting(init_random_frames=6)).run().random_policy_steps == 8
+
+
+def test_a_collector_of_torchrl_without_a_policy_acts_at_random():
+    with pytest.raises(SettingError, match=r"takes 40 policy steps at random, .* plan has 8"):
+        dqn_trainer(collecting(policy=None))
+    plan = off_policy_plan(steps_per_env=4, learning_starts=8, random_steps=40)
+    for policy in (None, RandomPolicy(gym_env().action_spec)):
+        trainer = dqn_trainer(collecting(policy=policy, init_random_frames=0), plan=plan)
+        assert trainer.run().random_policy_steps == 40
+
+
+@pytest.mark.slow
+def test_processes_of_torchrl_without_a_policy_act_at_random():
+    plan = off_policy_plan(steps_per_env=4, learning_starts=8, random_steps=40)
+    for kind in (MultiSyncCollector, MultiAsyncCollector):
+        make = collecting(kind, policy=None, init_random_frames=0)
+        assert dqn_trainer(make, plan=plan).run().random_policy_steps == 40
 
 
 @pytest.mark.slow

@@ -10,8 +10,15 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.collectors import (
+    BaseCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiCollector,
+    MultiSyncCollector,
+)
 from torchrl.envs import TransformedEnv
+from torchrl.modules import RandomPolicy
 
 from kit.collectors.base import KitCollector
 from kit.envs.backends.base import derived_seed
@@ -214,7 +221,8 @@ class TorchRLBatches(CountedBatches):
         self.collected = size_of(batch)
         # TorchRL takes random actions until this many are reached, batch by batch.
         random = getattr(self.collector, "init_random_frames", None) or 0
-        self.collected_at_random = self.collected if self._policy_steps < random else 0
+        at_random = self._policy_steps < random or acts_at_random(self.collector)
+        self.collected_at_random = self.collected if at_random else 0
         done = batch.get(("next", "done"))
         self._ended = self._ended + done.sum()
         returns = batch.get(("next", "episode_reward"), None)
@@ -274,6 +282,14 @@ class TorchRLBatches(CountedBatches):
         self._begun_again = int(state_dict["begun_again"]) + 1
         self.collector.set_seed(derived_seed(torch.initial_seed(), self._begun_again))
         self.collector.reset()
+
+
+def acts_at_random(collector: BaseCollector) -> bool:
+    """Whether a collector of TorchRL has no policy but random actions."""
+    if not isinstance(collector, (Collector, MultiCollector)):
+        return False
+    made = any(getattr(collector, "policy_factory", None) or ())  # in processes
+    return isinstance(collector.policy, RandomPolicy) or (collector.policy is None and not made)
 
 
 class _NoCollector(KitCollector):

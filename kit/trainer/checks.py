@@ -38,7 +38,7 @@ from kit.hooks.annealing import Anneal
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.rewards import ScaleReward, SignReward
 from kit.steps import SettingError, StepLedger, StepPlan
-from kit.trainer.batches import size_of
+from kit.trainer.batches import acts_at_random, size_of
 from kit.trainer.checkpoint import normalizer_of, saved_in
 from kit.trainer.stages import Stages
 from kit.update import TrustRegion, Update
@@ -251,16 +251,23 @@ def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
 def _in_random_actions(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
     """Another number of random actions than planned."""
     asked = getattr(collector, "init_random_frames", None) or 0
-    if not plan.is_exact or getattr(collector, "policy", None) is None:
+    of_torchrl, always = not isinstance(collector, KitCollector), acts_at_random(collector)
+    unknown = getattr(collector, "policy", None) is None and not hasattr(
+        collector, "policy_factory"
+    )
+    if not plan.is_exact or (unknown and not always):
         return
     total = plan.policy_steps_after(plan.iterations)
     random, frames = plan.random_steps_until(total), plan.frames_per_batch
-    of_torchrl = not isinstance(collector, KitCollector)
-    if asked and isinstance(collector, MultiAsyncCollector):
+    if asked and isinstance(collector, MultiAsyncCollector) and not always:
         why = "end with batches that other workers have begun by then, so they cannot be counted"
         yield "init_random_frames", asked, why, [0], "or another collector"
     taken = -(-asked // frames) * frames if of_torchrl else asked  # by whole batches
-    if min(taken, total) != random:
+    if always and random != total:
+        why = f"has no policy: it takes {total} policy steps at random, and the plan has {random}"
+        works = f"give it the policy, or random_steps={total} in the plan"
+        yield "collector", type(collector).__name__, why, works
+    elif not always and min(taken, total) != random:
         why = f"of the collector are not the plan's {random} policy steps with random actions"
         also = f"or random_steps={min(taken, total)} in the plan"
         yield "init_random_frames", asked, why, [random], *([also] if of_torchrl else [])
