@@ -301,6 +301,23 @@ def kit_trainer(
     )  # fmt: skip
 
 
+class NotStarted(MultiSyncCollector):
+    """Its processes begin when there is something to collect: never, where it is refused."""
+
+    def _run_processes(self) -> None:
+        """Start none."""
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """There are none."""
+
+
+def refused_in_processes(refusal: str, env: Callable[[], EnvBase] = gym_env, **policy: Any) -> None:
+    amounts = {"frames_per_batch": 16, "total_frames": 64, "cat_results": "stack"}
+    collector = NotStarted([env, env], **policy, **amounts)
+    with pytest.raises(SettingError, match=refusal):
+        kit_trainer(lambda actor: collector)
+
+
 def noting_ends(trainer: Trainer) -> list[int]:
     """Have each batch's number of finished episodes noted."""
     ends: list[int] = []
@@ -366,16 +383,11 @@ def another_policy() -> nn.Module:
     return torchrl_ppo()[0]
 
 
-@pytest.mark.slow
 def test_a_policy_in_processes_that_the_update_does_not_train_is_refused():
-    def in_processes(**policy: Any) -> Callable[[nn.Module], BaseCollector]:
-        amounts = {"frames_per_batch": 16, "total_frames": 64, "cat_results": "stack"}
-        return lambda _: MultiSyncCollector([gym_env, gym_env], **policy, **amounts)
-
-    with pytest.raises(SettingError, match=r"policy=.* of MultiSyncCollector has none of the wei"):
-        kit_trainer(in_processes(policy=another_policy()))
-    with pytest.raises(SettingError, match=r"policy_factory='another_policy' .* never be given"):
-        kit_trainer(in_processes(policy_factory=another_policy))
+    untrained = r"policy=.* of NotStarted has none of the weights"
+    refused_in_processes(untrained, policy=another_policy())
+    never = r"policy_factory='another_policy' .* never be given the weights"
+    refused_in_processes(never, policy_factory=another_policy)
 
 
 def test_returns_of_torchrls_episodes_are_in_the_rows():
@@ -405,6 +417,20 @@ def test_held_actions_of_torchrl_are_env_steps():
     ).run()  # fmt: skip
     assert (ledger.policy_steps, ledger.env_steps, ledger.gradient_steps) == (40, 80, 24)
     assert ledger.random_policy_steps == 20
+
+
+def held() -> EnvBase:
+    return TransformedEnv(gym_env(), FrameSkipTransform(3))
+
+
+def held_in_the_kit() -> EnvBase:
+    return make_env(CARTPOLE, 1, action_repeat=3)
+
+
+@pytest.mark.parametrize("env", [held, held_in_the_kit])
+def test_held_actions_in_processes_that_the_plan_does_not_have_are_refused(env):
+    contradicts = r"env.action_repeat=3 .* plan's action_repeat=1"
+    refused_in_processes(contradicts, env, policy=another_policy())
 
 
 @pytest.mark.slow

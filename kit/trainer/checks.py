@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -225,14 +226,16 @@ def _in_goals(normalizer: Any, buffer: Any) -> Iterator[Refusal]:
 
 
 def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
-    env = getattr(collector, "env", None)
-    base: Any = base_env_of(env)
-    again = base.make_again if isinstance(base, VectorEnv) else None
-    made = getattr(again, "keywords", {})  # arguments of make_env
-    found = {
-        "num_envs": getattr(collector, "num_envs", getattr(base, "num_envs", None)),
-        "action_repeat": made.get("action_repeat") or _frame_skip_of(env, base),
-    }
+    several = isinstance(collector, MultiCollector)  # of others, which join their batches
+    with _env_of(collector) as env:
+        base: Any = base_env_of(env)
+        again = base.make_again if isinstance(base, VectorEnv) else None
+        made = getattr(again, "keywords", {})  # arguments of make_env
+        rows = None if several else getattr(base, "num_envs", None)
+        found = {
+            "num_envs": getattr(collector, "num_envs", rows),
+            "action_repeat": made.get("action_repeat") or _frame_skip_of(env, base),
+        }
     if plan.max_episode_steps is not None and made:
         found["max_episode_steps"] = made.get("max_episode_steps") or "the registered one"
     for field, value in found.items():
@@ -246,6 +249,21 @@ def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
         why = "policy steps in a batch are not those of the plan"
         yield "collector", frames, why, [plan.frames_per_batch]
     yield from _in_random_actions(plan, collector)
+
+
+@contextlib.contextmanager
+def _env_of(collector: Any) -> Iterator[Any]:
+    """What a collector steps; of those in processes one more is made."""
+    if not isinstance(collector, MultiCollector):
+        yield getattr(collector, "env", None)
+        return
+    make, arguments = collector.create_env_fn[0], collector.create_env_kwargs[0]
+    env = make if isinstance(make, EnvBase) else make(**arguments)
+    try:
+        yield env
+    finally:
+        if env is not make:
+            env.close(raise_if_closed=False)
 
 
 def _in_random_actions(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
