@@ -565,6 +565,16 @@ def test_processes_that_are_joined_along_time_are_refused():
         kit_trainer(joined).run()
 
 
+def test_episodes_that_go_on_are_not_said_to_have_ended():
+    def cutting(**arguments: Any) -> Callable[[nn.Module], BaseCollector]:
+        amounts = {"frames_per_batch": 16, "total_frames": 64, "set_truncated": True}
+        return lambda actor: Collector(serial(), actor, **amounts, **arguments)
+
+    with pytest.raises(SettingError, match=r"set_truncated=True .* go on .*reset_at_each_iter"):
+        kit_trainer(cutting())
+    assert kit_trainer(cutting(reset_at_each_iter=True)).run().episodes == 8
+
+
 # ---------------------------------------------------------------------- TorchRL's environments
 def test_the_kits_collector_takes_torchrls_environments():
     plan = on_policy_plan()

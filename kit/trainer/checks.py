@@ -198,15 +198,20 @@ def in_folder(folder: Path | None, last_checkpoint: Any) -> Iterator[Refusal]:
 
 
 def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:
-    """Episodes that do not go on in the next batch, in a memory that takes them for going on."""
+    """Episodes that do not go on in the next batch, where they are taken for going on; or do."""
     joins = getattr(buffer, "joins_steps", False)
     if joins and isinstance(collector, MultiAsyncCollector) and collector.num_workers > 1:
         why = "gives batches of its workers in any order, and the memory joins each to the last"
         yield "collector", type(collector).__name__, why, "use MultiSyncCollector, or one worker"
-    if joins and getattr(collector, "reset_at_each_iter", False):
+    restarts = getattr(collector, "reset_at_each_iter", False)
+    ends = getattr(collector, "set_truncated", False)
+    if joins and restarts and not ends:
         why = "leaves episodes without an end, and the memory joins steps until an episode ends"
         works = "leave it out, or truncate episodes with env.max_episode_steps"
         yield "reset_at_each_iter", True, why, works
+    if ends and not restarts:
+        why = "ends episodes that go on in the next batch, which would be counted as two"
+        yield "set_truncated", True, why, "leave it out, or give reset_at_each_iter=True, too"
 
 
 def _in_goals(normalizer: Any, buffer: Any) -> Iterator[Refusal]:
