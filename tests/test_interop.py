@@ -575,6 +575,18 @@ def test_episodes_that_go_on_are_not_said_to_have_ended():
     assert kit_trainer(cutting(reset_at_each_iter=True)).run().episodes == 8
 
 
+def test_advantages_of_episodes_cut_in_pieces_are_refused():
+    def split(actor: nn.Module, **arguments: Any) -> BaseCollector:
+        amounts = {"frames_per_batch": 16, "total_frames": 64, "split_trajs": True}
+        return Collector(serial(), actor, **amounts, **arguments)
+
+    with pytest.raises(SettingError, match=r"split_trajs=True pads pieces .* leave it out"):
+        kit_trainer(split)
+    whole = {"reset_at_each_iter": True, "set_truncated": True}
+    assert kit_trainer(lambda actor: split(actor, **whole)).run().gradient_steps == 16
+    dqn_trainer(collecting(split_trajs=True)).run()
+
+
 # ---------------------------------------------------------------------- TorchRL's environments
 def test_the_kits_collector_takes_torchrls_environments():
     plan = on_policy_plan()

@@ -148,7 +148,7 @@ def in_collection(plan: StepPlan, collector: Any, buffer: Any, advantage: Any) -
                 why = "allows no writing, and the collector gives batches"
                 works = "use TensorDictRoundRobinWriter, or a plan with steps_per_env=0 (offline)"
                 yield "writer", type(writer).__name__, why, works
-        yield from _in_restarts(collector, buffer)
+        yield from _in_restarts(plan, collector, buffer)
         yield from _in_goals(normalizer_of(collector), buffer)
         yield from _in_environment(plan, collector)
 
@@ -197,7 +197,7 @@ def in_folder(folder: Path | None, last_checkpoint: Any) -> Iterator[Refusal]:
         yield "folder", str(folder), why, "give another folder, or resume_from one of them"
 
 
-def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:
+def _in_restarts(plan: StepPlan, collector: Any, buffer: Any) -> Iterator[Refusal]:
     """Episodes that do not go on in the next batch, where they are taken for going on; or do."""
     joins = getattr(buffer, "joins_steps", False)
     if joins and isinstance(collector, MultiAsyncCollector) and collector.num_workers > 1:
@@ -212,6 +212,9 @@ def _in_restarts(collector: Any, buffer: Any) -> Iterator[Refusal]:
     if ends and not restarts:
         why = "ends episodes that go on in the next batch, which would be counted as two"
         yield "set_truncated", True, why, "leave it out, or give reset_at_each_iter=True, too"
+    if plan.on_policy and getattr(collector, "split_trajs", False) and not ends:
+        why = "pads pieces of episodes, whose advantages would read the padding"
+        yield "split_trajs", True, why, "leave it out: they do not pass the end of an episode"
 
 
 def _in_goals(normalizer: Any, buffer: Any) -> Iterator[Refusal]:
