@@ -575,6 +575,29 @@ def test_episodes_that_go_on_are_not_said_to_have_ended():
     assert kit_trainer(cutting(reset_at_each_iter=True)).run().episodes == 8
 
 
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        (lambda *of: VectorCollector(*of, steps_per_env=8), r"'VectorCollector' collects steps, "),
+        (lambda *of: Collector(*of, frames_per_batch=16), r"'Collector' collects steps, "),
+        (lambda *of: EpisodeCollector(*of, min_episodes=2), r"min_episodes=2 .* plan's .*=3"),
+        (lambda *of: EpisodeCollector(*of, min_episodes=3, min_steps=9), r"min_steps=9 .*=None"),
+        (lambda *of: EpisodeCollector(*of, min_episodes=3), None),
+        (lambda _, by: Collector(serial(), by, frames_per_batch=16, trajs_per_batch=3), None),
+    ],
+)
+def test_other_episodes_than_planned_are_refused(make, refused):
+    plan = on_policy_plan(steps_per_env=None, min_episodes=3)
+    parts = ppo_parts(on_policy_plan())
+    steps = parts["collector"]
+    parts["collector"] = make(steps.env, steps.policy)
+    if refused is None:
+        assert Trainer(plan, **parts).run().episodes % 3 == 0
+        return
+    with pytest.raises(SettingError, match=refused):
+        Trainer(plan, **parts)
+
+
 def test_advantages_of_episodes_cut_in_pieces_are_refused():
     def split(actor: nn.Module, **arguments: Any) -> BaseCollector:
         amounts = {"frames_per_batch": 16, "total_frames": 64, "split_trajs": True}

@@ -256,7 +256,25 @@ def _in_environment(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
     if steps and isinstance(frames, int) and frames > 0 and frames != plan.frames_per_batch:
         why = "policy steps in a batch are not those of the plan"
         yield "collector", frames, why, [plan.frames_per_batch]
+    if plan.collects_episodes:
+        yield from _in_episodes(plan, collector)
     yield from _in_random_actions(plan, collector)
+
+
+def _in_episodes(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
+    """A collector of steps, or of other episodes than planned."""
+    of_torchrl = isinstance(collector, (Collector, MultiCollector))
+    whole = getattr(collector, "trajs_per_batch", None)
+    if not whole and (of_torchrl or getattr(collector, "frames_per_batch", -1) > 0):
+        why = "collects steps, where the plan has whole episodes"
+        works = "give an EpisodeCollector, or a plan with steps_per_env"
+        yield "collector", type(collector).__name__, why, works
+    found = {name: getattr(collector, name, None) for name in ("min_episodes", "min_steps")}
+    for field, value in (found | ({"min_episodes": whole} if whole else {})).items():
+        planned = getattr(plan, field)
+        if value is not None and value != (planned or 1):
+            why = f"of the collector contradicts the plan's {field}={planned}"
+            yield field, value, why, [planned or 1], "or change the plan"
 
 
 @contextlib.contextmanager
