@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 from kit.envs.hanging import StepWatch
+from kit.logging.files import from_here
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING = signal.SIGUSR1
@@ -101,7 +102,7 @@ class Signals:
         stopped = f"stopped by {signal.Signals(number).name} {when}"
         if trainer.folder is None:
             return f"{stopped}; nothing was saved (runs=null)"
-        return f"{stopped}; resume it with: {self.command} resume={trainer.folder}"
+        return f"{stopped}; resume it with: {self.command} resume={from_here(trainer.folder)}"
 
 
 @functools.cache

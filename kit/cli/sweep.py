@@ -17,7 +17,7 @@ from kit.config import OfflineConfig, RunConfig, checks
 from kit.config.plain import from_plain
 from kit.config.plan import make_plan
 from kit.dialects.base import Dialect
-from kit.logging.files import write_whole
+from kit.logging.files import from_here, write_whole
 from kit.steps import SettingError
 from kit.steps.table import measured, text_table
 
@@ -85,7 +85,8 @@ def note(
     row = {"run": number, **dict(map(_told, overrides)), **reached}
     if error is not None:
         row["error"] = " ".join(str(error).split())
-    row["folder"] = str(getattr(trainer, "folder", None) or "")
+    folder = getattr(trainer, "folder", None)
+    row["folder"] = "" if folder is None else str(from_here(folder))
     sweep.mkdir(parents=True, exist_ok=True)
     write_whole(sweep / f"run-{number}.json", json.dumps(row))
 

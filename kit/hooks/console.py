@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.console import Console as RichConsole
@@ -13,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from kit.hooks.base import Hook
 from kit.hooks.policy import BestPolicy
+from kit.logging.files import from_here
 from kit.steps.table import measured, plural
 
 _SHOWN = (
@@ -55,7 +55,7 @@ class Console(Hook):
             complete = ": it was complete" if done == plan.length else ""
             lines.append(f"\nresumed at {done:,} {self._steps}{complete}")
         if self.trainer.folder is not None:
-            lines.append(f"\nrun folder: {_from_here(self.trainer.folder)}")
+            lines.append(f"\nrun folder: {from_here(self.trainer.folder)}")
         self.console.print("\n".join([*lines, ""]), markup=False)
         if self.console.is_terminal:
             self._progress = Progress(
@@ -121,7 +121,7 @@ class Console(Hook):
             lines += self._earlier_best()
         lines.append(f"seconds: {trainer.journal.elapsed:.1f}")
         if trainer.folder is not None and (trainer.folder / "curve.png").is_file():
-            lines.append(f"learning curve: {_from_here(trainer.folder / 'curve.png')}")
+            lines.append(f"learning curve: {from_here(trainer.folder / 'curve.png')}")
         self.console.print("\n".join(lines), markup=False)
 
     def _earlier_best(self) -> list[str]:
@@ -135,14 +135,6 @@ class Console(Hook):
             and hook.value is not None
             and getattr(hook, axis) != self._done
         ]
-
-
-def _from_here(path: Path) -> Path:
-    """A path as it is written in the working directory, if that is above it."""
-    try:
-        return path.relative_to(Path.cwd())
-    except (ValueError, OSError):  # elsewhere; or the working directory was removed
-        return path
 
 
 def _short(value: float) -> str:

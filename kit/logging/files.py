@@ -39,6 +39,14 @@ def as_folder(folder: Any) -> Path:
         raise SettingError("folder", folder, "is no folder", works) from None
 
 
+def from_here(path: Path) -> Path:
+    """A path as it is written in the working directory, if that is above it."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (ValueError, OSError):  # elsewhere; or the working directory was removed
+        return path
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that it is there completely or not at all.
 
