@@ -249,6 +249,15 @@ def test_of_a_run_that_collects_nothing_gradient_steps_are_the_axis(place):
     assert compared.groups[0].runs[0].steps == [2, 4, 6, 8]
 
 
+def test_a_run_that_was_evaluated_before_it_began_learns_from_no_data_set(runs, tmp_path):
+    evaluated = Tianshou(
+        num_epochs=1, step_per_epoch=64, step_per_collect=16, num_train_envs=2, batch_size=8
+    )
+    begun = made(tmp_path, steps=evaluated, stops_at=0)
+    assert [row["policy_steps"] for row in read_rows(begun)] == [0]
+    assert compare([runs[LOW, 0], begun]).axis == "policy_steps"
+
+
 # ---------------------------------------------------------------------- the command
 def test_the_table_has_a_line_for_each_group_and_says_what_it_means(place, monkeypatch, capsys):
     monkeypatch.chdir(place.parent)

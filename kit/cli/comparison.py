@@ -114,7 +114,8 @@ def compare(runs: Sequence[Path | str], column: str = COLUMN) -> Comparison:
     remarks = [
         f"{run.folder} has no {column} and is left out." for run in found if run not in with_values
     ]
-    offline = any(not run.rows[-1].get("policy_steps") for run in with_values)
+    ends = [run.rows[-1] for run in with_values]
+    offline = any(row["gradient_steps"] and not row["policy_steps"] for row in ends)
     axis = "gradient_steps" if offline else "policy_steps"
     seeds, left_out = _by_settings(with_values, column, axis)
     shown = _differing([group[0] for group in seeds])
