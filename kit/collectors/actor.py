@@ -226,9 +226,9 @@ class Actor:
 
     def _tensors(self, observation: Arrays) -> Tensors:
         if self._on_cpu:
-            if self.is_recurrent:  # it may keep what it is given, and this memory is used again
-                observation = {key: array.copy() for key, array in observation.items()}
-            return {key: torch.from_numpy(array) for key, array in observation.items()}
+            # Of its own: it may keep what it is given, and this memory is used again. And products
+            # of few rows are rounded by where in memory they begin, which a resume would change.
+            return {key: torch.from_numpy(array).clone() for key, array in observation.items()}
         return {k: torch.from_numpy(array).to(self.device) for k, array in observation.items()}
 
     def random_steps(self, policy_steps: int, count: int) -> int:
