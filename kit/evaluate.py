@@ -31,6 +31,7 @@ from kit.config.devices import usable_device
 from kit.config.plain import from_plain
 from kit.envs.single_env import with_mask
 from kit.envs.spaces import empty
+from kit.hooks.annealing import AnnealExploration
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.video import record_episode
 from kit.steps import SettingError
@@ -93,6 +94,9 @@ class SavedRun:
         with datasets_left_unread():  # that of the run need not be on this machine
             self.trainer = recipe.build(cfg)
         counters = self.trainer.load_policy(checkpoint, best)
+        for hook in self.trainer.registered_modules.values():
+            if isinstance(hook, AnnealExploration):  # epsilon is no part of a policy
+                hook.end()
         self.policy_steps = counters["policy_steps"]
         self.gradient_steps = counters["gradient_steps"]
 
@@ -115,8 +119,9 @@ class SavedRun:
         Of several policies that were trained side by side (SVPG's particles) it is the first one.
 
         Args:
-            deterministic: whether actions are no samples; otherwise it acts as in training. A
-                world model's latents, from which they follow, are samples all the same.
+            deterministic: whether actions are no samples; otherwise it acts as in training, with
+                epsilon as it is at the end. A world model's latents, from which they follow, are
+                samples all the same.
         """
         kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
         return SavedPolicy(self.evaluator(1, 0, vectorization="sync"), kind)

@@ -16,6 +16,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torchrl.envs.utils import ExplorationType
 
+import recipes.dqn
 import recipes.dreamerv3
 import recipes.ppo
 import recipes.sac
@@ -411,6 +412,20 @@ def test_a_saved_policy_acts_in_plain_gymnasium_as_in_its_evaluations(kind, tmp_
         (seed,) = env_seeds(seed, 1)
         for env in (policy.make_env(), gym.make(evaluator.env.name)):
             assert play(policy, env, seed) == pytest.approx(episode.episode_return, rel=1e-6)
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_a_saved_policy_that_samples_explores_as_much_as_at_the_end_of_its_training(best, tmp_path):
+    steps = OffPolicySteps(
+        total_policy_steps=60, learning_starts=30, minibatch_size=8, evaluation_episodes=1
+    )
+    settings = {"hidden_sizes": [8], "runs": str(tmp_path), "progress": False, "steps": steps}
+    trainer = recipes.dqn.build(recipes.dqn.Config(epsilon_end=0.0, **settings))
+    trainer.run()
+    saved = SavedRun(trainer.folder, best=best)
+    greedy, sampling = saved.policy(), saved.policy(deterministic=False)
+    seen = np.random.default_rng(0).normal(size=(20, 4))
+    assert [sampling(one) for one in seen] == [greedy(one) for one in seen]
 
 
 class Choices(Scripted):

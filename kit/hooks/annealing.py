@@ -373,6 +373,12 @@ class AnnealExploration(Anneal):
             start, end = (float(getattr(module, f"{noise}_{which}")) for which in ("init", "end"))
             self.values.append(_Value(module, noise, start=start, end=end))
 
+    def end(self) -> None:
+        """Set the final values, unless none are set: those of a policy that is only played."""
+        for value in self.values:
+            if value.schedule is not None:
+                value.set(value.end)
+
 
 def scales_of(module: nn.Module) -> list[str]:
     """Names of the scales of exploration noise that a module has."""
