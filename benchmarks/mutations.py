@@ -339,7 +339,7 @@ MUTATIONS = [
         "kit/cli/comparison.py", "tests/test_compare.py",
         ("run, other = (before, run) if shorter else (run, before)", "other = before"),
         ("    cut = len(values) // 4", "    cut = 0"),
-        ('any(not run.rows[-1].get("policy_steps") for run in with_values)', "False"),
+        ('any(row.get("gradient_steps") and not row.get("policy_steps") for row in ends)', "False"),
         ("        if len(lengths) > 1:", "        if False:"),
         ("names = list(dict.fromkeys([*task, *names]))", "pass"),
     ),
@@ -603,7 +603,7 @@ MUTATIONS = [
     ),
     *_of(
         "kit/cli/start_from.py", "tests/test_run_folder.py",
-        ("    _check_activation(cfg, folder)\n", ""),
+        ("    _check_meaning(cfg, folder)\n", ""),
         ("    _check_normalization(trainer, checkpoint, folder)\n", ""),
     ),
     *_of(

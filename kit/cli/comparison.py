@@ -115,7 +115,7 @@ def compare(runs: Sequence[Path | str], column: str = COLUMN) -> Comparison:
         f"{run.folder} has no {column} and is left out." for run in found if run not in with_values
     ]
     ends = [run.rows[-1] for run in with_values]
-    offline = any(row["gradient_steps"] and not row["policy_steps"] for row in ends)
+    offline = any(row.get("gradient_steps") and not row.get("policy_steps") for row in ends)
     axis = "gradient_steps" if offline else "policy_steps"
     seeds, left_out = _by_settings(with_values, column, axis)
     shown = _differing([group[0] for group in seeds])
