@@ -24,7 +24,7 @@ the others is. DQN on the Zen 5, with the compiling: 7.0 seconds (6.9 to 7.2, th
 Stable-Baselines3 16.2 (16.0 to 16.6): 2.33. DQN without it, on Zen 4 in other hours: 14.4 seconds
 (12.4 to 16.5, five runs), Stable-Baselines3 36.6 (35.5 to 37.3): 2.54; and 12.0 and 30.7 (three
 runs): 2.63. TD3 without it on Zen 4, where products alone are two thirds to five sixths of a
-gradient step: 48.0 to 59.3 seconds, Stable-Baselines3 66.3 to 75.0, 1.20 to 1.39 (four runs); with
+gradient step: 48.0 to 59.3 seconds, Stable-Baselines3 66.3 to 76.3, 1.20 to 1.50 (five runs); with
 two threads (what the others take by themselves on two cores) it is in the table, of a Zen 4, too.
 """
 

@@ -226,8 +226,8 @@ class Actor:
 
     def _tensors(self, observation: Arrays) -> Tensors:
         if self._on_cpu:
-            # Of its own: it may keep what it is given, and this memory is used again. And products
-            # of few rows are rounded by where in memory they begin, which a resume would change.
+            # Copies: a policy may keep its inputs, whose memory is used again; and MKL rounds
+            # products of few rows by where in memory they begin, which a resume would change.
             return {key: torch.from_numpy(array).clone() for key, array in observation.items()}
         return {k: torch.from_numpy(array).to(self.device) for k, array in observation.items()}
 

@@ -270,7 +270,8 @@ def _in_episodes(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
         works = "give an EpisodeCollector, or a plan with steps_per_env"
         yield "collector", type(collector).__name__, why, works
     found = {name: getattr(collector, name, None) for name in ("min_episodes", "min_steps")}
-    for field, value in (found | ({"min_episodes": whole} if whole else {})).items():
+    found["min_episodes"] = found["min_episodes"] or whole
+    for field, value in found.items():
         planned = getattr(plan, field)
         if value is not None and value != (planned or 1):
             why = f"of the collector contradicts the plan's {field}={planned}"
@@ -296,10 +297,8 @@ def _in_random_actions(plan: StepPlan, collector: Any) -> Iterator[Refusal]:
     """Another number of random actions than planned."""
     asked = getattr(collector, "init_random_frames", None) or 0
     of_torchrl, always = not isinstance(collector, KitCollector), acts_at_random(collector)
-    unknown = getattr(collector, "policy", None) is None and not hasattr(
-        collector, "policy_factory"
-    )
-    if not plan.is_exact or (unknown and not always):
+    policies = [getattr(collector, name, None) for name in ("policy", "policy_factory")]
+    if not plan.is_exact or (policies == [None, None] and not always):
         return
     total = plan.policy_steps_after(plan.iterations)
     random, frames = plan.random_steps_until(total), plan.frames_per_batch
