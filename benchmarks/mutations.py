@@ -544,12 +544,14 @@ MUTATIONS = [
     ),
     *_of(
         "kit/buffers/numba_tree.py", "tests/buffers/test_priorities.py",
-        ("np.uint64(rest[row] > nodes[left])", "np.uint64(rest[row] >= nodes[left])"),
-        ("nodes[2 * parent] + nodes[2 * parent + 1]", "2 * nodes[2 * parent]"),
+        ("node += np.uint64(is_right) << one", "node += np.uint64(is_right) << two"),
+        ("return left + right", "return 2 * left"),
+        ("elif nodes[place[row]] == bounds[block]:", "elif nodes[place[row]] < bounds[block]:"),
+        (" and highest == highest:", ":"),
     ),
     *_of(
-        "kit/buffers/priority_trees.py", "tests/buffers/test_priorities.py",
-        ("with contextlib.suppress(ImportError):  # Numba", "if True:  # Numba"),
+        "kit/buffers/priorities.py", "tests/buffers/test_priorities.py",
+        ("with contextlib.suppress(ImportError):  # also", "if True:  # also"),
     ),
     *_of(
         "kit/modules/numpy_samplers.py", "tests/collectors/test_numpy_policy.py",

@@ -287,12 +287,13 @@ def sac_table(rounds: list[dict[str, dict[str, float]]]) -> str:
 
 def priority_table(rounds: int) -> str:
     """Return the table of drawing by priority."""
-    from kit.buffers.numba_tree import NumbaSumTree
-    from kit.buffers.priority_trees import CompiledPriorityTree, PriorityTree, torchrl_sum_tree
+    from kit.buffers.numba_tree import NumbaPriorityTree
+    from kit.buffers.priority_trees import PriorityTree
+    from kit.buffers.torchrl_tree import TorchRLPriorityTree
 
     trees = {
-        "Numba's tree": by_priority(lambda size, _: CompiledPriorityTree(size, NumbaSumTree)),
-        "TorchRL's tree": by_priority(lambda size, _: CompiledPriorityTree(size, torchrl_sum_tree)),
+        "Numba's tree": by_priority(lambda size, _: NumbaPriorityTree(size)),
+        "TorchRL's tree": by_priority(lambda size, _: TorchRLPriorityTree(size)),
         "tree of tensors": by_priority(PriorityTree),
     }
     cases = {(name, part): case for name, parts in trees.items() for part, case in parts.items()}

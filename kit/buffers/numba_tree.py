@@ -1,4 +1,4 @@
-"""The sum tree of the host, compiled by Numba."""
+"""The tree of priorities in host memory, compiled by Numba."""
 
 from __future__ import annotations
 
@@ -7,42 +7,54 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from kit.buffers.priority_trees import BLOCK, CompiledPriorityTree
 
-class NumbaSumTree:
-    """TorchRL's ``SumSegmentTreeFp64`` with the same values, sums and places, bit for bit.
 
-    A batch goes down and up the tree together, a level at a time and without branches: the
-    processor waits for many nodes at once, where TorchRL's tree waits for one after another. With
-    1,000,000 values, 256 of them are found in a fifth of the time.
+class NumbaPriorityTree(CompiledPriorityTree):
+    """The values, sums and places of TorchRL's tree, bit for bit.
+
+    Only each third level of its binary tree is in memory: a node has eight children, which fill one
+    line of the cache, and the two levels between are added up again when they are needed. A batch
+    goes down and up a level at a time and without branches, so the processor waits for many nodes
+    at once, where TorchRL's tree waits for one after another. With 1,000,000 values, 256 of them
+    are found in a seventh of the time.
 
     Args:
         size: number of values, all zero at first.
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._leaves = 1 << size.bit_length()
-        self._nodes = np.zeros(2 * self._leaves)  # node n has the children 2n and 2n + 1
+        super().__init__(size)
+        counts = [max(1 << size.bit_length(), 8)]  # of nodes, each level in groups of eight
+        while counts[-1] > 8:
+            counts.append(max(counts[-1] >> 3, 8))
+        self._starts = np.cumsum([0, *counts]).astype(np.uint64)
+        # PyTorch's memory begins with a line of the cache.
+        self._nodes = torch.zeros(sum(counts), dtype=torch.float64).numpy()
 
-    def at(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The values at these places."""
-        return self._nodes[places + self._leaves]
+    @property
+    def sum(self) -> float:
+        """The sum of all values."""
+        return float(_sum_of_eight(self._nodes, self._starts[-2]))
 
-    def query(self, first: int, last: int) -> float:
-        """The sum of the values from one place up to another, which is left out."""
-        if last - first == self._size:
-            return float(self._nodes[1])
-        return float(self._nodes[self._leaves + first : self._leaves + last].sum())
+    def limits(self, places: Any, values: Any) -> tuple[Any, Any, Any, Any]:
+        """The first and the last place, the lowest and the highest value, of some."""
+        return _limits(places, values)  # type: ignore[no-any-return]
 
-    def update(self, places: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Set values; of several for one place the last one holds."""
-        _update(self._nodes, places, values)
+    def __getitem__(self, places: Any) -> NDArray[np.float64]:
+        values: NDArray[np.float64] = self._nodes[np.asarray(places)]
+        return values
 
-    def scan_lower_bound(self, sums: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The first places up to which, these included, the values add up to these sums or more."""
-        return _find(self._nodes, sums)  # type: ignore[no-any-return]
+    def _write(self, places: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        _write(self._nodes, self._starts, places, values, self._bounds, self._is_bound)
+
+    def _first_with(
+        self, sums: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        return _find(self._nodes, self._starts, sums)  # type: ignore[no-any-return]
 
 
 def _compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
@@ -57,31 +69,78 @@ def _compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:
     return compiled
 
 
-@_compiled("void(float64[::1], int64[::1], float64[::1])")
-def _update(nodes: Any, places: Any, values: Any) -> None:
-    leaves = len(nodes) // 2
-    node = places + leaves
-    for row in range(len(node)):
-        nodes[node[row]] = values[row]
-    while leaves > 1:
-        for row in range(len(node)):
-            parent = node[row] >> 1
-            nodes[parent] = nodes[2 * parent] + nodes[2 * parent + 1]
-            node[row] = parent
-        leaves >>= 1
+# Places are without a sign in all of them: Numba does not count from the end, then.
+@_compiled("float64(float64[::1], uint64)")
+def _sum_of_eight(nodes: Any, first: Any) -> Any:
+    """Add up eight nodes in pairs, as a binary tree does."""
+    one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+    left = (nodes[first] + nodes[first + one]) + (nodes[first + two] + nodes[first + three])
+    first += four
+    right = (nodes[first] + nodes[first + one]) + (nodes[first + two] + nodes[first + three])
+    return left + right
 
 
-@_compiled("int64[::1](float64[::1], float64[::1])")
-def _find(nodes: Any, sums: Any) -> Any:
-    leaves = len(nodes) // 2
+@_compiled("Tuple((int64, int64, float32, float32))(int64[:], float32[:])")
+def _limits(places: Any, values: Any) -> Any:
+    """The first and last of the places, and the lowest and highest of the values."""
+    least, most, lowest, highest = places[0], places[0], values[0], values[0]
+    for row in range(len(places)):
+        least, most = min(least, places[row]), max(most, places[row])
+        lowest = min(lowest, values[row])
+        if not values[row] <= highest and highest == highest:  # what is not a number stays
+            highest = values[row]
+    return least, most, lowest, highest
+
+
+@_compiled("void(float64[::1], uint64[::1], int64[::1], float64[::1], float64[::1], boolean[::1])")
+def _write(nodes: Any, starts: Any, places: Any, values: Any, bounds: Any, is_bound: Any) -> None:
+    """Set values, the sums above them, and the bounds of their blocks."""
+    place = places.astype(np.uint64)
+    for row in range(len(place)):
+        value, block = values[row], place[row] // np.uint64(BLOCK)
+        if 0 < value <= bounds[block]:
+            bounds[block] = value
+        elif nodes[place[row]] == bounds[block]:
+            is_bound[block] = True  # of what the smallest one leaves
+        nodes[place[row]] = value
+    for level in range(1, len(starts) - 1):
+        children, start = starts[level - 1], starts[level]
+        parents = (start - children) >> np.uint64(3)
+        if parents <= len(place):  # each of them once
+            for parent in range(parents):
+                nodes[start + parent] = _sum_of_eight(nodes, children + (parent << np.uint64(3)))
+        else:
+            for row in range(len(place)):
+                parent = place[row] >> np.uint64(3)
+                nodes[start + parent] = _sum_of_eight(nodes, children + (parent << np.uint64(3)))
+                place[row] = parent
+
+
+@_compiled("Tuple((int64[::1], float64[::1]))(float64[::1], uint64[::1], float64[::1])")
+def _find(nodes: Any, starts: Any, sums: Any) -> Any:
+    """The first places up to which, these included, the values add up to these sums or more."""
+    one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
     rest = sums.copy()
-    node = np.ones(len(sums), np.uint64)  # not negative: Numba does not count from the end
-    level = 1
-    while level < leaves:
-        for row in range(len(node)):
-            left = node[row] << np.uint64(1)
-            is_right = np.uint64(rest[row] > nodes[left])
-            rest[row] -= nodes[left] * np.float64(is_right)
-            node[row] = left + is_right
-        level *= 2
-    return node.astype(np.int64) - leaves
+    place = np.zeros(len(rest), np.uint64)
+    first = np.empty(len(rest))  # of eight children: all rows wait for them at once
+    for level in range(len(starts) - 2, -1, -1):
+        start = starts[level]
+        for row in range(len(rest)):
+            first[row] = nodes[start + (place[row] << three)]
+        for row in range(len(rest)):
+            node, wanted = start + (place[row] << three), rest[row]
+            left = (first[row] + nodes[node + one]) + (nodes[node + two] + nodes[node + three])
+            is_right = wanted > left
+            wanted = wanted - left if is_right else wanted
+            node += np.uint64(is_right) << two
+            left = nodes[node] + nodes[node + one]
+            is_right = wanted > left
+            wanted = wanted - left if is_right else wanted
+            node += np.uint64(is_right) << one
+            left = nodes[node]
+            is_right = wanted > left
+            rest[row] = wanted - left if is_right else wanted
+            place[row] = node + np.uint64(is_right) - start
+    for row in range(len(rest)):
+        rest[row] = nodes[place[row]]
+    return place.astype(np.int64), rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torchrl.data import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.utils import unravel_index
 
-from kit.buffers.priority_trees import PriorityTree, make_priority_tree
+from kit.buffers.priority_trees import PriorityTree
 from kit.config.devices import usable_device
 from kit.steps import SettingError
 from kit.steps.errors import real_number, whole_number
@@ -134,8 +135,9 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
         priority = _as_tensor(priority, torch.float32, self.device)
         if priority.shape != index.shape:
             priority = priority.reshape(-1).expand(index.shape)
+        tree: PriorityTree = self._sum_tree
         if index.is_cpu:  # a GPU is not asked
-            least, most = map(int, index.aminmax())
+            least, most, lowest, highest = tree.limits(tree.array(index), tree.array(priority))
             if most >= self._max_capacity:
                 works = f"0 to {self._max_capacity - 1}"
                 raise IndexError(f"place {most} is not in the buffer; what works: {works}")
@@ -143,16 +145,16 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
                 written = index >= 0
                 self.update_priority(index[written], priority[written], storage=storage)
                 return
+            if lowest < 0:
+                why = "is a negative priority, such as an error with its sign"
+                raise SettingError("td_error", float(lowest), why, "give its absolute value")
         else:
             written = index >= 0
             index = torch.where(written, index, self._max_capacity)
             priority = torch.where(written, priority, 0.0)
-        tree: PriorityTree = self._sum_tree
+            highest = priority.max()
+        self._highest = tree.higher(self._highest, highest)
         given = tree.array(priority)
-        if index.is_cpu and given.min() < 0:
-            why = "is a negative priority, such as an error with its sign"
-            raise SettingError("td_error", float(given.min()), why, "give its absolute value")
-        self._highest = tree.higher(self._highest, given.max())
         value = (given + self._eps) ** self._alpha
         tree[tree.array(index)] = value if index.is_cpu else torch.where(written, value, 0.0)
 
@@ -210,6 +212,20 @@ class PrioritizedSampler(TorchRLPrioritizedSampler):  # type: ignore[misc, unuse
     def loads(self, path: Path | str) -> None:
         """Read the state from a folder."""
         self.load_state_dict(torch.load(Path(path) / "priorities.pt", weights_only=True))
+
+
+def make_priority_tree(size: int, device: torch.device) -> PriorityTree:
+    """The fastest tree for a device: on the host a compiled one, where there is one."""
+    if device.type == "cpu":
+        with contextlib.suppress(ImportError):  # also where Numba does not know this NumPy
+            from kit.buffers.numba_tree import NumbaPriorityTree
+
+            return NumbaPriorityTree(size)
+        with contextlib.suppress(ImportError):
+            from kit.buffers.torchrl_tree import TorchRLPriorityTree
+
+            return TorchRLPriorityTree(size)
+    return PriorityTree(size, device)
 
 
 def _as_tensor(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.util
-import os
-import sys
-from collections.abc import Callable
-from functools import cache
-from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
 import numpy as np
@@ -25,7 +17,7 @@ _WIDEST_ROOT = 1_024
 """Children of the root: up to here one cumulative sum is cheaper than another level."""
 _BELOW_ONE = 1 - 2**-53
 """The largest float64 below 1."""
-_BLOCK = 1_024
+BLOCK = 1_024
 """Values whose smallest is kept."""
 _SMALLEST = float(np.nextafter(0.0, 1.0))
 """The smallest positive float64."""
@@ -79,6 +71,13 @@ class PriorityTree:
         """The smallest positive value; infinite if there is none."""
         return self._lowest.min()
 
+    def limits(self, places: Any, values: Any) -> tuple[Any, Any, Any, Any]:
+        """The first and the last place, the lowest and the highest value, of some in host memory.
+
+        The highest is not a number if one of them is not.
+        """
+        return int(places.min()), int(places.max()), values.min(), values.max()
+
     def __getitem__(self, places: Any) -> Any:
         return self.sums[0][places]
 
@@ -120,26 +119,42 @@ class PriorityTree:
 
 
 class CompiledPriorityTree(PriorityTree):
-    """A tree in host memory, whose arrays are NumPy's: Numba's where it is, else TorchRL's of C++.
+    """A tree in host memory, whose arrays are NumPy's and whose sums compiled code keeps.
 
-    Places are not checked: neither looks at limits.
+    Places are not checked: the compiled code does not look at limits.
 
     The smallest value is that of the smallest block. Of each block of values a lower bound is kept,
     which is made exact again only where it is the lowest of all.
 
+    Subclasses read values (``__getitem__``) and define :attr:`sum`, :meth:`_write` and
+    :meth:`_first_with`.
+
     Args:
         size: number of values, all zero at first.
-        make_tree: makes the tree of sums, with the methods of TorchRL's ``SumSegmentTreeFp64``.
-
-    Raises:
-        ImportError: if there is no Numba and TorchRL's compiled trees cannot be loaded.
     """
 
-    def __init__(self, size: int, make_tree: Callable[[int], Any] | None = None) -> None:
+    def __init__(self, size: int) -> None:
         self.size, self.device = size, torch.device("cpu")
-        self._tree = (make_tree or compiled_sum_tree)(size)
-        blocks = -(-size // _BLOCK)
+        blocks = -(-size // BLOCK)
         self._bounds, self._is_bound = np.full(blocks, np.inf), np.zeros(blocks, dtype=bool)
+
+    @property
+    def sum(self) -> float:
+        """The sum of all values."""
+        raise NotImplementedError
+
+    def _write(self, places: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Set values, and lower the bounds of their blocks; of several for one place the last one.
+
+        Both arrays lie in one piece.
+        """
+        raise NotImplementedError
+
+    def _first_with(
+        self, sums: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The first places up to which, these included, values add up to these sums; and values."""
+        raise NotImplementedError
 
     @property
     def values(self) -> Tensor:
@@ -157,8 +172,8 @@ class CompiledPriorityTree(PriorityTree):
         found = torch.from_numpy(array)
         return found if dtype is None else found.to(dtype)
 
-    def higher(self, one: Tensor | None, other: np.floating[Any]) -> Tensor:
-        """The higher of two numbers, the second of NumPy; not a number if one of them is not."""
+    def higher(self, one: Tensor | None, other: float) -> Tensor:
+        """The higher of two numbers; not a number if one of them is not."""
         if one is not None and not other > float(one) and other == other:
             return one
         return torch.tensor(float(other), dtype=torch.float32)
@@ -166,39 +181,27 @@ class CompiledPriorityTree(PriorityTree):
     def min(self) -> float:
         """The smallest positive value; infinite if there is none."""
         while self._is_bound[block := int(self._bounds.argmin())]:
-            first = block * _BLOCK
-            values = self[np.arange(first, min(first + _BLOCK, self.size))]
+            first = block * BLOCK
+            values = self[np.arange(first, min(first + BLOCK, self.size))]
             self._bounds[block] = values.min(where=values > 0, initial=np.inf)
             self._is_bound[block] = False
         return float(self._bounds[block])
 
-    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
-        # Tensors, which TorchRL's sampler gives where alpha changes, are not for C++ compiled for
-        # another release of PyTorch: it would read them where they are not.
-        values: NDArray[np.float64] = self._tree.at(np.asarray(places))
-        return values
-
     def __setitem__(self, places: NDArray[np.int64], values: NDArray[np.floating[Any]]) -> None:
-        # C++ takes numbers as they lie in memory.
-        places = np.ascontiguousarray(places)
-        values = np.ascontiguousarray(values, dtype=np.float64)
-        self._tree.update(places, values)
-        block = places // _BLOCK
-        np.minimum.at(self._bounds, block, values)  # below a block's smallest where one is zero
-        self._is_bound[block] = True
+        # Compiled code takes numbers as they lie in memory.
+        self._write(np.ascontiguousarray(places), np.ascontiguousarray(values, dtype=np.float64))
 
     def find(self, share: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Places ``[batch]`` whose part of the sum contains the given shares of it, and values."""
-        total = self._tree.query(0, self.size)
-        _check_sum(total)
+        _check_sum(total := self.sum)
         wanted = share * total
-        place: NDArray[np.int64] = self._tree.scan_lower_bound(wanted)
-        while not (found := self[place]).all():
+        place, found = self._first_with(wanted)
+        while not found.all():
             # A share of nothing, which belongs to the first positive value, or rounding led beyond
             # the last one of a branch.
             lower = np.maximum(np.nextafter(wanted, 0.0), _SMALLEST)
             wanted = np.where(found > 0, wanted, lower)
-            place = self._tree.scan_lower_bound(wanted)
+            place, found = self._first_with(wanted)
         return place, found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -213,49 +216,3 @@ def _check_sum(total: float) -> None:
     if not 0 < total < np.inf:
         works = "give finite errors, a smaller exponent, or eps above 0 where all errors are 0"
         raise SettingError("priorities", total, "is their sum, by which none can be drawn", works)
-
-
-def make_priority_tree(size: int, device: torch.device) -> PriorityTree:
-    """The fastest tree for a device: on the host a compiled one, where there is one."""
-    if device.type == "cpu":
-        with contextlib.suppress(ImportError):
-            return CompiledPriorityTree(size)
-    return PriorityTree(size, device)
-
-
-def compiled_sum_tree(size: int) -> Any:
-    """Numba's tree of sums, a fifth faster in a run than TorchRL's, or that of TorchRL."""
-    with contextlib.suppress(ImportError):  # Numba is also none where it does not know this NumPy
-        from kit.buffers.numba_tree import NumbaSumTree
-
-        return NumbaSumTree(size)
-    return torchrl_sum_tree(size)
-
-
-def torchrl_sum_tree(size: int) -> Any:
-    """TorchRL's tree of sums in host memory."""
-    return _compiled_trees().SumSegmentTreeFp64(size)
-
-
-@cache
-def _compiled_trees() -> Any:
-    """TorchRL's extension.
-
-    It is compiled for one release of PyTorch, and with another one not all of the functions that it
-    calls exist. None of them is called by trees of NumPy arrays, so functions are looked up when
-    they are called. TorchRL itself would give tensors to it, so it is not registered as its module.
-    """
-    try:
-        return importlib.import_module("torchrl._torchrl")
-    except ImportError:
-        spec = importlib.util.find_spec("torchrl._torchrl")
-        if spec is None or not isinstance(spec.loader, ExtensionFileLoader) or os.name != "posix":
-            raise
-    flags = sys.getdlopenflags()
-    sys.setdlopenflags(os.RTLD_LAZY)
-    try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.setdlopenflags(flags)
-    return module

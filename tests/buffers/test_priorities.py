@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +24,11 @@ from kit.buffers import (
     make_replay_buffer,
     priorities,
     priority_trees,
+    torchrl_tree,
 )
-from kit.buffers.priority_trees import (
-    CompiledPriorityTree,
-    PriorityTree,
-    make_priority_tree,
-    torchrl_sum_tree,
-)
+from kit.buffers.priorities import make_priority_tree
+from kit.buffers.priority_trees import CompiledPriorityTree, PriorityTree
+from kit.buffers.torchrl_tree import TorchRLPriorityTree
 from kit.steps import SettingError
 from kit.trainer import Trainer
 from kit.trainer.stages import HookError
@@ -45,19 +43,18 @@ def levels(request, monkeypatch):
         monkeypatch.setattr(priority_trees, "_WIDEST_ROOT", 5)
 
 
-TorchRLPriorityTree = partial(CompiledPriorityTree, make_tree=torchrl_sum_tree)
-KINDS = {
-    "tensors": PriorityTree,
-    "Numba": CompiledPriorityTree,
-    "TorchRL": TorchRLPriorityTree,
-}
+KINDS = {"tensors": PriorityTree, "TorchRL": TorchRLPriorityTree}
+with contextlib.suppress(ImportError):
+    from kit.buffers.numba_tree import NumbaPriorityTree
+
+    KINDS["Numba"] = NumbaPriorityTree
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["tensors", "TorchRL", "Numba"])
 def kind(request):
     """The tree for any device, and those of the host."""
-    if request.param == "Numba":
-        pytest.importorskip("numba")
+    if request.param not in KINDS:
+        pytest.skip("there is no Numba")
     return KINDS[request.param]
 
 
@@ -98,8 +95,7 @@ def found(tree: PriorityTree, share: torch.Tensor) -> torch.Tensor:
 
 
 def total(tree):
-    compiled = isinstance(tree, CompiledPriorityTree)
-    return float(tree._tree.query(0, tree.size) if compiled else tree.sums[-1].sum())
+    return tree.sum if isinstance(tree, CompiledPriorityTree) else float(tree.sums[-1].sum())
 
 
 # ---------------------------------------------------------------------- the tree
@@ -184,6 +180,16 @@ def test_the_smallest_value_is_exact_after_each_of_many_changes(seed, kind):
         assert float(tree.min()) == float(positive.min())
 
 
+@pytest.mark.parametrize("at", range(3))
+def test_a_tree_knows_the_limits_of_places_and_of_values_also_of_one_that_is_no_number(kind, at):
+    tree = kind(8)
+    places, values = torch.tensor([4, -1, 7]), torch.tensor([0.5, 0.25, 2.0])
+    least, most, lowest, highest = tree.limits(tree.array(places), tree.array(values))
+    assert (least, most, float(lowest), float(highest)) == (-1, 7, 0.25, 2.0)
+    values[at] = torch.nan
+    assert np.isnan(float(tree.limits(tree.array(places), tree.array(values))[-1]))
+
+
 def test_a_sampler_read_from_a_checkpoint_draws_bitwise_what_the_first_does(any_tree):
     one, other = (PrioritizedSampler(5_000, alpha=0.6, beta=0.4) for _ in range(2))
     for _ in range(20):
@@ -195,37 +201,35 @@ def test_a_sampler_read_from_a_checkpoint_draws_bitwise_what_the_first_does(any_
     assert torch.equal(found(one._sum_tree, share), found(other._sum_tree, share))
 
 
-def test_both_trees_find_the_same_values_by_the_same_shares():
-    trees = [filled_tree(5_000, 0, kind)[0] for kind in (PriorityTree, CompiledPriorityTree)]
+def test_all_trees_find_the_same_values_by_the_same_shares():
+    trees = [filled_tree(5_000, 0, kind)[0] for kind in KINDS.values()]
     share = torch.rand(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(*(found(tree, share) for tree in trees))
+    first, *others = (found(tree, share) for tree in trees)
+    assert all(torch.equal(first, other) for other in others)
 
 
-@settings(max_examples=30)
-@given(st.integers(1, 3_000), st.integers(0, 10_000))
+@pytest.mark.skipif("Numba" not in KINDS, reason="there is no Numba")
+@settings(max_examples=60)
+@given(st.integers(1, 9) | st.integers(1, 3_000) | st.integers(1, 40_000), st.integers(0, 10_000))
 def test_numbas_tree_is_torchrls_bit_for_bit(size, seed):
-    numba_tree = pytest.importorskip("kit.buffers.numba_tree")
-    trees = [torchrl_sum_tree(size), numba_tree.NumbaSumTree(size)]
+    trees = [TorchRLPriorityTree(size), KINDS["Numba"](size)]
     random = np.random.default_rng(seed)
-    for count in (size, 1, 7, 3 * size):  # some places several times: the last value holds
+    for count in (size, 1, 7, 600, 3 * size):  # some places several times: the last value holds
         places = random.integers(0, size, count)
         values = random.random(count) * (random.random(count) > 0.2)
         for tree in trees:
-            tree.update(places, values)
-        first = int(random.integers(0, size))
-        sums = [(tree.query(0, size), tree.query(first, first + 1)) for tree in trees]
-        assert sums[0] == sums[1]
-        share = np.concatenate([random.random(100), [0.0, 1.0]]) * sums[0][0]
-        found = [tree.scan_lower_bound(share) for tree in trees]
-        assert np.array_equal(*found)
-        assert np.array_equal(*(tree.at(np.arange(size)) for tree in trees))
+            tree[places] = values
+        assert trees[0].sum == trees[1].sum
+        assert trees[0].min() == trees[1].min()
+        assert np.array_equal(*(tree[np.arange(size)] for tree in trees))
+        sums = np.concatenate([random.random(100), [0.0, 1.0]]) * trees[0].sum
+        for found in zip(*(tree._first_with(sums) for tree in trees)):
+            assert np.array_equal(*found)
 
 
 def test_without_numba_the_tree_on_the_host_is_torchrls_of_any_release_of_pytorch(monkeypatch):
     without_numba(monkeypatch)
-    tree = make_priority_tree(10, torch.device("cpu"))
-    assert isinstance(tree, CompiledPriorityTree)
-    assert type(tree._tree) is type(torchrl_sum_tree(10))
+    assert isinstance(make_priority_tree(10, torch.device("cpu")), TorchRLPriorityTree)
 
 
 def test_numbas_tree_is_compiled_also_where_no_file_can_keep_it():
@@ -233,9 +237,9 @@ def test_numbas_tree_is_compiled_also_where_no_file_can_keep_it():
     source = Path(priority_trees.__file__).with_name("numba_tree.py").read_text()
     module: dict = {}
     exec(compile(source, "<nowhere>", "exec"), module)
-    tree = module["NumbaSumTree"](3)
-    tree.update(np.arange(3), np.array([1.0, 2.0, 4.0]))
-    assert tree.query(0, 3) == 7.0
+    tree = module["NumbaPriorityTree"](3)
+    tree[np.arange(3)] = np.array([1.0, 2.0, 4.0])
+    assert tree.sum == 7.0
 
 
 def without_numba(monkeypatch) -> None:
@@ -244,11 +248,11 @@ def without_numba(monkeypatch) -> None:
 
 def test_where_torchrl_has_no_extension_there_is_a_tree_too(monkeypatch):
     without_numba(monkeypatch)
-    monkeypatch.setattr(priority_trees.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(torchrl_tree.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "torchrl._torchrl", None)
-    priority_trees._compiled_trees.cache_clear()
+    torchrl_tree._compiled_trees.cache_clear()
     tree = make_priority_tree(10, torch.device("cpu"))
-    priority_trees._compiled_trees.cache_clear()
+    torchrl_tree._compiled_trees.cache_clear()
     assert type(tree) is PriorityTree
 
 
