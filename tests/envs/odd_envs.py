@@ -1,4 +1,4 @@
-"""Environments that misbehave, or have unusual spaces."""
+"""Environments that misbehave, or are unusual; worker processes import them without torch."""
 
 from __future__ import annotations
 
@@ -146,3 +146,141 @@ class Masked(gym.Env):
         mask = np.zeros(3, np.int8)
         mask[self.count % 3] = 1
         return {"observation": np.array([self.count], np.float32), "action_mask": mask}
+
+
+class Allowed(Steps):
+    """Allows one of three actions, another one after each step, and says so in ``info``."""
+
+    action_space = Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        seen, _ = super().reset(seed=seed, options=options)
+        return seen, {"action_mask": self._mask()}
+
+    def step(self, action):
+        assert action == self.count % 3, "a forbidden action"
+        seen, reward, terminated, truncated, _ = super().step(action)
+        # As in many environments, there is nothing to choose after the last step.
+        return seen, reward, terminated, truncated, {} if terminated else {
+            "action_mask": self._mask()
+        }  # fmt: skip
+
+    def _mask(self):
+        return np.arange(3) == self.count % 3
+
+
+class Reports(Steps):
+    """Says with its last step whether it was lucky; every second episode is, the first not."""
+
+    episodes = -1
+
+    def reset(self, *, seed=None, options=None):
+        self.episodes += 1
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        seen, reward, terminated, truncated, _ = super().step(action)
+        info = {"is_success": self.episodes % 2 == 1, "number": np.int64(self.episodes)}
+        info |= {"text": "x", "array": np.zeros(3), "nested": {"a": 1}}
+        return seen, reward, terminated, truncated, info
+
+
+class FourValues(Steps):
+    def step(self, action):
+        seen, reward, *_ = super().step(action)
+        return seen, reward, False, {}
+
+
+class ArrayReward(Steps):
+    def step(self, action):
+        seen, reward, *rest = super().step(action)
+        return seen, np.array([reward]), *rest
+
+
+class NoReward(Steps):
+    def step(self, action):
+        seen, _, *rest = super().step(action)
+        return seen, None, *rest
+
+
+class TextReward(Steps):
+    text = "1.5"
+
+    def step(self, action):
+        seen, _, *rest = super().step(action)
+        return seen, self.text, *rest
+
+
+class Sampling(gym.Env):
+    """Observes what it draws from its own spaces."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(1000)
+
+    def reset(self, *, seed=None, options=None):
+        seen = self.observation_space.sample()
+        seen[0] = self.action_space.sample() / 1000
+        return seen, {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+
+
+class ClosesWhatItNeverOpened(Steps):
+    """Has an action mask; raises when it is closed, as one whose viewer was never opened."""
+
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.array([True, False])}
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {**info, "action_mask": np.array([True, False])}
+
+    def close(self):
+        raise AttributeError("'NoneType' object has no attribute 'close'")
+
+
+class Keeps(gym.Env):
+    """Observes a number that it draws or counts in a way of its own; episodes of 5 steps."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = Discrete(2)
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Make what is kept."""
+
+    def next(self) -> float:
+        """The next number."""
+        raise NotImplementedError
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.array([self.next()]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.steps += 1
+        return np.array([self.next()]), 1.0, False, self.steps >= 5, {}
+
+
+class Part:
+    """An object that is part of a state."""
+
+
+class Holds(Keeps):
+    """Holds an object, or a text in its place, as another release of a simulator might."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held, self.number = held, 0
+
+    def next(self) -> float:
+        self.number += 1
+        return float(self.number)

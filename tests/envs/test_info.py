@@ -7,7 +7,7 @@ import itertools
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 from torchrl.envs import DoubleToFloat, GymWrapper, SerialEnv, TransformedEnv
@@ -17,46 +17,17 @@ from kit.collectors import EpisodeCollector, VectorCollector
 from kit.envs import ActionMask, make_env
 from kit.hooks import Evaluator
 from kit.steps import SettingError
-from tests.envs.odd_envs import Steps
+from tests.envs.odd_envs import (
+    Allowed,
+    ArrayReward,
+    FourValues,
+    NoReward,
+    Reports,
+    Steps,
+    TextReward,
+)
 
 still = TensorDictModule(lambda seen: seen.squeeze(-1).long() * 0, ["observation"], ["action"])
-
-
-class Allowed(Steps):
-    """Allows one of three actions, another one after each step, and says so in ``info``."""
-
-    action_space = Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        seen, _ = super().reset(seed=seed, options=options)
-        return seen, {"action_mask": self._mask()}
-
-    def step(self, action):
-        assert action == self.count % 3, "a forbidden action"
-        seen, reward, terminated, truncated, _ = super().step(action)
-        # As in many environments, there is nothing to choose after the last step.
-        return seen, reward, terminated, truncated, {} if terminated else {
-            "action_mask": self._mask()
-        }  # fmt: skip
-
-    def _mask(self):
-        return np.arange(3) == self.count % 3
-
-
-class Reports(Steps):
-    """Says with its last step whether it was lucky; every second episode is, the first not."""
-
-    episodes = -1
-
-    def reset(self, *, seed=None, options=None):
-        self.episodes += 1
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action):
-        seen, reward, terminated, truncated, _ = super().step(action)
-        info = {"is_success": self.episodes % 2 == 1, "number": np.int64(self.episodes)}
-        info |= {"text": "x", "array": np.zeros(3), "nested": {"a": 1}}
-        return seen, reward, terminated, truncated, info
 
 
 # ---------------------------------------------------------------------- finished episodes
@@ -184,10 +155,6 @@ def test_an_environment_that_says_nothing_has_no_info():
 
 
 # ---------------------------------------------------------------------- another interface
-class FourValues(Steps):
-    def step(self, action):
-        seen, reward, *_ = super().step(action)
-        return seen, reward, False, {}
 
 
 def takes_arrays() -> bool:
@@ -197,26 +164,6 @@ def takes_arrays() -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-class ArrayReward(Steps):
-    def step(self, action):
-        seen, reward, *rest = super().step(action)
-        return seen, np.array([reward]), *rest
-
-
-class NoReward(Steps):
-    def step(self, action):
-        seen, _, *rest = super().step(action)
-        return seen, None, *rest
-
-
-class TextReward(Steps):
-    text = "1.5"
-
-    def step(self, action):
-        seen, _, *rest = super().step(action)
-        return seen, self.text, *rest
 
 
 @pytest.mark.parametrize("text", ["1.5", "many", b"1.5"])

@@ -15,7 +15,13 @@ from kit.collectors import VectorCollector
 from kit.envs import EnvironmentFault, VectorEnv, make_env
 from kit.envs.vector_env import env_seeds
 from kit.steps import SettingError
-from tests.envs.odd_envs import CountsFromStart, ManySpaces, Steps
+from tests.envs.odd_envs import (
+    ClosesWhatItNeverOpened,
+    CountsFromStart,
+    ManySpaces,
+    Sampling,
+    Steps,
+)
 from tests.tiny import Scripted
 
 
@@ -196,22 +202,6 @@ def test_one_that_does_not_say_when_it_resets_or_what_it_saw_last_is_refused():
     collector = VectorCollector(make_env(Vector(AutoresetMode.SAME_STEP)), None, steps_per_env=4)
     with pytest.raises(EnvironmentFault, match=r"without its last observation, info"):
         collector.collect()
-
-
-class Sampling(gym.Env):
-    """Observes what it draws from its own spaces."""
-
-    def __init__(self) -> None:
-        self.observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
-        self.action_space = gym.spaces.Discrete(1000)
-
-    def reset(self, *, seed=None, options=None):
-        seen = self.observation_space.sample()
-        seen[0] = self.action_space.sample() / 1000
-        return seen, {}
-
-    def step(self, action):
-        return self.reset()[0], 0.0, False, False, {}
 
 
 # ---------------------------------------------------------------------- seeds
@@ -509,22 +499,6 @@ def test_a_reset_of_an_old_gym_is_said_in_one_line():
 
     with pytest.raises(SettingError, match=r"env\.reset\(\)='ndarray' is an observation alone"):
         make_env(Old, 2).start()
-
-
-class ClosesWhatItNeverOpened(Steps):
-    """Has an action mask; raises when it is closed, as one whose viewer was never opened."""
-
-    action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return super().reset(seed=seed)[0], {"action_mask": np.array([True, False])}
-
-    def step(self, action):
-        *result, info = super().step(action)
-        return *result, {**info, "action_mask": np.array([True, False])}
-
-    def close(self):
-        raise AttributeError("'NoneType' object has no attribute 'close'")
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

@@ -28,35 +28,13 @@ from kit.experiment import EnvConfig, OffPolicySteps, OnPolicySteps
 from kit.trainer import Trainer
 from recipes import dqn
 from recipes.ppo import Config, build
-from tests.envs.odd_envs import DrawsFromTheProcess
+from tests.envs.odd_envs import (
+    DrawsFromTheProcess,
+    Holds,
+    Keeps,
+    Part,
+)
 from tests.tiny import assert_equal, on_policy_plan, ppo_parts, ppo_trainer, weights
-
-
-class Keeps(gym.Env):
-    """Observes a number that it draws or counts in a way of its own; episodes of 5 steps."""
-
-    observation_space = Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = Discrete(2)
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.begin()
-
-    def begin(self) -> None:
-        """Make what is kept."""
-
-    def next(self) -> float:
-        """The next number."""
-        raise NotImplementedError
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.array([self.next()]), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self.steps += 1
-        return np.array([self.next()]), 1.0, False, self.steps >= 5, {}
 
 
 def register_once(id: str, kind: type) -> None:
@@ -438,22 +416,6 @@ def test_an_object_is_not_put_where_there_is_none():
     again.kept = None
     with pytest.raises(CannotCapture, match="a NoneType is where a Kept was"):
         restore(again, capture(env))
-
-
-class Part:
-    """An object that is part of a state."""
-
-
-class Holds(Keeps):
-    """Holds an object, or a text in its place, as another release of a simulator might."""
-
-    def __init__(self, held: Any) -> None:
-        super().__init__()
-        self.held, self.number = held, 0
-
-    def next(self) -> float:
-        self.number += 1
-        return float(self.number)
 
 
 @pytest.mark.parametrize(
