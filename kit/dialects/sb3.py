@@ -95,6 +95,8 @@ def _target_period(value: Any, settings: Any) -> int:
             raise SettingError("target_update_interval", value, why, [gcd(value, steps), steps])
         return int(min(value, steps))
     timesteps: int = max(value // envs, 1) * envs  # of whole vector steps
+    if settings.tau == 1:  # copies between two trainings are of the same weights
+        timesteps = max(timesteps, rollout)
     if updates <= 0:  # one for each timestep, or none at all
         return timesteps
     steps = Fraction(timesteps * updates, rollout)
@@ -480,8 +482,8 @@ class SB3(WrappedDialect):
         if self.algo == "dqn":
             calls = max(self.target_update_interval // self.n_envs, 1)
             yield (
-                f"The target network is updated every {calls:,} vector steps, also before training "
-                "begins."
+                f"The target network is updated every {calls:,} vector steps, before the gradient "
+                "steps that follow them, and also before training begins."
             )
             yield from self._target_notes(plan)
         elif self.algo == "sac" and self.target_update_interval > 1:
@@ -502,7 +504,12 @@ class SB3(WrappedDialect):
         each = plan.frames_per_batch if steps < 0 else steps
         first = plan.policy_steps_after(plan.first_training_iteration - 1 + -(-period // each))
         every = max(interval // self.n_envs, 1) * self.n_envs
-        if first % every:
+        if self.tau != 1 and every < plan.frames_per_batch:
+            yield (
+                "Its updates within a rollout come before all gradient steps of that rollout; "
+                f"recipes make one after every {period:,}."
+            )
+        elif first % every:
             yield (
                 f"Recipes count gradient steps: they update it after every {period:,}, and first "
                 f"at {first:,} timesteps, not at a multiple of {every:,}."

@@ -299,7 +299,17 @@ def test_timesteps_between_target_updates_are_gradient_steps_of_whole_rollouts(g
     assert carry(given, dqn.Config(), "dqn")[0] == {"target_update_every": every}
 
 
-@pytest.mark.parametrize(("interval", "works"), [(401, 400), (1, 4), (407, 408)])
+def test_copies_of_a_target_between_two_trainings_are_one():
+    steps = {"train_freq": (1, "episode"), "episode_length": 200, "gradient_steps": 50}
+    for interval, given, every in (1, steps, 50), (199, steps, 50), (2, {"gradient_steps": 4}, 4):
+        given = SB3(algo="dqn", target_update_interval=interval, **given)
+        assert carry(given, dqn.Config(), "dqn")[0] == {"target_update_every": every}
+    soft = SB3(algo="dqn", target_update_interval=1, gradient_steps=4, tau=0.5)
+    assert carry(soft, dqn.Config(), "dqn")[0] == {"target_update_every": 1, "tau": 0.5}
+    assert "come before all gradient steps of that rollout" in " ".join(soft.notes())
+
+
+@pytest.mark.parametrize(("interval", "works"), [(401, 400), (407, 408)])
 def test_a_target_period_between_two_gradient_steps_is_refused_with_the_nearest(interval, works):
     episodes = {"train_freq": (1, "episode"), "episode_length": 200, "gradient_steps": 50}
     given = SB3(algo="dqn", target_update_interval=interval, **episodes)
