@@ -119,6 +119,12 @@ REFUSED = {
     "ppo steps=sb3 steps.n_step=8": "steps.n_step='8' is not a setting; what works: steps.n_steps",
     "sac steps.learning_starts=60": "steps.learning_starts=60 is beyond the 40 policy steps of the "
     "run, which would train nothing; what works: 40.",
+    "sac steps=sb3 steps.total_timesteps=40 steps.learning_starts=60": "steps.learning_starts=60 "
+    "is beyond the 40 policy steps of the run, which would train nothing; train earlier, or "
+    "longer.",
+    "sac steps=torchrl steps.total_frames=40 steps.frames_per_batch=10 steps.batch_size=4 "
+    "steps.optim_steps_per_batch=1 steps.init_random_frames=60": "learning_starts=60 is beyond the "
+    "40 policy steps of the run, which would train nothing; train earlier, or longer.",
     "sac n_step=21 steps.learning_starts=20": "n_step=21 needs 22 policy steps of each environment",
     "sac n_step=30": "n_step=30 needs 31 policy steps of each environment, and training starts "
     "after 20; what works: 19; or steps.learning_starts=31.",

@@ -58,12 +58,15 @@ def limits(plan: StepPlan, cfg: Any) -> None:
             raise SettingError(f"env.{field}", ours, why, "leave one of them out")
 
 
-def learning(plan: StepPlan, cfg: RunConfig) -> None:
+def learning(plan: StepPlan, cfg: Any) -> None:
     """Refuse a run that ends before it learns, or learns before a transition is complete."""
     starts, total = plan.learning_starts, plan.total_policy_steps
     if plan.trains and starts and total is not None and starts > total:
         why = f"is beyond the {total} policy steps of the run, which would train nothing"
-        raise SettingError("steps.learning_starts", starts, why, [total])
+        given = getattr(cfg.steps, "learning_starts", ...)  # the word of another library, if any
+        name = "learning_starts" if given is ... else "steps.learning_starts"
+        works = [total] if given == starts else "train earlier, or longer"
+        raise SettingError(name, starts if given in (None, ...) else given, why, works)
     if not (isinstance(cfg, ReplayConfig) and plan.is_exact and plan.trains) or plan.offline:
         return
     n_step, length = getattr(cfg, "n_step", 1), plan.sequence_length or 1
