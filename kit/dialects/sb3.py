@@ -418,18 +418,35 @@ class SB3(WrappedDialect):
                 f"The run overshoots total_timesteps={asked:,} by {over:,}: whole rollouts of "
                 f"{plan.frames_per_batch:,}."
             )
-        if over and plan.on_policy:
-            yield (
-                "A schedule of the remaining progress would end below zero: progress is "
-                f"{1 - plan.total_policy_steps / asked:.3g} at the last update."
-            )
+        yield from self._schedule_notes(plan)
         if self.eval_freq is not None and self.n_envs > 1:
             yield (
                 f"eval_freq counts vector steps: {self.eval_freq:,} of them are "
                 f"{self.eval_freq * self.n_envs:,} timesteps."
             )
+        if self.eval_freq is not None and trains(plan):
+            yield (
+                "Stable-Baselines3 plays an evaluation before the gradient steps of its rollout; "
+                "here it follows them."
+            )
         yield from self._evaluations(plan)
         yield from (self._on_policy_notes if plan.on_policy else self._off_policy_notes)(plan)
+
+    def _schedule_notes(self, plan: StepPlan) -> Iterator[str]:
+        asked, each, total = self.total_timesteps, plan.frames_per_batch, plan.total_policy_steps
+        if not asked or not trains(plan):
+            return
+        end = f"{1 - total / asked:.3g} at the last update"
+        if total > asked:
+            yield f"A schedule of the remaining progress would end below zero: progress is {end}."
+        names = ("learning_rate", "clip_range")
+        falls = [name for name in names if _schedule(getattr(self, name), self)]
+        if falls and 100 * each > asked:
+            yield (
+                f"{' and '.join(falls)}: its schedule is asked once a rollout has ended, and has "
+                f"{1 - each / asked:.3g} of the first value after the first, {end}; that of "
+                f"recipes is a rollout behind, and has 1 and {each / total:.3g}."
+            )
 
     def _evaluations(self, plan: StepPlan) -> Iterator[str]:
         if self.eval_freq is None or not plan.is_exact:

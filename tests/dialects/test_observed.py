@@ -179,6 +179,23 @@ def test_evaluations_of_sb3_within_a_rollout_are_told():
     assert any("evaluates 14 times" in note and "rollout: 7." in note for note in often.notes())
     seldom = SB3(algo="ppo", n_steps=6, batch_size=6, total_timesteps=42, eval_freq=12)
     assert not any("evaluates" in note for note in seldom.notes())
+    for settings in often, seldom:
+        assert any("before the gradient steps of its rollout" in note for note in settings.notes())
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"algo": "ppo", "n_steps": 10}, "0.9 of the first value after the first, 0 at the last"),
+        ({"algo": "dqn", "train_freq": 40, "learning_starts": 0}, "has 0.6 of the first value "),
+        ({"algo": "dqn", "train_freq": 40, "learning_starts": 0}, "progress is -0.2 at the last"),
+    ],
+)
+def test_what_a_schedule_of_sb3_is_at_its_updates_is_told(settings, told):
+    falling = SB3(total_timesteps=100, learning_rate="lin_1e-3", **settings)
+    assert told in " ".join(falling.notes())
+    constant = SB3(total_timesteps=100, learning_rate=1e-3, **settings)
+    assert "of the first value" not in " ".join(constant.notes())
 
 
 @pytest.mark.parametrize("recorded", [1_000, 1_500])
