@@ -46,7 +46,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "policy_delay": 2, "learning_rate": 1e-3, "target_policy_noise": 0.2,
         "target_noise_clip": 0.5,
     },
-    "ddpg": _OFF_POLICY | {"policy_delay": 1, "learning_rate": 1e-3},
+    "ddpg": _OFF_POLICY | {"learning_rate": 1e-3},
     "dqn": _OFF_POLICY | {
         "batch_size": 32, "train_freq": 4, "target_update_interval": 10_000, "learning_rate": 1e-4,
         "tau": 1.0, "max_grad_norm": 10, "exploration_fraction": 0.1,
@@ -212,8 +212,8 @@ class SB3(WrappedDialect):
     )
     """timesteps (DQN), or gradient steps of one call of ``train()`` (SAC), between target
     updates."""
-    policy_delay: Count = acts("policy_delay", only=("td3", "ddpg"))
-    """gradient steps of the critic per step of the actor (TD3, DDPG)."""
+    policy_delay: Count = acts("policy_delay", only="td3")
+    """gradient steps of the critic per step of the actor (TD3)."""
     target_policy_noise: float = acts("policy_noise", only="td3")
     """deviation of the noise on target actions, which are scaled to [-1, 1] (TD3)."""
     target_noise_clip: float = acts("noise_clip", only="td3")

@@ -126,6 +126,10 @@ class TestSB3:
         with pytest.raises(SettingError, match="n_epochs=0 is less than 1"):
             SB3(algo="ppo", n_epochs=0).to_plan()
 
+    def test_ddpg_has_no_policy_delay(self):
+        with pytest.raises(SettingError, match="policy_delay=3 has no effect for ddpg"):
+            SB3(algo="ddpg", policy_delay=3).to_plan(strict=True)
+
     @pytest.mark.parametrize("of_one", [{"batch_size": 1}, {"n_steps": 1}])
     def test_a_minibatch_of_one_fails_only_where_advantages_are_normalised(self, of_one):
         plan = SB3(algo="ppo", normalize_advantage=False, **of_one).to_plan()
