@@ -7,7 +7,7 @@ per rollout, not per timestep.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd
@@ -392,11 +392,6 @@ class SB3(WrappedDialect):
 
     # ------------------------------------------------------------------ from a plan
     @staticmethod
-    def _algorithms_for(plan: StepPlan) -> Iterable[str | None]:
-        """Algorithms to try, in order: the rules of PPO refuse some rollouts of others."""
-        return [None, "a2c", ON_POLICY] if plan.on_policy else [None]
-
-    @staticmethod
     def _from(plan: StepPlan, settings: Mapping[str, Any]) -> dict[str, Any]:
         made: dict[str, Any] = {"total_timesteps": plan.total_policy_steps}
         every = plan.evaluation_every
@@ -537,12 +532,14 @@ def _on_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
     if plan.collects_episodes:
         why = "cannot be expressed on-policy"
         raise SettingError("min_episodes", plan.min_episodes, why, [None])
-    whole = plan.minibatch_size in (None, plan.frames_per_batch)
+    size = plan.minibatch_size or plan.frames_per_batch
+    whole = size == plan.frames_per_batch
     return {
         "algo": algo or ("a2c" if whole and plan.update_epochs == 1 else "ppo"),
+        "normalize_advantage": False if size == 1 else None,
         "n_steps": plan.steps_per_env,
         "n_epochs": plan.update_epochs,
-        "batch_size": plan.minibatch_size or plan.frames_per_batch,
+        "batch_size": size,
     }
 
 

@@ -134,6 +134,7 @@ class TestSB3:
     def test_a_minibatch_of_one_fails_only_where_advantages_are_normalised(self, of_one):
         plan = SB3(algo="ppo", normalize_advantage=False, **of_one).to_plan()
         assert plan.minibatch_size == 1
+        assert SB3.from_plan(plan, algo="ppo").to_plan() == plan
         with pytest.raises(SettingError, match="or normalize_advantage=False"):
             SB3(algo="ppo", **of_one).to_plan()
 
