@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from textwrap import wrap
 from typing import Any, Literal
 
-from kit.dialects.base import Dialect
+from kit.dialects.base import COUNTS_AS, Dialect
 from kit.dialects.fields import Acts, Refused, same_value, uses
 from kit.steps.errors import SettingError, show
 from kit.steps.same_run import differing_settings
@@ -137,7 +137,13 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
     of_unsaid, unsaid = _unsaid(said, values, config, unchanged)
     values |= of_unsaid
     taken = ", ".join(f"{name}={value}" for name, value in values.items())
-    lines = [f"taken from {given.NAME}: {taken}"] if taken else []
+    stand_in = COUNTS_AS.get(str(said.algo))
+    lines = []
+    if stand_in in said.ALGORITHMS:
+        lines.append(
+            f"{given.NAME} has no such algorithm: counts and defaults are those of its {stand_in}"
+        )
+    lines += [f"taken from {given.NAME}: {taken}"] if taken else []
     if kept:
         lines.append(f"defaults of {given.NAME} that do not act: {', '.join(kept)}")
     if unsaid:

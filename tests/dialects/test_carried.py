@@ -11,12 +11,23 @@ from pathlib import Path
 import pytest
 
 from kit.cli import steps as command
-from kit.dialects import DIALECTS, GAE, SB3, CleanRL, Nip, Pyrado, Sheeprl, Tianshou, dialect
+from kit.dialects import (
+    DIALECTS,
+    GAE,
+    SB3,
+    CleanRL,
+    Dreamer,
+    Nip,
+    Pyrado,
+    Sheeprl,
+    Tianshou,
+    dialect,
+)
 from kit.dialects.carried import carry, carry_over, caveats, flat, take, use_of
 from kit.dialects.fields import Acts, uses
 from kit.dialects.translate import translate
 from kit.steps import SettingError
-from recipes import a2c, ddpg, dqn, ppo, sac, td3
+from recipes import a2c, crossq, ddpg, dqn, ppo, sac, td3
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
 
 
@@ -350,6 +361,14 @@ def test_the_recipes_settings_are_set_and_the_table_says_so():
     assert (recipe.learning_rate, recipe.env.normalize_observation) == (0.5, False)
     assert lines[0] == "taken from nip: learning_rate=0.5, env.normalize_observation=False"
     assert take(Nip(lr=0.5, normalize_observations=False), recipe, "ppo")[0] == lines[0]
+
+
+def test_the_table_says_whose_defaults_are_taken_for_an_algorithm_that_the_library_lacks():
+    told = "sb3 has no such algorithm: counts and defaults are those of its sac"
+    assert take(SB3(), crossq.Config(), "crossq", "off_policy")[0] == told
+    for steps, config in (SB3(), sac.Config()), (Dreamer(), crossq.Config()):
+        lines = take(steps, config, "sac" if steps.NAME == "sb3" else "crossq", "off_policy")
+        assert not any("no such algorithm" in line for line in lines)
 
 
 def test_the_table_names_the_defaults_that_a_recipe_does_not_follow():
