@@ -38,7 +38,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "normalize_advantage": True, "clip_range": 0.2, "learning_rate": 3e-4,
     },
     "a2c": _ACTOR_CRITIC | {
-        "n_steps": 5, "n_epochs": 1, "gae_lambda": 1.0, "normalize_advantage": False,
+        "n_steps": 5, "gae_lambda": 1.0, "normalize_advantage": False,
         "learning_rate": 7e-4,
     },
     "sac": _OFF_POLICY | {"target_update_interval": 1, "learning_rate": 3e-4, "ent_coef": "auto"},
@@ -191,8 +191,8 @@ class SB3(WrappedDialect):
     n_steps: Count = acts("n_step", family=OFF_POLICY)
     """vector steps of one rollout (PPO, A2C): ``n_steps * n_envs`` timesteps; rewards of an n-step
     return (off-policy)."""
-    batch_size: Count | None = None
-    """transitions in a minibatch; the last one of an epoch is smaller."""
+    batch_size: Count = counts(only=("ppo", OFF_POLICY))
+    """transitions in a minibatch (not A2C); the last one of an epoch is smaller."""
     n_epochs: Count = counts(only="ppo")
     """passes over a rollout (PPO)."""
     train_freq: Any = counts(only=OFF_POLICY)
@@ -356,7 +356,8 @@ class SB3(WrappedDialect):
 
     def _on_policy(self) -> dict[str, Any]:
         rollout = self.n_steps * self.n_envs
-        size = None if self.algo == "a2c" or self.batch_size is None else self.batch_size
+        a2c = self.algo == "a2c"  # one gradient step, on all of a rollout
+        size = None if a2c else self.batch_size
         for name, value, rows in ("n_steps", self.n_steps, rollout), ("batch_size", size, size):
             if self.algo == "ppo" and self.normalize_advantage and rows == 1:
                 why = "leaves one timestep, over which advantages cannot be normalised"
@@ -364,7 +365,7 @@ class SB3(WrappedDialect):
         return {
             "iterations": -(-self.total_timesteps // rollout),
             "steps_per_env": self.n_steps,
-            "update_epochs": self.n_epochs,
+            "update_epochs": 1 if a2c else self.n_epochs,
             "minibatch_size": None if size is None else min(size, rollout),
         }
 
@@ -534,12 +535,15 @@ def _on_policy_from(plan: StepPlan, algo: str | None) -> dict[str, Any]:
         raise SettingError("min_episodes", plan.min_episodes, why, [None])
     size = plan.minibatch_size or plan.frames_per_batch
     whole = size == plan.frames_per_batch
-    return {
-        "algo": algo or ("a2c" if whole and plan.update_epochs == 1 else "ppo"),
-        "normalize_advantage": False if size == 1 else None,
-        "n_steps": plan.steps_per_env,
+    algo = algo or ("a2c" if whole and plan.update_epochs == 1 else "ppo")
+    made = {"algo": algo, "n_steps": plan.steps_per_env}
+    if algo == "a2c":
+        return made
+    normalize = False if size == 1 else None
+    return made | {
         "n_epochs": plan.update_epochs,
         "batch_size": size,
+        "normalize_advantage": normalize,
     }
 
 

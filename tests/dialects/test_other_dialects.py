@@ -126,6 +126,15 @@ class TestSB3:
         with pytest.raises(SettingError, match="n_epochs=0 is less than 1"):
             SB3(algo="ppo", n_epochs=0).to_plan()
 
+    def test_a2c_has_neither_epochs_nor_minibatches(self):
+        plan = SB3(algo="a2c", total_timesteps=50).to_plan()
+        for name in ("n_epochs", "batch_size"):
+            idle = SB3(algo="a2c", total_timesteps=50, **{name: 3})
+            assert (idle.idle_settings(), idle.to_plan()) == ([name], plan)
+            with pytest.raises(SettingError, match=f"{name}=3 has no effect for a2c"):
+                idle.to_plan(strict=True)
+        assert SB3.from_plan(plan).to_plan(strict=True) == plan
+
     def test_ddpg_has_no_policy_delay(self):
         with pytest.raises(SettingError, match="policy_delay=3 has no effect for ddpg"):
             SB3(algo="ddpg", policy_delay=3).to_plan(strict=True)
