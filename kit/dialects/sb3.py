@@ -499,6 +499,12 @@ class SB3(WrappedDialect):
                 "steps that follow them, and also before training begins."
             )
             yield from self._target_notes(plan)
+            rollout, fall = plan.frames_per_batch, self.exploration_fraction * self.total_timesteps
+            if self.n_envs < rollout and 100 * rollout > fall > 0:
+                yield (
+                    "Epsilon falls with each vector step; recipes hold it for a rollout of "
+                    f"{rollout:,} timesteps, at what it is before."
+                )
         elif self.algo == "sac" and self.target_update_interval > 1:
             yield (
                 f"target_update_interval={self.target_update_interval} counts anew in each call of "

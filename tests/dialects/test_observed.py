@@ -198,6 +198,14 @@ def test_what_a_schedule_of_sb3_is_at_its_updates_is_told(settings, told):
     assert "of the first value" not in " ".join(constant.notes())
 
 
+@pytest.mark.parametrize(("freq", "told"), [(40, True), (2, False), (1, False)])
+def test_an_epsilon_of_sb3_that_falls_within_long_rollouts_is_told(freq, told):
+    dqn = SB3(algo="dqn", total_timesteps=1_000, exploration_fraction=0.5, train_freq=freq)
+    notes = " ".join(dqn.notes())
+    assert ("hold it for a rollout of 40 timesteps" in notes) == told
+    assert ("Epsilon" in notes) == told
+
+
 @pytest.mark.parametrize("recorded", [1_000, 1_500])
 def test_a_list_may_be_longer_than_what_is_listed(recorded):
     sac = SB3(algo="sac", total_timesteps=1_500, learning_starts=100, train_freq=1)
