@@ -45,7 +45,7 @@ def _stacked(given: Any, settings: Any) -> int:
         why = "makes stacks that the policy has not acted on"
         works = "stack frames in the environment, and set replay_buffer_save_only_last_obs=true"
         raise SettingError("replay_buffer_stack_num", frames, why, works)
-    if newest and frames == 1:
+    if frames == 1:  # by default what is observed is stored as it is, whatever it is a stack of
         why = "leaves one frame of stacks that the policy has acted on"
         works = "set replay_buffer_stack_num to the frames that the environment stacks"
         raise SettingError("replay_buffer_save_only_last_obs", newest, why, works)

@@ -28,6 +28,9 @@ from kit.dialects.fields import Acts, uses
 from kit.dialects.translate import translate
 from kit.steps import SettingError
 from recipes import a2c, crossq, ddpg, dqn, ppo, sac, td3
+
+
+from recipes import a2c, ddpg, dqn, dqn_pixels, ppo, sac, td3
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
 
 
@@ -598,6 +601,14 @@ def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
     }  # fmt: skip
     # What was changed stays, and is listed.
     assert any("hidden_sizes=[120, 84] (here [32])" in line for line in lines)
+
+
+def test_frames_that_an_environment_stacks_are_not_those_of_tianshous_buffer():
+    given = Tianshou(algo="dqn", library_defaults=True)
+    values, lines = carry(given, dqn_pixels.Config(), "dqn")
+    assert "buffer_size" in values
+    assert "stacked_frames" not in values
+    assert not any("stacked_frames" in line for line in lines)
 
 
 @pytest.mark.parametrize("rate", ["lin_1e-3", "lin_0.001"])
