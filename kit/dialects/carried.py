@@ -189,7 +189,10 @@ def _unsaid(
 ) -> tuple[dict[str, Any], list[str]]:
     """As :func:`_defaults`, of what the library does and has no field for."""
     taken, left = {}, []
-    for name, wanted in said.UNSAID.get(str(said.algo), {}).items():
+    known = said.UNSAID.get(str(said.algo), {})
+    if hasattr(config, "convolutions"):
+        known = said.UNSAID.get(f"{said.algo}_atari", known)
+    for name, wanted in known.items():
         ours = _setting(config, name)
         if name in values or ours in ([], [wanted]):
             continue

@@ -160,6 +160,10 @@ _UNSAID: dict[str, dict[str, Any]] = {
     "td3": {**RAW, **_CRITICS, "hidden_sizes": [400, 300], "exploration_noise": 0.0},
     "ddpg": {**RAW, **_CRITICS, "hidden_sizes": [400, 300], "exploration_noise": 0.0},
 }
+_UNSAID |= {  # of CnnPolicy, as CleanRL names it
+    f"{name}_atari": _UNSAID[name] | {"hidden_sizes": [512], "activation": "relu"}
+    for name in ("ppo", "a2c", "dqn")
+}
 
 
 @dataclass

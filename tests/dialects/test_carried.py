@@ -27,10 +27,7 @@ from kit.dialects.carried import carry, carry_over, caveats, flat, take, use_of
 from kit.dialects.fields import Acts, uses
 from kit.dialects.translate import translate
 from kit.steps import SettingError
-from recipes import a2c, crossq, ddpg, dqn, ppo, sac, td3
-
-
-from recipes import a2c, ddpg, dqn, dqn_pixels, ppo, sac, td3
+from recipes import a2c, crossq, ddpg, dqn, dqn_pixels, ppo, ppo_pixels, sac, td3
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
 
 
@@ -601,6 +598,17 @@ def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
     }  # fmt: skip
     # What was changed stays, and is listed.
     assert any("hidden_sizes=[120, 84] (here [32])" in line for line in lines)
+
+
+@pytest.mark.parametrize("library", [SB3, CleanRL])
+@pytest.mark.parametrize(("algo", "recipe"), [("ppo", ppo_pixels), ("dqn", dqn_pixels)])
+def test_networks_of_images_are_those_of_the_library_for_images(library, algo, recipe):
+    told = lines_of(library(algo=algo), recipe.Config(), algo)
+    assert "normalize_reward=False" in told or "double_dqn=False" in told
+    assert "hidden_sizes" not in told
+    assert "activation" not in told
+    given = library(algo=algo, library_defaults=True)
+    assert not carry(given, recipe.Config(), algo)[0].keys() & {"hidden_sizes", "activation"}
 
 
 def test_frames_that_an_environment_stacks_are_not_those_of_tianshous_buffer():
