@@ -124,25 +124,29 @@ def carry(given: Dialect, config: Any, algo: str | None = None) -> tuple[dict[st
 
     Raises:
         SettingError: if a field contradicts a changed setting of the recipe, or is not at the
-            library's default and the recipe has no setting of that meaning.
+            library's default and the recipe has no setting of that meaning; or if defaults are
+            asked for of an algorithm that the library does not have.
     """
     said, own = given.resolved(algo), changed(given)
+    stand_in = COUNTS_AS.get(str(said.algo))
+    lacking = stand_in in said.ALGORITHMS
+    if lacking and said.library_defaults:
+        why = f"asks for those of this recipe's algorithm, which {said.LIBRARY} does not have"
+        near = " or ".join(name for name, of in said.ALGORITHMS.items() if of == said.algo)
+        raise SettingError("library_defaults", True, why, f"name one as well: algo={near}")
     unchanged = type(config)() if said.library_defaults else None
     values: dict[str, Any] = {}
     for name, use in _uses_for(said).items():
         if name in own:
             values |= _taken(name, own[name], use, said, config)
-    of_defaults, kept = _defaults(said, own, config, unchanged)
+    of_defaults, kept = ({}, []) if lacking else _defaults(said, own, config, unchanged)
     values = {**values, **of_defaults, **values}  # what was asked for wins
     of_unsaid, unsaid = _unsaid(said, values, config, unchanged)
     values |= of_unsaid
     taken = ", ".join(f"{name}={value}" for name, value in values.items())
-    stand_in = COUNTS_AS.get(str(said.algo))
     lines = []
-    if stand_in in said.ALGORITHMS:
-        lines.append(
-            f"{given.NAME} has no such algorithm: counts and defaults are those of its {stand_in}"
-        )
+    if lacking:
+        lines.append(f"{given.NAME} has no such algorithm: counts are those of its {stand_in}")
     lines += [f"taken from {given.NAME}: {taken}"] if taken else []
     if kept:
         lines.append(f"defaults of {given.NAME} that do not act: {', '.join(kept)}")

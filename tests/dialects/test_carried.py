@@ -27,7 +27,7 @@ from kit.dialects.carried import carry, carry_over, caveats, flat, take, use_of
 from kit.dialects.fields import Acts, uses
 from kit.dialects.translate import translate
 from kit.steps import SettingError
-from recipes import a2c, crossq, ddpg, dqn, dqn_pixels, ppo, ppo_pixels, sac, td3
+from recipes import a2c, crossq, ddpg, dqn, dqn_pixels, ppo, ppo_pixels, rainbow, sac, td3
 from tests.dialects.random_settings import EVERY_DIALECT, random_settings
 
 
@@ -363,8 +363,8 @@ def test_the_recipes_settings_are_set_and_the_table_says_so():
     assert take(Nip(lr=0.5, normalize_observations=False), recipe, "ppo")[0] == lines[0]
 
 
-def test_the_table_says_whose_defaults_are_taken_for_an_algorithm_that_the_library_lacks():
-    told = "sb3 has no such algorithm: counts and defaults are those of its sac"
+def test_the_table_says_whose_counts_are_taken_for_an_algorithm_that_the_library_lacks():
+    told = "sb3 has no such algorithm: counts are those of its sac"
     assert take(SB3(), crossq.Config(), "crossq", "off_policy")[0] == told
     for steps, config in (SB3(), sac.Config()), (Dreamer(), crossq.Config()):
         lines = take(steps, config, "sac" if steps.NAME == "sb3" else "crossq", "off_policy")
@@ -598,6 +598,15 @@ def test_the_defaults_of_the_library_hold_where_they_are_asked_for():
     }  # fmt: skip
     # What was changed stays, and is listed.
     assert any("hidden_sizes=[120, 84] (here [32])" in line for line in lines)
+
+
+def test_defaults_of_another_algorithm_are_not_those_of_one_that_a_library_lacks():
+    config = rainbow.Config()
+    assert len(take(SB3(), config, "rainbow", "off_policy")) == 1  # whose counts are taken
+    with pytest.raises(SettingError, match=r"library_defaults=True .* algo=sac or .* or dqn"):
+        take(SB3(library_defaults=True), config, "rainbow", "off_policy")
+    take(SB3(algo="dqn", library_defaults=True), config, "rainbow", "off_policy")
+    assert config.tau == 1.0
 
 
 @pytest.mark.parametrize("library", [SB3, CleanRL])
