@@ -83,6 +83,9 @@ def build(cfg: Config, make_loss: Any = None, **parts: Any) -> Trainer:
     if cfg.clip_reward and cfg.n_step > 1:
         why = f"takes the sign of sums of n_step={cfg.n_step} rewards, not of each reward"
         raise SettingError("clip_reward", True, why, "use clip_reward=false, or n_step=1")
+    if cfg.clip_reward and cfg.env.normalize_reward:
+        why, works = "has no effect: clip_reward=true learns from signs alone", [False]
+        raise SettingError("env.normalize_reward", True, why, works, "or clip_reward=false")
     if cfg.clip_reward:
         hooks.append(SignReward())
     return experiment.trainer(env, policy, buffer=buffer, update=update, hooks=hooks, parts=parts)

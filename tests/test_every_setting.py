@@ -359,6 +359,7 @@ FRAMES: dict[str, Effect] = {
 }
 FRAMES["n_step"] = FRAMES["n_step"]._replace(given={**FRAMES["n_step"].given, "clip_reward": False})
 FRAMES |= {
+    "env.normalize_reward": Effect(None, weights, {"clip_reward": False}),
     "stacked_frames": Effect(2),
     "tau": Effect(0.5, weights, {"target_update_every": 1}),
 }

@@ -451,6 +451,12 @@ def test_the_sign_of_a_sum_of_rewards_is_not_learned_from():
               preprocess="none", stacked_frames=1, convolutions=[[8, 3, 2]], n_step=3)  # fmt: skip
 
 
+def test_rewards_of_which_the_sign_is_learned_from_are_not_normalised():
+    env = EnvConfig("kit.testing.envs:kit/Glimpse-v0", 1, normalize_reward=True)
+    with pytest.raises(SettingError, match=r"normalize_reward=True has no effect: clip_reward"):
+        built("dqn_pixels", env=env, preprocess="none", stacked_frames=1, convolutions=[[8, 3, 2]])
+
+
 # ---------------------------------------------------------------------- as they come
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [("ddpg", 2), ("droq", 0)])
