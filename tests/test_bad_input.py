@@ -265,6 +265,7 @@ REFUSED = {
     "ppo initial_log_std=100": "initial_log_std=100.0 is more than 10; what works: 10.",
     "ppo learning_rate=1e-300": "learning_rate=1e-300 is not above 0 in float32",
     "ppo stop_at_return=nan": "stop_at_return=nan is not a number",
+    "ppo stop_at_return=9 steps.evaluation_every=null": "stop_at_return=9.0 has no effect: ",
     f"ppo runs={'r' * 300}": "cannot be used: File name too long; what works: runs.",
     "ppo runs=": "runs='' is no name of a folder; what works: runs or . or null.",
     "ppo runs=/proc/no": "/proc/no/ppo/CartPole-v1/",

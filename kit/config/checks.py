@@ -87,6 +87,15 @@ def learning(plan: StepPlan, cfg: Any) -> None:
         raise SettingError(field, value, why, [max(have - needed + value, 1)], hint)
 
 
+def stop(plan: StepPlan, cfg: RunConfig) -> None:
+    """Refuse a return to stop at where nothing is evaluated before the end of the run."""
+    evaluates = plan.evaluation_every or plan.evaluation_every_iterations
+    if cfg.stop_at_return is not None and not evaluates:
+        why = "has no effect: nothing is evaluated before the end of the run"
+        works = "use steps.evaluation_every, or another library's word for it"
+        raise SettingError("stop_at_return", cfg.stop_at_return, why, works)
+
+
 def imagination(plan: StepPlan, cfg: Any) -> None:
     """Refuse more starts of imagination than sequences have time steps, but for the default."""
     length, starts = plan.sequence_length, getattr(cfg, "imagination_starts", None)

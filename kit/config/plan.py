@@ -44,4 +44,5 @@ def make_plan(cfg: AnyConfig, algorithm: str) -> StepPlan:
         )
     checks.learning(plan, cfg)
     checks.imagination(plan, cfg)
+    checks.stop(plan, cfg)
     return plan
