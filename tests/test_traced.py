@@ -1134,6 +1134,27 @@ def test_shapes_that_depend_on_settings_alone_are_recorded():
     assert not recording.is_valid()
 
 
+def test_a_setting_that_is_only_asked_whether_it_is_zero_may_change_otherwise():
+    clip = torch.tensor(0.5)  # clip_value of TorchRL's PPO losses, which is annealed
+    recording, _ = record(lambda x: [x.clamp(max=clip) if clip else x], [torch.ones(1)])
+    run, _ = executors.executed(recording)
+    clip.fill_(0.25)
+    assert recording.is_valid()
+    assert run(torch.ones(1))[0].item() == 0.25
+    clip.zero_()
+    assert not recording.is_valid()
+
+
+def test_a_setting_of_which_more_is_read_is_known_by_its_value():
+    clip = torch.tensor(0.5)
+    for decides in [lambda: clip > 0.1, lambda: bool(clip) and clip.item() > 0.1]:
+        clip.fill_(0.5)
+        recording, _ = record(lambda x: [x * clip if decides() else x], [torch.ones(1)])  # noqa: B023
+        assert recording.is_valid()
+        clip.fill_(0.25)
+        assert not recording.is_valid()
+
+
 def test_a_loss_of_those_that_end_is_that_of_eager_calls_however_many_end():
     weight = nn.Parameter(torch.ones(()))
 

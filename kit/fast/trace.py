@@ -75,6 +75,8 @@ class Recording:
     """tensors that were written to in place, with their values before; cleared as ``inputs``."""
     _settings: list[Tensor]
     """tensors whose values Python has read."""
+    _asked: list[Tensor]
+    """those of the host of which it has only asked whether they are zero."""
     _pinned: list[Tensor]
     """tensors that the graph knows by a view made while recording."""
 
@@ -86,7 +88,9 @@ class Recording:
         self._versions = [*map(_version, self._settings)]
         self._shown = [tensor.detach().numpy() for tensor in self._settings if _is_array(tensor)]
         self._values = [array.tobytes() for array in self._shown]
-        self._pinned += self._settings
+        self._asked_of = [tensor.detach().numpy() for tensor in self._asked]
+        self._truths = [*map(bool, self._asked_of)]
+        self._pinned += self._settings + self._asked
         self._addresses = [*map(Tensor.data_ptr, self._pinned)]
 
     @property
@@ -105,6 +109,7 @@ class Recording:
         return (
             [*map(_version, self._settings)] == self._versions
             and [array.tobytes() for array in self._shown] == self._values
+            and [*map(bool, self._asked_of)] == self._truths
             and [*map(Tensor.data_ptr, self._pinned)] == self._addresses
         )
 
@@ -163,6 +168,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.read: dict[int, Tensor] = {}
+        self.asked: dict[int, Tensor] = {}
+        self.asks_truth = False  # whether all that Python reads now is whether something is zero
         self._nodes: dict[int, fx.Node] = {}
         self._places: dict[Any, fx.Node] = {}
         self._constants: dict[fx.Node, None] = {}  # in the order in which they were found
@@ -280,14 +287,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         node = self._node(tensor)
         if not node.meta["varies"]:
-            self.read |= node.meta["settings"]
+            itself = id(tensor) in node.meta["settings"] and _is_array(tensor)
+            known = self.asked if self.asks_truth and itself else self.read
+            known |= node.meta["settings"]
         elif not (_asks_whether_finite(node) and _is_read_by_a_library()):
             raise NotTraceable(f"it {what} at {_place_in_python()}")
 
     def _refuse_what_decides_otherwise_next_time(self) -> None:
         """Refuse a function that writes to what it has read on the host: a counter of its calls."""
         written = {_memory(tensor) for tensor, _ in self.saved.values()}
-        if written & {_memory(tensor) for tensor in self.read.values()}:
+        if written & {_memory(tensor) for tensor in (*self.read.values(), *self.asked.values())}:
             raise NotTraceable("it reads a tensor on the host that it writes to")
 
     # ------------------------------------------------------------------ the end
@@ -330,6 +339,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             changed=[tensor for tensor in changed if _memory(tensor) not in given],
             before=[*self.saved.values()],
             _settings=[*self.read.values()],
+            _asked=[*self.asked.values()],
             _pinned=list(self._viewed.values()),
         )
         for node in {*self._inputs, *self._constants} & {*self.graph.nodes}:
@@ -357,7 +367,11 @@ class _PastOperations(TorchFunctionMode):
         del types
         if function in _PAST_OPERATIONS:
             self._recorder.allow_read(args[0])
-        return function(*args, **(kwargs or {}))
+        self._recorder.asks_truth = function is Tensor.__bool__
+        try:
+            return function(*args, **(kwargs or {}))
+        finally:
+            self._recorder.asks_truth = False
 
 
 def _restore(saved: Reversible[tuple[Tensor, Tensor]]) -> None:
