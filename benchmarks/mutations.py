@@ -395,7 +395,7 @@ MUTATIONS = [
     ),
     *_of(
         "kit/losses/klpen.py", "tests/test_on_policy_recipes.py",
-        ("        self.increment = self.decrement = 1.0\n", ""),
+        ("_Unreachable(), beta.clone()", "target, beta.clone()"),
     ),
     *_of(
         "kit/losses/redq.py", "tests/test_off_policy_recipes.py",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
+from torchrl import objectives
 from torchrl.objectives import ClipPPOLoss, SACLoss, SoftUpdate
 
 from kit.advantages import GAE
@@ -280,10 +281,21 @@ def test_a_read_in_a_loss_is_found():
         guarded(ppo(Careless))
 
 
+class OfTorchRL(objectives.KLPENPPOLoss):
+    """As TorchRL has it, which a trainer refuses."""
+
+
 @pytest.mark.usefixtures("as_on_a_device")
 def test_a_loss_of_torchrl_that_reads_by_itself_is_found():
     with pytest.raises(HostRead, match=r"objectives.ppo.py.*if kl.mean\(\) >"):
-        guarded(ppo(KLPENPPOLoss))
+        guarded(ppo(OfTorchRL))
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+def test_a_penalty_on_the_divergence_is_adapted_without_a_read():
+    trainer = guarded(ppo(KLPENPPOLoss))
+    assert not trainer.update.plain_reason
+    assert float(trainer.loss_module.beta) != 1.0
 
 
 @pytest.mark.usefixtures("as_on_a_device")

@@ -154,7 +154,8 @@ def test_the_gradient_of_the_penalty_has_the_weight_that_the_loss_has():
     def look(minibatch: Any) -> None:
         beta, rows = float(loss.beta), minibatch.clone()
         objective = loss(minibatch.clone())["loss_objective"]
-        following, loss.beta = float(loss.beta), torch.tensor(beta)
+        following = float(loss.beta)
+        loss.beta.fill_(beta)
         before = Categorical(logits=rows["logits"])
         with loss.actor_network_params.to_module(loss.actor_network):
             now = loss.actor_network.get_dist(rows)

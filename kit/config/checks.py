@@ -467,7 +467,7 @@ def n_step_loss(loss: nn.Module, batch: TensorDictBase, cfg: Any) -> None:
 def tried(*modules: object) -> Iterator[None]:
     """Leave random numbers and the modules' buffers (running moments, say) as they were.
 
-    A module may have put another tensor in the place of one, as KLPENPPOLoss does with ``beta``.
+    A module may have put another tensor in the place of one.
     """
     given = [module for module in modules if isinstance(module, nn.Module)]
     before = [(buffer, buffer.clone()) for module in given for buffer in module.buffers()]
