@@ -425,6 +425,20 @@ def test_shapes_that_never_come_again_are_not_recorded():
     assert (run.programs, run.replays) == (2, True)
 
 
+@pytest.mark.parametrize("faster", [False, True])
+def test_of_many_shapes_some_have_programs(faster, monkeypatch):
+    monkeypatch.setattr("kit.fast.traced.are_faster", lambda: faster)
+    linear = nn.Linear(3, 2)
+    run = Traced(lambda x: {"y": linear(x["x"])}, linear, name="", fast_products=True)
+    for rows in [rows for _ in range(6) for rows in range(1, 40) for _ in range(3)]:
+        given = torch.randn(rows, 3)
+        assert torch.equal(run({"x": given})["y"], linear(given))
+        assert run.programs <= 32
+    assert run.programs == 32
+    assert run.replays
+    assert not run.reason
+
+
 def test_where_products_may_round_otherwise_every_shape_is_recorded_but_not_for_ever(monkeypatch):
     monkeypatch.setattr("kit.fast.traced.are_faster", lambda: True)
     linear = nn.Linear(3, 2)

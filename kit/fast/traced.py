@@ -6,6 +6,7 @@ import contextlib
 import copy
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,9 @@ their shape (whole episodes), a function runs eagerly."""
 _REMEMBERED = 1_000
 """Signatures that are remembered."""
 
+_MOST = 32
+"""Programs that are kept, each with memory of its own: the latest."""
+
 _FIRST_CALLS = 3
 """After so many recordings in a row that changed what it depends on, a function runs eagerly."""
 
@@ -43,11 +47,12 @@ class Traced:
 
     There is one program for each signature: shapes, types and strides of the inputs that are read.
     The first call records the function while it runs, and so does the first with an input of
-    another name, which may be optional; other signatures are recorded when they come again. The
-    next call runs both the program and the function, from the same random numbers (of the CPU and
-    of all devices) and the same values of everything that they change in place, and compares all
-    outputs and all changed tensors bitwise; the function's results stay. From then on the program
-    is replayed alone: same kernels, same order, same random numbers, bitwise the same results.
+    another name, which may be optional; other signatures are recorded when they come again, and the
+    later the more programs there are: of which 32 are kept. The next call runs both the program and
+    the function, from the same random numbers (of the CPU and of all devices) and the same values
+    of everything that they change in place, and compares all outputs and all changed tensors
+    bitwise; the function's results stay. From then on the program is replayed alone: same kernels,
+    same order, same random numbers, bitwise the same results.
 
     A function that cannot be recorded (it decides something on the host, draws random numbers of
     Python or NumPy, changes its own attributes), or that has hooks, or whose program does not
@@ -104,7 +109,7 @@ class Traced:
         self._rounds_otherwise = False  # since a program with faster products
         self._keys: list[Key] = []
         self._programs: dict[Any, _Program] = {}
-        self._once: set[Any] = set()  # signatures that came once
+        self._came: Counter[Any] = Counter()  # calls of signatures without a program
         self._seen = Names(set(), {})
         self._wasted = self._own_changes = 0
 
@@ -157,7 +162,7 @@ class Traced:
         """Drop all programs."""
         self._wasted += bool(self._programs) and not self.replays
         self._programs.clear()
-        self._once.clear()
+        self._came.clear()
         self._keys = []
 
     # ------------------------------------------------------------------ a call
@@ -183,7 +188,7 @@ class Traced:
             return self._verify(program, inputs, values)
         if not self.reason:
             self._forget_what_never_came_again()
-        if self.reason or self._has_not_come_yet(signature):
+        if self.reason or self._is_seldom(signature):
             return self.function(inputs.copy())
         return self._record(inputs)
 
@@ -196,17 +201,20 @@ class Traced:
         if not (seen_again or self._rounds_otherwise):
             self._keys, self.reason = [], "almost every call has inputs of another shape"
 
-    def _has_not_come_yet(self, signature: Any) -> bool:
-        """Whether a signature besides others is new: recording costs as much as ten calls.
+    def _is_seldom(self, signature: Any) -> bool:
+        """Whether a signature besides others has come too seldom: recording costs ten calls.
 
         Where products may round otherwise all are recorded, so that a resumed run rounds alike.
         """
-        if self._fast_products or not self._programs or signature in self._once:
+        if self._fast_products or not self._programs:
             return False
-        if len(self._once) >= _REMEMBERED:
-            self._once.clear()
-        self._once.add(signature)
-        return True
+        if len(self._came) >= _REMEMBERED:
+            self._came.clear()
+        self._came[signature] += 1
+        if self._came[signature] < max(2, len(self._programs) // 2):
+            return True
+        del self._came[signature]
+        return False
 
     def _record(self, inputs: Inputs) -> Outputs:
         given = inputs.copy()
@@ -288,6 +296,8 @@ class Traced:
         )
         program.inputs_changed = [keys[number] for number in recording.inputs_changed]
         self._programs[_signature([inputs.get(key) for key in self._keys])] = program
+        if len(self._programs) > _MOST:
+            del self._programs[next(iter(self._programs))]
         return program
 
     def _verify(self, program: _Program, inputs: Inputs, values: Sequence[Tensor]) -> Outputs:
