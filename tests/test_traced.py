@@ -463,18 +463,31 @@ def test_a_shape_that_comes_again_keeps_its_program_among_many_others():
     assert not run.reason
 
 
-def test_what_changes_before_every_call_is_not_recorded_for_ever():
+@pytest.mark.parametrize("every", [1, 5])
+def test_what_changes_after_few_calls_is_not_recorded_for_ever(every):
     module = Scaled()
     call = traced(module)
     with warnings.catch_warnings(record=True) as warned:
-        for step in range(50):
-            module.scale = float(step)
+        for step in range(50 * every):
+            module.scale = float(step // every)
             call.refresh()
             x = torch.randn(2, 3)
             assert torch.equal(call({"x": x})["y"], module(x))
     assert [str(warning.message) for warning in warned] == [
-        "the module runs eagerly: what it depends on changes from call to call: scale"
+        "the module runs eagerly: what it depends on changes again and again: scale"
     ]
+
+
+def test_what_changes_after_many_calls_is_recorded_each_time():
+    module = Scaled()
+    call = traced(module)
+    for step in range(25 * 30):
+        module.scale = float(step // 30)
+        call.refresh()
+        x = torch.randn(2, 3)
+        assert torch.equal(call({"x": x})["y"], module(x))
+    assert call.replays
+    assert not call.reason
 
 
 # ---------------------------------------------------------------------- eager

@@ -29,8 +29,8 @@ Outputs = Mapping[Key, Tensor]
 Function = Callable[[Inputs], Outputs]
 
 _PATIENCE = 20
-"""After so many recordings in a row without a replay, dropped or never called again with inputs of
-their shape (whole episodes), a function runs eagerly."""
+"""After so many recordings in a row that are dropped before as many replays, which they cost, or
+never called again with inputs of their shape (whole episodes), a function runs eagerly."""
 
 _REMEMBERED = 1_000
 """Signatures that are remembered."""
@@ -160,7 +160,9 @@ class Traced:
 
     def clear(self) -> None:
         """Drop all programs."""
-        self._wasted += bool(self._programs) and not self.replays
+        if self._programs:
+            replays = max(program.replays for program in self._programs.values())
+            self._wasted = self._wasted + 1 if replays < _PATIENCE else 0
         self._programs.clear()
         self._came.clear()
         self._keys = []
@@ -239,7 +241,7 @@ class Traced:
         numbers = _RandomNumbers(self.watch.values())
         try:
             if self._wasted >= _PATIENCE and not self._rounds_otherwise:
-                changes = "what it depends on changes from call to call"
+                changes = "what it depends on changes again and again"
                 raise NotTraceable(self._with_what(changes))
             recording, outputs = record(function, share_no_memory([inputs.get(k) for k in keys]))
         except NotTraceable as reason:
@@ -338,7 +340,6 @@ class Traced:
         if not program.verified:
             self._run_eagerly("it does not repeat itself: something in it changes between calls")
             return expected
-        self._wasted = 0
         if not program.rounds_otherwise:
             return expected
         restore()
@@ -375,6 +376,7 @@ class _Program:
     ) -> None:
         self.recording = recording
         self.verified = self.rounds_otherwise = False
+        self.replays = 0
         self.inputs_changed: list[Key] = []
         self._places, self._outputs = places, outputs
         self._as_recorded: Run
@@ -424,6 +426,7 @@ class _Program:
         return [values[place] for place in self._places]
 
     def __call__(self, values: Sequence[Tensor]) -> Outputs:
+        self.replays += 1
         return dict(zip(self._outputs, self._run(*self.given(values))))
 
     def as_recorded(self, values: Sequence[Tensor]) -> Outputs:
