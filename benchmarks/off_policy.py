@@ -17,9 +17,7 @@ priorities, each repeated alone and both in turns, as in a run. With Numba's tre
 a run": a transition of Pendulum is stored, a minibatch is drawn with all its entries, and its
 priorities are set.
 
-Figures are processor time (``time.process_time``) on one thread, medians of the rounds. The
-table is of a Zen 5. On a Zen 4 in a slow hour, where the environment alone took 11 to 15
-microseconds, drawing in turns with Numba's tree took 92 to 150, and with TorchRL's 156 to 185.
+Figures are processor time (``time.process_time``) on one thread, medians of the rounds.
 """
 
 from __future__ import annotations

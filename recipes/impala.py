@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch.optim import RMSprop
-
 from kit.advantages import VTrace
 from kit.config import ActorCriticConfig, NotNegative, Positive, ScheduleName, UnitInterval
 from kit.experiment import EnvConfig, Experiment, OnPolicySteps, main
+from kit.fast.optimizers import RMSprop
 from kit.hooks import AnnealLearningRate, anneal_coefficients
 from kit.modules import make_actor_critic, parameter_groups
 from kit.trainer import Trainer
