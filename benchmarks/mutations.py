@@ -81,10 +81,13 @@ MUTATIONS = [
         "kit/trainer/checks.py", "tests/test_trainer.py",
         ("(after := size_of(batch)) != before", "(after := size_of(batch)) > before"),
         ("torch.isin(told, drawn) | (told < 0)", "torch.isin(told, drawn) | (told < 1)"),
+    ),
+    *_of(
+        "kit/trainer/checks_of_collection.py", "tests/test_trainer.py",
         ("if isinstance(buffer.buffer, ReplayBufferEnsemble):", "if False:"),
     ),
     *_of(
-        "kit/trainer/checks.py", "tests/test_checkpoint.py",
+        "kit/trainer/checks_of_collection.py", "tests/test_checkpoint.py",
         ('saved_in(folder / "checkpoints"):', "False:"),
     ),
     *_of(
@@ -697,7 +700,8 @@ MUTATIONS = [
         ('"max_episode_steps": self.env_max_steps,', ""),
     ),
     *_of(
-        "kit/trainer/checks.py", "tests/test_trainer.py tests/test_evaluate.py tests/hooks",
+        "kit/trainer/checks_of_collection.py",
+        "tests/test_trainer.py tests/test_evaluate.py tests/hooks",
         ("isinstance(env, VectorEnv) and env.normalizer is not running", "False"),
     ),
     *_of(
@@ -804,7 +808,7 @@ MUTATIONS = [
         ("if any(gradient is not None for gradient in reached):", "if False:"),
     ),
     *_of(
-        "kit/trainer/checks.py", "tests/test_trainer.py -k replay_buffer",
+        "kit/trainer/checks_of_collection.py", "tests/test_trainer.py -k replay_buffer",
         ("plan.on_policy and holds > plan.frames_per_batch", "False"),
     ),
     *_of(

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.policy import BestPolicy
 from kit.steps import RunSchedule, SettingError
-from kit.trainer import checks
+from kit.trainer import checks, checks_of_collection
 from kit.trainer.batches import CountedBatches
 from kit.trainer.checkpoint import (
     NORMALIZATION,
@@ -90,7 +90,7 @@ class ResumableTrainer(TorchRLProtocol):
         self._save_requested = False
         if self.folder is None:
             return None
-        checks.refuse(checks.in_saving(self.batches.iteration, self.ledger))
+        checks.refuse(checks_of_collection.in_saving(self.batches.iteration, self.ledger))
         self.stages.fire("save")
         self.batches.count_environment(self.ledger)
         if self._checkpoints is None:
@@ -114,7 +114,7 @@ class ResumableTrainer(TorchRLProtocol):
         checkpoints.load(self.last_checkpoint, whole=True)
         self._left_out = checkpoints.left_out
         self._saved_at = self.ledger.iterations
-        checks.refuse(checks.in_resumed(self.plan, self.ledger, checkpoint))
+        checks.refuse(checks_of_collection.in_resumed(self.plan, self.ledger, checkpoint))
         if isinstance(self.evaluate, Evaluator):
             self.evaluate.faults = self.batches.evaluation_faults
         if not self.batches.exact_resume:
@@ -197,7 +197,7 @@ class ResumableTrainer(TorchRLProtocol):
                 normalisation that this process does not have.
         """
         path = Path(checkpoint)
-        checks.refuse(checks.in_saved_policies(self.collector))
+        checks.refuse(checks_of_collection.in_saved_policies(self.collector))
         if not best:
             checkpoints = Checkpoints(path.parent, self.policy_parts())
             counters = checkpoints.load(path, needed=NORMALIZATION)["counters"]

@@ -24,7 +24,7 @@ from kit.hooks.policy import BestPolicy, SavePolicy
 from kit.logging.files import as_folder
 from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
-from kit.trainer import checks
+from kit.trainer import checks, checks_of_collection
 from kit.trainer.batches import counted
 from kit.trainer.checkpoint import beside_state, make_parts_when_loaded
 from kit.trainer.process import OwnNumbers, with_own_numbers
@@ -104,9 +104,9 @@ class Trainer(ResumableTrainer):
         minibatches = as_minibatches(buffer)
         self.schedule = RunSchedule(plan, log_every=log_every, checkpoint_every=checkpoint_every)
         checks.refuse(
-            checks.in_collection(plan, collector, minibatches, advantage),
-            checks.in_evaluation(plan, evaluate, collector),
-            checks.in_checkpoints(folder, minibatches),
+            checks_of_collection.in_collection(plan, collector, minibatches, advantage),
+            checks_of_collection.in_evaluation(plan, evaluate, collector),
+            checks_of_collection.in_checkpoints(folder, minibatches),
         )
         super().__init__(
             plan, collector, update, minibatches,
@@ -144,7 +144,7 @@ class Trainer(ResumableTrainer):
         )
         saving = (BestPolicy, SavePolicy)
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
-            checks.refuse(checks.in_saved_policies(collector))
+            checks.refuse(checks_of_collection.in_saved_policies(collector))
         stepping = [*getattr(update, "optimizers", {}).values(), self.optimizer]
         self._beside = [(one, beside_state(one)) for one in dict.fromkeys(stepping)]
         self.numbers = OwnNumbers()
@@ -167,9 +167,9 @@ class Trainer(ResumableTrainer):
             checks.in_learning_rates(self.update, self.registered_modules),
             checks.in_hooks(self.plan, self.update, self.buffer, self.stages),
             checks.in_rewards(self.buffer, self.stages),
-            checks.in_counts(self.collector, self.ledger),
+            checks_of_collection.in_counts(self.collector, self.ledger),
             # One that was interrupted in its last iteration has nothing left to collect, either.
-            checks.in_ended(
+            checks_of_collection.in_ended(
                 self._released and not self._complete, self.ledger, self.last_checkpoint
             ),
         )
@@ -283,7 +283,7 @@ class Trainer(ResumableTrainer):
 
     def write_row(self) -> None:
         """Write a row of counters and metrics."""
-        checks.refuse(checks.in_random_steps(self.plan, self.ledger, self.collector))
+        checks.refuse(checks_of_collection.in_random_steps(self.plan, self.ledger, self.collector))
         self.batches.count_environment(self.ledger)
         self.journal.note(self.batches.metrics())
         row = self.journal.write_row(self.ledger.counters(), self.batches.take_episodes())
@@ -314,7 +314,7 @@ class Trainer(ResumableTrainer):
     def _start(self) -> None:
         """Start loggers and hooks, unless they are: a loop of the caller's own does not say it."""
         if not self._started:
-            checks.refuse(checks.in_folder(self.folder, self.last_checkpoint))
+            checks.refuse(checks_of_collection.in_folder(self.folder, self.last_checkpoint))
             self._started = True
             done = getattr(self.ledger, self.plan.axis)
             self.journal.start(done, self.config, self.plan.table())
