@@ -35,7 +35,7 @@ from torchrl.trainers import LRSchedulerHook
 from kit.advantages import GAE
 from kit.config.plain import from_plain
 from kit.envs import make_env
-from kit.hooks import AnnealLearningRate, Evaluator, Hook, NaNGuard, NotFinite, StopWhen
+from kit.hooks import Anneal, AnnealLearningRate, Evaluator, Hook, NaNGuard, NotFinite, StopWhen
 from kit.logging.files import NotSaved, append, write_whole
 from kit.modules import Categorical
 from kit.steps import SettingError, StepPlan
@@ -636,6 +636,49 @@ def test_what_an_optimiser_keeps_beside_its_state_is_said_to_be_lost(kind, names
     assert lost(trainer) == [
         f"{kind.__name__}.{name}, which is not in its state_dict(), is in no checkpoint: "
         "a resumed run begins it anew" for name in names
+    ]  # fmt: skip
+
+
+class Remembering(ClipPPOLoss):
+    """Changes what it holds: a number, a tensor, and buffers, of which one is in its state."""
+
+    def __init__(self, *networks, **settings):
+        super().__init__(*networks, **settings)
+        self.calls, self.mean, self.scale, self.fixed = 0, torch.zeros(()), 1.0, 2.0
+        self.register_buffer("kept", torch.zeros(()))
+        self.register_buffer("left", torch.zeros(()), persistent=False)
+
+    def forward(self, minibatch):
+        self.calls += 1
+        for value in (self.mean, self.kept, self.left):
+            value.add_(1)
+        return super().forward(minibatch)
+
+
+class Extra(Remembering):
+    """Saves what it holds."""
+
+    def get_extra_state(self):
+        return {"calls": self.calls, "mean": self.mean, "left": self.left}
+
+    def set_extra_state(self, state):
+        vars(self).update(state)
+
+
+@pytest.mark.parametrize(("kind", "names"), [(Remembering, ["calls", "mean", "left"]), (Extra, [])])
+@pytest.mark.parametrize("compile", ["auto", False])
+def test_what_a_loss_keeps_beside_its_state_is_said_to_be_lost(kind, names, compile, tmp_path):
+    plan = on_policy_plan()
+    parts = ppo_parts(plan)
+    loss = kind(parts["collector"].policy, parts["advantage"].value_network)
+    parts["update"] = Update(loss, torch.optim.Adam(loss.parameters(), lr=1e-3), compile=compile)
+    trainer = Trainer(
+        plan, **parts, folder=tmp_path, checkpoint_every=16,
+        hooks=[Anneal(loss, "scale", "linear", end=0.0)],
+    )  # fmt: skip
+    assert lost(trainer) == [
+        f"{kind.__name__}.{name}, which is not in its state_dict(), is in no checkpoint: "
+        "a resumed run begins it anew, unless a hook sets it" for name in names
     ]  # fmt: skip
 
 

@@ -119,7 +119,7 @@ class Watch:
         return [entry for entry in entries if isinstance(entry[2], PLAIN)]
 
     def _look(self) -> None:
-        found = reached(self.watched, _modules)
+        found = reached(self.watched, modules_of)
         self._used = Used(found)
         self._places = [place for one in found for place in _places(one)] + _OF_ALL
         self._copies = [dict(one) if isinstance(one, dict) else [*one] for one in self._places]
@@ -150,7 +150,7 @@ def _places(watched: Any) -> Iterator[Any]:
     if isinstance(watched, _CONTAINERS):
         yield watched
     elif isinstance(watched, nn.Module):
-        for module in _modules(watched):
+        for module in modules_of(watched):
             if not isinstance(module, TensorDictParams):  # its attributes change at every call
                 yield from _with_contents(vars(module))
             parts = (vars(module).get(part) for part in _PARTS)
@@ -164,7 +164,7 @@ def _places(watched: Any) -> Iterator[Any]:
             yield from _with_contents(group)
 
 
-def _modules(watched: nn.Module) -> Iterator[nn.Module]:
+def modules_of(watched: nn.Module) -> Iterator[nn.Module]:
     """Yield a module, its submodules, and modules that are attributes only.
 
     Losses of TorchRL keep their networks so, as their parameters are elsewhere. Lists hide a
@@ -190,7 +190,7 @@ def _either(value: Any) -> list[nn.Module]:
 
 def _own_classes(modules: list[nn.Module]) -> set[type]:
     """The classes of modules, and of what they consist of, that are no library's."""
-    parts = (type(part) for one in modules for part in _modules(one))
+    parts = (type(part) for one in modules for part in modules_of(one))
     kinds = {kind for part in parts for kind in part.__mro__}
     return {kind for kind in kinds if is_foreign(kind) and kind is not object}
 

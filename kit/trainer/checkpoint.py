@@ -27,7 +27,8 @@ from kit.collectors.base import KitCollector
 from kit.envs.backends.torchrl_layers import base_env_of
 from kit.envs.normalize import Normalizer
 from kit.envs.vector_env import VectorEnv
-from kit.fast.functions import reached
+from kit.fast.functions import is_foreign, reached
+from kit.fast.watch import modules_of
 from kit.hooks.annealing import scales_of
 from kit.hooks.base import Hook
 from kit.logging.files import NotSaved
@@ -424,11 +425,21 @@ def stateful_in(function: Any) -> Iterator[tuple[Any, str]]:
             yield one, "which {} has"
 
 
-def beside_state(optimizer: Optimizer) -> dict[str, Any]:
+def beside_states(*parts: Any) -> list[tuple[Optimizer | nn.Module, dict[str, Any]]]:
+    """Optimisers among parts, and the modules in these, each with its :func:`beside_state`."""
+    inside = ([*modules_of(one)] if isinstance(one, nn.Module) else [one] for one in parts)
+    found = {id(one): one for one in itertools.chain(*inside)}.values()
+    return [(one, beside_state(one)) for one in found if isinstance(one, (Optimizer, nn.Module))]
+
+
+def beside_state(optimizer: Optimizer | nn.Module) -> dict[str, Any]:
     """What an optimiser has in attributes: numbers, and whether another one in it has a state.
 
-    Nothing, where it gives a state of its own: that may have them.
+    Of a module of no library numbers and tensors. Nothing, where it gives a state of its own: that
+    may have them.
     """
+    if isinstance(optimizer, nn.Module):
+        return _beside_weights(optimizer)
     if getattr(type(optimizer), "state_dict", None) is not Optimizer.state_dict:
         return {}
     own, named = vars(optimizer), {}
@@ -438,6 +449,19 @@ def beside_state(optimizer: Optimizer) -> dict[str, Any]:
         elif isinstance(value, Optimizer) and value.state is not optimizer.state:
             named[name] = len(value.state) > 0
     return named
+
+
+def _beside_weights(module: nn.Module) -> dict[str, Any]:
+    kind = type(module)
+    if not is_foreign(kind) or is_foreign(kind.state_dict) or is_foreign(kind.get_extra_state):
+        return {}
+    found, state = {}, module.state_dict()
+    for name, value in (*vars(module).items(), *module.named_buffers(recurse=False)):
+        if type(value) in (int, float):
+            found[name] = value
+        elif isinstance(value, Tensor) and name not in state and not is_lazy(value):
+            found[name] = value.detach().clone()
+    return found
 
 
 def _memory(value: Any) -> Any:

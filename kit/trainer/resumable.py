@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
 
+from kit.hooks.annealing import Anneal
 from kit.hooks.evaluation import Evaluator
 from kit.hooks.policy import BestPolicy
 from kit.steps import RunSchedule, SettingError
@@ -49,8 +52,8 @@ class ResumableTrainer(TorchRLProtocol):
     _checkpoints: Checkpoints | None = None
     _saved_at = 0
     """iterations."""
-    _beside: Sequence[tuple[Optimizer, dict[str, Any]]] = ()
-    """Optimisers, and what they had beside their states when the trainer was made."""
+    _beside: Sequence[tuple[Optimizer | nn.Module, dict[str, Any]]] = ()
+    """Optimisers and modules, and what they had beside their states when the trainer was made."""
     _left_out: Sequence[str] = ()
     """Parts of the checkpoint from which the run was resumed, of hooks that it did not have."""
 
@@ -97,7 +100,7 @@ class ResumableTrainer(TorchRLProtocol):
             folder, last = self.folder / "checkpoints", self.last_checkpoint
             self._checkpoints = Checkpoints(folder, self._parts(), last=last)
             self._say_what_hooks_lose()
-        self._say_what_optimizers_lose()
+        self._say_what_parts_lose()
         metadata = {"counters": self.ledger.counters()}
         self.last_checkpoint = self._checkpoints.save(self.schedule.progress, metadata)
         self._saved_at, self._left_out = self.ledger.iterations, ()
@@ -154,14 +157,17 @@ class ResumableTrainer(TorchRLProtocol):
                     then = "is in no checkpoint: a resumed run begins it anew"
                     warnings.warn(f"{what}, {then}; give it to a hook object", stacklevel=4)
 
-    def _say_what_optimizers_lose(self) -> None:
-        """Say once what an optimiser has changed beside the state that it gives."""
-        for optimizer, before in self._beside:
-            for name, value in beside_state(optimizer).items():
-                if value != before.get(name):
-                    what = f"{type(optimizer).__name__}.{name}, which is not in its state_dict()"
+    def _say_what_parts_lose(self) -> None:
+        """Say once what an optimiser, or a module, has changed beside the state that it gives."""
+        annealed = [hook for hook in self.registered_modules.values() if isinstance(hook, Anneal)]
+        for part, before in self._beside:
+            for name, value in beside_state(part).items():
+                same = name in before and bool(torch.as_tensor(value == before[name]).all())
+                if not (same or any(hook.sets(part, name) for hook in annealed)):
+                    what = f"{type(part).__name__}.{name}, which is not in its state_dict()"
                     then = "is in no checkpoint: a resumed run begins it anew"
-                    warnings.warn(f"{what}, {then}", stacklevel=4)
+                    unless = ", unless a hook sets it" if isinstance(part, nn.Module) else ""
+                    warnings.warn(f"{what}, {then}{unless}", stacklevel=4)
                     self._beside = ()
 
     def _parts(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from kit.logging.loggers import RowLogger
 from kit.steps import Due, RunSchedule, SettingError, StepLedger, StepPlan
 from kit.trainer import checks, checks_of_collection
 from kit.trainer.batches import counted
-from kit.trainer.checkpoint import beside_state, make_parts_when_loaded
+from kit.trainer.checkpoint import beside_states, make_parts_when_loaded
 from kit.trainer.process import OwnNumbers, with_own_numbers
 from kit.trainer.resumable import ResumableTrainer
 from kit.trainer.stages import is_of_the_kit
@@ -146,7 +146,7 @@ class Trainer(ResumableTrainer):
         if any(isinstance(hook, saving) for hook in self.registered_modules.values()):
             checks.refuse(checks_of_collection.in_saved_policies(collector))
         stepping = [*getattr(update, "optimizers", {}).values(), self.optimizer]
-        self._beside = [(one, beside_state(one)) for one in dict.fromkeys(stepping)]
+        self._beside = beside_states(*stepping, self.loss_module, advantage)
         self.numbers = OwnNumbers()
         make_parts_when_loaded(self.loss_module)
         if resume_from is not None:
