@@ -231,7 +231,8 @@ def in_priorities(buffer: Any, loss_module: Any) -> Iterator[Refusal]:
     beta = getattr(buffer.buffer.sampler, "beta", 0)
     if unread and beta:
         why = f"corrects priorities by importance weights, which {kind.__name__} does not read"
-        yield "beta", beta, why, [0], "or sample uniformly, or use another loss"
+        hint = "in a recipe importance_exponent=0; or sample uniformly, or use another loss"
+        yield "beta", beta, why, [0], hint
 
 
 _ADDING = ("batch_process", "pre_epoch", "process_optim_batch")
