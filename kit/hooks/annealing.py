@@ -172,13 +172,18 @@ class Anneal(Hook):
         return f"anneal_{self.label}"
 
     def register(self, trainer: HookedTrainer, name: str | None = None) -> None:
-        """Give every value its schedule, and register."""
+        """Give every value its schedule, and register; the column has the name that is given."""
+        self.label = (name or self.label).removeprefix("anneal_")
         others = {n: h for n, h in trainer.registered_modules.items() if isinstance(h, Anneal)}
         for other, hook in others.items():
             same = any(hook.sets(value.holder, value.name) for value in self.values)
             if same and self.schedule != "constant":
                 why = f"is registered already: {other} sets the same value"
                 raise SettingError("hook", self.name, why, _ALONE)
+            if hook.label == self.label and other != (name or self.name):
+                why = f"has the column of {other}, schedule/{self.label}"
+                works = "choose another name: add(hook, name)"
+                raise SettingError("hook", name or self.name, why, works)
         counters = trainer.ledger.counters()
         if self.counter is not None and self.counter not in counters:
             raise SettingError("counter", self.counter, "is not a counter", list(counters))

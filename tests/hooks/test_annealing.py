@@ -26,6 +26,19 @@ def rows_of(trainer) -> list[dict]:
     return rows
 
 
+def test_two_hooks_of_one_kind_have_columns_of_their_own():
+    trainer = ppo_trainer(on_policy_plan(), log_every=16)
+    rates = [torch.optim.SGD([torch.zeros(1)], lr=start) for start in (1.0, 8.0)]
+    trainer.add(AnnealLearningRate(rates[0], "linear"), "second")
+    trainer.add(AnnealLearningRate(rates[1], "linear"))
+    third = AnnealLearningRate(torch.optim.SGD([torch.zeros(1)]), "linear")
+    with pytest.raises(SettingError, match=r"hook='learning_rate' .* choose another name"):
+        trainer.add(third, "learning_rate")
+    rows = rows_of(trainer)
+    assert [row["schedule/second"] for row in rows] == [1.0, 0.75, 0.5, 0.25]
+    assert [row["schedule/learning_rate"] for row in rows] == [8.0, 6.0, 4.0, 2.0]
+
+
 def test_a_learning_rate_falls_once_per_iteration_and_ends_exactly():
     trainer = ppo_trainer(on_policy_plan(), log_every=16)
     optimizer = trainer.optimizer
